@@ -1,0 +1,25 @@
+"""The wire between fcil clients and the server: payloads, envelopes, messages, links.
+
+Needs numpy, safetensors, msgpack, cryptography, pyzmq and pydantic; never torch.
+``PROTOCOL.md`` beside this package is the authority on every byte.
+"""
+
+from fcil_protocol.payload import Payload, pack, unpack
+from fcil_protocol.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
+
+# The version of the wire, independent of the package's version. A side that speaks n
+# also speaks n - 1.
+PROTOCOL_VERSION = 1
+OLDEST_PROTOCOL_VERSION = 1
+
+__all__ = [
+    "OLDEST_PROTOCOL_VERSION",
+    "PROTOCOL_VERSION",
+    "Kind",
+    "MetaSpec",
+    "Payload",
+    "PayloadSchema",
+    "TensorSpec",
+    "pack",
+    "unpack",
+]

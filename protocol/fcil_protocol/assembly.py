@@ -1,0 +1,173 @@
+"""The receiving side of one envelope: chunks in any order, each checked before it is kept.
+
+The same on server and client. A large envelope is assembled in a file and continues there
+after a crash: what the file says is believed only where the header's hashes confirm it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fcil_protocol.errors import CorruptFile, WireError
+from fcil_protocol.files import read_at, storage_errors
+from fcil_protocol.header import Header
+
+
+class Assembly:
+    """The chunks of one envelope.
+
+    Args:
+        header: a header whose signature was verified.
+        path: file for the chunks, in an existing directory; None keeps them in memory.
+
+    Raises:
+        DiskFull, StorageError: there is no room for the file.
+    """
+
+    def __init__(self, header: Header, *, path: Path | None) -> None:
+        self.header = header
+        self.received_bytes = 0
+        self._path = path
+        self._memory: dict[int, bytes] = {}
+        self._have = bytearray(len(header.hashes))  # 1 where the chunk is there
+        if path is not None and not self._resume(path):
+            self._create(path)
+
+    # --- the file ---------------------------------------------------------------------------
+
+    def _resume(self, path: Path) -> bool:
+        """Count the chunks that an earlier process left; False if there is no such file."""
+        with storage_errors("read", path):
+            if not path.exists() or path.stat().st_size != self.header.sealed_bytes:
+                return False
+            with path.open("rb") as file:
+                for index in range(len(self._have)):
+                    chunk = file.read(self.header.chunk_size(index))
+                    if self.header.fits(index, chunk):
+                        self._count(index)
+        return True
+
+    def _create(self, path: Path) -> None:
+        """Reserve the space now, so that a full disk is known before the first chunk."""
+        with storage_errors("reserve space for", path):
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            fd = os.open(path, flags, 0o600)
+            try:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(fd, 0, self.header.sealed_bytes)
+                else:
+                    os.ftruncate(fd, self.header.sealed_bytes)
+            except OSError:
+                path.unlink(missing_ok=True)
+                raise
+            finally:
+                os.close(fd)
+
+    def _write(self, path: Path, index: int, data: bytes | memoryview) -> None:
+        # No sync: after a power cut a lost chunk does not match its hash and is fetched again.
+        with storage_errors("write", path):
+            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                offset, rest = index * self.header.chunk_bytes, memoryview(data)
+                while rest:
+                    written = os.pwrite(fd, rest, offset)
+                    offset, rest = offset + written, rest[written:]
+            finally:
+                os.close(fd)
+
+    # --- chunks -----------------------------------------------------------------------------
+
+    def put(self, index: int, data: bytes | memoryview) -> bool:
+        """Keep one chunk.
+
+        Returns:
+            True if it is new, False if it was there already.
+
+        Raises:
+            WireError: no such chunk, or its size or hash do not fit; nothing was kept.
+            DiskFull, StorageError: it could not be written.
+        """
+        count = len(self._have)
+        if not 0 <= index < count:
+            raise WireError(f"expected a chunk of 0 to {count - 1}, got {index}.")
+        expected = self.header.chunk_size(index)
+        if len(data) != expected:
+            raise WireError(f"chunk {index}: expected {expected} bytes, got {len(data)}.")
+        if not self.header.fits(index, data):
+            raise WireError(
+                f"chunk {index} of envelope {self.header.update_id[:16]} does not match its hash.",
+                action="It was altered on the way, or belongs to another envelope.",
+            )
+        if self._have[index]:
+            return False
+        if self._path is None:
+            self._memory[index] = bytes(data)
+        else:
+            self._write(self._path, index, data)
+        self._count(index)
+        return True
+
+    def _count(self, index: int) -> None:
+        self._have[index] = 1
+        self.received_bytes += self.header.chunk_size(index)
+
+    def missing(self, limit: int) -> list[int]:
+        """Return the first chunks that are not there, at most ``limit``, ascending."""
+        found: list[int] = []
+        index = self._have.find(0)
+        while index >= 0 and len(found) < limit:
+            found.append(index)
+            index = self._have.find(0, index + 1)
+        return found
+
+    @property
+    def next_missing(self) -> int | None:
+        """The first chunk that is not there; None if all are."""
+        index = self._have.find(0)
+        return index if index >= 0 else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk is there."""
+        return self.received_bytes == self.header.sealed_bytes
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield all chunks in order; only when complete.
+
+        Raises:
+            CorruptFile: somebody cut the file meanwhile.
+        """
+        assert self.complete, "chunks are read when all are there"
+        if self._path is None:
+            yield from (self._memory[index] for index in range(len(self._have)))
+            return
+        with storage_errors("read", self._path):
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for index in range(len(self._have)):
+                yield self._read(self._path, fd, index)
+        finally:
+            os.close(fd)
+
+    def _read(self, path: Path, fd: int, index: int) -> bytes:
+        size = self.header.chunk_size(index)
+        with storage_errors("read", path):
+            chunk = read_at(fd, index * self.header.chunk_bytes, size)
+        if len(chunk) != size:
+            raise CorruptFile(f"{path} is shorter than it was.", action="It is fetched again.")
+        return chunk
+
+    def body(self) -> bytes:
+        """Return the sealed body; only when complete."""
+        return b"".join(self.chunks())
+
+    def discard(self) -> None:
+        """Forget everything, and remove the file."""
+        self._memory.clear()
+        self._have = bytearray(len(self.header.hashes))
+        self.received_bytes = 0
+        if self._path is not None:
+            with storage_errors("remove", self._path):
+                self._path.unlink(missing_ok=True)

@@ -1,0 +1,131 @@
+"""The local control socket of a daemon: a 0600 Unix socket for the same user's commands.
+
+One JSON line in, one JSON line out, then closed. The kernel tells who asks (peer
+credentials); another user is refused. Nothing of this crosses a network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import struct
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from fcil_protocol.errors import (
+    FcilError,
+    InternalError,
+    Timeout,
+    TrustError,
+    Unreachable,
+    from_code,
+)
+
+MAX_LINE_BYTES = 4 << 20
+MAX_UNIX_PATH = 100  # sun_path has 108 bytes on Linux, 104 on macOS
+
+Handler = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+def socket_path(directory: Path) -> Path:
+    """Return where the daemon of a directory has its socket.
+
+    A path that is too long for a Unix socket is replaced by a short one, in a directory of
+    this user alone, that depends on the directory only, so both sides find it.
+    """
+    path = directory.resolve() / "control.sock"
+    if len(os.fsencode(path)) <= MAX_UNIX_PATH:
+        return path
+    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:24]
+    return Path(tempfile.gettempdir()) / f"fcil-{os.getuid()}" / f"{name}.sock"
+
+
+async def serve(directory: Path, handler: Handler) -> asyncio.AbstractServer:
+    """Listen on the directory's socket and answer with ``handler(op, fields)``."""
+    path = socket_path(directory)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _own(path.parent)
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            reply = await _reply(reader, writer, handler)
+            writer.write(json.dumps(reply).encode() + b"\n")
+            await writer.drain()
+        except (ConnectionError, asyncio.LimitOverrunError, ValueError):
+            pass  # the command went away or sent no line: nobody is left to tell
+        finally:
+            writer.close()
+
+    mask = os.umask(0o177)  # the socket is born 0600
+    try:
+        return await asyncio.start_unix_server(answer, path, limit=MAX_LINE_BYTES)
+    finally:
+        os.umask(mask)
+
+
+def _own(directory: Path) -> None:
+    if directory.stat().st_uid != os.getuid():
+        raise TrustError(f"{directory} belongs to another user.", action="Remove it or set TMPDIR.")
+
+
+async def _reply(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handler: Handler
+) -> dict[str, Any]:
+    try:
+        _check_peer(writer.get_extra_info("socket"))
+        request = json.loads(await reader.readline())
+        if not isinstance(request, dict) or not isinstance(request.get("op"), str):
+            return {"error": "usage", "message": "a request is a JSON object with 'op'."}
+        return {"data": await handler(request.pop("op"), request)}
+    except FcilError as error:
+        return {"error": error.code, "message": error.message, "action": error.action}
+    except Exception as error:
+        return {"error": InternalError.code, "message": f"{type(error).__name__}: {error}"}
+
+
+def _check_peer(peer: socket.socket) -> None:
+    if not hasattr(socket, "SO_PEERCRED"):
+        return  # macOS: the 0600 mode of the socket is the gate
+    size = struct.calcsize("3i")
+    _pid, uid, _gid = struct.unpack(
+        "3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    )
+    if uid not in (os.getuid(), 0):
+        raise TrustError(f"user {uid} may not command this daemon.")
+
+
+def ask(directory: Path, op: str, timeout_s: float = 10.0, **fields: Any) -> dict[str, Any]:
+    """Send one request to the daemon of a directory and return its data.
+
+    Raises:
+        Unreachable: no daemon runs there.
+        Timeout: it does not answer.
+        FcilError: what the daemon answered.
+    """
+    path = socket_path(directory)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(timeout_s)
+            sock.connect(str(path))
+            sock.sendall(json.dumps({"op": op, **fields}).encode() + b"\n")
+            with sock.makefile("rb") as stream:
+                line = stream.readline(MAX_LINE_BYTES)
+    except TimeoutError as error:
+        raise Timeout(f"the daemon at {directory} does not answer.") from error
+    except OSError as error:
+        raise Unreachable(f"no daemon runs at {directory}.") from error
+    if not line:
+        raise Unreachable(f"the daemon at {directory} closed the connection.")
+    reply = json.loads(line)
+    if "error" in reply:
+        raise from_code(reply["error"], reply["message"], reply.get("action", ""))
+    data: dict[str, Any] = reply["data"]
+    return data

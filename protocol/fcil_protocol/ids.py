@@ -1,0 +1,44 @@
+"""Names that travel: who, which federation, which run, which update."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from datetime import UTC, datetime
+from typing import NewType
+
+ClientId = NewType("ClientId", str)  # 26 characters of base32: 128 random bits
+FederationId = NewType("FederationId", str)  # 32 hex digits: digest of the root key
+RunId = NewType("RunId", str)  # r<UTC time>-<random>
+Digest = NewType("Digest", str)  # 64 hex digits: SHA-256
+UpdateId = NewType("UpdateId", str)  # the SHA-256 of an envelope's header
+
+_CLIENT_ID = re.compile(r"[a-z2-7]{26}")
+_RUN_ID = re.compile(r"r\d{8}-\d{6}-[0-9a-f]{4}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def new_client_id() -> ClientId:
+    """Draw a client id at enrolment; it never depends on a key, so keys can rotate."""
+    return ClientId(base64.b32encode(os.urandom(16)).decode("ascii").rstrip("=").lower())
+
+
+def new_run_id() -> RunId:
+    """Draw a run id that sorts by time."""
+    return RunId(f"r{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.urandom(2).hex()}")
+
+
+def is_client_id(text: str) -> bool:
+    """Say whether the text has the form of a client id."""
+    return _CLIENT_ID.fullmatch(text) is not None
+
+
+def is_run_id(text: str) -> bool:
+    """Say whether the text has the form of a run id."""
+    return _RUN_ID.fullmatch(text) is not None
+
+
+def is_digest(text: str) -> bool:
+    """Say whether the text has the form of a SHA-256 digest."""
+    return _DIGEST.fullmatch(text) is not None

@@ -1,0 +1,325 @@
+"""The messages of the protocol and their one form as frames.
+
+A message is ``[body, signature, blob, ...]``. ``body`` is a msgpack map with the type under
+``t``; ``signature`` is the sender's Ed25519 over the body as sent (empty for chunks, whose
+hash stands in a signed header); blobs are opaque here. Unknown fields are tolerated, unknown
+types are answered with a Nack. PROTOCOL.md section 4 lists every field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgpack
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fcil_protocol.errors import TooLarge, WireError
+
+MAX_BODY_BYTES = 256 * 1024
+MAX_BLOBS = 3
+MAX_HEADER_BLOB_BYTES = 8 << 20  # a header lists 32 bytes per chunk
+MAX_CHUNK_BYTES = (1 << 20) + 64
+SIGNATURE_BYTES = 64
+NONCE_BYTES = 16
+
+Nonce = Annotated[bytes, Field(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+Name = Annotated[str, Field(max_length=128)]
+Text = Annotated[str, Field(max_length=2000)]
+Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Index = Annotated[int, Field(ge=-1, lt=2**31)]
+
+
+class Strict(BaseModel):
+    """Base of everything that is parsed from the wire."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+
+
+class Message(Strict):
+    """Base of all messages.
+
+    Attributes:
+        nonce: in Hello the sender's fresh nonce; afterwards the receiver's, so that no
+            message of another session can be replayed.
+        seq: counts up by at least one per message of a session, in each direction.
+    """
+
+    type: ClassVar[str] = ""
+    signed: ClassVar[bool] = True
+    nonce: Nonce = bytes(NONCE_BYTES)
+    seq: Count = 0
+
+
+class BackboneClaim(Strict):
+    """What a client says of its frozen backbone, so that all compute the same features."""
+
+    digest: Hex
+    preprocessing: Hex
+    probe: Annotated[bytes, Field(max_length=4 * 4 * 8192)]  # (4, d) float32, little-endian
+
+
+class Hello(Message):
+    """Client -> server, first of a session and again when its backbone is ready."""
+
+    type = "hello"
+    protocol: Count
+    oldest: Count
+    package: Name
+    federation: Name
+    client: Name
+    device: Name = ""
+    methods: list[Name] = Field(default_factory=list, max_length=200)  # name==version
+    run: Name = ""
+    schema_digest: str = Field("", pattern=r"^([0-9a-f]{64})?$")
+    backbone: BackboneClaim | None = None
+
+
+class Verdict(Strict):
+    """What became of the client's last update."""
+
+    update: Hex
+    counted: bool
+    reason: Text = ""
+
+
+class Welcome(Message):
+    """Server -> client: who answers, what runs, and whether the client may take part."""
+
+    type = "welcome"
+    protocol: Count
+    server_nonce: Nonce
+    certificate: Annotated[bytes, Field(max_length=8192)]
+    run: Name
+    method: Name
+    method_version: Name
+    hparams: Annotated[str, Field(max_length=65536)]  # JSON
+    schema_digest: Hex
+    backbone: Annotated[str, Field(max_length=8192)]  # JSON of BackboneInfo
+    needs_backbone: bool
+    ready: bool
+    max_payload_bytes: Count
+    credit: Count  # chunks that may be in flight unasked
+    verdict: Verdict | None = None
+
+
+class PartRef(Strict):
+    """One part of a broadcast, by name and digest (of its sealed header)."""
+
+    name: Name
+    digest: Hex
+    sealed_bytes: Count
+
+
+class RoundOpen(Message):
+    """Server -> asked client: take part in this round, starting from these parts."""
+
+    type = "round_open"
+    run: Name
+    task: Index
+    kind: Name
+    round: Index
+    rounds: Count
+    base: Count  # state number that the parts describe
+    classes: list[Count] = Field(max_length=10_000)
+    past: list[Count] = Field(max_length=100_000)
+    seed: list[Count] = Field(max_length=8)
+    remaining_s: float
+    parts: list[PartRef] = Field(max_length=10_000)
+    verdict: Verdict | None = None
+
+
+class RoundClosed(Message):
+    """Server -> asked client: the round is over; drop what was not sent."""
+
+    type = "round_closed"
+    run: Name
+    task: Index
+    kind: Name
+    round: Index
+    outcome: Name
+    verdict: Verdict | None = None
+
+
+class Decline(Message):
+    """Client -> server: I cannot take part in this round."""
+
+    type = "decline"
+    run: Name
+    task: Index
+    kind: Name
+    round: Index
+    reason: Text
+
+
+class Progress(Message):
+    """Client -> server, at most about once a second: how far this round's work is."""
+
+    type = "progress"
+    run: Name
+    task: Index
+    kind: Name
+    round: Index
+    phase: Literal["fetching", "working", "sending"]
+    done: Count
+    total: Count
+
+
+class Update(Message):
+    """Client -> server: the signed header of an envelope; chunks follow.
+
+    Blobs: header, header signature, wrapped content key.
+    """
+
+    type = "update"
+    digest: Hex
+
+
+class Want(Message):
+    """Receiver -> sender, either way: send these chunks of an envelope (this is the credit).
+
+    ``header`` asks for the envelope's header as well (parts only).
+    """
+
+    type = "want"
+    digest: Hex
+    chunks: list[Count] = Field(max_length=1024)
+    header: bool = False
+
+
+class Parts(Message):
+    """Server -> client: the signed header of a part, its key wrapped for this client.
+
+    Blobs: header, header signature, wrapped content key.
+    """
+
+    type = "parts"
+    digest: Hex
+
+
+class Chunk(Message):
+    """Either way: one chunk of an envelope. Blob: the sealed bytes."""
+
+    type = "chunk"
+    signed = False
+    digest: Hex
+    index: Count
+
+
+class Ack(Message):
+    """Server -> client: the update is on disk; it may be forgotten by the sender."""
+
+    type = "ack"
+    digest: Hex
+
+
+class Nack(Message):
+    """Server -> client: refused; a stable code, a sentence, what to do.
+
+    With a digest it speaks of that envelope; without, of the session.
+    """
+
+    type = "nack"
+    code: Name
+    text: Text
+    action: Text = ""
+    digest: str = Field("", pattern=r"^([0-9a-f]{64})?$")
+
+
+class Bye(Message):
+    """Either way: this side ends the session on purpose."""
+
+    type = "bye"
+    reason: Text = ""
+
+
+MESSAGES: dict[str, type[Message]] = {
+    cls.type: cls
+    for cls in (
+        Hello, Welcome, RoundOpen, RoundClosed, Decline, Progress,
+        Update, Want, Parts, Chunk, Ack, Nack, Bye,
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Received:
+    """A parsed message with what is needed to check its signature."""
+
+    message: Message
+    body: bytes
+    signature: bytes
+    blobs: tuple[bytes, ...]
+
+
+def encode(message: Message) -> bytes:
+    """Return the body frame of a message."""
+    fields = message.model_dump(exclude_defaults=True)
+    fields["t"] = message.type
+    packed: bytes = msgpack.packb(fields, use_bin_type=True)
+    return packed
+
+
+def parse(frames: Sequence[bytes]) -> Received:
+    """Parse the frames of a message from outside; limits first, signature by the caller.
+
+    Raises:
+        TooLarge, WireError: with what was expected and got.
+    """
+    if not 2 <= len(frames) <= 2 + MAX_BLOBS:
+        raise WireError(f"a message has 2 to {2 + MAX_BLOBS} frames, got {len(frames)}.")
+    body, signature, *blobs = frames
+    if len(body) > MAX_BODY_BYTES:
+        raise TooLarge(f"a message body of {len(body)} bytes exceeds {MAX_BODY_BYTES}.")
+    if len(signature) not in (0, SIGNATURE_BYTES):
+        raise WireError(f"a signature has {SIGNATURE_BYTES} bytes, got {len(signature)}.")
+    fields = _unpack(bytes(body))
+    name = fields.pop("t", None)
+    cls = MESSAGES.get(name) if isinstance(name, str) else None
+    if cls is None:
+        raise WireError(f"unknown message type {str(name)[:40]!r}.")
+    if cls.signed and not signature:
+        raise WireError(f"a {cls.type} must be signed.")
+    limit = MAX_CHUNK_BYTES if cls is Chunk else MAX_HEADER_BLOB_BYTES
+    for blob in blobs:
+        if len(blob) > limit:
+            raise TooLarge(f"a blob of {len(blob)} bytes in {cls.type} exceeds {limit}.")
+    expected = _BLOBS.get(cls.type, 0)
+    if len(blobs) != expected:
+        raise WireError(f"{cls.type} has {expected} blobs, got {len(blobs)}.")
+    try:
+        message = cls.model_validate(fields)
+    except ValidationError as error:
+        raise WireError(f"{cls.type}: {_first_fault(error)}.") from error
+    return Received(message, bytes(body), bytes(signature), tuple(bytes(b) for b in blobs))
+
+
+_BLOBS = {"update": 3, "parts": 3, "chunk": 1}
+
+
+def _unpack(body: bytes) -> dict[str, Any]:
+    try:
+        fields = msgpack.unpackb(
+            body,
+            raw=False,
+            use_list=True,
+            strict_map_key=True,
+            max_str_len=MAX_BODY_BYTES,
+            max_bin_len=MAX_BODY_BYTES,
+            max_array_len=100_000,
+            max_map_len=256,
+            max_ext_len=0,
+        )
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise WireError(f"a message body is not msgpack: {str(error)[:100]}.") from error
+    if not isinstance(fields, dict):
+        raise WireError("a message body is not a map.")
+    return {str(k): v for k, v in fields.items()}
+
+
+def _first_fault(error: ValidationError) -> str:
+    fault = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(x) for x in fault["loc"])
+    return f"field {where!r}: {fault['msg']}"

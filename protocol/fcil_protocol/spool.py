@@ -1,0 +1,316 @@
+"""The spool: what was acknowledged, kept in append-only segments until it is removed.
+
+Append as things come, sync once for all of them, then acknowledge. `append`, `get`,
+`remove`, ``in`` and `keys` belong to one thread; `sync` may run in another meanwhile, since
+it waits for the disk. Bodies are opaque here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from fcil_protocol.errors import AlreadyHave, StorageError
+from fcil_protocol.files import storage_errors, sync_data, sync_directory
+from fcil_protocol.segment import MAX_KEY_BYTES, Damage, Record, RecordKind, Segment
+from fcil_protocol.stored import StoredEnvelope
+
+SEGMENT_BYTES = 64 << 20
+QUARANTINE = "quarantine"
+
+
+def pack_update(envelope: StoredEnvelope) -> bytes:
+    """Encode an envelope as the body of a record."""
+    return envelope.to_bytes()
+
+
+def unpack_update(body: bytes) -> StoredEnvelope:
+    """Decode the body of a record.
+
+    Raises:
+        CorruptFile: it is no envelope.
+    """
+    return StoredEnvelope.from_bytes(body, "an update in the spool")
+
+
+class _Place(NamedTuple):
+    segment: Segment
+    record: Record
+
+
+class Spool:
+    """Records by key, in a directory of segments.
+
+    Opening checks every byte: the torn end of a killed process is cut off, damaged records
+    are moved to ``quarantine/``, and what is left is made durable.
+
+    Args:
+        directory: made if it does not exist; one process at a time.
+        segment_bytes: a new segment begins when this would be exceeded; a larger record has
+            a segment to itself.
+
+    Attributes:
+        recovered: one sentence for everything that was repaired at opening.
+
+    Raises:
+        StorageError: the directory cannot be used.
+    """
+
+    def __init__(self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self.recovered: list[str] = []
+        self._directory = directory
+        self._segment_bytes = segment_bytes
+        self._guard = threading.Lock()
+        self._segments: dict[int, Segment] = {}  # oldest first
+        self._next_number = 1  # never used twice while this object lives
+        self._index: dict[str, _Place] = {}
+        self._unsynced: dict[str, None] = {}  # keys that a power cut could take
+        self._dirty: dict[int, Segment] = {}  # segments with unsynced bytes
+        self._names_dirty = False  # a segment file is new
+        self._failed: StorageError | None = None  # of a sync, for records appended during it
+        with storage_errors("create", directory):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for segment in Segment.all_in(directory):
+            self._load(segment)
+        self._collect()
+        with storage_errors("sync", directory):
+            sync_directory(directory)
+
+    # --- opening ----------------------------------------------------------------------------
+
+    def _load(self, segment: Segment) -> None:
+        self._segments[segment.number] = segment
+        self._next_number = segment.number + 1
+        damages = []
+        for found in segment.scan():
+            if isinstance(found, Damage):
+                damages.append(found)
+            elif found.kind is RecordKind.DATA:
+                self._forget(found.key)
+                self._index[found.key] = _Place(segment, found)
+                segment.live += 1
+            elif found.kind is RecordKind.REMOVED:
+                self._bury(found.key, segment)
+        for damage in damages:
+            self._repair(segment, damage)
+        with storage_errors("sync", segment.path):
+            # A killed process may have appended without a sync; what counts must be durable.
+            sync_data(segment.descriptor)
+        segment.synced = segment.end
+        segment.close()
+
+    def _repair(self, segment: Segment, damage: Damage) -> None:
+        place = f"{damage.size} bytes at {damage.offset} of {segment.path}"
+        aside = self._directory / QUARANTINE / f"{segment.path.stem}-{damage.offset}.bad"
+        try:
+            segment.repair(damage, aside)
+        except StorageError as error:
+            segment.open_end = False  # nothing may follow bytes that stay
+            self.recovered.append(f"{place} are damaged and were skipped: {error.message}")
+            return
+        if damage.torn:
+            self.recovered.append(f"{place}, half a record that was never durable, were cut off.")
+        else:
+            self.recovered.append(f"{place} are damaged and were moved to {aside}.")
+
+    def _forget(self, key: str) -> Segment | None:
+        """Drop a key from the index; returns the segment that held it."""
+        place = self._index.pop(key, None)
+        self._unsynced.pop(key, None)
+        if place is None:
+            return None
+        place.segment.live -= 1
+        return place.segment
+
+    def _bury(self, key: str, segment: Segment) -> None:
+        """Note that a record in ``segment`` removes the key."""
+        holder = self._forget(key)
+        if holder is not None and holder is not segment:
+            segment.buried.add(holder.number)
+
+    # --- use --------------------------------------------------------------------------------
+
+    def append(self, key: str, body: bytes) -> None:
+        """Add a record; durable only after the next `sync`.
+
+        Raises:
+            AlreadyHave: the key is there already; the first one counts.
+            DiskFull, StorageError: nothing was added, and the spool stays usable.
+        """
+        name_bytes = len(key.encode())
+        assert 0 < name_bytes <= MAX_KEY_BYTES, "a key has 1 to 200 bytes"
+        with self._guard:
+            if key in self._index:
+                raise AlreadyHave(f"{key!r} is in the spool already; the first one counts.")
+            segment = self._open_segment(name_bytes + len(body))
+            record = segment.append(RecordKind.DATA, key, body)
+            segment.live += 1
+            self._index[key] = _Place(segment, record)
+            self._unsynced[key] = None
+            self._dirty[segment.number] = segment
+
+    def _open_segment(self, size: int) -> Segment:
+        last = next(reversed(self._segments.values()), None)
+        if last is not None and last.open_end:
+            if last.end == 0 or last.end + size <= self._segment_bytes:
+                return last
+            last.open_end = False
+        segment = Segment.create(self._directory, self._next_number)
+        self._next_number += 1
+        self._segments[segment.number] = segment
+        self._names_dirty = True
+        return segment
+
+    def get(self, key: str) -> bytes:
+        """Return the body of a record, durable or not.
+
+        Raises:
+            KeyError: there is no such key.
+            CorruptFile: the record was damaged since.
+        """
+        place = self._index[key]
+        return place.segment.read(place.record)
+
+    def __contains__(self, key: object) -> bool:
+        """Say whether a key's record is durable, so that it may be acknowledged."""
+        return key in self._index and key not in self._unsynced
+
+    def keys(self) -> list[str]:
+        """Return the keys of all durable records, oldest first."""
+        with self._guard:
+            durable = {k: place for k, place in self._index.items() if k not in self._unsynced}
+        return sorted(durable, key=lambda k: (durable[k].segment.number, durable[k].record.offset))
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Remove records; unknown keys are ignored. Segments without live records are deleted.
+
+        A power cut before the next `sync` may bring some of them back.
+
+        Raises:
+            DiskFull, StorageError: keys whose removal could not be noted are still there.
+        """
+        with self._guard:
+            victims = {key: self._index[key] for key in keys if key in self._index}
+            unsynced = [key for key in victims if key in self._unsynced]
+            for key in victims:
+                self._forget(key)
+            try:
+                # First what needs no note, so that a full disk gets some room.
+                self._collect()
+                for key, place in list(victims.items()):
+                    if place.segment.number in self._segments:
+                        self._note_removal(key, place.segment)
+                    del victims[key]
+            except StorageError:
+                for key, place in victims.items():
+                    if place.segment.number in self._segments:
+                        self._index[key] = place
+                        place.segment.live += 1
+                self._unsynced.update(dict.fromkeys(k for k in unsynced if k in self._index))
+                raise
+
+    def _note_removal(self, key: str, holder: Segment) -> None:
+        segment = self._open_segment(len(key.encode()))
+        segment.append(RecordKind.REMOVED, key, b"")
+        self._dirty[segment.number] = segment
+        if holder is not segment:
+            segment.buried.add(holder.number)
+
+    def _collect(self) -> None:
+        """Delete segments of which nothing counts, oldest first.
+
+        A segment whose records remove something from another one outlives that one, on the
+        disk too: hence the sync after each.
+        """
+        for segment in list(self._segments.values()):
+            if segment.live or not segment.buried.isdisjoint(self._segments):
+                continue
+            with storage_errors("delete", segment.path):
+                segment.close()
+                segment.path.unlink(missing_ok=True)
+                sync_directory(self._directory)
+            del self._segments[segment.number]
+            self._dirty.pop(segment.number, None)
+
+    # --- durability -------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Make everything appended so far durable: one fdatasync for the whole batch.
+
+        Raises:
+            DiskFull, StorageError: nothing appended since the last good sync is there any
+                more, including what was appended while this sync ran; append it again.
+        """
+        with self._guard:
+            if self._failed is not None:
+                error, self._failed = self._failed, None
+                self._drop_unsynced()
+                raise error
+            batch = list(self._unsynced)
+            work = [(segment, segment.end) for segment in self._dirty.values()]
+            with storage_errors("sync", self._directory):
+                fds = self._duplicates()
+            names, self._names_dirty = self._names_dirty, False
+        try:
+            with storage_errors("sync", self._directory):
+                for fd in fds:
+                    sync_data(fd)
+                if names:
+                    sync_directory(self._directory)
+        except StorageError as error:
+            with self._guard:
+                self._names_dirty |= names
+                if set(self._unsynced) - set(batch):
+                    self._failed = error
+                self._drop_unsynced()
+            raise
+        finally:
+            for fd in fds:
+                os.close(fd)
+        with self._guard:
+            self._settle(batch, work)
+
+    def _duplicates(self) -> list[int]:
+        """Descriptors that stay valid if the other thread deletes a segment meanwhile."""
+        fds: list[int] = []
+        try:
+            fds.extend(os.dup(segment.descriptor) for segment in self._dirty.values())
+        except (OSError, StorageError):
+            for fd in fds:
+                os.close(fd)
+            self._drop_unsynced()
+            raise
+        return fds
+
+    def _settle(self, batch: list[str], work: list[tuple[Segment, int]]) -> None:
+        for key in batch:
+            self._unsynced.pop(key, None)
+        for segment, end in work:
+            segment.synced = max(segment.synced, end)
+            if segment.synced == segment.end:
+                self._dirty.pop(segment.number, None)
+                if not segment.open_end:
+                    segment.close()
+
+    def _drop_unsynced(self) -> None:
+        """After a failed sync the kernel may have dropped the bytes: they count no more."""
+        for key in list(self._unsynced):
+            self._forget(key)
+        for segment in self._dirty.values():
+            segment.cut(segment.synced)
+            segment.open_end = False
+            segment.close()
+        self._dirty.clear()
+
+    def close(self) -> None:
+        """Sync, then close all files."""
+        try:
+            self.sync()
+        finally:
+            for segment in self._segments.values():
+                with contextlib.suppress(OSError):
+                    segment.close()
