@@ -1,0 +1,270 @@
+"""The server's memory: one SQLite file in the federation directory.
+
+`Ledger` is the whole of it; its tables live in three modules: here clients, runs, states and
+parts; in `ledger_rounds` what was learned; in `ledger_accounts` what it cost. Rows are the
+dataclasses of `ledger_rows`. After a kill at any moment, `Ledger.open_round` and
+`Ledger.accepted` say where to go on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fcil_protocol.errors import UsageError
+from fcil_protocol.ids import ClientId, Digest, RunId
+from fcil_server.ledger_accounts import AccountTables
+from fcil_server.ledger_rounds import HistoryTables
+from fcil_server.ledger_rows import Client, Erased, PartRow, RoundKey, Run, RunStatus, StateRow
+
+LEDGER_NAME = "ledger.sqlite"
+
+
+class Ledger(HistoryTables, AccountTables):
+    """Everything the server must know after a restart. See `LedgerFile` for how it is opened."""
+
+    # Clients.
+
+    def add_client(
+        self,
+        client_id: ClientId,
+        name: str,
+        *,
+        curve: bytes,
+        signing: bytes,
+        sealing: bytes,
+        not_after: float | None = None,
+        device: str = "",
+    ) -> None:
+        """Enrol a client with its public keys.
+
+        Raises:
+            UsageError: the name or the key belongs to another client.
+        """
+        with self.transaction():
+            if self.client_by_name(name) is not None:
+                raise UsageError(
+                    f"a client named {name!r} is enrolled.",
+                    action="Choose another name, or revoke that client first.",
+                )
+            holder = self.client_by_curve(curve)
+            if holder is not None:
+                raise UsageError(
+                    f"this key belongs to the enrolled client {holder.name!r}.",
+                    action="Let every device make its own keys; do not copy state directories.",
+                )
+            self._insert(
+                "clients",
+                {
+                    "client_id": client_id,
+                    "name": name,
+                    "curve": curve,
+                    "signing": signing,
+                    "sealing": sealing,
+                    "enrolled_at": self.now,
+                    "not_after": not_after,
+                    "device": device,
+                },
+            )
+
+    def client(self, client_id: ClientId) -> Client | None:
+        """Return one client, revoked ones too."""
+        return self._one(Client, "SELECT * FROM clients WHERE client_id = ?", (client_id,))
+
+    def client_by_curve(self, key: bytes) -> Client | None:
+        """Return the client that a 32-byte CURVE public key belongs to, revoked ones too."""
+        sql = "SELECT * FROM clients WHERE curve = ? AND length(curve) > 0"
+        return self._one(Client, sql, (key,))
+
+    def client_by_name(self, name: str) -> Client | None:
+        """Return the client that bears the name now; a revoked one has given it free."""
+        sql = "SELECT * FROM clients WHERE name = ? AND revoked_at IS NULL"
+        return self._one(Client, sql, (name,))
+
+    def clients(self) -> list[Client]:
+        """Return all clients in the order of their enrolment."""
+        return self._all(Client, "SELECT * FROM clients ORDER BY enrolled_at, rowid")
+
+    def free_name(self, wanted: str) -> str:
+        """Return ``wanted``, or ``wanted-2``, ``wanted-3`` ... if a client bears it."""
+        name, number = wanted, 1
+        while self.client_by_name(name) is not None:
+            number += 1
+            name = f"{wanted}-{number}"
+        return name
+
+    def touch(self, client_id: ClientId, *, device: str | None = None) -> None:
+        """Note that a client was seen now, and the device text that it gave."""
+        self._write(
+            "UPDATE clients SET last_seen = ?, device = ifnull(?, device) WHERE client_id = ?",
+            (self.now, device, client_id),
+            durable=False,
+        )
+
+    def revoke_client(self, client_id: ClientId) -> None:
+        """Bar a client from now on; the first revocation's time stays."""
+        self._write(
+            "UPDATE clients SET revoked_at = ifnull(revoked_at, ?) WHERE client_id = ?",
+            (self.now, client_id),
+        )
+
+    def erase_client(self, client_id: ClientId) -> Erased:
+        """Remove what is stored about a client: name, keys, device, statistics, events.
+
+        Its id stays in the history of rounds, where it says nothing more. Updates that were
+        counted are part of the states and cannot be taken out; the answer says how many.
+        """
+        with self.transaction():
+            counted = self._number(
+                "SELECT count(*) FROM updates WHERE client = ? AND status = 'counted'",
+                (client_id,),
+            )
+            self._execute(
+                "UPDATE classes SET first_seen_by = NULL WHERE first_seen_by = ?", (client_id,)
+            )
+            self._execute("DELETE FROM refusals WHERE client = ?", (client_id,))
+            evaluations = self._write("DELETE FROM evaluations WHERE client = ?", (client_id,))
+            events = self._write("DELETE FROM events WHERE client = ?", (client_id,))
+            self._execute(
+                "UPDATE clients SET name = ?, curve = x'', signing = x'', sealing = x'', "
+                "device = '', last_seen = NULL, revoked_at = ifnull(revoked_at, ?) "
+                "WHERE client_id = ?",
+                (f"erased-{client_id[:8]}", self.now, client_id),
+            )
+        return Erased(evaluations=evaluations, events=events, counted=counted)
+
+    # Runs.
+
+    def new_run(
+        self,
+        run_id: RunId,
+        *,
+        method: str,
+        method_version: str,
+        config: str,
+        hparams: Mapping[str, Any],
+        backbone: Mapping[str, Any],
+        schema_digest: str,
+        seed: int,
+        environment: Mapping[str, Any] | None = None,
+        parent: tuple[RunId, int] | None = None,
+    ) -> Run:
+        """Start a run.
+
+        ``config`` is the TOML text that it runs with; ``hparams``, ``backbone`` and
+        ``environment`` are JSON objects; ``parent`` is the run and state it was forked from.
+        """
+        parent_run, parent_state = parent or (None, None)
+        self._insert(
+            "runs",
+            {
+                "run_id": run_id,
+                "created_at": self.now,
+                "method": method,
+                "method_version": method_version,
+                "config": config,
+                "hparams": json.dumps(dict(hparams), allow_nan=False),
+                "backbone": json.dumps(dict(backbone), allow_nan=False),
+                "schema_digest": schema_digest,
+                "seed": seed,
+                "status": RunStatus.RUNNING,
+                "parent_run": parent_run,
+                "parent_state": parent_state,
+                "environment": json.dumps(dict(environment or {}), allow_nan=False),
+            },
+        )
+        row = self.run(run_id)
+        assert row is not None, "the run was just written"
+        return row
+
+    def run(self, run_id: RunId) -> Run | None:
+        """Return one run."""
+        return self._one(Run, "SELECT * FROM runs WHERE run_id = ?", (run_id,))
+
+    def runs(self) -> list[Run]:
+        """Return all runs, oldest first."""
+        return self._all(Run, "SELECT * FROM runs ORDER BY created_at, rowid")
+
+    def newest_run(self) -> Run | None:
+        """Return the run that was started last."""
+        return self._one(Run, "SELECT * FROM runs ORDER BY created_at DESC, rowid DESC LIMIT 1")
+
+    def set_run_status(self, run_id: RunId, status: RunStatus) -> None:
+        """Say where a run stands."""
+        self._write("UPDATE runs SET status = ? WHERE run_id = ?", (status.value, run_id))
+
+    def set_environment(self, run_id: RunId, environment: Mapping[str, Any]) -> None:
+        """Record what the run is computed on, once the worker has told its device."""
+        text = json.dumps(dict(environment), allow_nan=False)
+        self._write("UPDATE runs SET environment = ? WHERE run_id = ?", (text, run_id))
+
+    # States and parts.
+
+    def add_state(self, key: RoundKey, state: int, digest: Digest, parent: Digest | None) -> None:
+        """Record a state that `StateStore.save` has put on disk; ``key`` is what made it."""
+        self._insert(
+            "states",
+            {
+                **key._asdict(),
+                "state": state,
+                "digest": digest,
+                "parent": parent,
+                "created_at": self.now,
+            },
+        )
+
+    def states(self, run: RunId) -> list[StateRow]:
+        """Return the run's committed states in order, pruned files too."""
+        return self._all(StateRow, "SELECT * FROM states WHERE run = ? ORDER BY state", (run,))
+
+    def newest_state(self, run: RunId) -> StateRow | None:
+        """Return the state that was committed last."""
+        sql = "SELECT * FROM states WHERE run = ? ORDER BY state DESC LIMIT 1"
+        return self._one(StateRow, sql, (run,))
+
+    def add_part(
+        self,
+        run: RunId,
+        name: str,
+        *,
+        plain_digest: Digest,
+        digest: Digest,
+        file: str,
+        plain_bytes: int,
+        sealed_bytes: int,
+        wrapped: bytes,
+    ) -> None:
+        """Record a sealed part whose file is on disk."""
+        self._insert(
+            "parts",
+            {
+                "run": run,
+                "name": name,
+                "plain_digest": plain_digest,
+                "digest": digest,
+                "file": file,
+                "plain_bytes": plain_bytes,
+                "sealed_bytes": sealed_bytes,
+                "wrapped": wrapped,
+                "created_at": self.now,
+            },
+        )
+
+    def part(self, run: RunId, digest: Digest) -> PartRow | None:
+        """Return a part by the digest that clients ask for."""
+        return self._one(PartRow, "SELECT * FROM parts WHERE run = ? AND digest = ?", (run, digest))
+
+    def part_by_plain(self, run: RunId, name: str, plain_digest: Digest) -> PartRow | None:
+        """Return the part that already holds this content, so that it is sealed once."""
+        sql = "SELECT * FROM parts WHERE run = ? AND name = ? AND plain_digest = ?"
+        return self._one(PartRow, sql, (run, name, plain_digest))
+
+    def parts(self, run: RunId) -> list[PartRow]:
+        """Return the run's parts in the order in which they were sealed."""
+        sql = "SELECT * FROM parts WHERE run = ? ORDER BY created_at, rowid"
+        return self._all(PartRow, sql, (run,))
+
+    def remove_part(self, run: RunId, digest: Digest) -> None:
+        """Forget a part that no client needs any more; its file is the caller's to remove."""
+        self._write("DELETE FROM parts WHERE run = ? AND digest = ?", (run, digest))

@@ -1,0 +1,158 @@
+"""The ledger's accounts: bytes, evaluations, events, refusals and the audit log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fcil_protocol.ids import ClientId, RunId
+from fcil_server.ledger_file import LedgerFile
+from fcil_server.ledger_rows import (
+    AuditEntry,
+    ByteCount,
+    Cause,
+    Direction,
+    Evaluation,
+    Event,
+    Refusal,
+    RoundKey,
+    Source,
+)
+
+# Whoever sends garbage may not fill the disk: the newest rows are kept, all are counted.
+KEPT_REFUSALS = 10_000
+KEPT_EVENTS = 100_000
+_TRIM_EVERY = 256
+_TEXT_LIMIT = 2_000  # characters of a reason or an event that are stored
+
+
+class AccountTables(LedgerFile):
+    """What it cost, how good it was, what happened, who did what."""
+
+    def add_bytes(
+        self,
+        direction: Direction,
+        cause: Cause,
+        *,
+        run: RunId | None = None,
+        round_key: RoundKey | None = None,
+        client: ClientId | None = None,
+        source: Source = Source.PREDICTED,
+        tensor: int = 0,
+        sealed: int = 0,
+        application: int = 0,
+        wire: int = 0,
+    ) -> None:
+        """Add bytes to a flow's count.
+
+        Predicted counts name their cause. Kernel counts (``source=KERNEL``) have the cause
+        ``CONNECTION`` and ``wire`` bytes only: the growth of the connection's TCP payload
+        since the last call. The two are shown side by side and never summed. ``round_key``
+        names the round, and with it the run; ``run`` is for bytes of a run but no round.
+        """
+        _, task, kind, number = round_key or (None, None, None, None)
+        key = (round_key.run if round_key else run, task, kind, number, client)
+        self._write(
+            "INSERT INTO bytes (run, task, kind, round, client, direction, cause, source, "
+            "tensor, sealed, application, wire) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (ifnull(run, ''), ifnull(task, -1), ifnull(kind, ''), "
+            "ifnull(round, -1), ifnull(client, ''), direction, cause, source) DO UPDATE SET "
+            "tensor = tensor + excluded.tensor, sealed = sealed + excluded.sealed, "
+            "application = application + excluded.application, wire = wire + excluded.wire",
+            (*key, direction.value, cause.value, source.value, tensor, sealed, application, wire),
+            durable=False,
+        )
+
+    def byte_counts(self, run: RunId | None) -> list[ByteCount]:
+        """Return the counts of a run; with None those that belong to no run."""
+        sql = (
+            "SELECT * FROM bytes WHERE run IS ? "
+            "ORDER BY task, kind, round, client, direction, cause, source"
+        )
+        return self._all(ByteCount, sql, (run,))
+
+    def add_evaluation(
+        self, run: RunId, task: int, client: str, counts: Mapping[int, tuple[int, int]]
+    ) -> None:
+        """Record one evaluator's test after a task; a repeated evaluation replaces the first.
+
+        ``client`` is a ClientId or `ledger_rows.CENTRAL`; ``counts`` maps class ids to
+        (correct, total).
+        """
+        with self.transaction():
+            self._execute(
+                "DELETE FROM evaluations WHERE run = ? AND task = ? AND client = ?",
+                (run, task, client),
+            )
+            for class_id, (correct, total) in counts.items():
+                self._execute(
+                    "INSERT INTO evaluations VALUES (?, ?, ?, ?, ?, ?)",
+                    (run, task, client, class_id, correct, total),
+                )
+
+    def evaluations(self, run: RunId) -> list[Evaluation]:
+        """Return all evaluation counts of a run."""
+        sql = "SELECT * FROM evaluations WHERE run = ? ORDER BY task, client, class_id"
+        return self._all(Evaluation, sql, (run,))
+
+    def add_event(
+        self,
+        level: str,
+        code: str,
+        text: str,
+        *,
+        run: RunId | None = None,
+        client: ClientId | None = None,
+    ) -> None:
+        """Record something for the operator; level is ``info``, ``warning`` or ``error``."""
+        with self.transaction(durable=False):
+            cursor = self._execute(
+                "INSERT INTO events (at, level, run, client, code, text) VALUES (?, ?, ?, ?, ?, ?)",
+                (self.now, level, run, client, code, text[:_TEXT_LIMIT]),
+            )
+            self._trim("events", cursor.lastrowid, KEPT_EVENTS)
+
+    def events(
+        self, run: RunId | None = None, *, after: int = 0, limit: int = 1_000
+    ) -> list[Event]:
+        """Return the newest ``limit`` events with id > ``after``, oldest first."""
+        sql = (
+            "SELECT * FROM (SELECT * FROM events WHERE id > ? AND (? IS NULL OR run = ?) "
+            "ORDER BY id DESC LIMIT ?) ORDER BY id"
+        )
+        return self._all(Event, sql, (after, run, run, limit))
+
+    def add_refusal(self, client: ClientId | None, code: str, reason: str) -> None:
+        """Record a refused message; the newest are kept, all are counted by code."""
+        with self.transaction(durable=False):
+            cursor = self._execute(
+                "INSERT INTO refusals (at, client, code, reason) VALUES (?, ?, ?, ?)",
+                (self.now, client, code, reason[:_TEXT_LIMIT]),
+            )
+            self._execute(
+                "INSERT INTO refusal_counts VALUES (?, 1) "
+                "ON CONFLICT (code) DO UPDATE SET count = count + 1",
+                (code,),
+            )
+            self._trim("refusals", cursor.lastrowid, KEPT_REFUSALS)
+
+    def refusals(self, *, limit: int = 100) -> list[Refusal]:
+        """Return the newest refusals, newest first."""
+        return self._all(Refusal, "SELECT * FROM refusals ORDER BY id DESC LIMIT ?", (limit,))
+
+    def refusal_counts(self) -> dict[str, int]:
+        """Return code -> how many messages were ever refused with it."""
+        rows = self._rows("SELECT code, count FROM refusal_counts ORDER BY code")
+        return {row["code"]: row["count"] for row in rows}
+
+    def add_audit(self, actor: str, action: str, detail: str = "") -> None:
+        """Record an operator action; it can never be changed or removed."""
+        self._insert("audit", {"at": self.now, "actor": actor, "action": action, "detail": detail})
+
+    def audit(self, *, limit: int = 1_000) -> list[AuditEntry]:
+        """Return the newest operator actions, oldest first."""
+        sql = "SELECT * FROM (SELECT * FROM audit ORDER BY id DESC LIMIT ?) ORDER BY id"
+        return self._all(AuditEntry, sql, (limit,))
+
+    def _trim(self, table: str, newest: int | None, kept: int) -> None:
+        if newest is not None and newest % _TRIM_EVERY == 0:
+            self._execute(f"DELETE FROM {table} WHERE id <= ?", (newest - kept,))  # noqa: S608

@@ -1,0 +1,255 @@
+"""The ledger's SQLite file: opened safely, written in transactions, failing with a sentence.
+
+Commits are durable (WAL, ``synchronous = FULL``) unless a caller says otherwise: whatever an
+Ack or a broadcast claims is on disk before it is said. Rows that nobody was promised (events,
+byte counts, last seen) commit without waiting for the disk; order is kept, so they become
+durable with the next durable commit.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+from fcil_protocol.errors import (
+    CorruptFile,
+    DiskFull,
+    FcilError,
+    InternalError,
+    Locked,
+    StorageError,
+)
+from fcil_protocol.files import storage_errors
+from fcil_server.ledger_rows import build
+from fcil_server.ledger_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
+
+T = TypeVar("T")
+
+_BUSY_S = 10.0  # a reader's long query or a checkpoint may hold the file this long
+
+Value = str | int | float | bytes | None
+
+
+class LedgerFile:
+    """One open ledger file.
+
+    Used by one thread. The server writes; any number of readers open with ``read_only``
+    while it runs or after.
+
+    Raises:
+        StorageError: no such file (read_only), not accessible, or written by a newer fcil.
+        CorruptFile: not a ledger, or damaged.
+        Locked: another process holds the write lock for too long.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        read_only: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.path = path
+        self.read_only = read_only
+        self._clock = clock
+        self._depth = 0
+        self._durable = False
+        if read_only and not path.is_file():
+            raise StorageError(
+                f"there is no ledger at {path}.",
+                action="Name a federation directory that `fcil-server serve` has made.",
+            )
+        if not read_only:
+            _create_private(path)
+        with _named_errors(path):
+            self._db = _connect(path, read_only=read_only)
+        try:
+            self._prepare()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file; open transactions are rolled back."""
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def transaction(self, *, durable: bool = True) -> Iterator[None]:
+        """Make everything inside atomic; on leaving it is committed, on an error undone.
+
+        Transactions nest: an inner one that fails is undone alone if its error is caught.
+        ``durable`` waits until the commit is on disk; needed before anything is said.
+        """
+        if self._depth:
+            assert self._durable or not durable, "a durable write in a transaction that is not"
+            begin, commit = f"SAVEPOINT level{self._depth}", f"RELEASE level{self._depth}"
+            undo = [f"ROLLBACK TO level{self._depth}", commit]
+        else:
+            self._execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            self._durable = durable
+            begin, commit, undo = "BEGIN IMMEDIATE", "COMMIT", ["ROLLBACK"]
+        self._execute(begin)
+        self._depth += 1
+        try:
+            yield
+            self._execute(commit)
+        except BaseException:
+            # SQLite itself ends the transaction on some failures, such as a full disk.
+            if self._db.in_transaction:
+                for statement in undo:
+                    self._execute(statement)
+            raise
+        finally:
+            self._depth -= 1
+
+    @property
+    def _in_durable(self) -> bool:
+        return self._depth > 0 and self._durable
+
+    @property
+    def now(self) -> float:
+        """The ledger's clock, unix seconds."""
+        return self._clock()
+
+    def _prepare(self) -> None:
+        """Check owner and version, and bring an older or new file to this version."""
+        version = int(self._number("PRAGMA user_version") or 0)
+        owner = int(self._number("PRAGMA application_id") or 0)
+        tables = int(self._number("SELECT count(*) FROM sqlite_master") or 0)
+        if owner != APPLICATION_ID and (owner or version or tables):
+            raise CorruptFile(
+                f"{self.path} is a database, but not an fcil ledger.",
+                action="Move it away, or name another federation directory.",
+            )
+        if version > SCHEMA_VERSION:
+            raise StorageError(
+                f"{self.path} was written by a newer fcil: expected ledger version "
+                f"{SCHEMA_VERSION} or older, got {version}.",
+                action="Install that fcil again, or restore a backup from before the upgrade.",
+            )
+        if self.read_only:
+            if version < SCHEMA_VERSION:
+                raise StorageError(
+                    f"{self.path} has ledger version {version}, expected {SCHEMA_VERSION}.",
+                    action="Start the server once; it upgrades the ledger.",
+                )
+            return
+        self._execute("PRAGMA foreign_keys = ON")
+        if self._number("PRAGMA journal_mode = WAL") != "wal":
+            raise StorageError(
+                f"{self.path} cannot use a write-ahead log on its file system.",
+                action="Put the federation directory on a local disk.",
+            )
+        for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
+            with _named_errors(self.path):
+                # One script, one transaction: a kill leaves the old version or the new one.
+                self._db.executescript(
+                    f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID};"
+                    f"{script} PRAGMA user_version = {number}; COMMIT;"
+                )
+
+    def _execute(self, sql: str, args: Sequence[Value] = ()) -> sqlite3.Cursor:
+        with _named_errors(self.path):
+            return self._db.execute(sql, args)
+
+    def _write(self, sql: str, args: Sequence[Value] = (), *, durable: bool = True) -> int:
+        """Execute one changing statement, return how many rows it changed."""
+        with self.transaction(durable=durable):
+            return self._execute(sql, args).rowcount
+
+    def _insert(self, table: str, values: dict[str, Value], *, durable: bool = True) -> None:
+        columns, marks = ", ".join(values), ", ".join("?" * len(values))
+        sql = f"INSERT INTO {table} ({columns}) VALUES ({marks})"  # noqa: S608 - names are ours
+        self._write(sql, tuple(values.values()), durable=durable)
+
+    def _all(self, cls: type[T], sql: str, args: Sequence[Value] = ()) -> list[T]:
+        return [build(cls, row) for row in self._rows(sql, args)]
+
+    def _rows(self, sql: str, args: Sequence[Value] = ()) -> list[sqlite3.Row]:
+        with _named_errors(self.path):
+            return self._db.execute(sql, args).fetchall()
+
+    def _one(self, cls: type[T], sql: str, args: Sequence[Value] = ()) -> T | None:
+        rows = self._all(cls, sql, args)
+        return rows[0] if rows else None
+
+    def _number(self, sql: str, args: Sequence[Value] = ()) -> Any:
+        """Return the first column of the first row, None when there is no row."""
+        with _named_errors(self.path):
+            row = self._db.execute(sql, args).fetchone()
+        return None if row is None else row[0]
+
+
+def _create_private(path: Path) -> None:
+    """Make the file 0600 before SQLite opens it; its -wal and -shm files inherit the mode."""
+    with storage_errors("open the ledger", path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(descriptor, 0o600)
+        finally:
+            os.close(descriptor)
+
+
+def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    mode = "ro" if read_only else "rw"
+    url = f"file:{quote(str(path.absolute()))}?mode={mode}"
+    # Autocommit: transactions are ours to begin and to end.
+    db = sqlite3.connect(url, uri=True, isolation_level=None, timeout=_BUSY_S)
+    db.row_factory = sqlite3.Row
+    return db
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _named(error, path) from error
+
+
+def _named(error: sqlite3.Error, path: Path) -> FcilError:
+    """Turn an SQLite error into ours; the low byte of its code says which."""
+    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return Locked(
+            f"another process has been writing to {path} for over {_BUSY_S:.0f} s.",
+            action="Stop that process; one server works on a federation directory.",
+        )
+    if code == sqlite3.SQLITE_FULL:
+        return DiskFull(
+            f"no space is left on the disk of {path}.",
+            action="Free space; nothing that was acknowledged is lost.",
+        )
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return CorruptFile(
+            f"the ledger {path} is damaged: {error}.", action="Restore it from a backup."
+        )
+    if code in (
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_READONLY,
+    ):
+        return StorageError(
+            f"the ledger {path} cannot be used: {error}.",
+            action="Check its permissions and its disk.",
+        )
+    return InternalError(f"the ledger {path} refused a statement: {error}.")

@@ -1,0 +1,362 @@
+"""What the ledger returns: one frozen dataclass per table, and the words its columns use.
+
+Field names equal column names, so a row is built without a mapping in between. Times are
+unix seconds (``_at``), durations seconds (``_s``), sizes bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeVar
+
+from fcil_protocol.ids import ClientId, Digest, RunId, UpdateId
+
+CENTRAL = "central"  # stands for the server's own test folder in `Evaluation.client`
+
+
+class RunStatus(StrEnum):
+    """Where a run stands."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class Outcome(StrEnum):
+    """How a round ended; ``REOPENED`` marks one that is open again after it came up short."""
+
+    DONE = "done"
+    SHORT = "short"
+    REOPENED = "reopened"
+    SKIPPED = "skipped"
+
+
+class UpdateStatus(StrEnum):
+    """What became of an update after its Ack."""
+
+    ACCEPTED = "accepted"
+    COUNTED = "counted"
+    EXCLUDED = "excluded"
+
+
+class Answer(StrEnum):
+    """Why an asked client gave no update."""
+
+    DECLINED = "declined"
+    STRAGGLER = "straggler"
+    LOST = "lost"
+
+
+class Direction(StrEnum):
+    """Seen from the clients: up to the server, down from it."""
+
+    UP = "up"
+    DOWN = "down"
+
+
+class Cause(StrEnum):
+    """What bytes were spent on; ``CONNECTION`` is all of a connection, as the kernel counts."""
+
+    UPDATE = "update"
+    BROADCAST = "broadcast"
+    CATCH_UP = "catch_up"
+    HANDSHAKE = "handshake"
+    CONTROL = "control"
+    CONNECTION = "connection"
+
+
+class Source(StrEnum):
+    """Who counted the wire bytes: the exact prediction, or the kernel (TCP_INFO)."""
+
+    PREDICTED = "predicted"
+    KERNEL = "kernel"
+
+
+class RoundKey(NamedTuple):
+    """What identifies a round for ever."""
+
+    run: RunId
+    task: int
+    kind: str
+    round: int
+
+
+# How columns that SQLite has no type for become fields.
+_JSON = {"decode": json.loads}
+_IDS = {"decode": lambda text: tuple(json.loads(text))}
+
+
+@dataclass(frozen=True)
+class Client:
+    """One enrolled device and its public keys."""
+
+    client_id: ClientId
+    name: str
+    curve: bytes = field(repr=False)
+    signing: bytes = field(repr=False)
+    sealing: bytes = field(repr=False)
+    enrolled_at: float
+    not_after: float | None
+    revoked_at: float | None
+    last_seen: float | None
+    device: str
+
+    def may_join(self, now: float) -> bool:
+        """Say whether the client is neither revoked nor expired at ``now``."""
+        return self.revoked_at is None and (self.not_after is None or now < self.not_after)
+
+
+@dataclass(frozen=True)
+class Erased:
+    """What erasing a client removed, and what of it cannot be taken back.
+
+    Attributes:
+        counted: how many of its updates are averaged into states.
+    """
+
+    evaluations: int
+    events: int
+    counted: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """One learning history. ``config`` is the TOML that it started with."""
+
+    run_id: RunId
+    created_at: float
+    method: str
+    method_version: str
+    config: str = field(repr=False)
+    hparams: Mapping[str, Any] = field(metadata=_JSON)
+    backbone: Mapping[str, Any] = field(metadata=_JSON)
+    schema_digest: str
+    seed: int
+    status: RunStatus = field(metadata={"decode": RunStatus})
+    parent_run: RunId | None
+    parent_state: int | None
+    environment: Mapping[str, Any] = field(metadata=_JSON)
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """One class name of a run.
+
+    Attributes:
+        key: the form by which names are matched.
+        class_id: None while the name waits for its task.
+        planned_task: the task that a listed schedule put it in; None when discovered.
+        task: the task it entered; None until that task opened.
+    """
+
+    run: RunId
+    key: str
+    name: str
+    class_id: int | None
+    planned_task: int | None
+    task: int | None
+    first_seen_by: ClientId | None
+    seen_at: float
+    hidden: bool = field(metadata={"decode": bool})
+
+
+@dataclass(frozen=True)
+class Task:
+    """One class increment of a run."""
+
+    run: RunId
+    task: int
+    class_ids: tuple[int, ...] = field(metadata=_IDS)
+    opened_at: float
+    closed_at: float | None
+
+
+@dataclass(frozen=True)
+class Round:
+    """One exchange.
+
+    Attributes:
+        seq: ordinal within the run, from 0.
+        remaining_s: server uptime left until the deadline; None: no deadline.
+        asked: the clients sampled.
+        reopened: how often it came up short and went on.
+        phases: name -> seconds (``collect_s``, ``aggregate_s`` ...).
+    """
+
+    run: RunId
+    task: int
+    kind: str
+    round: int
+    seq: int
+    opened_at: float
+    remaining_s: float | None
+    asked: tuple[ClientId, ...] = field(metadata=_IDS)
+    reopened: int
+    closed_at: float | None
+    outcome: Outcome | None = field(metadata={"decode": lambda v: v and Outcome(v)})
+    base_state: int
+    new_state: int | None
+    phases: Mapping[str, float] = field(metadata=_JSON)
+    metrics: Mapping[str, Any] = field(metadata=_JSON)
+
+    @property
+    def key(self) -> RoundKey:
+        """What identifies this round."""
+        return RoundKey(self.run, self.task, self.kind, self.round)
+
+
+@dataclass(frozen=True)
+class UpdateRow:
+    """One accepted update; ``reason`` says why it was excluded."""
+
+    run: RunId
+    client: ClientId
+    task: int
+    kind: str
+    round: int
+    update_id: UpdateId
+    accepted_at: float
+    samples: int
+    tensor_bytes: int
+    sealed_bytes: int
+    status: UpdateStatus = field(metadata={"decode": UpdateStatus})
+    reason: str
+
+
+@dataclass(frozen=True)
+class AnswerRow:
+    """Why an asked client gave no update to a round."""
+
+    run: RunId
+    task: int
+    kind: str
+    round: int
+    client: ClientId
+    answer: Answer = field(metadata={"decode": Answer})
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True)
+class ByteCount:
+    """Bytes of one flow, growing.
+
+    ``tensor`` <= ``sealed`` <= ``application`` <= ``wire`` for predicted payload flows: the
+    tensors alone; the envelope; all message frames; TCP payload with ZMTP and CURVE. A
+    kernel count has ``wire`` only, for the whole connection, and is never added to a
+    predicted one.
+    """
+
+    run: RunId | None
+    task: int | None
+    kind: str | None
+    round: int | None
+    client: ClientId | None
+    direction: Direction = field(metadata={"decode": Direction})
+    cause: Cause = field(metadata={"decode": Cause})
+    source: Source = field(metadata={"decode": Source})
+    tensor: int
+    sealed: int
+    application: int
+    wire: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How many test images of a class one evaluator got right after task ``task``."""
+
+    run: RunId
+    task: int
+    client: str
+    class_id: int
+    correct: int
+    total: int
+
+
+@dataclass(frozen=True)
+class StateRow:
+    """One committed state: its number, content digest, and the round that made it."""
+
+    run: RunId
+    state: int
+    digest: Digest
+    parent: Digest | None
+    task: int
+    kind: str
+    round: int
+    created_at: float
+
+
+@dataclass(frozen=True)
+class PartRow:
+    """One sealed part of a broadcast.
+
+    Attributes:
+        plain_digest: SHA-256 of the payload's bytes; an unchanged part is found by it.
+        digest: SHA-256 of the sealed part's header; clients ask by it.
+        wrapped: the content key, wrapped to the server.
+    """
+
+    run: RunId
+    name: str
+    plain_digest: Digest
+    digest: Digest
+    file: str
+    plain_bytes: int
+    sealed_bytes: int
+    wrapped: bytes = field(repr=False)
+    created_at: float
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened and that an operator may want to read."""
+
+    id: int
+    at: float
+    level: str
+    run: RunId | None
+    client: ClientId | None
+    code: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One message that was refused; ``client`` is None for strangers."""
+
+    id: int
+    at: float
+    client: ClientId | None
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class AuditEntry:
+    """One operator action; the table refuses changes."""
+
+    id: int
+    at: float
+    actor: str
+    action: str
+    detail: str
+
+
+R = TypeVar("R")
+
+
+def build(cls: type[R], row: sqlite3.Row) -> R:
+    """Make a dataclass from a row that has (at least) its columns."""
+    values: dict[str, object] = {}
+    for spec in dataclasses.fields(cls):  # type: ignore[arg-type]
+        decode: Callable[[Any], object] | None = spec.metadata.get("decode")
+        value = row[spec.name]
+        values[spec.name] = decode(value) if decode is not None else value
+    return cls(**values)

@@ -1,0 +1,230 @@
+"""The ledger's tables, as SQL: one script per schema version, applied in order.
+
+A published script never changes; a new version appends one. Times are unix seconds, ids are
+the texts of `fcil_protocol.ids`, JSON columns hold ASCII JSON. ``NULL`` means "not yet" or
+"does not apply", never zero.
+"""
+
+from __future__ import annotations
+
+APPLICATION_ID = 0x4643494C  # "FCIL" in the SQLite header: names the file's owner
+
+_V1 = """
+CREATE TABLE clients (
+  client_id   TEXT PRIMARY KEY,
+  name        TEXT NOT NULL,
+  curve       BLOB NOT NULL,
+  signing     BLOB NOT NULL,
+  sealing     BLOB NOT NULL,
+  enrolled_at REAL NOT NULL,
+  not_after   REAL,
+  revoked_at  REAL,
+  last_seen   REAL,
+  device      TEXT NOT NULL DEFAULT ''
+);
+-- An erased client keeps its row without keys; a revoked one gives its name free.
+CREATE UNIQUE INDEX clients_curve ON clients (curve) WHERE length(curve) > 0;
+CREATE UNIQUE INDEX clients_name ON clients (name) WHERE revoked_at IS NULL;
+
+CREATE TABLE runs (
+  run_id         TEXT PRIMARY KEY,
+  created_at     REAL NOT NULL,
+  method         TEXT NOT NULL,
+  method_version TEXT NOT NULL,
+  config         TEXT NOT NULL,
+  hparams        TEXT NOT NULL,
+  backbone       TEXT NOT NULL,
+  schema_digest  TEXT NOT NULL,
+  seed           INTEGER NOT NULL,
+  status         TEXT NOT NULL CHECK (status IN ('running', 'done', 'failed', 'stopped')),
+  parent_run     TEXT REFERENCES runs,
+  parent_state   INTEGER,
+  environment    TEXT NOT NULL,
+  CHECK ((parent_run IS NULL) = (parent_state IS NULL))
+);
+
+CREATE TABLE classes (
+  run           TEXT NOT NULL REFERENCES runs,
+  key           TEXT NOT NULL,
+  name          TEXT NOT NULL,
+  class_id      INTEGER,
+  planned_task  INTEGER,
+  task          INTEGER,
+  first_seen_by TEXT REFERENCES clients,
+  seen_at       REAL NOT NULL,
+  hidden        INTEGER NOT NULL DEFAULT 0 CHECK (hidden IN (0, 1)),
+  PRIMARY KEY (run, key),
+  UNIQUE (run, class_id),
+  CHECK (task IS NULL OR class_id IS NOT NULL)
+);
+CREATE TABLE class_aliases (
+  run    TEXT NOT NULL,
+  key    TEXT NOT NULL,
+  name   TEXT NOT NULL,
+  target TEXT NOT NULL,
+  PRIMARY KEY (run, key),
+  FOREIGN KEY (run, target) REFERENCES classes (run, key) ON UPDATE CASCADE
+);
+
+CREATE TABLE tasks (
+  run       TEXT NOT NULL REFERENCES runs,
+  task      INTEGER NOT NULL CHECK (task >= 0),
+  class_ids TEXT NOT NULL,
+  opened_at REAL NOT NULL,
+  closed_at REAL,
+  PRIMARY KEY (run, task)
+);
+
+CREATE TABLE rounds (
+  run         TEXT NOT NULL REFERENCES runs,
+  task        INTEGER NOT NULL,
+  kind        TEXT NOT NULL,
+  round       INTEGER NOT NULL,
+  seq         INTEGER NOT NULL,
+  opened_at   REAL NOT NULL,
+  remaining_s REAL,
+  asked       TEXT NOT NULL,
+  reopened    INTEGER NOT NULL DEFAULT 0,
+  closed_at   REAL,
+  outcome     TEXT CHECK (outcome IN ('done', 'short', 'reopened', 'skipped')),
+  base_state  INTEGER NOT NULL,
+  new_state   INTEGER,
+  phases      TEXT NOT NULL DEFAULT '{}',
+  metrics     TEXT NOT NULL DEFAULT '{}',
+  PRIMARY KEY (run, task, kind, round),
+  UNIQUE (run, seq),
+  FOREIGN KEY (run, task) REFERENCES tasks
+);
+-- At most one round of a run is open.
+CREATE UNIQUE INDEX rounds_open ON rounds (run) WHERE closed_at IS NULL;
+
+CREATE TABLE updates (
+  run          TEXT NOT NULL,
+  client       TEXT NOT NULL REFERENCES clients,
+  task         INTEGER NOT NULL,
+  kind         TEXT NOT NULL,
+  round        INTEGER NOT NULL,
+  update_id    TEXT NOT NULL UNIQUE,
+  accepted_at  REAL NOT NULL,
+  samples      INTEGER NOT NULL CHECK (samples >= 0),
+  tensor_bytes INTEGER NOT NULL,
+  sealed_bytes INTEGER NOT NULL,
+  status       TEXT NOT NULL CHECK (status IN ('accepted', 'counted', 'excluded')),
+  reason       TEXT NOT NULL DEFAULT '',
+  UNIQUE (run, client, task, kind, round),
+  FOREIGN KEY (run, task, kind, round) REFERENCES rounds
+);
+CREATE INDEX updates_round ON updates (run, task, kind, round);
+
+CREATE TABLE answers (
+  run    TEXT NOT NULL,
+  task   INTEGER NOT NULL,
+  kind   TEXT NOT NULL,
+  round  INTEGER NOT NULL,
+  client TEXT NOT NULL REFERENCES clients,
+  answer TEXT NOT NULL CHECK (answer IN ('declined', 'straggler', 'lost')),
+  reason TEXT NOT NULL,
+  at     REAL NOT NULL,
+  PRIMARY KEY (run, task, kind, round, client),
+  FOREIGN KEY (run, task, kind, round) REFERENCES rounds
+);
+
+CREATE TABLE bytes (
+  run         TEXT REFERENCES runs,
+  task        INTEGER,
+  kind        TEXT,
+  round       INTEGER,
+  client      TEXT,
+  direction   TEXT NOT NULL CHECK (direction IN ('up', 'down')),
+  cause       TEXT NOT NULL CHECK (cause IN
+    ('update', 'broadcast', 'catch_up', 'handshake', 'control', 'connection')),
+  source      TEXT NOT NULL CHECK (source IN ('predicted', 'kernel')),
+  tensor      INTEGER NOT NULL,
+  sealed      INTEGER NOT NULL,
+  application INTEGER NOT NULL,
+  wire        INTEGER NOT NULL,
+  -- The kernel knows a connection, not what its bytes mean.
+  CHECK ((source = 'kernel') = (cause = 'connection')),
+  CHECK (source = 'predicted' OR (tensor = 0 AND sealed = 0 AND application = 0))
+);
+CREATE UNIQUE INDEX bytes_key ON bytes (
+  ifnull(run, ''), ifnull(task, -1), ifnull(kind, ''), ifnull(round, -1), ifnull(client, ''),
+  direction, cause, source
+);
+
+CREATE TABLE evaluations (
+  run      TEXT NOT NULL REFERENCES runs,
+  task     INTEGER NOT NULL,
+  client   TEXT NOT NULL,
+  class_id INTEGER NOT NULL,
+  correct  INTEGER NOT NULL,
+  total    INTEGER NOT NULL,
+  PRIMARY KEY (run, task, client, class_id),
+  CHECK (0 <= correct AND correct <= total)
+);
+
+CREATE TABLE states (
+  run        TEXT NOT NULL REFERENCES runs,
+  state      INTEGER NOT NULL,
+  digest     TEXT NOT NULL,
+  parent     TEXT,
+  task       INTEGER NOT NULL,
+  kind       TEXT NOT NULL,
+  round      INTEGER NOT NULL,
+  created_at REAL NOT NULL,
+  PRIMARY KEY (run, state)
+);
+
+CREATE TABLE parts (
+  run          TEXT NOT NULL REFERENCES runs,
+  name         TEXT NOT NULL,
+  plain_digest TEXT NOT NULL,
+  digest       TEXT NOT NULL,
+  file         TEXT NOT NULL,
+  plain_bytes  INTEGER NOT NULL,
+  sealed_bytes INTEGER NOT NULL,
+  wrapped      BLOB NOT NULL,
+  created_at   REAL NOT NULL,
+  PRIMARY KEY (run, digest),
+  UNIQUE (run, name, plain_digest)
+);
+
+CREATE TABLE events (
+  id     INTEGER PRIMARY KEY AUTOINCREMENT,
+  at     REAL NOT NULL,
+  level  TEXT NOT NULL CHECK (level IN ('info', 'warning', 'error')),
+  run    TEXT,
+  client TEXT,
+  code   TEXT NOT NULL,
+  text   TEXT NOT NULL
+);
+CREATE INDEX events_run ON events (run, id);
+
+CREATE TABLE refusals (
+  id     INTEGER PRIMARY KEY AUTOINCREMENT,
+  at     REAL NOT NULL,
+  client TEXT,
+  code   TEXT NOT NULL,
+  reason TEXT NOT NULL
+);
+CREATE TABLE refusal_counts (
+  code  TEXT PRIMARY KEY,
+  count INTEGER NOT NULL
+);
+
+CREATE TABLE audit (
+  id     INTEGER PRIMARY KEY AUTOINCREMENT,
+  at     REAL NOT NULL,
+  actor  TEXT NOT NULL,
+  action TEXT NOT NULL,
+  detail TEXT NOT NULL
+);
+CREATE TRIGGER audit_no_update BEFORE UPDATE ON audit
+  BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
+CREATE TRIGGER audit_no_delete BEFORE DELETE ON audit
+  BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
+"""
+
+# Script n takes a ledger from version n to version n + 1.
+MIGRATIONS: tuple[str, ...] = (_V1,)
+SCHEMA_VERSION = len(MIGRATIONS)

@@ -1,0 +1,238 @@
+"""One run as its reports show it: everything read from the ledger, once.
+
+The run directory, the HTML report, the plots and the terminal tables all draw on `collect`,
+so they cannot disagree, and all of them can be made again at any time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
+from typing import Any
+
+from fcil_protocol.errors import UsageError
+from fcil_protocol.ids import ClientId, RunId
+from fcil_server import metrics
+from fcil_server.ledger import Ledger
+from fcil_server.ledger_rows import (
+    Answer,
+    ByteCount,
+    Cause,
+    Client,
+    Direction,
+    Round,
+    Run,
+    Source,
+    Task,
+    UpdateStatus,
+)
+from fcil_server.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes of one direction.
+
+    ``wire_kernel`` is what the kernel counted on whole connections, 0 where it was not
+    asked; the other four are exact counts and the exact prediction.
+    """
+
+    tensor: int = 0
+    sealed: int = 0
+    application: int = 0
+    wire: int = 0
+    wire_kernel: int = 0
+
+    @classmethod
+    def total(cls, counts: Iterable[ByteCount]) -> Bytes:
+        """Sum counts; predicted and kernel-counted wire bytes stay apart."""
+        tensor = sealed = application = wire = kernel = 0
+        for count in counts:
+            tensor += count.tensor
+            sealed += count.sealed
+            application += count.application
+            if count.source is Source.KERNEL:
+                kernel += count.wire
+            else:
+                wire += count.wire
+        return cls(tensor, sealed, application, wire, kernel)
+
+    def __add__(self, other: Bytes) -> Bytes:
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Bytes(*(a + b for a, b in pairs))
+
+
+@dataclass(frozen=True)
+class RoundView:
+    """One round with who took part and what it cost."""
+
+    round: Round
+    counted: tuple[ClientId, ...]
+    excluded: Mapping[ClientId, str]  # client -> reason
+    silent: Mapping[ClientId, tuple[Answer, str]]  # asked, no update: why
+    up: Bytes
+    down: Bytes
+
+    def line(self) -> dict[str, Any]:
+        """Return the round's line of ``rounds.jsonl``."""
+        row = self.round
+        return {
+            "seq": row.seq,
+            "task": row.task,
+            "kind": row.kind,
+            "round": row.round,
+            "outcome": None if row.outcome is None else row.outcome.value,
+            "reopened": row.reopened,
+            "opened_at": row.opened_at,
+            "closed_at": row.closed_at,
+            "base_state": row.base_state,
+            "new_state": row.new_state,
+            "asked": list(row.asked),
+            "counted": list(self.counted),
+            "excluded": dict(self.excluded),
+            "silent": {c: {"answer": a.value, "reason": r} for c, (a, r) in self.silent.items()},
+            "seconds": dict(row.phases),
+            "bytes": {"up": asdict(self.up), "down": asdict(self.down)},
+            "metrics": dict(row.metrics),
+        }
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Everything that reports say about a run.
+
+    Attributes:
+        rounds: closed rounds in order.
+        clients: who was asked, answered or is counted in bytes, by id.
+        pooled: metrics over the clients' test images; ``central`` over the server's folder.
+        flows: the run's byte counts; ``outside``: the federation's that belong to no run.
+    """
+
+    run: Run
+    tasks: tuple[Task, ...]
+    class_names: Mapping[int, str]
+    rounds: tuple[RoundView, ...]
+    clients: Mapping[ClientId, Client]
+    pooled: Metrics | None
+    central: Metrics | None
+    flows: tuple[ByteCount, ...]
+    outside: tuple[ByteCount, ...]
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """What headlines show: the clients' test images, or else the server's folder."""
+        return self.pooled or self.central
+
+    @property
+    def headline(self) -> tuple[float | None, float | None, float | None]:
+        """FAA and AIA in percent, forgetting in points by the default definition."""
+        m = self.metrics
+        return (m.faa, m.aia, m.forgetting[metrics.FORGETTING[0]]) if m else (None, None, None)
+
+    def bytes_of(self, direction: Direction, cause: Cause | None = None) -> Bytes:
+        """Sum the run's bytes in one direction, of one cause or of all."""
+        return Bytes.total(
+            f for f in self.flows if f.direction is direction and cause in (None, f.cause)
+        )
+
+    def seconds(self) -> dict[str, float]:
+        """Return the run's seconds from its start to its last closed round, and per phase."""
+        ends = [v.round.closed_at for v in self.rounds if v.round.closed_at is not None]
+        total = {"total_s": max(ends) - self.run.created_at if ends else 0.0}
+        for view in self.rounds:
+            for phase, seconds in view.round.phases.items():
+                total[phase] = total.get(phase, 0.0) + seconds
+        return total
+
+    def name_of(self, client: str) -> str:
+        """Return the name that people gave a client, its id where there is none."""
+        row = self.clients.get(ClientId(client))
+        return client if row is None else row.name
+
+    def task_label(self, task: int) -> str:
+        """Return a task's class names in short, for titles."""
+        names = [self.class_names.get(i, f"#{i}") for i in self.tasks[task].class_ids]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return ", ".join(names[:3]) + more
+
+
+def collect(ledger: Ledger, run_id: RunId) -> RunData:
+    """Read a run.
+
+    Raises:
+        UsageError: the federation has no such run.
+    """
+    run = ledger.run(run_id)
+    if run is None:
+        known = ", ".join(r.run_id for r in ledger.runs()[-5:]) or "none yet"
+        raise UsageError(
+            f"there is no run {run_id!r} in {ledger.path}; the newest are {known}.",
+            action="List all of them with: fcil-server run ls",
+        )
+    tasks = ledger.tasks(run_id)
+    flows = ledger.byte_counts(run_id)
+    evaluations = ledger.evaluations(run_id)
+    increments = [t.class_ids for t in tasks]
+    by_round: defaultdict[object, list[ByteCount]] = defaultdict(list)
+    for flow in flows:
+        by_round[flow.run, flow.task, flow.kind, flow.round].append(flow)
+    views = tuple(
+        _round_view(ledger, row, by_round[row.key])
+        for row in ledger.rounds(run_id)
+        if row.closed_at is not None
+    )
+    return RunData(
+        run=run,
+        tasks=tuple(tasks),
+        class_names={c.class_id: c.name for c in ledger.classes(run_id) if c.class_id is not None},
+        rounds=views,
+        clients=_participants(ledger, views, flows),
+        pooled=metrics.pooled(evaluations, increments),
+        central=metrics.central(evaluations, increments),
+        flows=tuple(flows),
+        outside=tuple(ledger.byte_counts(None)),
+    )
+
+
+def round_view(ledger: Ledger, row: Round) -> RoundView:
+    """Read one round."""
+    flows = ledger.byte_counts(row.run)
+    return _round_view(
+        ledger, row, [f for f in flows if (f.run, f.task, f.kind, f.round) == row.key]
+    )
+
+
+def sum_bytes(parts: Iterable[Bytes]) -> Bytes:
+    """Add up the bytes of several rounds."""
+    return sum(parts, start=Bytes())
+
+
+def format_bytes(count: float) -> str:
+    """Write a number of bytes with three digits and a decimal unit (1 kB = 1,000 B)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 999.5 or unit == "GB":
+            break
+        count /= 1000
+    digits = 0 if unit == "B" or abs(count) >= 99.95 else 1 if abs(count) >= 9.995 else 2
+    return f"{count:,.{digits}f} {unit}"
+
+
+def _round_view(ledger: Ledger, row: Round, mine: Sequence[ByteCount]) -> RoundView:
+    updates = ledger.updates(row.key)
+    return RoundView(
+        round=row,
+        counted=tuple(u.client for u in updates if u.status is UpdateStatus.COUNTED),
+        excluded={u.client: u.reason for u in updates if u.status is UpdateStatus.EXCLUDED},
+        silent={a.client: (a.answer, a.reason) for a in ledger.answers(row.key)},
+        up=Bytes.total(f for f in mine if f.direction is Direction.UP),
+        down=Bytes.total(f for f in mine if f.direction is Direction.DOWN),
+    )
+
+
+def _participants(
+    ledger: Ledger, views: Sequence[RoundView], flows: Sequence[ByteCount]
+) -> dict[ClientId, Client]:
+    took_part = {c for v in views for c in (*v.round.asked, *v.counted, *v.excluded)}
+    took_part |= {f.client for f in flows if f.client is not None}
+    return {c.client_id: c for c in ledger.clients() if c.client_id in took_part}

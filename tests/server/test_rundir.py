@@ -1,0 +1,363 @@
+"""The run directory: complete, consistent with the ledger, safe to open."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+import sample_run
+from fcil_protocol.errors import UsageError
+from fcil_protocol.ids import RunId
+from fcil_protocol.payload import Payload, unpack
+from fcil_server import rundir
+from fcil_server.ledger import Ledger
+from fcil_server.ledger_rows import CENTRAL, Cause, Direction
+from fcil_server.report import html_report, summary_tables
+from fcil_server.report_charts import _scale
+from fcil_server.rundata import collect, format_bytes
+from fcil_server.store import StateStore
+from sample_run import ALICE, BOB, GONE, HTML_NAME, RUN, digest
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
+    with sample_run.build(tmp_path_factory.mktemp("run") / "ledger.sqlite") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def written(ledger: Ledger, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("out")
+    states = StateStore(folder / "states")
+    states.save(0, Payload({"w": np.zeros(2, np.float32)}), None, 0)
+    states.save(1, Payload({"w": np.ones(2, np.float32)}), digest("zero"), 1)
+    rundir.write(ledger, RUN, folder / "run", states=states)
+    return folder / "run"
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Iterator[Ledger]:
+    with Ledger(tmp_path / "ledger.sqlite") as opened:
+        sample_run.add_clients(opened)
+        sample_run.add_run(opened)
+        yield opened
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def terminal(ledger: Ledger) -> str:
+    console = Console(width=100, file=io.StringIO())
+    for table in summary_tables(ledger, RUN):
+        console.print(table)
+    return console.file.getvalue()
+
+
+class TestFiles:
+    def test_every_promised_file_is_there_and_private(self, written: Path) -> None:
+        expected = {
+            "rounds.jsonl", "bytes.csv", "accuracy_matrix.csv", "summary.json", "report.html",
+            "environment.json", "final.safetensors", "accuracy_matrix.png", "accuracy.png",
+            "bytes_per_round.png",
+        }  # fmt: skip
+        assert {p.name for p in written.iterdir()} == expected
+        assert {p.stat().st_mode & 0o777 for p in written.iterdir()} == {0o600}
+
+    def test_writing_again_gives_the_same_bytes(self, ledger: Ledger, written: Path) -> None:
+        before = {p.name: p.read_bytes() for p in written.iterdir()}
+        for path in written.iterdir():
+            path.unlink()
+        rundir.write(ledger, RUN, written, states=StateStore(written.parent / "states"))
+        assert {p.name: p.read_bytes() for p in written.iterdir()} == before
+
+    def test_the_headlines_are_those_of_the_matrix(self, written: Path) -> None:
+        data = json.loads((written / "summary.json").read_text())["data"]
+        assert data["accuracy_matrix"] == [list(row) for row in sample_run.MATRIX]
+        assert data["faa"] == pytest.approx(80.0)
+        assert data["aia"] == pytest.approx((90 + 75 + 80) / 3)
+        assert data["forgetting"] == pytest.approx((30 - 5) / 2)
+        assert data["run_status"] == "done"
+        assert data["tasks"][1]["classes"] == ["cat", "dog"]
+
+    def test_the_matrix_file_has_a_row_per_evaluation(self, written: Path) -> None:
+        found = read_csv(written / "accuracy_matrix.csv")
+        assert found[1] == {
+            "after_task": "1", "task_0": "70.0000", "task_1": "80.0000", "task_2": "",
+            "task_mean": "75.0000",
+        }  # fmt: skip
+        assert len(found) == 3
+
+    def test_bytes_agree_in_all_files(self, ledger: Ledger, written: Path) -> None:
+        """The CSV's rows, the rounds' sums and the summary's totals are the same bytes."""
+        total = json.loads((written / "summary.json").read_text())["data"]["bytes"]
+        rounds = lines(written / "rounds.jsonl")
+        table = [r for r in read_csv(written / "bytes.csv") if r["run"] == RUN]
+        for way in ("up", "down"):
+            for level in ("tensor", "sealed", "application", "wire"):
+                counted = sum(
+                    int(r[level])
+                    for r in table
+                    if r["direction"] == way and r["source"] == "predicted"
+                )
+                assert counted == total[way][level] == sum(r["bytes"][way][level] for r in rounds)
+            kernel = sum(
+                int(r["wire"]) for r in table if r["direction"] == way and r["source"] == "kernel"
+            )
+            assert kernel == total[way]["wire_kernel"] > 0
+        assert total["up"] == {
+            "tensor": 7_765_296,
+            "sealed": 7_765_296 + 34 * 1_500,
+            "application": 7_765_296 + 34 * 2_000,
+            "wire": 7_765_296 + 34 * 3_000,
+            "wire_kernel": 7_765_296 + 34 * 3_100,
+        }
+
+    def test_bytes_of_no_run_are_named_and_not_added(self, written: Path) -> None:
+        total = json.loads((written / "summary.json").read_text())["data"]["bytes"]
+        assert total["outside_run"]["up"]["wire"] == 900
+        last = read_csv(written / "bytes.csv")[-1]
+        assert (last["run"], last["seq"], last["cause"], last["wire"]) == (
+            "",
+            "",
+            "handshake",
+            "900",
+        )
+
+    def test_the_flows_stand_in_the_order_of_rounds(self, written: Path) -> None:
+        seqs = [int(r["seq"]) for r in read_csv(written / "bytes.csv") if r["seq"]]
+        assert seqs == sorted(seqs)
+        assert set(seqs) == set(range(12))
+
+    def test_a_rounds_line_says_who_counted_and_why_others_did_not(self, written: Path) -> None:
+        rounds = lines(written / "rounds.jsonl")
+        assert [r["seq"] for r in rounds] == list(range(12))
+        assert rounds[5]["silent"] == {GONE: {"answer": "declined", "reason": "on battery"}}
+        assert rounds[6]["silent"][GONE]["answer"] == "lost"
+        last_train = rounds[10]
+        assert last_train["counted"] == [ALICE, GONE]
+        assert last_train["excluded"] == {BOB: "its norm is 40 times the round's median"}
+        assert last_train["seconds"] == {"collect_s": 6.0, "aggregate_s": 0.25}
+        assert (last_train["base_state"], last_train["new_state"]) == (8, 9)
+
+    def test_the_final_model_is_the_newest_state(self, written: Path) -> None:
+        payload = unpack((written / "final.safetensors").read_bytes())
+        assert payload.tensors["w"].tolist() == [1.0, 1.0]
+        final = json.loads((written / "summary.json").read_text())["data"]["final_state"]
+        assert (final["number"], final["task"]) == (1, 1)
+
+    def test_the_environment_is_that_of_the_run(self, written: Path) -> None:
+        content = json.loads((written / "environment.json").read_text())
+        assert content["data"]["threads"] == 2
+        assert content["data"]["method_version"] == "1"
+        assert content["data"]["backbone"]["digest"] == digest("backbone")
+        assert 'name = "pilora"' in content["data"]["config"]
+
+    def test_this_machine_is_described_without_names_or_paths(self) -> None:
+        found = rundir.describe_environment({"name": "cpu"}, threads=3)
+        assert (found["threads"], found["device"]) == (3, {"name": "cpu"})
+        assert found["packages"]["numpy"] == np.__version__
+        assert str(Path.home()) not in json.dumps(found)
+
+    def test_a_run_without_any_round_can_be_reported(self, empty: Ledger, tmp_path: Path) -> None:
+        files = rundir.write(empty, RUN, tmp_path / "run", states=StateStore(tmp_path / "s"))
+        assert {f.name for f in files} == {
+            "rounds.jsonl", "bytes.csv", "accuracy_matrix.csv", "summary.json", "report.html",
+            "environment.json",
+        }  # fmt: skip
+        data = json.loads((tmp_path / "run" / "summary.json").read_text())["data"]
+        assert (data["faa"], data["accuracy_matrix"], data["final_state"]) == (None, None, None)
+
+    def test_without_clients_tests_the_servers_folder_makes_the_headline(
+        self, empty: Ledger, tmp_path: Path
+    ) -> None:
+        empty.new_task(RUN, 0, [0])
+        empty.add_class(RUN, "cat", "cat", class_id=0)
+        empty.add_evaluation(RUN, 0, CENTRAL, {0: (3, 4)})
+        rundir.write(empty, RUN, tmp_path / "run")
+        data = json.loads((tmp_path / "run" / "summary.json").read_text())["data"]
+        assert (data["faa"], data["evaluation"]) == (75.0, None)
+        assert "the server's test folder" in html_report(collect(empty, RUN))
+
+    def test_an_unknown_run_lists_the_known_ones(self, ledger: Ledger, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match=f"newest are {RUN}"):
+            rundir.write(ledger, RunId("r20000101-000000-0000"), tmp_path)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_reader_can_report_while_the_server_runs(
+        self, ledger: Ledger, written: Path, tmp_path: Path
+    ) -> None:
+        with Ledger(ledger.path, read_only=True) as reader:
+            rundir.write(reader, RUN, tmp_path)
+        assert (tmp_path / "rounds.jsonl").read_bytes() == (written / "rounds.jsonl").read_bytes()
+
+
+class TestAppending:
+    def test_appended_lines_are_those_written_at_once(
+        self, ledger: Ledger, written: Path, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "new" / "rounds.jsonl"
+        held = b""
+        for row in ledger.rounds(RUN):
+            rundir.append_round(ledger, row.key, path.parent)
+            assert path.read_bytes().startswith(held)
+            held = path.read_bytes()
+        assert path.read_bytes() == (written / "rounds.jsonl").read_bytes()
+        assert path.stat().st_mode & 0o777 == 0o600
+
+    @pytest.mark.parametrize("held", [b"", b'{"seq": 0}\n', b"{}\n" * 11 + b'{"se', b"{}\n" * 99])
+    def test_a_torn_or_missing_line_is_made_good(
+        self, ledger: Ledger, written: Path, tmp_path: Path, held: bytes
+    ) -> None:
+        """A kill in the middle of a line, or between a round's end and its line."""
+        path = tmp_path / "rounds.jsonl"
+        path.write_bytes(held)
+        rundir.append_round(ledger, ledger.rounds(RUN)[-1].key, tmp_path)
+        assert path.read_bytes() == (written / "rounds.jsonl").read_bytes()
+
+
+class Page(HTMLParser):
+    """Collects tags and attributes, and checks that tags close in order."""
+
+    VOID = {"meta", "br"}
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+class TestReport:
+    def test_the_page_is_well_formed_and_asks_for_nothing(self, written: Path) -> None:
+        text = (written / "report.html").read_text()
+        page = Page(text)
+        assert page.open == []
+        assert {"script", "link", "img", "iframe", "object"}.isdisjoint(t for t, _ in page.tags)
+        names = {name for _, attrs in page.tags for name in attrs}
+        assert {"src", "href"}.isdisjoint(names)
+        assert not any(name.startswith("on") for name in names)
+        assert "url(" not in text
+        policy = next(a["content"] for t, a in page.tags if a.get("http-equiv"))
+        assert policy == "default-src 'none'; style-src 'unsafe-inline'"
+
+    def test_class_names_and_client_names_are_escaped(self, tmp_path: Path) -> None:
+        with sample_run.build(tmp_path / "l") as ledger:
+            ledger._write("UPDATE clients SET name = '<b>x' WHERE client_id = ?", (ALICE,))
+            ledger._write("UPDATE runs SET config = '</pre><b>', method = '<i>'")
+            page = Page(html_report(collect(ledger, RUN)))
+        assert HTML_NAME in page.text
+        assert "<b>x" in page.text
+        assert "</pre><b>" in page.text
+        assert "script" not in {t for t, _ in page.tags}
+
+    def test_the_page_shows_numbers_clients_and_reasons(self, written: Path) -> None:
+        page = Page((written / "report.html").read_text())
+        for expected in (
+            "80.0 %", "81.7 %", "12.5 pp", "7.87 MB", "alice", "on battery",
+            "its norm is 40 times", "Käse", "outside any run", "12 rounds, 3 tasks",
+        ):  # fmt: skip
+            assert expected in page.text
+
+    def test_the_heat_map_has_the_matrix_in_its_cells(self, written: Path) -> None:
+        text = (written / "report.html").read_text()
+        cells = re.findall(r'style="background:[^"]*">([\d.]+)</td>', text)
+        assert cells == ["90.0", "70.0", "80.0", "60.0", "85.0", "95.0"]
+
+    def test_bars_are_as_high_as_their_bytes(self, ledger: Ledger) -> None:
+        """No bar is negative, and tensors and the rest of a bar add up to the wire."""
+        page = Page(html_report(collect(ledger, RUN)))
+        bars = [(a["class"], float(a["height"])) for t, a in page.tags if t == "rect"]
+        assert len(bars) == 12 * 2 * 2
+        assert min(h for _, h in bars) >= 0
+        data = collect(ledger, RUN)
+        top, _ = _scale(max(b.wire for v in data.rounds for b in (v.up, v.down)))
+        plotted = sum(h for name, h in bars if name.startswith("fill b"))
+        expected = sum(v.up.wire for v in data.rounds) / top * 220
+        assert plotted == pytest.approx(expected, abs=0.1 * len(bars))
+
+    @pytest.mark.parametrize("most", [0, 1, 7, 10, 999, 1000, 2.5e6, 5e9])
+    def test_axes_end_above_the_largest_value_with_few_ticks(self, most: float) -> None:
+        top, ticks = _scale(most)
+        assert top >= most
+        assert (ticks[0], ticks[-1]) == (0, top)
+        assert 3 <= len(ticks) <= 6
+
+    def test_the_terminal_shows_the_same_numbers(self, ledger: Ledger) -> None:
+        text = terminal(ledger)
+        for expected in ("90.0", "80.0 %", "12.5 pp", "evaluate 0", "7.87 MB", "10.5 MB", "2 of 3"):
+            assert expected in text
+        assert max(map(len, text.splitlines())) <= 100
+
+    def test_many_rounds_are_summed_by_task(self, tmp_path: Path) -> None:
+        with sample_run.build(tmp_path / "l") as ledger:
+            ledger.new_task(RUN, 3, [6])
+            for number in range(70):
+                key = sample_run.RoundKey(RUN, 3, "train", number)
+                ledger.new_round(key, asked=(ALICE,), base_state=0)
+                ledger.add_bytes(Direction.UP, Cause.UPDATE, round_key=key, tensor=1000, wire=1100)
+                ledger.close_round(key, "skipped")
+            text = terminal(ledger)
+            page = Page(html_report(collect(ledger, RUN)))
+        assert re.search(r"train x 70 +0 of 70 +70\.0 kB +77\.0 kB", text)
+        assert sum(t == "rect" for t, _ in page.tags) == 4 * 2 * 2
+
+    def test_plots_are_pictures_with_something_on_them(self, written: Path) -> None:
+        for path in written.glob("*.png"):
+            with Image.open(path) as image:
+                colours = image.convert("RGB").getcolors(1 << 24)
+            assert len(colours) > 50, path.name
+
+    @pytest.mark.parametrize(
+        ("count", "text"),
+        [
+            (0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (999_499, "999 kB"),
+            (999_500, "1.00 MB"), (9_995_000, "10.0 MB"), (12_340_000_000, "12.3 GB"),
+            (5_000_000_000_000, "5,000 GB"),
+        ],
+    )  # fmt: skip
+    def test_bytes_have_three_digits_and_decimal_units(self, count: int, text: str) -> None:
+        assert format_bytes(count) == text
+
+
+def test_neither_torch_nor_matplotlib_is_needed_to_import_reports() -> None:
+    """The daemon imports all of this; it must stay small."""
+    code = (
+        "import sys; import fcil_server.rundir, fcil_server.classes, fcil_server.plots;"
+        "heavy = {'torch', 'timm', 'matplotlib', 'zmq', 'rich'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
