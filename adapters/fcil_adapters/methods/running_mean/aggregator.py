@@ -1,0 +1,55 @@
+"""The server's half: merge the clients' means; finished tasks stay as they are."""
+
+# ruff: noqa: ARG002  the contract names the arguments
+from __future__ import annotations
+
+import numpy as np
+
+from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.statistics import merge_means
+
+
+class Aggregator:
+    """The state holds ``task.<t>.mean``, ``.count`` and ``.classes`` of every task."""
+
+    def init(self, ctx: Context) -> State:
+        """Return the state before the first task: nothing."""
+        return State({}, {"task": -1})
+
+    def open_task(self, ctx: Context, state: State) -> State:
+        """Add a task whose classes nobody has described yet."""
+        c, t = len(ctx.task.classes), ctx.task.index
+        fresh = {
+            f"task.{t}.mean": np.zeros((c, ctx.hparams.side**2), dtype=np.float32),
+            f"task.{t}.count": np.zeros(c, dtype=np.int64),
+            f"task.{t}.classes": np.asarray(ctx.task.classes, dtype=np.int64),
+        }
+        return State({**state.tensors, **fresh}, {"task": t})
+
+    def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
+        """Merge this round's means with those of the task's earlier rounds, by counts."""
+        mean, count = f"task.{ctx.task.index}.mean", f"task.{ctx.task.index}.count"
+        sent = [update.payload for update in updates]
+        round_mean, round_count = merge_means(
+            np.stack([p.f32("mean") for p in sent]),  # (K, c, pixels)
+            np.stack([p.i64("count") for p in sent]),  # (K, c)
+            ctx.max_weight_share,
+        )
+        merged, total = merge_means(
+            np.stack([state.f32(mean), round_mean]),  # (2, c, pixels)
+            np.stack([state.i64(count), round_count]),  # (2, c)
+        )
+        return State({**state.tensors, mean: merged.astype(np.float32), count: total}, state.meta)
+
+    def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
+        """Return the current task, and each finished task as a part that never changes."""
+        current = state.meta["task"]
+        assert isinstance(current, int)
+        names = ("mean", "count", "classes")
+        return tuple(
+            Part(
+                "current" if t == current else f"task/{t}",
+                State({name: state.tensors[f"task.{t}.{name}"] for name in names}),
+            )
+            for t in range(current + 1)
+        )

@@ -1,0 +1,35 @@
+"""The client's half: the mean thumbnail of each class of the task."""
+
+# ruff: noqa: ARG002  the contract names the arguments
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fcil_adapters.contract import Context, ImageSet, Progress, State
+from fcil_adapters.methods.running_mean.thumbnails import thumbnails
+from fcil_adapters.statistics import class_means, class_sums
+from fcil_protocol.payload import Payload
+
+_BATCH = 256  # images in memory at a time
+
+
+class Learner:
+    """Keeps no state: every round describes the same images."""
+
+    def run(
+        self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
+    ) -> tuple[State, Payload]:
+        """Return the means (c, pixels), the counts (c,) and n."""
+        classes, side = ctx.task.classes, ctx.hparams.side
+        sums = np.zeros((len(classes), side * side))  # (c, pixels)
+        counts = np.zeros(len(classes), dtype=np.int64)  # (c,)
+        for start in range(0, len(data), _BATCH):
+            index = np.arange(start, min(start + _BATCH, len(data)), dtype=np.int64)
+            small = thumbnails(data.take(index), side)  # (B, pixels)
+            more = class_sums(small, data.labels[index], classes)
+            sums, counts = sums + more[0], counts + more[1]
+            ctx.progress(Progress(int(index[-1]) + 1, len(data)))
+        means = class_means(sums, counts).astype(np.float32)
+        return state, Payload({"mean": means, "count": counts, "n": counts.sum().reshape(1)})

@@ -1,0 +1,122 @@
+"""Find methods by name, built-in and third-party alike, through entry points."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import json
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from pydantic import ValidationError
+
+from fcil_adapters.contract import BackboneInfo, Exchange, Hparams, Method
+from fcil_protocol.errors import ConfigError, MethodMismatch
+
+GROUP = "fcil.methods"
+
+
+def method_names() -> list[str]:
+    """Return the names of all installed methods, sorted."""
+    return sorted({e.name for e in entry_points(group=GROUP)})
+
+
+def load_method(name: str) -> Method:
+    """Load a manifest (no torch).
+
+    Raises:
+        ConfigError: no installed package offers the name, or its door leads to no manifest.
+    """
+    for entry in entry_points(group=GROUP):
+        if entry.name == name:
+            return _load(entry)
+    known = method_names()
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known are: {', '.join(known)}."
+    raise ConfigError(f"no installed package offers the method {name[:80]!r}.", action=hint)
+
+
+def _load(entry: EntryPoint) -> Method:
+    try:
+        manifest = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"the method {entry.name!r} ({entry.value}) cannot be imported: {error}.",
+            action="Install its package again.",
+        ) from error
+    if not isinstance(manifest, Method) or manifest.name != entry.name:
+        raise ConfigError(
+            f"the entry point {entry.name!r} leads to {entry.value}, which is not its manifest.",
+            action="It must be a fcil_adapters.contract.Method of the same name.",
+        )
+    return manifest
+
+
+def load_half(path: str) -> Any:
+    """Instantiate a learner, aggregator or model given as ``package.module:Class``."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)()
+
+
+def make_hparams(method: Method, options: dict[str, Any]) -> Hparams:
+    """Build hyper-parameters from defaults, a preset and single options, in this order.
+
+    Raises:
+        ConfigError: names every unknown or wrong option at once.
+    """
+    options = dict(options)
+    preset = options.pop("preset", None)
+    if preset is not None and preset not in method.presets:
+        known = ", ".join(sorted(method.presets)) or "none"
+        raise ConfigError(f"method {method.name} has no preset {preset!r}; it has: {known}.")
+    merged = {**(method.presets[preset] if preset else {}), **options}
+    try:
+        return method.hparams.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_fault(method, e) for e in error.errors()) + ".") from error
+
+
+def _fault(method: Method, error: Any) -> str:
+    key = ".".join(str(x) for x in error["loc"])
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, method.hparams.model_fields, 1)
+        hint = f", did you mean {near[0]!r}?" if near else ""
+        return f"method {method.name} has no option {key!r}{hint}"
+    return f"option {key!r} of method {method.name}: {error['msg']}, got {error['input']!r}"
+
+
+def schema_digest(method: Method, hparams: Hparams, backbone: BackboneInfo) -> str:
+    """Return the SHA-256 that both sides of a federation must agree on (hex).
+
+    It covers the method's name and version, its hyper-parameters and all its schemas.
+    """
+    text = json.dumps(
+        {
+            "name": method.name,
+            "version": method.version,
+            "hparams": hparams.model_dump(mode="json"),
+            "exchanges": [
+                [e.kind, e.rounds, e.keeps_state, e.upload.digest()]
+                for e in method.exchanges(hparams, backbone)
+            ],
+            "broadcast": {
+                kind: schema.digest()
+                for kind, schema in method.broadcast(hparams, backbone).items()
+            },
+        },
+        sort_keys=True,
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def find_exchange(method: Method, hparams: Hparams, backbone: BackboneInfo, kind: str) -> Exchange:
+    """Return the method's exchange of one kind.
+
+    Raises:
+        MethodMismatch: the method has no such exchange with these hyper-parameters.
+    """
+    for exchange in method.exchanges(hparams, backbone):
+        if exchange.kind == kind:
+            return exchange
+    raise MethodMismatch(f"method {method.name} has no exchange {kind!r}.")

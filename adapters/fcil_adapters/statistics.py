@@ -1,0 +1,99 @@
+"""Class means and their exact merge, in float64, and the comparison of probe features."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fcil_adapters.arrays import sample_weights
+from fcil_protocol.errors import BackboneMismatch
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+
+def class_positions(labels: NDArray[np.int64], classes: Sequence[int]) -> I64:
+    """Return where each label stands in ``classes``: (N,) int64.
+
+    Raises:
+        KeyError: a label is none of the classes (the caller's door let it through).
+    """
+    position = {c: i for i, c in enumerate(classes)}
+    return np.array([position[int(c)] for c in labels], dtype=np.int64)
+
+
+def class_sums(
+    features: NDArray[Any], labels: NDArray[np.int64], classes: Sequence[int]
+) -> tuple[F64, I64]:
+    """Sum features by class.
+
+    Args:
+        features: (N, d).
+        labels: (N,), each one of ``classes``.
+        classes: the C class ids, in the order of the result's rows.
+
+    Returns:
+        Sums (C, d) and counts (C,); they add up over batches, clients and rounds.
+    """
+    sums = np.zeros((len(classes), features.shape[1]), dtype=np.float64)  # (C, d)
+    counts = np.zeros(len(classes), dtype=np.int64)  # (C,)
+    rows = class_positions(labels, classes)
+    np.add.at(sums, rows, features.astype(np.float64))
+    np.add.at(counts, rows, 1)
+    return sums, counts
+
+
+def class_means(sums: F64, counts: I64) -> F64:
+    """Return the means (C, d); the row of a class without images is zero."""
+    return sums / np.maximum(counts, 1)[:, None]
+
+
+def merge_means(means: NDArray[Any], counts: I64, max_share: float = 1.0) -> tuple[F64, I64]:
+    """Merge the clients' class means into the means over all their images.
+
+    Args:
+        means: (K, C, d); the row of a client without images of a class is ignored.
+        counts: (K, C).
+        max_share: largest weight of one client in a class that others have as well
+            (`arrays.sample_weights`); at 1 the result is the exact mean.
+
+    Returns:
+        Means (C, d), zero where nobody has the class, and total counts (C,).
+    """
+    _, C, d = means.shape
+    merged = np.zeros((C, d), dtype=np.float64)
+    for c in range(C):
+        owners = np.flatnonzero(counts[:, c] > 0)
+        if owners.size:
+            weights = sample_weights(counts[owners, c].tolist(), max_share)  # (|S_c|,)
+            merged[c] = weights @ means[owners, c].astype(np.float64)
+    return merged, counts.sum(axis=0, dtype=np.int64)
+
+
+def compare_probes(a: NDArray[Any], b: NDArray[Any]) -> float:
+    """Say how far two computations of the probe features are apart.
+
+    Args:
+        a: features that one side computed, (P, d).
+        b: features that the other side computed, the reference, (P, d).
+
+    Returns:
+        The largest ``||a_i - b_i|| / ||b_i||`` over the probe images; infinity if a value is
+        not finite. Equal backbones on different machines give about 1e-6.
+
+    Raises:
+        BackboneMismatch: the shapes differ.
+    """
+    if a.shape != b.shape:
+        raise BackboneMismatch(
+            f"probe features: expected shape {b.shape}, got {a.shape}.",
+            action="Use the same backbone on both sides.",
+        )
+    left, right = a.astype(np.float64), b.astype(np.float64)
+    if not (np.isfinite(left).all() and np.isfinite(right).all()):
+        return float("inf")
+    norms = np.maximum(np.linalg.norm(right, axis=1), np.finfo(np.float64).tiny)
+    return float(np.max(np.linalg.norm(left - right, axis=1) / norms))

@@ -1,0 +1,331 @@
+"""The daemon's hold on its worker process: start, call, cancel, release, survive its death.
+
+Torch-free. A worker is started at the first call and again after it died or was released;
+so every call carries all that it needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import IO
+
+from fcil_adapters.contract import Progress
+from fcil_adapters.worker_pipe import AsyncPipe, Blobs, Fields
+from fcil_protocol.errors import (
+    FcilError,
+    InternalError,
+    WireError,
+    WorkerDied,
+    WorkerError,
+    from_code,
+)
+from fcil_protocol.files import storage_errors
+
+MAX_LOG_BYTES = 1 << 20  # then the log starts anew; one older log is kept
+STOP_S = 5.0  # a worker that was told to end gets so long before it is killed
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
+Answer = tuple[Fields, Blobs]
+OnRequest = Callable[[Fields], Answer | Awaitable[Answer]]
+
+
+class WorkerHost:
+    """One worker process at a time, and one call at a time; further calls wait."""
+
+    def __init__(
+        self,
+        module: str,
+        *,
+        name: str,
+        env: Mapping[str, str] | None = None,
+        threads: int | None = None,
+        nice: int = 0,
+        idle_s: float | None = None,
+        log: Path | None = None,
+    ) -> None:
+        """Describe a worker; nothing starts yet.
+
+        Args:
+            module: run as ``python -m MODULE --fd N``.
+            name: how messages call it.
+            env: added to this process's environment.
+            threads: threads of its numeric libraries; None or 0: theirs to choose.
+            nice: added to its niceness.
+            idle_s: without a call for so long it is released; None: never.
+            log: file (0600) for its output; None: this process's stderr.
+        """
+        self.name = name
+        self._module = module
+        self._nice = nice
+        self._idle_s = idle_s
+        self._log = log
+        numbers = {} if not threads else dict.fromkeys(_THREAD_VARIABLES, str(threads))
+        self._env = {**os.environ, **numbers, **(env or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: AsyncPipe | None = None
+        self._lock = asyncio.Lock()
+        self._idle: asyncio.TimerHandle | None = None
+        self._stopped_by_us = False
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while a worker runs."""
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else None
+
+    @property
+    def busy(self) -> bool:
+        """True while a call is under way."""
+        return self._lock.locked()
+
+    async def call(
+        self,
+        op: str,
+        fields: Fields,
+        payloads: Blobs = (),
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        on_request: OnRequest | None = None,
+    ) -> tuple[Fields, list[bytes]]:
+        """Let the worker carry out one operation.
+
+        A cancelled call kills the worker. An error that ``on_request`` raises is told to the
+        worker, which gives up the operation, and is raised here.
+
+        Raises:
+            WorkerDied: the process ended without an answer.
+            FcilError: what the worker reported, by its own class.
+        """
+        async with self._lock:
+            self._hold()
+            self._rotate()
+            try:
+                pipe = (self._pipe if self._alive() else None) or self._start()
+                await pipe.send({"op": op, "fields": fields}, payloads)
+                return await self._converse(pipe, on_progress, on_request)
+            except _Reported as reported:
+                raise reported.cause from None
+            except (EOFError, ConnectionError) as error:
+                raise await self._died() from error
+            except BaseException:
+                # Cancelled, or what stands in the pipe is unknown: there is no going on.
+                self.kill()
+                self._forget()
+                raise
+            finally:
+                self._release_later()
+
+    async def stop(self) -> None:
+        """Wait for the call under way, end the worker and wait until it is gone."""
+        async with self._lock:
+            self._hold()
+            await self._end()
+
+    def kill(self) -> None:
+        """End the worker now; a call under way fails. The next call starts another."""
+        self._stopped_by_us = True
+        process, pipe = self._process, self._pipe
+        if pipe is not None:
+            pipe.hang_up()
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            # The end of a process with much memory takes a while; the loop does not wait.
+            threading.Thread(target=process.wait, daemon=True).start()
+        if not self.busy:
+            self._forget()
+
+    # --- one conversation -------------------------------------------------------------------
+
+    async def _converse(
+        self,
+        pipe: AsyncPipe,
+        on_progress: Callable[[Progress], None] | None,
+        on_request: OnRequest | None,
+    ) -> tuple[Fields, list[bytes]]:
+        failure: FcilError | None = None
+        while True:
+            message, payloads = await pipe.recv()
+            if "progress" in message:
+                if on_progress is not None:
+                    on_progress(Progress(**message["progress"]))
+            elif "request" in message:
+                try:
+                    reply, blobs = await _answer(on_request, message["request"])
+                except FcilError as error:
+                    failure = error
+                    told = {"error": error.code, "message": error.message, "action": error.action}
+                    await pipe.send(told)
+                else:
+                    await pipe.send({"reply": reply}, blobs)
+            elif "error" in message:
+                reported = from_code(message["error"], message["message"], message["action"])
+                raise _Reported(failure or reported)
+            elif "result" in message:
+                return message["result"], payloads
+            else:
+                raise WireError(f"the {self.name} worker sent a message of no known kind.")
+
+    # --- the process ------------------------------------------------------------------------
+
+    def _alive(self) -> bool:
+        """Say whether a worker waits for calls; forget one that died between two."""
+        if self._process is not None and (self._process.poll() is not None or self._stopped_by_us):
+            self._forget()
+        return self._process is not None
+
+    def _start(self) -> AsyncPipe:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", self._module, "--fd", str(theirs.fileno())]
+        if self._nice:
+            command += ["--nice", str(self._nice)]
+        self._stopped_by_us = False
+        try:
+            with theirs, contextlib.ExitStack() as stack:
+                output = self._open_log(stack)
+                # A session of its own: Ctrl-C is for the daemon, which then ends the worker.
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=self._env,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            ours.close()
+            raise WorkerError(
+                f"the {self.name} worker cannot be started: {error.strerror}.",
+                action="Free memory or processes on this machine.",
+            ) from error
+        except BaseException:
+            ours.close()
+            raise
+        self._pipe = AsyncPipe(ours)
+        return self._pipe
+
+    def _open_log(self, stack: contextlib.ExitStack) -> IO[bytes] | int:
+        if self._log is None:
+            return sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL
+        with storage_errors("write the worker's log", self._log):
+            fd = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            return stack.enter_context(os.fdopen(fd, "ab"))
+
+    def _rotate(self) -> None:
+        """Set a long log aside; a running worker appends, so it goes on in the empty file."""
+        with contextlib.suppress(OSError):  # no log, or one that cannot be copied: it goes on
+            if self._log is not None and self._log.stat().st_size > MAX_LOG_BYTES:
+                shutil.copy2(self._log, self._log.with_name(f"{self._log.name}.1"))
+                os.truncate(self._log, 0)
+
+    async def _died(self) -> WorkerDied:
+        ours = self._stopped_by_us
+        process = self._process
+        await self._end()
+        code = process.returncode if process is not None else None
+        if ours:
+            return WorkerDied(f"the {self.name} worker was stopped in the middle of its work.")
+        if code == -signal.SIGKILL:
+            return WorkerDied(
+                f"the {self.name} worker was killed (signal 9), perhaps for lack of memory.",
+                action="Use a smaller micro-batch or fewer threads.",
+            )
+        if code is not None and code < 0:
+            return WorkerDied(
+                f"the {self.name} worker ended by signal {-code} ({_signal_name(-code)})"
+                f"{self._last_words()}.",
+            )
+        return WorkerDied(
+            f"the {self.name} worker ended with exit code {code}{self._last_words()}."
+        )
+
+    def _last_words(self) -> str:
+        """Return the last line of the log, which for a failed start names the cause."""
+        if self._log is None:
+            return ""
+        try:
+            with self._log.open("rb") as file:
+                file.seek(max(0, self._log.stat().st_size - 4096))
+                lines = file.read().decode(errors="replace").split("\n")
+        except OSError:
+            return ""
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f": {last[:200].rstrip('.')}; see {self._log}" if last else ""
+
+    async def _end(self) -> None:
+        """Close the pipe, wait for the process, and kill it if it does not go."""
+        process, pipe = self._process, self._pipe
+        if pipe is not None:
+            pipe.hang_up()
+        if process is not None:
+            try:
+                await asyncio.to_thread(process.wait, STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                await asyncio.to_thread(process.wait)
+            finally:
+                if process.poll() is None:
+                    process.kill()
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._pipe is not None:
+            self._pipe.close()
+        self._process, self._pipe = None, None
+
+    # --- idle release -----------------------------------------------------------------------
+
+    def _hold(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    def _release_later(self) -> None:
+        if self._idle_s is not None and self._process is not None:
+            loop = asyncio.get_running_loop()
+            self._idle = loop.call_later(self._idle_s, self._release)
+
+    def _release(self) -> None:
+        """Free the memory of a worker that nobody needed for a while."""
+        self._idle = None
+        if not self.busy:
+            self.kill()
+
+
+class _Reported(Exception):
+    """Carries an error that the worker reported; the worker itself goes on."""
+
+    def __init__(self, cause: FcilError) -> None:
+        super().__init__(cause.message)
+        self.cause = cause
+
+
+async def _answer(on_request: OnRequest | None, fields: Fields) -> Answer:
+    if on_request is None:
+        raise InternalError("the worker asked for something in a call that offers nothing.")
+    answer = on_request(fields)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"

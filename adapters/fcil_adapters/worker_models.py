@@ -1,0 +1,155 @@
+"""What both workers do with backbones and models; torch is imported at the first need only."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fcil_adapters import evaluation, registry
+from fcil_adapters.contract import BackboneInfo, Context, ImageSet, Method, Preprocessing
+from fcil_adapters.describe import backbone_fields, preprocessing_digest
+from fcil_adapters.worker_ops import Call, Reply, context_from
+from fcil_adapters.worker_pipe import Fields
+from fcil_protocol.errors import BackboneMismatch, WireError
+from fcil_protocol.payload import Payload, unpack
+
+# What one may know of the embedded backbone without loading it (a test compares both).
+EMBEDDED_INFO = BackboneInfo(
+    name="vit_nano_patch4_32",
+    dim=128,
+    depth=6,
+    heads=4,
+    mlp_dim=512,
+    preprocessing=Preprocessing(size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
+    digest="072344de5c60bf857e06c8e67c2952ba728fdfa6376f0f6a5be50c3e91192f0c",
+)
+
+
+class Engine:
+    """The one backbone that a worker keeps warm, and the device it is on.
+
+    Which backbone is meant stands in every call, under ``backbone``: ``{name, weights,
+    device, needed}``, with ``weights`` a path or None, ``device`` also ``auto``, and
+    ``needed`` False for methods that compute without one. A worker that was started anew
+    so loads it again by itself.
+    """
+
+    def __init__(self) -> None:
+        self._meant: tuple[str, str | None, str] | None = None
+        self._loaded: Any = None
+
+    def backbone(self, call: Call) -> Reply:
+        """Load a backbone and describe it.
+
+        Fields: name, weights, device, needed. Result: ``info`` (`describe.backbone_fields`),
+        ``device`` (torch's name), ``description`` (of the device, for people); payload, if
+        the backbone is needed: ``probe``, the probe images' features (4, d).
+        """
+        needed = call.fields["needed"]
+        if not needed and call.fields["name"] in ("embedded", EMBEDDED_INFO.name):
+            return {"info": backbone_fields(EMBEDDED_INFO), **describe_without_torch()}, ()
+        from fcil_adapters.backbone import probe_features
+
+        loaded = self._load(call.fields)
+        fields = {"info": backbone_fields(loaded.info), **_describe(loaded.device)}
+        return fields, [Payload({"probe": probe_features(loaded)})] if needed else []
+
+    def prepare(self, call: Call) -> tuple[Method, Context]:
+        """Return the method that a call names, and its context with device and backbone.
+
+        Fields: method, context (`worker_ops.context_fields`), backbone (see the class).
+
+        Raises:
+            BackboneMismatch: the loaded backbone is not the one of the context.
+            ConfigError, WireError: the method or a field is wrong.
+        """
+        method = registry.load_method(call.fields["method"])
+        if not method.needs_backbone:
+            return method, context_from(call.fields["context"], method, progress=call.progress)
+        loaded = self._load(call.fields["backbone"])
+        ctx = context_from(
+            call.fields["context"],
+            method,
+            device=loaded.device,
+            backbone=loaded,
+            progress=call.progress,
+        )
+        _check_same(loaded.info, ctx.backbone_info)
+        return method, ctx
+
+    def _load(self, wanted: Fields) -> Any:
+        from fcil_adapters.backbone import load_backbone
+
+        name, weights = wanted["name"], wanted["weights"]
+        device = _choose_device(wanted["device"])
+        if (name, weights, device) != self._meant:
+            self._loaded = self._meant = None  # two backbones need not fit at once
+            self._loaded = load_backbone(name, Path(weights) if weights else None, device)
+            self._meant = (name, weights, device)
+        return self._loaded
+
+
+def evaluate(
+    method: Method, ctx: Context, parts: Mapping[str, Payload], images: ImageSet
+) -> Payload:
+    """Compose the global model and count right answers: the payload of ``wellknown.EVALUATE``."""
+    predictor = registry.load_half(method.model).compose(ctx, parts, ctx.backbone)
+    batch = min(256, ctx.micro_batch or 256)
+    classes, correct, total = evaluation.evaluate(predictor, images, batch)
+    n = np.array([len(images)], dtype=np.int64)
+    return Payload({"classes": classes, "correct": correct, "total": total, "n": n})
+
+
+def read_parts(call: Call, payloads: Sequence[bytes]) -> dict[str, Payload]:
+    """Return the parts of a broadcast by the names in the call's ``parts``.
+
+    Raises:
+        WireError: there are not as many payloads as names, or one is no payload.
+    """
+    names = call.fields["parts"]
+    if len(names) != len(payloads):
+        raise WireError(f"{len(names)} parts are named, {len(payloads)} payloads came.")
+    return {name: unpack(data) for name, data in zip(names, payloads, strict=True)}
+
+
+def _check_same(ours: BackboneInfo, theirs: BackboneInfo) -> None:
+    """Refuse to compute with a backbone that others do not have."""
+    if ours.digest != theirs.digest:
+        raise BackboneMismatch(
+            f"the loaded backbone has digest {ours.digest[:12]}, "
+            f"the run's {theirs.name!r} has {theirs.digest[:12]}.",
+            action="Use the same weights file on every device.",
+        )
+    if preprocessing_digest(ours.preprocessing) != preprocessing_digest(theirs.preprocessing):
+        raise BackboneMismatch(
+            f"the loaded backbone prepares images as {ours.preprocessing}, "
+            f"the run as {theirs.preprocessing}.",
+            action="Install the same version of timm on every device.",
+        )
+
+
+def _choose_device(name: str) -> str:
+    if name != "auto":
+        return name
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def describe_without_torch() -> Fields:
+    """Return where a method computes that needs no backbone."""
+    return {"device": "cpu", "description": f"cpu ({platform.machine()})"}
+
+
+def _describe(device: str) -> Fields:
+    import torch
+
+    if device.startswith("cuda"):
+        text = f"{device} ({torch.cuda.get_device_name(device)})"
+    else:
+        text = f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
+    return {"device": device, "description": text}

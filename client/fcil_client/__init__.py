@@ -1,0 +1,1 @@
+"""The client: a daemon that keeps images on its device and sends sealed updates."""

@@ -1,0 +1,143 @@
+"""Fetch the parts of a broadcast that are not on disk: verify, assemble, keep sealed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fcil_client.greeting import Terms
+from fcil_client.home import Enrolment, Home
+from fcil_protocol.assembly import Assembly
+from fcil_protocol.envelope import (
+    Header,
+    StoredEnvelope,
+    open_body,
+    parse_header,
+    read_envelope,
+    unwrap_key,
+    verify_header,
+    write_envelope,
+)
+from fcil_protocol.errors import CorruptFile, StaleUpdate, WireError
+from fcil_protocol.keys import PrivateKeys, PublicKeys
+from fcil_protocol.messages import Chunk, Message, PartRef, Parts, Received, Want
+from fcil_protocol.payload import Payload, unpack
+from fcil_protocol.transfer import Receiving
+
+IN_MEMORY_BYTES = 1 << 20  # smaller parts are assembled in memory, larger ones in a file
+PARALLEL = 4  # parts under way at once
+
+
+@dataclass
+class Downloads:
+    """The parts of the current order that are still missing.
+
+    Attributes:
+        send: sends a message to the server.
+    """
+
+    home: Home
+    enrolment: Enrolment
+    keys: PrivateKeys
+    send: Callable[[Message], None]
+    refs: dict[str, PartRef] = field(default_factory=dict)
+    waiting: list[str] = field(default_factory=list)
+    active: dict[str, Receiving | None] = field(default_factory=dict)
+
+    def start(self, parts: Sequence[PartRef]) -> bool:
+        """Ask for what is missing; True if nothing is."""
+        self.refs = {p.digest: p for p in parts}
+        self.home.prune_parts(set(self.refs))
+        self.waiting = [d for d in self.refs if not self.home.part_path(d).exists()]
+        self.active.clear()
+        self._ask_more()
+        return not self.waiting and not self.active
+
+    def stop(self) -> None:
+        """Forget what was asked for; what arrived of large parts stays on disk."""
+        self.refs.clear()
+        self.waiting.clear()
+        self.active.clear()
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Bytes here and bytes in total of the current order's parts."""
+        total = sum(p.sealed_bytes for p in self.refs.values())
+        missing = sum(self.refs[d].sealed_bytes for d in (*self.waiting, *self.active))
+        here = sum(r.assembly.received_bytes for r in self.active.values() if r)
+        return total - missing + here, total
+
+    def _ask_more(self) -> None:
+        while self.waiting and len(self.active) < PARALLEL:
+            digest = self.waiting.pop(0)
+            self.active[digest] = None
+            self.send(Want(digest=digest, chunks=[], header=True))
+
+    def header(self, received: Received, message: Parts, terms: Terms, server: PublicKeys) -> None:
+        """Take the signed header of a part and ask for its chunks."""
+        ref = self.refs.get(message.digest)
+        if ref is None or message.digest not in self.active:
+            return  # of an order that is over
+        data, signature, wrap = received.blobs
+        verify_header(data, signature, server)
+        header = parse_header(data, max_plain_bytes=terms.max_payload_bytes)
+        self._check(header, ref, terms)
+        unwrap_key(wrap, data, self.keys)  # a wrap for somebody else is found out now
+        large = header.sealed_bytes > IN_MEMORY_BYTES
+        path = self.home.incoming_path(message.digest) if large else None
+        receiving = Receiving(
+            header, data, signature, wrap, Assembly(header, path=path), terms.credit
+        )
+        self.active[message.digest] = receiving
+        self._continue(message.digest, receiving)
+
+    def _check(self, header: Header, ref: PartRef, terms: Terms) -> None:
+        core = header.core
+        expected = (self.enrolment.federation, terms.run, "broadcast", "server", ref.name)
+        got = (core.federation, core.run, core.direction, core.sender, core.part)
+        if header.update_id != ref.digest or got != expected:
+            raise WireError(f"part {ref.name!r}: expected {expected}, got {got}.")
+
+    def chunk(self, received: Received, message: Chunk) -> bool:
+        """Take one chunk; True once every part of the order is on disk."""
+        receiving = self.active.get(message.digest)
+        if receiving is None:
+            return False
+        receiving.put(message.index, received.blobs[0])
+        self._continue(message.digest, receiving)
+        return not self.waiting and not self.active
+
+    def _continue(self, digest: str, receiving: Receiving) -> None:
+        if receiving.complete:
+            body = receiving.assembly.body()
+            stored = StoredEnvelope(
+                receiving.header_bytes, receiving.signature, receiving.wrap, body
+            )
+            write_envelope(self.home.part_path(digest), stored)
+            receiving.assembly.discard()
+            del self.active[digest]
+            self._ask_more()
+        else:
+            wanted = receiving.want()
+            if wanted:
+                self.send(Want(digest=digest, chunks=wanted))
+
+
+def open_part(home: Home, ref: PartRef, keys: PrivateKeys, server: PublicKeys) -> Payload:
+    """Open one cached part; a damaged one is removed, so that it is fetched again.
+
+    Raises:
+        StaleUpdate: the cached file was damaged; the round must fetch again.
+    """
+    path = home.part_path(ref.digest)
+    try:
+        stored = read_envelope(path)
+        verify_header(stored.header, stored.signature, server)
+        header = parse_header(stored.header, max_plain_bytes=1 << 40)
+        if header.update_id != ref.digest:
+            raise CorruptFile(f"{path} holds another part than its name says.")
+        key = unwrap_key(stored.wrap, stored.header, keys)
+        return unpack(open_body(header, key, header.split(stored.body)))
+    except Exception as error:
+        path.unlink(missing_ok=True)
+        raise StaleUpdate(f"part {ref.name!r} was damaged on disk ({error}).") from error

@@ -1,0 +1,148 @@
+"""Become a member: find a server on this machine, make keys here, have them listed.
+
+A server that runs as the same user leaves a join file (0600) that names its control
+socket. The client makes its keys on the spot and hands over the public halves; private
+keys never travel. Enrolment from other machines needs a ticket.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from fcil_client.home import Enrolment, Home, state_home
+from fcil_protocol import control
+from fcil_protocol.errors import LinkError, TrustError, Unreachable, UsageError
+from fcil_protocol.ids import ClientId, FederationId
+from fcil_protocol.keys import Certificate, PrivateKeys
+
+
+@dataclass(frozen=True)
+class JoinFile:
+    """What a server tells the other programs of its own user."""
+
+    federation: FederationId
+    name: str
+    directory: Path
+    addresses: tuple[str, ...]
+
+
+def join_files() -> list[JoinFile]:
+    """Return the servers of this user that say they run here, sorted by path."""
+    found = []
+    for path in sorted((state_home() / "servers").glob("*.json")):
+        try:
+            fields = json.loads(path.read_bytes())
+            found.append(
+                JoinFile(
+                    FederationId(fields["federation"]),
+                    str(fields["name"]),
+                    Path(fields["directory"]),
+                    tuple(fields["addresses"]),
+                )
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # half removed by a server that is stopping
+    return found
+
+
+def find(data: Path, server: str | None) -> tuple[Home, Enrolment]:
+    """Return the client's home and enrolment, enrolling it if it is new.
+
+    Args:
+        data: the image folder; one folder is one client of a federation.
+        server: a federation's name, id or address, when several could be meant.
+
+    Raises:
+        Unreachable: no server runs here and the folder was never enrolled.
+        UsageError: several servers could be meant.
+    """
+    running = [j for j in join_files() if server is None or _means(j, server)]
+    known = [h for h in Home.known(data) if server is None or _home_means(h, server)]
+    for join in running:
+        home = Home.of(join.federation, data)
+        if home.enrolment() is not None and len(running) == 1:
+            return home, _refresh(home, join)
+    if len(running) > 1:
+        raise UsageError(
+            "several servers run on this machine: "
+            + ", ".join(f"{j.name} ({j.addresses[0]})" for j in running)
+            + ".",
+            action="Say which one: --server ADDRESS.",
+        )
+    if running:
+        return _enrol(running[0], data)
+    if len(known) == 1:
+        enrolment = known[0].enrolment()
+        assert enrolment is not None
+        return known[0], enrolment
+    if known:
+        raise UsageError(
+            f"{data} is enrolled with {len(known)} federations and none of their servers runs "
+            "here.",
+            action="Say which one: --server ADDRESS.",
+        )
+    asked = f" that is called {server!r}" if server else ""
+    raise Unreachable(
+        f"no fcil server{asked} runs on this machine as this user, and {data} is not enrolled.",
+        action="Start one with: fcil-server serve",
+    )
+
+
+def _means(join: JoinFile, server: str) -> bool:
+    return server in (join.name, join.federation, *join.addresses)
+
+
+def _home_means(home: Home, server: str) -> bool:
+    enrolment = home.enrolment()
+    return enrolment is not None and server in (enrolment.federation, *enrolment.addresses)
+
+
+def _refresh(home: Home, join: JoinFile) -> Enrolment:
+    """Take over a changed address of a server that we know (its key stays pinned)."""
+    enrolment = home.enrolment()
+    assert enrolment is not None
+    if enrolment.addresses == join.addresses:
+        return enrolment
+    fields = {**enrolment.__dict__, "addresses": join.addresses}
+    enrolment = Enrolment(**fields)
+    home.save_enrolment(enrolment)
+    return enrolment
+
+
+def _enrol(join: JoinFile, data: Path) -> tuple[Home, Enrolment]:
+    home = Home.of(join.federation, data)
+    keys = load_keys(home)
+    name = f"{socket.gethostname()}:{data.resolve().name}"[:128]
+    public = {k: v.hex() for k, v in keys.public.to_fields().items()}
+    try:
+        reply = control.ask(join.directory, "enrol_local", name=name, keys=public)
+    except Unreachable as error:
+        raise LinkError(
+            f"the server {join.name} left a join file but does not answer.",
+            action="Start it again with: fcil-server serve",
+        ) from error
+    certificate = Certificate.from_bytes(bytes.fromhex(reply["certificate"]))
+    if certificate.federation != join.federation:
+        raise TrustError("the server's certificate is of another federation than its join file.")
+    enrolment = Enrolment(
+        client_id=ClientId(reply["client_id"]),
+        name=reply["name"],
+        federation=join.federation,
+        certificate=reply["certificate"],
+        addresses=tuple(reply["addresses"]),
+        data=str(data.resolve()),
+    )
+    home.save_enrolment(enrolment)
+    return home, enrolment
+
+
+def load_keys(home: Home) -> PrivateKeys:
+    """Return the client's keys, made at the first call."""
+    if home.keys_path.exists():
+        return PrivateKeys.load(home.keys_path)
+    keys = PrivateKeys.generate()
+    keys.save(home.keys_path)
+    return keys

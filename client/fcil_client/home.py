@@ -1,0 +1,232 @@
+"""Where a client keeps what must survive it: keys, enrolment, outbox, parts, state.
+
+One directory per (federation, data folder)::
+
+    <state home>/fcil/<federation>/<digest of the data path>/
+        lock  control.sock  salt
+        client.json            who we are to this federation (0600)
+        keys.json              private keys (0600)
+        outbox/<digest>.update sealed updates that the server has not acknowledged
+        outbox/<digest>.json   the round each belongs to
+        parts/<digest>.part    sealed parts of broadcasts
+        incoming/              parts that are still arriving
+        state.safetensors      the method's state after the last counted update
+        provisional/<digest>.safetensors  states whose updates are not counted yet
+        cache/                 manifest and other things that can be made again
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import platformdirs
+
+from fcil_protocol.errors import CorruptFile, DataError
+from fcil_protocol.files import storage_errors, write_atomic
+from fcil_protocol.ids import ClientId, FederationId, is_client_id
+from fcil_protocol.payload import Payload, pack, unpack
+
+
+def state_home() -> Path:
+    """Return the user's state directory for fcil (``XDG_STATE_HOME`` moves it)."""
+    return Path(platformdirs.user_state_dir("fcil", appauthor=False))
+
+
+def data_digest(data: Path) -> str:
+    """Return the name that a data folder gives to its client directory."""
+    return hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """What a client keeps of its enrolment.
+
+    Attributes:
+        certificate: hex of the server's root-signed certificate, as given at enrolment.
+        addresses: HOST:PORT of the server, tried in turn.
+    """
+
+    client_id: ClientId
+    name: str
+    federation: FederationId
+    certificate: str
+    addresses: tuple[str, ...]
+    data: str
+
+
+class Home:
+    """Access to one client directory; every write is atomic."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @classmethod
+    def of(cls, federation: FederationId, data: Path) -> Home:
+        """Return the home of a federation's client for a data folder, made if need be."""
+        home = cls(state_home() / federation / data_digest(data))
+        home.make()
+        return home
+
+    @classmethod
+    def known(cls, data: Path) -> list[Home]:
+        """Return the homes of all federations that this data folder is enrolled with."""
+        pattern = f"*/{data_digest(data)}/client.json"
+        return [cls(path.parent) for path in sorted(state_home().glob(pattern))]
+
+    @classmethod
+    def all(cls) -> list[Home]:
+        """Return every client home of this user."""
+        return [cls(path.parent) for path in sorted(state_home().glob("*/*/client.json"))]
+
+    def make(self) -> None:
+        """Create the directories, readable by this user alone."""
+        with storage_errors("create the client directory", self.directory):
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name in ("outbox", "parts", "incoming", "provisional", "cache"):
+                (self.directory / name).mkdir(mode=0o700, exist_ok=True)
+
+    # --- who we are -------------------------------------------------------------------------
+
+    @property
+    def keys_path(self) -> Path:
+        """Private keys, 0600."""
+        return self.directory / "keys.json"
+
+    def enrolment(self) -> Enrolment | None:
+        """Return who we are, or None before the enrolment.
+
+        Raises:
+            CorruptFile: the file is there and cannot be read.
+        """
+        path = self.directory / "client.json"
+        try:
+            fields = json.loads(path.read_bytes())
+            fields["addresses"] = tuple(fields["addresses"])
+            enrolment = Enrolment(**fields)
+            if not is_client_id(enrolment.client_id):
+                raise ValueError("client_id")
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError) as error:
+            raise CorruptFile(
+                f"{path} is damaged ({error}).",
+                action="Remove this client's directory and join again.",
+            ) from error
+        return enrolment
+
+    def save_enrolment(self, enrolment: Enrolment) -> None:
+        """Keep who we are."""
+        text = json.dumps(asdict(enrolment), indent=1)
+        write_atomic(self.directory / "client.json", text.encode())
+
+    def salt(self) -> bytes:
+        """Return the 16 bytes that fix this client's split of its images, drawn once."""
+        path = self.directory / "salt"
+        with contextlib.suppress(FileNotFoundError):
+            salt = path.read_bytes()
+            if len(salt) == 16:
+                return salt
+        salt = os.urandom(16)
+        write_atomic(path, salt)
+        return salt
+
+    # --- what is on its way -----------------------------------------------------------------
+
+    def outbox_path(self, digest: str) -> Path:
+        """Return the sealed update's file."""
+        return self.directory / "outbox" / f"{digest}.update"
+
+    def outbox(self) -> list[str]:
+        """Return the digests of the updates that the server has not acknowledged."""
+        return sorted(p.stem for p in (self.directory / "outbox").glob("*.update"))
+
+    def note_path(self, digest: str) -> Path:
+        """Return the file that says which round an update belongs to."""
+        return self.directory / "outbox" / f"{digest}.json"
+
+    def drop_outgoing(self, digest: str) -> None:
+        """Remove an update and its note."""
+        for path in (self.outbox_path(digest), self.note_path(digest)):
+            path.unlink(missing_ok=True)
+
+    def part_path(self, digest: str) -> Path:
+        """Return the sealed part's file."""
+        return self.directory / "parts" / f"{digest}.part"
+
+    def incoming_path(self, digest: str) -> Path:
+        """Return the file that a large part is assembled in."""
+        return self.directory / "incoming" / digest
+
+    def prune_parts(self, keep: set[str]) -> None:
+        """Remove cached parts that the current state of the run no longer names."""
+        for path in (self.directory / "parts").glob("*.part"):
+            if path.stem not in keep:
+                path.unlink(missing_ok=True)
+
+    # --- the method's state -----------------------------------------------------------------
+
+    def state(self) -> Payload:
+        """Return the state after the last counted update; empty before the first."""
+        path = self.directory / "state.safetensors"
+        try:
+            return unpack(path.read_bytes())
+        except FileNotFoundError:
+            return Payload()
+        except Exception as error:
+            raise CorruptFile(
+                f"{path} is damaged: {error}.",
+                action="Remove it: the client starts with an empty state.",
+            ) from error
+
+    def enter_run(self, run: str) -> bool:
+        """Note which run the state belongs to; True, and all else forgotten, if it is new."""
+        path = self.directory / "run"
+        with contextlib.suppress(FileNotFoundError):
+            if path.read_text() == run:
+                return False
+        self.reset_state()
+        write_atomic(path, run.encode())
+        return True
+
+    def reset_state(self) -> None:
+        """Forget everything learned for a run that is no longer the server's."""
+        (self.directory / "state.safetensors").unlink(missing_ok=True)
+        for path in (self.directory / "provisional").glob("*"):
+            path.unlink(missing_ok=True)
+        for digest in self.outbox():
+            self.drop_outgoing(digest)
+        self.prune_parts(set())
+
+    def save_provisional(self, digest: str, state: Payload) -> None:
+        """Keep the state that came with an update until the server has judged it."""
+        write_atomic(self.directory / "provisional" / f"{digest}.safetensors", pack(state))
+
+    def settle(self, digest: str, *, counted: bool) -> bool:
+        """Make a provisional state the state, or discard it; False if there was none."""
+        path = self.directory / "provisional" / f"{digest}.safetensors"
+        if not path.exists():
+            return False
+        if counted:
+            with storage_errors("keep the client's state", path):
+                path.replace(self.directory / "state.safetensors")
+        path.unlink(missing_ok=True)
+        return True
+
+
+def find_data(data: str) -> Path:
+    """Check that a data path exists.
+
+    Raises:
+        DataError: with the expected layout.
+    """
+    path = Path(data)
+    if not path.exists():
+        raise DataError(
+            f"there is no folder or zip file {data}.", action=DataError.default_action()
+        )
+    return path

@@ -1,0 +1,72 @@
+"""The doors to a client's images: learner, selection and evaluator, kept apart.
+
+Each door shows one side of the split and exactly the classes that were asked for, so the
+learner never meets a test image nor an image of an earlier task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fcil_adapters.contract import Preprocessing
+from fcil_adapters.image_store import Door, ImageStore
+from fcil_adapters.images import ImageSource
+from fcil_client.manifest import Manifest
+from fcil_client.split import Side
+from fcil_protocol.schema import class_key
+
+
+class LocalData:
+    """One client's images, decoded for one backbone and kept across rounds."""
+
+    def __init__(
+        self,
+        source: ImageSource,
+        manifest: Manifest,
+        preprocessing: Preprocessing,
+        *,
+        memory_bytes: int,
+        threads: int = 0,
+    ) -> None:
+        """Keep at most ``memory_bytes`` of decoded images; beyond that decode on access."""
+        self.manifest = manifest
+        self.preprocessing = preprocessing
+        self._store = ImageStore(source, preprocessing, memory_bytes=memory_bytes, threads=threads)
+
+    @property
+    def faults(self) -> list[str]:
+        """One sentence per image that vanished, changed or broke since the scan."""
+        return self._store.faults
+
+    def refresh(self, source: ImageSource, manifest: Manifest) -> None:
+        """Go on with a newer scan; images whose content is known stay decoded."""
+        if source is not self._store.source:
+            self._store.source.close()
+        self._store.source, self.manifest = source, manifest
+        self._store.faults.clear()
+
+    def close(self) -> None:
+        """Give back threads, files and memory."""
+        self._store.close()
+
+    def learner_door(self, class_ids: Mapping[str, int]) -> Door:
+        """Open the train images of exactly these classes.
+
+        Args:
+            class_ids: class name -> global id; names are matched as the federation does.
+        """
+        return self._open("train", class_ids)
+
+    def select_door(self, class_ids: Mapping[str, int]) -> Door:
+        """Open the images for tuning of exactly these classes."""
+        return self._open("select", class_ids)
+
+    def evaluator_door(self, class_ids: Mapping[str, int]) -> Door:
+        """Open the test images of exactly these classes."""
+        return self._open("test", class_ids)
+
+    def _open(self, side: Side, class_ids: Mapping[str, int]) -> Door:
+        ids = {class_key(name): number for name, number in class_ids.items()}
+        keyed = ((image, class_key(image.entry.class_name)) for image in self.manifest.images)
+        wanted = [(i, ids[key]) for i, key in keyed if i.side == side and key in ids]
+        return self._store.door(wanted)

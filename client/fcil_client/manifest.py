@@ -1,0 +1,258 @@
+"""The client's record of its images: what is readable, by digest, class and side."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fcil_adapters.images import Entry, ImageSource, decode, digest
+from fcil_client.split import SIDES, Fractions, Side, split
+from fcil_protocol.errors import CorruptFile, DataError
+from fcil_protocol.files import storage_errors, write_atomic
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Image:
+    """A readable image with its content's digest (hex) and its side."""
+
+    entry: Entry
+    digest: str
+    side: Side
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All usable images of a source, by name.
+
+    Attributes:
+        faults: one sentence per file or folder that cannot be used.
+        notes: one sentence per rule of the split that the user should know of.
+    """
+
+    images: tuple[Image, ...] = ()
+    faults: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes that have a usable image, sorted."""
+        return tuple(sorted({image.entry.class_name for image in self.images}))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) over class, content and side of all images, whatever their names."""
+        rows = sorted([i.entry.class_name, i.digest, i.side] for i in self.images)
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+    def counts(self, part: Side) -> dict[str, int]:
+        """Return the number of images of each class on one side; classes without any lack."""
+        found = Counter(i.entry.class_name for i in self.images if i.side == part)
+        return dict(sorted(found.items()))
+
+
+@dataclass
+class _Record:
+    """The manifest's file: what was found out about each file, and all sides ever given."""
+
+    salt: str
+    files: dict[str, list[Any]] = field(default_factory=dict)  # name -> row of `_row`
+    sides: dict[str, Side] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def scan(
+    source: ImageSource,
+    cache: Path | None,
+    salt: bytes,
+    fractions: Fractions = Fractions(),  # noqa: B008  a NamedTuple of numbers
+    *,
+    threads: int = 0,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Manifest:
+    """Find all images, decode each new one once to see that it is readable, and split them.
+
+    Files that cannot be read are faults of the manifest, not errors.
+
+    Args:
+        source: where the images are.
+        cache: JSON file (0600) with the results of earlier scans; it also keeps the sides
+            that the hash alone does not give, so it should live as long as the salt.
+        salt: this client's, drawn once.
+        fractions: expected shares of train, select and test.
+        threads: threads that decode; 0: one per core, at most 8.
+        on_progress: called with files done and files in all.
+
+    Raises:
+        DataError: the source as a whole cannot be used.
+        CorruptFile: the cache is damaged.
+        StorageError: the cache cannot be written.
+    """
+    listing = source.listing()
+    old = _load(cache, salt)
+    files = _examine(source, listing.entries, old, threads, on_progress)
+    readable = [(e, str(files[e.name][4])) for e in listing.entries if files[e.name][4]]
+    broken = [str(files[e.name][5]) for e in listing.entries if not files[e.name][4]]
+    if not readable:
+        raise DataError(
+            f"none of the {len(broken)} images in {source.path} can be used: {broken[0]}",
+            action="Replace them.",
+        )
+    result = split(readable, old.sides, salt, fractions)
+    record = _Record(_salt_mark(salt), files, result.sides, [*listing.faults, *broken])
+    record.notes = result.notes
+    for name in result.left_out:
+        files[name][6] = False
+    if cache is not None and record != old:
+        write_atomic(cache, json.dumps(vars(record) | {"format": FORMAT}).encode())
+    return _manifest(record)
+
+
+def load(cache: Path, salt: bytes) -> Manifest | None:
+    """Return the manifest of the last scan without looking at the images; None before it.
+
+    Raises:
+        CorruptFile: the file is damaged.
+    """
+    record = _load(cache, salt)
+    return _manifest(record) if record.files else None
+
+
+def diff(old: Manifest, new: Manifest) -> list[str]:
+    """Say in one sentence per class what came or went between two scans."""
+    before, after = _contents(old), _contents(new)
+    sentences = []
+    for name in sorted(before.keys() | after.keys()):
+        here, there = before.get(name, Counter()), after.get(name, Counter())
+        came, went = (there - here).total(), (here - there).total()
+        if not here:
+            sentences.append(f"new class {name!r}: {_images(came)}")
+        elif not there:
+            sentences.append(
+                f"class {name!r} is gone ({_images(went)}): what was learned of it stays in the "
+                "global model"
+            )
+        elif came or went:
+            parts = [f"{_images(came)} more"] * bool(came) + [f"{_images(went)} fewer"] * bool(went)
+            sentences.append(f"class {name!r}: {', '.join(parts)}")
+    return sentences
+
+
+def _contents(manifest: Manifest) -> dict[str, Counter[str]]:
+    found: dict[str, Counter[str]] = {}
+    for image in manifest.images:
+        found.setdefault(image.entry.class_name, Counter())[image.digest] += 1
+    return found
+
+
+def _images(n: int) -> str:
+    return f"{n} image{'' if n == 1 else 's'}"
+
+
+def _examine(
+    source: ImageSource,
+    entries: tuple[Entry, ...],
+    old: _Record,
+    threads: int,
+    on_progress: Callable[[int, int], None],
+) -> dict[str, list[Any]]:
+    """Return a row per entry; good files that did not change are taken from the cache."""
+    rows: dict[str, list[Any]] = {}
+    for entry in entries:
+        known = old.files.get(entry.name)
+        if known is not None and known[4] and known[2:4] == [entry.size, entry.stamp]:
+            rows[entry.name] = _row(entry, known[4], "")
+    fresh = [e for e in entries if e.name not in rows]
+    done = len(rows)
+    with ThreadPoolExecutor(threads or min(8, os.cpu_count() or 1)) as pool:
+        for entry, (content, fault) in zip(fresh, pool.map(_look(source), fresh), strict=True):
+            rows[entry.name] = _row(entry, content, fault)
+            done += 1
+            on_progress(done, len(entries))
+    return rows
+
+
+def _look(source: ImageSource) -> Callable[[Entry], tuple[str, str]]:
+    def look(entry: Entry) -> tuple[str, str]:
+        try:
+            data = source.read(entry)
+        except DataError as error:
+            return "", error.message
+        try:
+            decode(data)
+        except DataError as error:
+            return "", f"image {entry.name!r}: {error.message}"
+        except MemoryError:
+            return "", f"image {entry.name!r} does not fit into memory."
+        return digest(data).hex(), ""
+
+    return look
+
+
+def _row(entry: Entry, content: str, fault: str) -> list[Any]:
+    # class, layout part, size, stamp, digest or "", fault or "", used
+    return [entry.class_name, entry.part, entry.size, entry.stamp, content, fault, True]
+
+
+def _manifest(record: _Record) -> Manifest:
+    images = [
+        Image(Entry(name, row[0], row[1], row[2], row[3]), row[4], record.sides[row[4]])
+        for name, row in record.files.items()
+        if row[4] and row[6]
+    ]
+    # Training visits images in this order: by path, whatever order the files were found in.
+    images.sort(key=lambda image: image.entry.name)
+    return Manifest(tuple(images), tuple(record.faults), tuple(record.notes))
+
+
+def _salt_mark(salt: bytes) -> str:
+    return hashlib.sha256(b"fcil/1/salt\0" + salt).hexdigest()[:16]
+
+
+def _load(cache: Path | None, salt: bytes) -> _Record:
+    mark = _salt_mark(salt)
+    if cache is None:
+        return _Record(mark)
+    try:
+        with storage_errors("read the manifest", cache):
+            text = cache.read_bytes() if cache.exists() else None
+        record = _parse(text) if text is not None else _Record(mark)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CorruptFile(
+            f"the manifest {cache} is damaged ({type(error).__name__}).",
+            action="Remove it; the images are scanned again, and only images of very small "
+            "classes can change sides.",
+        ) from error
+    return record if record.salt == mark else _Record(mark)
+
+
+def _parse(text: bytes) -> _Record:
+    fields = json.loads(text)
+    if fields.pop("format") != FORMAT:
+        raise ValueError("format")
+    record = _Record(**fields)
+    for name, row in record.files.items():
+        cls, part, size, stamp, content, fault, used = row
+        kinds = (cls, str), (size, int), (stamp, int), (content, str), (fault, str), (used, bool)
+        if not all(isinstance(value, kind) for value, kind in kinds):
+            raise TypeError(name)
+        if part not in (None, "train", "test") or (content and content not in record.sides):
+            raise ValueError(name)
+    if not set(record.sides.values()) <= set(SIDES):
+        raise ValueError("sides")
+    _all_text([record.salt, *record.faults, *record.notes, *record.sides])
+    return record
+
+
+def _all_text(values: Iterable[object]) -> None:
+    if not all(isinstance(value, str) for value in values):
+        raise TypeError("text")

@@ -1,0 +1,281 @@
+"""The work of one round on a client: open the parts, let the worker learn, seal the update."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fcil_protocol
+from fcil_adapters import describe, registry
+from fcil_adapters.contract import BackboneInfo, Context, TaskInfo
+from fcil_adapters.worker_host import WorkerHost
+from fcil_adapters.worker_ops import context_fields
+from fcil_client.downloads import open_part
+from fcil_client.greeting import Terms, check_backbone
+from fcil_client.home import Enrolment, Home
+from fcil_client.outbox import Outbox
+from fcil_client.session import RoundKey, key_of
+from fcil_protocol.envelope import Core, seal, wrap_key
+from fcil_protocol.errors import DataError, EgressRefused
+from fcil_protocol.keys import PrivateKeys, PublicKeys
+from fcil_protocol.messages import BackboneClaim, RoundOpen
+from fcil_protocol.payload import Payload, pack, unpack
+from fcil_protocol.stored import StoredEnvelope
+from fcil_protocol.wellknown import EVALUATE, INVENTORY, REGISTRY
+
+CHUNK_BYTES = 64 * 1024  # 2 s on a link of 32 kB/s
+WORKER_IDLE_S = 600.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a client decides for itself: data and resources, never hyper-parameters."""
+
+    data: Path
+    device: str = "auto"
+    weights: Path | None = None
+    threads: int = 0
+    micro_batch: int | None = None
+    memory_bytes: int = 2_000_000_000
+
+
+@dataclass
+class Inventory:
+    """What the folder holds, as told to the server."""
+
+    train: dict[str, int]
+    test: dict[str, int]
+    faults: list[str] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    digest: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """Every class with an image on either side, sorted."""
+        return sorted({*self.train, *self.test})
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return class name -> images for training and for testing."""
+        return {n: {"train": self.train.get(n, 0), "test": self.test.get(n, 0)} for n in self.names}
+
+
+class RoundWork:
+    """Everything a client computes; the computing itself is in the worker process.
+
+    Attributes:
+        device: the worker's device, once it has said so.
+        claim: digest, preprocessing and probe features of the loaded backbone.
+    """
+
+    def __init__(
+        self, home: Home, enrolment: Enrolment, keys: PrivateKeys, options: Options
+    ) -> None:
+        self.device = ""
+        self.claim: BackboneClaim | None = None
+        self._home = home
+        self._enrolment = enrolment
+        self._keys = keys
+        self._options = options
+        self._outbox = Outbox(home)
+        self._turn = asyncio.Lock()  # the worker does one thing at a time
+        self._host = WorkerHost(
+            "fcil_client.worker",
+            name="client",
+            threads=options.threads or os.cpu_count() or 1,
+            idle_s=WORKER_IDLE_S,
+            log=home.directory / "worker.log",
+        )
+
+    async def close(self) -> None:
+        """End the worker."""
+        await self._host.stop()
+
+    async def cancel(self) -> None:
+        """End the worker's current work; the next call starts it again."""
+        self._host.kill()
+
+    # --- backbone and data ------------------------------------------------------------------
+
+    def _backbone_fields(self, terms: Terms) -> dict[str, Any]:
+        weights = self._options.weights
+        return {
+            "name": terms.backbone.name,
+            "weights": str(weights) if weights else None,
+            "device": self._options.device,
+            "needed": terms.method.needs_backbone,
+        }
+
+    async def load(self, terms: Terms) -> None:
+        """Load the backbone that the server names and compute its probe features.
+
+        Raises:
+            BackboneMismatch: it is another one than the server's.
+        """
+        if not terms.method.needs_backbone:
+            self.device, self.claim = "cpu", None
+            return
+        async with self._turn:
+            reply, blobs = await self._host.call("backbone", self._backbone_fields(terms))
+        self.device = str(reply["description"])
+        ours: BackboneInfo = describe.backbone_from_fields(reply["info"])
+        check_backbone(ours, terms.backbone)
+        probe = unpack(blobs[0]).f32("probe")
+        self.claim = BackboneClaim(
+            digest=ours.digest,
+            preprocessing=describe.preprocessing_digest(ours.preprocessing),
+            probe=np.ascontiguousarray(probe, dtype="<f4").tobytes(),
+        )
+
+    def _data_fields(self) -> dict[str, Any]:
+        return {
+            "data": str(self._options.data.resolve()),
+            "cache": str(self._home.directory / "cache"),
+            "salt": self._home.salt(),
+            "memory_bytes": self._options.memory_bytes,
+        }
+
+    async def scan(self, terms: Terms) -> Inventory:
+        """Look through the folder; unreadable images are named, the others go on."""
+        del terms  # the same folder whatever the run
+        async with self._turn:
+            reply, _ = await self._host.call("scan", self._data_fields())
+        return Inventory(
+            train={str(name): int(n) for name, n in reply["counts"]["train"].items()},
+            test={str(name): int(n) for name, n in reply["counts"]["test"].items()},
+            faults=[*reply["faults"], *reply["notes"]],
+            changes=list(reply["changes"]),
+        )
+
+    def seal_inventory(
+        self, terms: Terms, server: PublicKeys, inventory: Inventory
+    ) -> StoredEnvelope:
+        """Seal which classes are held; class names travel only like this."""
+        names = inventory.names
+        payload = Payload(
+            {
+                "train": np.array([inventory.train.get(n, 0) for n in names], np.int64),
+                "test": np.array([inventory.test.get(n, 0) for n in names], np.int64),
+            },
+            {"names": names},
+        )
+        core = self._core(terms, RoundKey(terms.run, -1, INVENTORY, 0), base=0)
+        envelope, digest = self._seal(payload, core, server)
+        inventory.digest = digest
+        return envelope
+
+    # --- a round ----------------------------------------------------------------------------
+
+    async def run(self, order: RoundOpen, terms: Terms, server: PublicKeys, progress: Any) -> str:
+        """Do the work of a round and leave the sealed update in the outbox.
+
+        Returns:
+            The update's digest.
+
+        Raises:
+            DataError: no image of the classes in question.
+            EgressRefused: the method produced something that must not leave the device.
+            WorkerError, WorkerDied: the computation failed.
+        """
+        parts = {ref.name: open_part(self._home, ref, self._keys, server) for ref in order.parts}
+        names = _names(parts.pop(REGISTRY))
+        task = TaskInfo(order.task, tuple(order.classes), tuple(order.past))
+        wanted = set(task.seen if order.kind == EVALUATE else task.classes)
+        classes = {name: c for name, c in names.items() if c in wanted}
+        if not classes:
+            raise DataError("this client holds no class of the current task.")
+        ctx = Context(
+            kind=order.kind,
+            task=task,
+            round=order.round,
+            rounds=order.rounds,
+            hparams=terms.hparams,
+            backbone_info=terms.backbone,
+            seed=tuple(order.seed),
+            micro_batch=self._options.micro_batch,
+        )
+        state, payload = await self._compute(ctx, terms, classes, parts, progress)
+        self._guard(terms, order.kind, payload, task)
+        core = self._core(terms, key_of(order), base=order.base)
+        envelope, digest = await asyncio.to_thread(self._seal, payload, core, server)
+        if state is not None:
+            self._home.save_provisional(digest, state)
+        self._outbox.put(digest, envelope, order)
+        return digest
+
+    async def _compute(
+        self,
+        ctx: Context,
+        terms: Terms,
+        classes: dict[str, int],
+        parts: dict[str, Payload],
+        progress: Any,
+    ) -> tuple[Payload | None, Payload]:
+        fields = {
+            "method": terms.method.name,
+            "context": context_fields(ctx),
+            "classes": classes,
+            "parts": list(parts),
+            "backbone": self._backbone_fields(terms),
+            **self._data_fields(),
+        }
+        evaluate = ctx.kind == EVALUATE
+        blobs = [pack(p) for p in parts.values()]
+        if not evaluate:
+            blobs.insert(0, pack(self._home.state()))
+        async with self._turn:
+            _, answer = await self._host.call(
+                "evaluate" if evaluate else "run",
+                fields,
+                blobs,
+                on_progress=lambda p: progress(p.done, p.total),
+            )
+        payloads = [unpack(blob) for blob in answer]
+        if evaluate:
+            return None, payloads[0]
+        exchange = registry.find_exchange(terms.method, terms.hparams, terms.backbone, ctx.kind)
+        return (payloads[0] if exchange.keeps_state else None), payloads[1]
+
+    def _guard(self, terms: Terms, kind: str, payload: Payload, task: TaskInfo) -> None:
+        """Egress: nothing leaves that the schema of this exchange does not name."""
+        faults = terms.check_upload(kind, payload, task)
+        if faults:
+            raise EgressRefused(
+                "the method produced what must not leave the device: "
+                + "; ".join(faults[:10])
+                + ".",
+                action=EgressRefused.default_action(),
+            )
+
+    def _core(self, terms: Terms, key: RoundKey, *, base: int) -> Core:
+        return Core(
+            protocol=fcil_protocol.PROTOCOL_VERSION,
+            federation=self._enrolment.federation,
+            run=key.run,
+            direction="update",
+            sender=self._enrolment.client_id,
+            sender_key=self._keys.public.fingerprint,
+            recipient="server",
+            method=terms.method.name,
+            schema=terms.schema_digest,
+            task=key.task,
+            round=key.round,
+            kind=key.kind,
+            base=base,
+        )
+
+    def _seal(self, payload: Payload, core: Core, server: PublicKeys) -> tuple[StoredEnvelope, str]:
+        plain = pack(payload)
+        sealed, key = seal(plain, core, self._keys, chunk_bytes=CHUNK_BYTES)
+        wrap = wrap_key(key, sealed.header, server)
+        return sealed.stored(wrap), str(sealed.parsed.update_id)
+
+
+def _names(registry_part: Payload) -> dict[str, int]:
+    names = registry_part.meta["names"]
+    assert isinstance(names, list)
+    return {str(n): int(c) for n, c in zip(names, registry_part.i64("class"), strict=True)}

@@ -1,0 +1,166 @@
+"""The client's worker process: images, backbone, learner, evaluation. No keys, no sockets.
+
+Started by the daemon as ``python -m fcil_client.worker --fd N``. Every call carries all
+that it needs, so a new process can take over at any call.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fcil_adapters import registry, worker_ops
+from fcil_adapters.contract import Context, Preprocessing, Progress
+from fcil_adapters.images import open_source
+from fcil_adapters.worker_models import Engine, describe_without_torch, evaluate, read_parts
+from fcil_adapters.worker_ops import Call, Reply
+from fcil_adapters.worker_pipe import Fields
+from fcil_client import manifest as manifests
+from fcil_client.local_data import LocalData
+from fcil_client.manifest import Manifest
+from fcil_client.split import SIDES
+from fcil_protocol.errors import WireError
+from fcil_protocol.payload import unpack
+
+MANIFEST_NAME = "manifest.json"
+
+
+class ClientWorker:
+    """The worker's operations and what it keeps warm between calls."""
+
+    def __init__(self) -> None:
+        self._engine = Engine()
+        self._manifest: Manifest | None = None
+        self._of = ("", "", b"")
+        self._data: LocalData | None = None
+
+    def operations(self) -> dict[str, worker_ops.Operation]:
+        """Return the operations by name."""
+        return {
+            "scan": self.scan,
+            "backbone": self.backbone,
+            "run": self.run,
+            "evaluate": self.evaluate,
+        }
+
+    def backbone(self, call: Call) -> Reply:
+        """Load the backbone that the server names; see `Engine.backbone`.
+
+        A method that needs none keeps torch out of this process.
+        """
+        if not call.fields["needed"]:
+            return describe_without_torch(), ()
+        return self._engine.backbone(call)
+
+    def scan(self, call: Call) -> Reply:
+        """Look at the data folder.
+
+        Fields: ``data`` (path), ``cache`` (directory where the manifest is kept), ``salt``.
+        Result: ``counts`` {side: {class name: images}}, ``faults``, ``notes``, ``digest``,
+        and ``changes`` since the scan before, in sentences.
+        """
+        before = manifests.load(_manifest_path(call.fields), call.fields["salt"])
+        manifest = self._scan(call)
+        return {
+            "counts": {side: manifest.counts(side) for side in SIDES},
+            "faults": list(manifest.faults),
+            "notes": list(manifest.notes),
+            "digest": manifest.digest,
+            "changes": manifests.diff(before, manifest) if before is not None else [],
+        }, ()
+
+    def run(self, call: Call) -> Reply:
+        """Let the method's learner take part in one round.
+
+        Fields: those of `Engine.prepare` and `scan`, ``classes`` {name: id} of the
+        task's classes, ``memory_bytes``, ``parts`` (names). Payloads: state, then the parts.
+        Result: ``images`` (how many the learner saw), ``faults``; payloads: the new state
+        and the upload.
+        """
+        method, ctx = self._engine.prepare(call)
+        if not call.payloads:
+            raise WireError("a run needs the client's state as its first payload.")
+        state, *rest = call.payloads
+        parts = read_parts(call, rest)
+        data = self._local_data(call, ctx)
+        door = data.learner_door(_class_ids(call.fields, ctx.task.classes))
+        learner = registry.load_half(method.learner)
+        new_state, upload = learner.run(ctx, unpack(state), parts, door)
+        return {"images": len(door), "faults": list(data.faults)}, [new_state, upload]
+
+    def evaluate(self, call: Call) -> Reply:
+        """Evaluate the global model on the client's test images.
+
+        Fields: those of `run`, with ``classes`` of all classes seen so far. Payloads: the
+        parts. Result: ``images``, ``faults``; payload: as ``wellknown.EVALUATE`` travels.
+        """
+        method, ctx = self._engine.prepare(call)
+        parts = read_parts(call, call.payloads)
+        data = self._local_data(call, ctx)
+        door = data.evaluator_door(_class_ids(call.fields, ctx.task.seen))
+        counts = evaluate(method, ctx, parts, door)
+        return {"images": len(door), "faults": list(data.faults)}, [counts]
+
+    def _scan(self, call: Call) -> Manifest:
+        fields = call.fields
+        source = open_source(Path(fields["data"]))
+        try:
+            manifest = manifests.scan(
+                source,
+                _manifest_path(fields),
+                fields["salt"],
+                on_progress=lambda done, total: call.progress(Progress(done, total)),
+            )
+        except BaseException:
+            source.close()
+            raise
+        if self._data is not None and self._key(fields) == self._of:
+            self._data.refresh(source, manifest)
+        else:
+            self._drop_data()
+            source.close()
+        self._manifest, self._of = manifest, self._key(fields)
+        return manifest
+
+    def _local_data(self, call: Call, ctx: Context) -> LocalData:
+        preprocessing = ctx.backbone_info.preprocessing
+        if self._manifest is None or self._of != self._key(call.fields):
+            self._scan(call)
+        if self._data is None or not self._fits(preprocessing):
+            self._drop_data()
+            assert self._manifest is not None
+            self._data = LocalData(
+                open_source(Path(call.fields["data"])),
+                self._manifest,
+                preprocessing,
+                memory_bytes=call.fields["memory_bytes"],
+            )
+        return self._data
+
+    def _fits(self, preprocessing: Preprocessing) -> bool:
+        return self._data is not None and self._data.preprocessing == preprocessing
+
+    def _drop_data(self) -> None:
+        if self._data is not None:
+            self._data.close()
+        self._data = None
+
+    @staticmethod
+    def _key(fields: Fields) -> tuple[str, str, bytes]:
+        return fields["data"], fields["cache"], fields["salt"]
+
+
+def _manifest_path(fields: Fields) -> Path:
+    return Path(fields["cache"]) / MANIFEST_NAME
+
+
+def _class_ids(fields: Fields, allowed: tuple[int, ...]) -> dict[str, int]:
+    """Return the named classes; none but those of the task may be opened."""
+    ids: dict[str, int] = fields["classes"]
+    extra = sorted(set(ids.values()) - set(allowed))
+    if extra:
+        raise WireError(f"class ids {extra[:5]} do not belong to this exchange.")
+    return ids
+
+
+if __name__ == "__main__":
+    worker_ops.main(ClientWorker().operations())

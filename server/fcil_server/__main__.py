@@ -1,0 +1,5 @@
+"""``python -m fcil_server`` is ``fcil-server``."""
+
+from fcil_server.cli import main
+
+main()

@@ -1,0 +1,205 @@
+"""The methods' work on the server: every call goes to the worker process.
+
+The worker holds no keys. Updates are opened here, one at a time, as the worker asks for
+them, and reach it through anonymous memory; so the server's memory does not grow with the
+number of clients, and nothing in clear touches the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fcil_adapters import describe
+from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method, Part, State
+from fcil_adapters.worker_host import WorkerHost
+from fcil_adapters.worker_ops import context_fields
+from fcil_protocol.envelope import open_body, parse_header, unwrap_key
+from fcil_protocol.errors import FcilError, InternalError, WorkerError
+from fcil_protocol.ids import ClientId
+from fcil_protocol.keys import PrivateKeys
+from fcil_protocol.payload import Payload, pack, unpack
+from fcil_protocol.spool import Spool
+from fcil_protocol.stored import StoredEnvelope
+from fcil_server.config import Config
+from fcil_server.ledger_rows import UpdateRow
+
+TEST_MEMORY_BYTES = 1_000_000_000  # decoded images of the central test folder
+TRIES = 2  # failures of one aggregation before its updates are tried singly
+
+
+def threads_of(config: Config) -> int:
+    """Return how many threads the server's worker computes with."""
+    return config.run.threads or os.cpu_count() or 1
+
+
+class Aggregation:
+    """Calls of the server's worker for one run.
+
+    Attributes:
+        device: where the worker computes, once it has said so.
+        described: what it says of that device, for the run's environment.
+    """
+
+    def __init__(self, method: Method, hparams: Hparams, config: Config, *, log: Path) -> None:
+        self.device = "cpu"
+        self.described: dict[str, Any] = {}
+        self._method = method
+        self._hparams = hparams
+        self._config = config
+        self._info: BackboneInfo | None = None
+        self._keys: PrivateKeys | None = None
+        self._spool: Spool | None = None
+        self._host = WorkerHost(
+            "fcil_server.worker",
+            name="server",
+            threads=threads_of(config),
+            idle_s=config.run.worker_idle_s,
+            log=log,
+        )
+
+    def use(self, info: BackboneInfo, keys: PrivateKeys, spool: Spool) -> None:
+        """Give what updates are opened with."""
+        self._info, self._keys, self._spool = info, keys, spool
+
+    async def close(self) -> None:
+        """End the worker."""
+        await self._host.stop()
+
+    def _backbone(self) -> dict[str, Any]:
+        run = self._config.run
+        return {
+            "name": run.backbone,
+            "weights": run.weights or None,
+            "device": run.device,
+            "needed": self._method.needs_backbone,
+        }
+
+    async def load_backbone(self) -> tuple[BackboneInfo, NDArray[np.float32] | None]:
+        """Load the backbone; return its description and its (4, d) probe features.
+
+        A method that needs none gets `NO_BACKBONE`, and nothing is loaded.
+        """
+        if not self._method.needs_backbone:
+            self.described = {"device": self.device}
+            return describe.NO_BACKBONE, None
+        reply, blobs = await self._host.call("backbone", self._backbone())
+        self.device = str(reply["device"])
+        self.described = {"device": self.device, "text": str(reply["description"])}
+        info = describe.backbone_from_fields(reply["info"])
+        return info, unpack(blobs[0]).f32("probe")
+
+    def _fields(self, ctx: Context) -> dict[str, Any]:
+        return {
+            "method": self._method.name,
+            "context": context_fields(ctx),
+            "backbone": self._backbone(),
+        }
+
+    async def init(self, ctx: Context) -> State:
+        """Return the state before the first task."""
+        _, blobs = await self._host.call("init", self._fields(ctx))
+        return unpack(blobs[0])
+
+    async def open_task(self, ctx: Context, state: State) -> State:
+        """Draw what a task starts with."""
+        _, blobs = await self._host.call("open_task", self._fields(ctx), [pack(state)])
+        return unpack(blobs[0])
+
+    async def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
+        """Return all parts of a state, checked against the method's broadcast schemas."""
+        reply, blobs = await self._host.call("broadcast", self._fields(ctx), [pack(state)])
+        parts = [
+            Part(str(name), unpack(blob)) for name, blob in zip(reply["parts"], blobs, strict=True)
+        ]
+        return tuple(parts)
+
+    async def evaluate(
+        self, ctx: Context, parts: Sequence[Part], folder: str, classes: dict[str, int]
+    ) -> dict[int, tuple[int, int]]:
+        """Test the global model on the server's own folder: class id -> (correct, total)."""
+        fields = {
+            **self._fields(ctx),
+            "data": folder,
+            "classes": classes,
+            "memory_bytes": TEST_MEMORY_BYTES,
+            "parts": [p.name for p in parts],
+        }
+        blobs = [pack(p.payload) for p in parts]
+        _, answer = await self._host.call("evaluate", fields, blobs)
+        result = unpack(answer[0])
+        rows = zip(
+            result.i64("classes").tolist(),
+            result.i64("correct").tolist(),
+            result.i64("total").tolist(),
+            strict=True,
+        )
+        return {c: (correct, total) for c, correct, total in rows}
+
+    # --- aggregation ------------------------------------------------------------------------
+
+    def open_update(self, row: UpdateRow) -> Payload:
+        """Open one accepted update from the spool."""
+        return unpack(self._plain(row))
+
+    def _plain(self, row: UpdateRow) -> bytes:
+        assert self._spool is not None
+        assert self._keys is not None
+        stored = StoredEnvelope.from_bytes(self._spool.get(row.update_id))
+        header = parse_header(stored.header, max_plain_bytes=1 << 40)  # accepted before
+        key = unwrap_key(stored.wrap, stored.header, self._keys)
+        return open_body(header, key, header.split(stored.body))
+
+    async def aggregate(
+        self, ctx: Context, state: State, updates: Sequence[UpdateRow]
+    ) -> tuple[State, dict[ClientId, str]]:
+        """Combine updates in ClientId order.
+
+        If the worker fails twice, every update is tried alone, and those that fail are left
+        out with their reason.
+
+        Raises:
+            WorkerError, InternalError: it fails even without them, or with every single one.
+        """
+        failure: FcilError | None = None
+        for _ in range(TRIES):
+            try:
+                return await self._combine(ctx, state, updates), {}
+            except (WorkerError, InternalError) as error:
+                failure = error
+        assert failure is not None
+        excluded = await self._culprits(ctx, state, updates)
+        kept = [u for u in updates if u.client not in excluded]
+        if not excluded or not kept:
+            raise failure
+        return await self._combine(ctx, state, kept), excluded
+
+    async def _culprits(
+        self, ctx: Context, state: State, updates: Sequence[UpdateRow]
+    ) -> dict[ClientId, str]:
+        found: dict[ClientId, str] = {}
+        for update in updates:
+            try:
+                await self._combine(ctx, state, [update])
+            except (WorkerError, InternalError) as error:
+                found[update.client] = f"aggregation failed on it: {error.message}"
+        return found
+
+    async def _combine(self, ctx: Context, state: State, updates: Sequence[UpdateRow]) -> State:
+        async def open_one(fields: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
+            plain = await asyncio.to_thread(self._plain, updates[int(fields["update"])])
+            return {}, [plain]
+
+        fields = {
+            **self._fields(ctx),
+            "clients": [u.client for u in updates],
+            "samples": [u.samples for u in updates],
+        }
+        _, blobs = await self._host.call("aggregate", fields, [pack(state)], on_request=open_one)
+        return unpack(blobs[0])

@@ -1,0 +1,164 @@
+"""Publish a state: seal its parts once, serve them to whoever lacks them.
+
+A part's content key is kept wrapped to the server itself and wrapped for a client when the
+client asks, so an unchanged part is encrypted once however many clients fetch it, and a
+late client gets exactly what the others had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import fcil_protocol
+from fcil_adapters.contract import Part
+from fcil_protocol.envelope import (
+    Core,
+    StoredEnvelope,
+    parse_header,
+    seal,
+    unwrap_key,
+    wrap_key,
+)
+from fcil_protocol.errors import WireError
+from fcil_protocol.ids import ClientId, Digest, FederationId, RunId
+from fcil_protocol.keys import PrivateKeys
+from fcil_protocol.messages import Chunk, Message, PartRef, Parts, Want
+from fcil_protocol.payload import pack
+from fcil_server.ledger import Ledger
+from fcil_server.peers import Peer
+from fcil_server.store import PartStore
+
+CHUNK_BYTES = 64 * 1024  # 2 s on a link of 32 kB/s
+CACHE_BYTES = 64 << 20  # sealed parts kept in memory while clients fetch them
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What the headers of a state's parts say besides their names."""
+
+    method: str
+    schema_digest: str
+    task: int
+    round: int
+    kind: str
+    base: int
+
+
+class Publisher:
+    """Seals and serves the parts of one run."""
+
+    def __init__(
+        self,
+        *,
+        federation: FederationId,
+        run: RunId,
+        keys: PrivateKeys,
+        ledger: Ledger,
+        store: PartStore,
+        max_plain_bytes: int,
+        send: Callable[..., bool],
+    ) -> None:
+        self._federation = federation
+        self._run = run
+        self._keys = keys
+        self._ledger = ledger
+        self._store = store
+        self._max_plain_bytes = max_plain_bytes
+        self._send = send
+        self._cache: OrderedDict[str, StoredEnvelope] = OrderedDict()
+        self._tensor_bytes: dict[str, int] = {}
+        self._private: dict[str, set[ClientId]] = {}
+
+    def publish(self, parts: Sequence[Part], stamp: Stamp) -> list[PartRef]:
+        """Return references to sealed parts, sealing those whose content is new."""
+        return [self._reference(part, stamp) for part in parts]
+
+    def _reference(self, part: Part, stamp: Stamp) -> PartRef:
+        plain = pack(part.payload)
+        plain_digest = Digest(hashlib.sha256(plain).hexdigest())
+        known = self._ledger.part_by_plain(self._run, part.name, plain_digest)
+        if known is not None and known.digest in self._store:
+            self._tensor_bytes[known.digest] = part.payload.tensor_bytes
+            return PartRef(name=part.name, digest=known.digest, sealed_bytes=known.sealed_bytes)
+        if known is not None:  # its file is gone: seal it anew, under a new digest
+            self._ledger.remove_part(self._run, known.digest)
+        core = Core(
+            protocol=fcil_protocol.PROTOCOL_VERSION,
+            federation=self._federation,
+            run=self._run,
+            direction="broadcast",
+            sender="server",
+            sender_key=self._keys.public.fingerprint,
+            recipient="client",
+            method=stamp.method,
+            schema=stamp.schema_digest,
+            task=stamp.task,
+            round=stamp.round,
+            kind=stamp.kind,
+            base=stamp.base,
+            part=part.name,
+        )
+        sealed, key = seal(plain, core, self._keys, chunk_bytes=CHUNK_BYTES)
+        wrapped = wrap_key(key, sealed.header, self._keys.public)
+        digest = Digest(sealed.parsed.update_id)
+        stored = StoredEnvelope(sealed.header, sealed.signature, wrapped, sealed.body)
+        file = self._store.put(digest, stored.to_bytes())
+        self._ledger.add_part(
+            self._run,
+            part.name,
+            plain_digest=plain_digest,
+            digest=digest,
+            file=file.name,
+            plain_bytes=len(plain),
+            sealed_bytes=len(sealed.body),
+            wrapped=wrapped,
+        )
+        self._remember(digest, stored)
+        self._tensor_bytes[digest] = part.payload.tensor_bytes
+        return PartRef(name=part.name, digest=digest, sealed_bytes=len(sealed.body))
+
+    def publish_for(self, client: ClientId, part: Part, stamp: Stamp) -> PartRef:
+        """Publish a part that only the clients it was published for may fetch."""
+        ref = self._reference(part, stamp)
+        self._private.setdefault(ref.digest, set()).add(client)
+        return ref
+
+    def tensor_bytes(self, digest: str) -> int:
+        """Return the bytes of a part's tensors alone; 0 for parts of an earlier start."""
+        return self._tensor_bytes.get(digest, 0)
+
+    def _remember(self, digest: str, stored: StoredEnvelope) -> None:
+        self._cache[digest] = stored
+        self._cache.move_to_end(digest)
+        while len(self._cache) > 1 and sum(len(s.body) for s in self._cache.values()) > CACHE_BYTES:
+            self._cache.popitem(last=False)
+
+    def _stored(self, digest: str) -> StoredEnvelope:
+        if digest not in self._cache:
+            if self._ledger.part(self._run, Digest(digest)) is None:
+                raise WireError(f"no part has the digest {digest[:16]}.")
+            self._remember(digest, StoredEnvelope.from_bytes(self._store.get(Digest(digest))))
+        self._cache.move_to_end(digest)
+        return self._cache[digest]
+
+    def serve(self, peer: Peer, want: Want, credit: int) -> None:
+        """Send what a client asks for: a part's header with its key, or chunks of it."""
+        if peer.client not in self._private.get(want.digest, {peer.client}):
+            raise WireError(f"no part of this client has the digest {want.digest[:16]}.")
+        stored = self._stored(want.digest)
+        header = parse_header(stored.header, max_plain_bytes=self._max_plain_bytes)
+        if want.header:
+            key = unwrap_key(stored.wrap, stored.header, self._keys)
+            wrap = wrap_key(key, stored.header, peer.keys)
+            message: Message = Parts(digest=want.digest)
+            if not self._send(peer, message, stored.header, stored.signature, wrap):
+                return
+        for index in want.chunks[:credit]:
+            if not 0 <= index < len(header.hashes):
+                raise WireError(f"part {want.digest[:16]} has no chunk {index}.")
+            data = stored.body[index * header.chunk_bytes : (index + 1) * header.chunk_bytes]
+            if not self._send(peer, Chunk(digest=want.digest, index=index), data):
+                return

@@ -1,0 +1,265 @@
+"""``fcil-server``: serve a federation, look at it, and run the demo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fcil_protocol.terminal import Format, Lines, chosen, emit, errors, printable
+
+if TYPE_CHECKING:
+    from fcil_server.daemon import Note
+
+app = typer.Typer(
+    name="fcil-server",
+    help="Serve a federation for class-incremental learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+DEFAULT_DIRECTORY = Path("federation")
+DirOption = Annotated[Path, typer.Option("--dir", help="The federation's directory.")]
+RunOption = Annotated[str | None, typer.Option("--run", help="A run's id or its beginning.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="Form of the data on stdout.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("-c", "--set", help="Override a setting for this start: section.key=value."),
+]
+
+
+@app.command()
+def serve(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML instead of the directory's federation.toml.")
+    ] = None,
+    settings: SetOption = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0: any free one.")] = None,
+    new_run: Annotated[bool, typer.Option(help="Begin a new run instead of going on.")] = False,
+    until_done: Annotated[
+        bool, typer.Option(help="End when the run's listed tasks are learned.")
+    ] = False,
+) -> None:
+    """Serve the federation in DIR until Ctrl-C; make it first if it does not exist.
+
+    Started again, it goes on with the same round.
+    """
+    with errors():
+        import asyncio
+
+        from fcil_server.config import load
+        from fcil_server.federation import CONFIG, Federation
+
+        overrides = tuple(settings or ())
+        if port is not None:
+            path = config or (directory / CONFIG if (directory / CONFIG).exists() else None)
+            listen = load(path, overrides).federation.listen
+            host = listen.rpartition(":")[0]
+            overrides = (*overrides, f'federation.listen="{host}:{port}"')
+        federation = Federation.open(directory, config, overrides)
+        try:
+            asyncio.run(_serve(federation, new_run=new_run, until_done=until_done))
+        finally:
+            federation.close()
+
+
+async def _serve(federation: Any, *, new_run: bool, until_done: bool) -> None:
+    from fcil_server.daemon import Server
+
+    lines = Lines()
+
+    def say(note: Note) -> None:
+        lines(note.at, note.level, printable(note.text))
+
+    server = Server(federation, say=say, new_run=new_run, until_done=until_done)
+    await server.serve()
+
+
+@app.command()
+def status(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Show what the federation is doing now, whether its server runs or not."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_server.show import show_status
+
+        data = _status(directory)
+        emit(data, form, lambda: show_status(data))
+
+
+def _status(directory: Path) -> dict[str, Any]:
+    from fcil_protocol import control
+    from fcil_protocol.errors import Unreachable
+    from fcil_server.federation import find_directory
+    from fcil_server.ledger import LEDGER_NAME, Ledger
+    from fcil_server.status import stopped_status
+
+    find_directory(directory)
+    try:
+        return control.ask(directory, "status")
+    except Unreachable:
+        with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
+            return stopped_status(ledger, str(directory.resolve()))
+
+
+@app.command()
+def rounds(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    run: RunOption = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """List the rounds of a run: who took part, how long it took, what it cost."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_server.federation import find_directory
+        from fcil_server.ledger import LEDGER_NAME, Ledger
+        from fcil_server.runs import run_named
+        from fcil_server.show import show_rounds
+        from fcil_server.status import round_rows
+
+        with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
+            row = run_named(ledger, run)
+            rows = round_rows(ledger, row.run_id)
+        emit({"run": row.run_id, "rounds": rows}, form, lambda: show_rounds(rows), rows=rows)
+
+
+@app.command()
+def report(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    run: RunOption = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Write a run's directory anew (tables, plots, report.html) and show its numbers."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_server import rundir
+        from fcil_server.federation import find_directory
+        from fcil_server.ledger import LEDGER_NAME, Ledger
+        from fcil_server.rundata import collect
+        from fcil_server.runs import run_named
+        from fcil_server.show import show_report
+        from fcil_server.store import StateStore
+
+        with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
+            row = run_named(ledger, run)
+            folder = directory / "runs" / row.run_id
+            rundir.write(ledger, row.run_id, folder, states=StateStore(folder / "states"))
+            data = rundir.summary(collect(ledger, row.run_id))["data"]
+            emit(data, form, lambda: show_report(ledger, row.run_id, folder))
+
+
+runs = typer.Typer(help="The runs of a federation.", no_args_is_help=True)
+app.add_typer(runs, name="run")
+
+
+@runs.command("ls")
+def run_ls(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """List the runs of the federation, oldest first."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_server.federation import find_directory
+        from fcil_server.ledger import LEDGER_NAME, Ledger
+
+        with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
+            rows = [
+                {
+                    "id": r.run_id,
+                    "status": r.status.value,
+                    "method": r.method,
+                    "tasks": len(ledger.tasks(r.run_id)),
+                    "rounds": len(ledger.rounds(r.run_id)),
+                    "created_at": r.created_at,
+                }
+                for r in ledger.runs()
+            ]
+
+        def show() -> None:
+            for r in rows:
+                typer.echo(
+                    f"{r['id']}  {r['status']:8}  {r['method']}, {r['tasks']} tasks, "
+                    f"{r['rounds']} rounds"
+                )
+
+        emit({"runs": rows}, form, show, rows=rows)
+
+
+@runs.command("stop")
+def run_stop(directory: DirOption = DEFAULT_DIRECTORY) -> None:
+    """End the newest run for good; the next `serve` begins a new one."""
+    with errors():
+        from fcil_protocol import control
+        from fcil_protocol.errors import Unreachable
+        from fcil_protocol.files import DirectoryLock
+        from fcil_server.federation import find_directory
+        from fcil_server.ledger import LEDGER_NAME, Ledger
+        from fcil_server.ledger_rows import RunStatus
+        from fcil_server.runs import run_named
+
+        find_directory(directory)
+        try:
+            control.ask(directory, "stop_run")
+        except Unreachable:
+            with (
+                DirectoryLock.acquire(directory, "federation"),
+                Ledger(directory / LEDGER_NAME) as ledger,
+            ):
+                ledger.set_run_status(run_named(ledger, None).run_id, RunStatus.STOPPED)
+        typer.echo("The run is stopped.", err=True)
+
+
+@app.command()
+def methods(form: FormatOption = Format.TEXT, json_flag: JsonOption = False) -> None:
+    """List the installed methods with their citation, presets and options."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_adapters import registry
+        from fcil_server.show import describe_method, show_methods
+
+        rows = [describe_method(registry.load_method(n)) for n in registry.method_names()]
+        emit({"methods": rows}, form, lambda: show_methods(rows), rows=rows)
+
+
+@app.command()
+def demo(
+    clients: Annotated[int, typer.Option("-n", "--clients", min=1, max=64)] = 3,
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Where everything of the demo is kept.")
+    ] = Path("fcil-demo"),
+    settings: SetOption = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Learn the digits 0 to 9 in five tasks with a real server and real clients, offline."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_server.demo import run_demo
+
+        run_demo(directory, clients, tuple(settings or ()), form)
+
+
+@app.command()
+def stop(directory: DirOption = DEFAULT_DIRECTORY) -> None:
+    """Stop the server of the federation in DIR; the open round waits."""
+    with errors():
+        from fcil_protocol import control
+
+        control.ask(directory, "stop")
+        typer.echo("The server stops.", err=True)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,153 @@
+"""What happens when a round closes: aggregate, commit, evaluate, tell."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from fcil_adapters.contract import State, TaskInfo
+from fcil_protocol.ids import ClientId, Digest
+from fcil_protocol.messages import RoundClosed, Verdict
+from fcil_protocol.wellknown import EVALUATE
+from fcil_server import round as machine
+from fcil_server.ledger_rows import CENTRAL, Answer, RoundKey, UpdateRow, UpdateStatus
+from fcil_server.plan import Step
+from fcil_server.position import Kit, Position, context
+
+# The ledger's words for an asked client that gave no update.
+_NO_UPDATE = {
+    machine.Answer.DECLINED: Answer.DECLINED,
+    machine.Answer.LOST: Answer.LOST,
+    machine.Answer.LATE: Answer.STRAGGLER,
+}
+
+
+async def save(kit: Kit, at: Position, state: State, task: TaskInfo) -> tuple[int, Digest]:
+    """Put the next state on disk; the ledger makes it the run's."""
+    number = at.number + 1
+    digest = await asyncio.to_thread(kit.states.save, number, state, at.digest, task.index)
+    return number, digest
+
+
+@dataclass
+class Closing:
+    """Closes rounds of one run and remembers what became of updates."""
+
+    kit: Kit
+    at: Position
+    _verdicts: dict[ClientId, Verdict] = field(default_factory=dict)
+
+    async def close(
+        self, task: TaskInfo, step: Step, close: machine.Close, collect_s: float
+    ) -> None:
+        """Carry out the end of a round, to the ledger and to those who were asked."""
+        key = RoundKey(self.kit.run, task.index, step.kind, step.round)
+        self.at.phase, self.at.waiting_for = "aggregating", ""
+        if step.kind == EVALUATE:
+            self._take_evaluations(key)
+            self._commit(key, close, {"collect_s": collect_s})
+        else:
+            await self._aggregate(task, step, key, close, collect_s)
+        self._tell(key, close)
+        self.kit.spool.remove([u.update_id for u in self.kit.ledger.updates(key)])
+
+    async def _aggregate(
+        self, task: TaskInfo, step: Step, key: RoundKey, close: machine.Close, collect_s: float
+    ) -> None:
+        kit, at, loop = self.kit, self.at, asyncio.get_running_loop()
+        began = loop.time()
+        updates = [u for u in kit.ledger.accepted(key) if u.samples > 0]
+        if not updates:
+            self._commit(key, close, {"collect_s": collect_s})
+            return
+        ctx = context(kit, task, step)
+        state, excluded = await kit.aggregation.aggregate(ctx, at.state, updates)
+        aggregated = loop.time()
+        number, digest = await save(kit, at, state, task)
+        phases = {
+            "collect_s": collect_s,
+            "aggregate_s": aggregated - began,
+            "save_s": loop.time() - aggregated,
+        }
+        with kit.ledger.transaction():
+            for client, reason in excluded.items():
+                kit.ledger.exclude_update(key, client, reason)
+            kit.ledger.add_state(key, number, digest, at.digest)
+            self._commit(key, close, phases, number)
+        for client, reason in excluded.items():
+            kit.notify("warning", "excluded", f"{kit.name_of(client)}: {reason}")
+        at.adopt(state, number, digest)
+
+    def _commit(
+        self,
+        key: RoundKey,
+        close: machine.Close,
+        phases: dict[str, float],
+        new_state: int | None = None,
+    ) -> None:
+        ledger = self.kit.ledger
+        assert self.at.round is not None
+        with ledger.transaction():
+            for client, answer in close.answers.items():
+                if answer in _NO_UPDATE:
+                    reason = self.at.round.reasons.get(client, "")
+                    ledger.set_answer(key, client, _NO_UPDATE[answer], reason)
+            ledger.count_updates(key)
+            ledger.close_round(key, close.outcome, new_state=new_state, phases=phases)
+        for row in ledger.updates(key):
+            self._verdicts[row.client] = _verdict(row)
+
+    def _take_evaluations(self, key: RoundKey) -> None:
+        for row in self.kit.ledger.accepted(key):
+            payload = self.kit.aggregation.open_update(row)
+            columns = zip(
+                payload.i64("classes").tolist(),
+                payload.i64("correct").tolist(),
+                payload.i64("total").tolist(),
+                strict=True,
+            )
+            counts = {c: (right, total) for c, right, total in columns}
+            self.kit.ledger.add_evaluation(self.kit.run, key.task, row.client, counts)
+
+    def _tell(self, key: RoundKey, close: machine.Close) -> None:
+        for client in close.answers:
+            peer = self.kit.peers.by_client(client)
+            if peer is None:
+                continue
+            peer.progress = None
+            message = RoundClosed(
+                run=self.kit.run,
+                task=key.task,
+                kind=key.kind,
+                round=key.round,
+                outcome=close.outcome.value,
+                verdict=self.verdict(client),
+            )
+            self.kit.send(peer, message)
+
+    def verdict(self, client: ClientId) -> Verdict | None:
+        """Return what became of a client's last update whose round is closed."""
+        if client not in self._verdicts:
+            rows = self.kit.ledger.updates_of(self.kit.run, client)
+            judged = [r for r in rows if r.status is not UpdateStatus.ACCEPTED]
+            if judged:
+                self._verdicts[client] = _verdict(judged[-1])
+        return self._verdicts.get(client)
+
+    async def central_evaluation(self, task: TaskInfo) -> None:
+        """Test the global model on the server's own folder, where one is configured."""
+        folder = self.kit.config.run.central_test
+        if not folder:
+            return
+        self.at.phase = "evaluating"
+        ctx = context(self.kit, task, Step(EVALUATE, 0, 1))
+        parts = await self.kit.aggregation.broadcast(ctx, self.at.state)
+        seen = set(task.seen)
+        ids = {name: c for c, name in self.kit.classes.names().items() if c in seen}
+        counts = await self.kit.aggregation.evaluate(ctx, parts, folder, ids)
+        self.kit.ledger.add_evaluation(self.kit.run, task.index, CENTRAL, counts)
+
+
+def _verdict(row: UpdateRow) -> Verdict:
+    counted = row.status is UpdateStatus.COUNTED
+    return Verdict(update=row.update_id, counted=counted, reason=row.reason)

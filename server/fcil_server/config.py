@@ -1,0 +1,332 @@
+"""The one TOML of a federation, checked whole before any work, with every fault reported."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fcil_protocol.errors import ConfigError
+from fcil_protocol.schema import class_key, class_name_fault
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class FederationSection(Section):
+    """Who the federation is and where it listens."""
+
+    name: str = Field("federation", max_length=128, description="shown to clients and in reports")
+    listen: str = Field("127.0.0.1:7710", description="address the server binds, HOST:PORT")
+    advertise: list[str] = Field(
+        default_factory=list,
+        description="addresses that clients are told; empty: the listen address",
+    )
+    heartbeat_s: float = Field(10.0, gt=0, description="silence before a peer is probed")
+
+
+class RunSection(Section):
+    """What is learned with, and how it is judged."""
+
+    seed: int = Field(1993, ge=0, description="all randomness of the run derives from it")
+    backbone: str = Field("embedded", description="timm name of the frozen ViT, or 'embedded'")
+    weights: str = Field("", description="local safetensors file of its weights; empty: timm's hub")
+    device: str = Field("auto", description="where the server computes: auto, cpu, cuda, cuda:N")
+    threads: int = Field(0, ge=0, description="threads of the server's worker; 0: all cores")
+    worker_idle_s: float = Field(600.0, gt=0, description="idle time after which it is freed")
+    evaluate: bool = Field(True, description="clients evaluate the global model after each task")
+    central_test: str = Field("", description="folder of test images that the server evaluates on")
+
+
+class MethodSection(BaseModel):
+    """The method by name; every other key is one of its options (checked by its manifest)."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+    name: str = "pilora"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Everything except the name."""
+        return dict(self.model_extra or {})
+
+
+class TasksSection(Section):
+    """Which classes arrive when."""
+
+    schedule: Literal["discovered", "listed"] = Field(
+        "discovered", description="discovered: classes that clients bring; listed: as given here"
+    )
+    classes: list[list[str]] = Field(
+        default_factory=list, description="listed: the class names of each task"
+    )
+    min_new_classes: int = Field(1, ge=1, description="discovered: a task opens with so many")
+    max_wait_s: float = Field(
+        3600.0, gt=0, description="discovered: after so long a task opens with fewer"
+    )
+    settle_s: float = Field(
+        3.0, ge=0, description="discovered: quiet time after the last new name before opening"
+    )
+
+
+class RoundSection(Section):
+    """How rounds are opened and closed."""
+
+    rounds_per_task: int = Field(5, ge=1, description="train rounds in each task")
+    clients_per_round: int = Field(0, ge=0, description="holders asked in a round; 0: all")
+    min_clients: int = Field(2, ge=1, description="connected clients before a round opens")
+    quorum: int = Field(0, ge=0, description="updates that complete a round; 0: min_clients")
+    deadline_s: float = Field(600.0, gt=0, description="server uptime before a round closes")
+    grace_s: float = Field(20.0, ge=0, description="how long an asked client may be away")
+    on_short: Literal["reopen", "close"] = Field("reopen", description="deadline without quorum")
+    max_reopens: int = Field(3, ge=0, description="then the round closes short")
+
+
+class WireSection(Section):
+    """What may be on the wire."""
+
+    max_payload_mb: float = Field(1024.0, gt=0, description="largest payload accepted, MB")
+    credit: int = Field(8, ge=1, le=64, description="chunks in flight per transfer")
+
+
+class PrivacySection(Section):
+    """What single images could show through."""
+
+    evaluate_min_count: int = Field(
+        1, ge=1, description="a client withholds a class's accuracy below so many test images"
+    )
+    share_names: bool = Field(False, description="clients see class names that they do not hold")
+
+
+class TrustSection(Section):
+    """How far any single client is trusted."""
+
+    max_weight_share: float = Field(
+        0.5, gt=0, le=1, description="cap on one client's weight, never below 1/K"
+    )
+    max_classes_per_client: int = Field(1000, ge=1, description="class names one may announce")
+
+
+class StorageSection(Section):
+    """What is kept on disk."""
+
+    keep_states: int = Field(3, ge=1, description="newest states kept, besides one per task")
+    segment_mb: int = Field(64, ge=1, description="size of a spool segment, MB")
+
+
+class Config(Section):
+    """All of ``federation.toml``."""
+
+    federation: FederationSection = FederationSection()
+    run: RunSection = RunSection()
+    method: MethodSection = MethodSection()
+    tasks: TasksSection = TasksSection()
+    round: RoundSection = RoundSection()
+    wire: WireSection = WireSection()
+    privacy: PrivacySection = PrivacySection()
+    trust: TrustSection = TrustSection()
+    storage: StorageSection = StorageSection()
+
+
+# What the same thing is called elsewhere: a hint in the error, not a live option.
+ELSEWHERE = {
+    "num-server-rounds": "round.rounds_per_task",
+    "num_server_rounds": "round.rounds_per_task",
+    "num_rounds": "round.rounds_per_task",
+    "rounds": "round.rounds_per_task",
+    "rounds_to_train": "round.rounds_per_task",
+    "fraction-train": "round.clients_per_round",
+    "fraction_train": "round.clients_per_round",
+    "fraction_fit": "round.clients_per_round",
+    "min-available-nodes": "round.min_clients",
+    "min_available_nodes": "round.min_clients",
+    "min_available_clients": "round.min_clients",
+    "min_train_nodes": "round.quorum",
+    "min_fit_clients": "round.quorum",
+    "minimum_reporting": "round.quorum",
+    "straggler_cutoff_time": "round.deadline_s",
+    "wait_time_after_min_received": "round.deadline_s",
+    "train_timeout": "round.deadline_s",
+    "address": "federation.listen",
+    "superlink": "federation.listen",
+    "lr": "method.<option>; `fcil-server methods` lists them",
+}
+
+
+def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file (None: all defaults) and apply ``section.key=value`` overrides.
+
+    Raises:
+        ConfigError: one message that names every fault.
+    """
+    fields = _read(path) if path is not None else {}
+    for override in overrides:
+        _apply(fields, override)
+    return validate(fields)
+
+
+def parse(text: str) -> Config:
+    """Check TOML text, such as the snapshot kept with a run."""
+    try:
+        return validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the configuration is not TOML: {error}.") from error
+
+
+def validate(fields: dict[str, Any]) -> Config:
+    """Check parsed fields.
+
+    Raises:
+        ConfigError: one message that names every fault.
+    """
+    try:
+        config = Config.model_validate(fields)
+    except ValidationError as error:
+        faults = "; ".join(_fault(dict(e)) for e in error.errors(include_url=False))
+        raise ConfigError(f"{faults}.") from error
+    faults_found = list(_cross_checks(config))
+    if faults_found:
+        raise ConfigError(f"{'; '.join(faults_found)}.")
+    return config
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no configuration file {path}.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}.") from error
+
+
+def _apply(fields: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or len(parts) < 2 or not all(parts):
+        raise ConfigError(
+            f"override {override[:120]!r} is not of the form section.key=value.",
+            action="For example: -c round.min_clients=3.",
+        )
+    try:
+        value = tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word is a string: -c method.name=pilora
+    target = fields
+    for part in parts[:-1]:
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"override {override[:120]!r}: {part!r} is not a section.")
+    target[parts[-1]] = value
+
+
+def _fault(error: dict[str, Any]) -> str:
+    where = ".".join(str(x) for x in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {where!r}{_hint(error['loc'])}"
+    return f"{where}: {error['msg']}, got {error['input']!r}"
+
+
+def _hint(loc: tuple[Any, ...]) -> str:
+    key = str(loc[-1])
+    if key in ELSEWHERE:
+        return f" (here it is called {ELSEWHERE[key]!r})"
+    near = difflib.get_close_matches(".".join(str(x) for x in loc), list(known_keys()), 1, 0.5)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def known_keys() -> Iterator[str]:
+    """Yield every key of the configuration as ``section.key``."""
+    for section, field in Config.model_fields.items():
+        yield section
+        model = field.annotation
+        assert isinstance(model, type)
+        assert issubclass(model, BaseModel)
+        for key in model.model_fields:
+            yield f"{section}.{key}"
+
+
+def _cross_checks(config: Config) -> Iterator[str]:
+    tasks = config.tasks
+    if tasks.schedule == "listed" and not tasks.classes:
+        yield "tasks.schedule is 'listed' but tasks.classes is empty: list the class names"
+    if tasks.schedule == "discovered" and tasks.classes:
+        yield "tasks.classes is given but tasks.schedule is 'discovered': set it to 'listed'"
+    seen: dict[str, int] = {}
+    for index, names in enumerate(tasks.classes):
+        if not names:
+            yield f"tasks.classes[{index}] is empty: a task needs at least one class"
+        for name in names:
+            fault = class_name_fault(name)
+            if fault:
+                yield f"tasks.classes[{index}]: {name!r}: {fault}"
+            elif class_key(name) in seen:
+                yield f"tasks.classes[{index}]: {name!r} is already in task {seen[class_key(name)]}"
+            seen.setdefault(class_key(name), index)
+    if config.round.clients_per_round and config.round.quorum > config.round.clients_per_round:
+        yield "round.quorum exceeds round.clients_per_round: a round could never complete"
+    for address in (config.federation.listen, *config.federation.advertise):
+        try:
+            split_address(address)
+        except ConfigError as error:
+            yield str(error).rstrip(".")
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split ``HOST:PORT`` or ``[IPV6]:PORT``; port 0 asks for a free one.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535 or not host.strip("[]"):
+        raise ConfigError(f"address {address!r} is not of the form HOST:PORT.")
+    return host.strip("[]"), int(port)
+
+
+def to_toml(config: Config, *, comments: bool = False) -> str:
+    """Write a configuration as TOML; with ``comments`` each key carries its meaning."""
+    lines: list[str] = []
+    for section, field in Config.model_fields.items():
+        model = getattr(config, section)
+        lines.append(f"[{section}]")
+        for key, value in _items(model, field.annotation):
+            note = _description(field.annotation, key) if comments else ""
+            lines.append(f"{key} = {_toml(value)}{f'  # {note}' if note else ''}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _items(model: BaseModel, _type: Any) -> Iterator[tuple[str, Any]]:
+    for key in type(model).model_fields:
+        yield key, getattr(model, key)
+    yield from (model.model_extra or {}).items()
+
+
+def _description(model: Any, key: str) -> str:
+    field = model.model_fields.get(key)
+    return (field.description or "") if field else ""
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        printable = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped)
+        return f'"{printable}"'
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    if isinstance(value, dict):
+        inner = ", ".join(f"{_toml(str(k))} = {_toml(v)}" for k, v in value.items())
+        return "{ " + inner + " }"
+    raise ConfigError(f"cannot write {type(value).__name__} as TOML.")

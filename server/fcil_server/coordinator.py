@@ -1,0 +1,270 @@
+"""Drives one run: tasks, rounds, one step after the other.
+
+What comes next is decided by pure code (`plan`, `round`); here it is carried out, with
+`asking`, `reception` and `closing`. Every step is committed to the ledger before anybody is
+told, so a restart goes on with the same round: `Coordinator.drive` begins wherever the
+ledger says the run stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from fcil_adapters.contract import TaskInfo
+from fcil_protocol.ids import ClientId
+from fcil_protocol.messages import Verdict
+from fcil_server import round as machine
+from fcil_server.asking import ask, available, describe_wait
+from fcil_server.closing import Closing, save
+from fcil_server.ledger_rows import Answer, RoundKey
+from fcil_server.peers import Peer
+from fcil_server.plan import Step, next_step, task_steps
+from fcil_server.position import Kit, Position, context, stamp
+from fcil_server.reception import Reception
+from fcil_server.round import Phase, Round, Rules
+
+OPENING = "open"  # the "kind" of the state that a task begins with
+
+
+@dataclass
+class Coordinator:
+    """One run of the federation on its way.
+
+    Attributes:
+        drain: waits until every update that has come is durable or refused.
+        round_opens: called before a round asks anybody, with the digests new to it.
+        round_closed: called when the results of a round are in the ledger.
+    """
+
+    kit: Kit
+    drain: Callable[[], Awaitable[None]]
+    round_opens: Callable[[RoundKey, set[str]], None]
+    round_closed: Callable[[RoundKey], None]
+    at: Position = field(default_factory=Position)
+    _events: asyncio.Queue[machine.Event] = field(default_factory=asyncio.Queue)
+    _announced: asyncio.Event = field(default_factory=asyncio.Event)
+    _timers: list[asyncio.TimerHandle] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.closing = Closing(self.kit, self.at)
+        self.reception = Reception(self.kit, self.at, self._updated)
+
+    # --- what the daemon tells ----------------------------------------------------------------
+
+    def arrived(self, peer: Peer) -> None:
+        """A client is ready and has announced its classes (again)."""
+        self._announced.set()
+        self._events.put_nowait(available(self.kit, self.at, peer, self._now()))
+
+    def left(self, client: ClientId) -> None:
+        """A client's session ended."""
+        self._events.put_nowait(machine.Left(client, self._now()))
+
+    def declined(self, client: ClientId, key: RoundKey, reason: str) -> None:
+        """A client cannot take part in a round."""
+        if key == self.at.key(self.kit.run):
+            self._events.put_nowait(machine.Declined(client, reason, self._now()))
+
+    def close_short(self) -> None:
+        """The operator ends the open round with what has come."""
+        self._events.put_nowait(machine.Stop(self._now()))
+
+    def _updated(self, client: ClientId) -> None:
+        self._events.put_nowait(machine.Updated(client, self._now()))
+
+    def verdict(self, client: ClientId) -> Verdict | None:
+        """Return what became of a client's last update whose round is closed."""
+        return self.closing.verdict(client)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds until the open round's deadline."""
+        if not self.at.is_open or self.at.round is None:
+            return None
+        return max(0.0, self.at.round.deadline - self._now())
+
+    # --- the run ----------------------------------------------------------------------------
+
+    async def drive(self) -> None:
+        """Go on from wherever the ledger says the run stands, until its listed end.
+
+        A discovered schedule has no end: it waits for new classes until it is stopped.
+        """
+        kit, at = self.kit, self.at
+        await self._load_state()
+        while (task := await self._next_task()) is not None:
+            at.task = task
+            await self._open_task(task)
+            steps = task_steps(
+                kit.method.exchanges(kit.hparams, kit.info),
+                kit.config.round.rounds_per_task,
+                evaluate=kit.config.run.evaluate,
+            )
+            while (step := next_step(steps, self._closed(task.index))) is not None:
+                at.step = step
+                await self._one_round(task, step)
+            at.step = None
+            await self.closing.central_evaluation(task)
+            kit.ledger.close_task(kit.run, task.index)
+            kit.states.prune()
+            kit.notify("info", "task_done", f"task {task.index} is learned")
+        at.phase, at.waiting_for = "done", ""
+
+    def _closed(self, task: int) -> int:
+        rounds = self.kit.ledger.rounds(self.kit.run)
+        return sum(r.task == task and r.closed_at is not None for r in rounds)
+
+    async def _load_state(self) -> None:
+        newest = self.kit.ledger.newest_state(self.kit.run)
+        # A state file that the ledger does not know was never committed: its round goes on.
+        self.kit.states.discard_after(newest.state if newest else -1)
+        if newest is not None:
+            state = await asyncio.to_thread(self.kit.states.load, newest.state)
+            self.at.adopt(state, newest.state, newest.digest)
+
+    async def _next_task(self) -> TaskInfo | None:
+        kit = self.kit
+        opened = kit.ledger.tasks(kit.run)
+        if opened and opened[-1].closed_at is None:
+            return kit.classes.task_info(opened[-1].task)
+        listed = kit.classes.listed_tasks()
+        if listed and len(opened) >= listed:
+            return None
+        if not listed:
+            await self._wait_for_classes()
+        return kit.classes.open_task(len(opened))
+
+    async def _wait_for_classes(self) -> None:
+        """Discovered schedule: wait until enough new names are there and have settled."""
+        rules, least = self.kit.config.tasks, self.kit.config.round.min_clients
+        first: float | None = None
+        self.at.phase = "waiting"
+        while True:
+            pending, here = len(self.kit.classes.pending()), len(self.kit.peers.announced())
+            first = (first or self._now()) if pending else None
+            enough = pending >= rules.min_new_classes and here >= least
+            overdue = first is not None and self._now() >= first + rules.max_wait_s
+            if pending and here and overdue:
+                return
+            self.at.waiting_for = (
+                f"{least} clients ({here} here) with at least {rules.min_new_classes} new "
+                f"class{'es' if rules.min_new_classes > 1 else ''} ({pending} waiting)"
+            )
+            limit = None if first is None else max(0.0, first + rules.max_wait_s - self._now())
+            self._announced.clear()
+            try:
+                await asyncio.wait_for(self._announced.wait(), rules.settle_s if enough else limit)
+            except TimeoutError:
+                if enough:
+                    return
+
+    async def _open_task(self, task: TaskInfo) -> None:
+        kit, at = self.kit, self.at
+        if any(row.task == task.index for row in kit.ledger.states(kit.run)):
+            return  # opened before a restart
+        at.phase, at.waiting_for = "opening", ""
+        ctx = context(kit, task, Step(OPENING, 0, 1))
+        state = at.state if at.number >= 0 else await kit.aggregation.init(ctx)
+        state = await kit.aggregation.open_task(ctx, state)
+        number, digest = await save(kit, at, state, task)
+        key = RoundKey(kit.run, task.index, OPENING, 0)
+        kit.ledger.add_state(key, number, digest, at.digest)
+        at.adopt(state, number, digest)
+        names = kit.classes.names()
+        listed = ", ".join(names[c] for c in task.classes)
+        kit.notify("info", "task_opened", f"task {task.index} opens: {listed}")
+
+    # --- one round --------------------------------------------------------------------------
+
+    async def _one_round(self, task: TaskInfo, step: Step) -> None:
+        kit, at = self.kit, self.at
+        at.phase, at.waiting_for = "publishing", ""
+        if not at.parts:
+            at.parts = await kit.aggregation.broadcast(context(kit, task, step), at.state)
+        known = {p.digest for p in kit.ledger.parts(kit.run)}
+        at.refs = kit.publisher.publish(at.parts, stamp(kit, at, task, step))
+        key = RoundKey(kit.run, task.index, step.kind, step.round)
+        self.round_opens(key, {r.digest for r in at.refs} - known)
+        began = self._now()
+        close = await self._collect(key)
+        await self.closing.close(task, step, close, self._now() - began)
+        at.round = None
+        self.round_closed(key)
+
+    async def _collect(self, key: RoundKey) -> machine.Close:
+        """Run the round's machine until it closes."""
+        at = self.at
+        at.round = self._machine(key)
+        self._events = asyncio.Queue()
+        for peer in self.kit.peers.announced():
+            self._events.put_nowait(available(self.kit, at, peer, self._now()))
+        if at.round.phase is Phase.OPEN:  # restored: it may be complete already
+            self._set_timer(at.round.deadline)
+            self._set_timer(self._now() + at.round.rules.grace_s)
+            self._events.put_nowait(machine.Tick(self._now()))
+        try:
+            while True:
+                describe_wait(self.kit, at)
+                for instruction in at.round.handle(await self._events.get()):
+                    if isinstance(instruction, machine.Close):
+                        await self.drain()
+                        return instruction
+                    self._execute(instruction, key)
+        finally:
+            for timer in self._timers:
+                timer.cancel()
+            self._timers.clear()
+
+    def _machine(self, key: RoundKey) -> Round:
+        """Make the round's machine, as it was when the server stopped if it was open."""
+        ledger = self.kit.ledger
+        rules = Rules(**self.kit.config.round.model_dump(exclude={"rounds_per_task"}))
+        seed = (self.kit.config.run.seed, key.task, key.round)
+        row = ledger.open_round(self.kit.run)
+        if row is None or row.key != key:
+            return Round(rules=rules, seed=seed)
+        answers = dict.fromkeys(row.asked, machine.Answer.NONE)
+        for update in ledger.updates(key):
+            answers[update.client] = machine.Answer.UPDATED
+        for answer in ledger.answers(key):
+            if answer.answer is Answer.DECLINED:
+                answers[answer.client] = machine.Answer.DECLINED
+        return Round.restore(
+            rules, seed, asked=answers, remaining_s=row.remaining_s or 0.0, now=self._now()
+        )
+
+    def _set_timer(self, at: float) -> None:
+        loop = asyncio.get_running_loop()
+        tick = machine.Tick(at)
+        self._timers.append(loop.call_at(at, lambda: self._events.put_nowait(tick)))
+
+    def _execute(self, instruction: machine.Instruction, key: RoundKey) -> None:
+        kit = self.kit
+        match instruction:
+            case machine.Opened(asked):
+                remaining = kit.config.round.deadline_s
+                kit.ledger.new_round(
+                    key, asked=asked, base_state=self.at.number, remaining_s=remaining
+                )
+            case machine.Ask(client):
+                peer = kit.peers.by_client(client)
+                if peer is not None:
+                    remaining = self.remaining_s or 0.0
+                    ask(kit, self.at, peer, remaining_s=remaining, verdict=self.verdict(client))
+            case machine.SetTimer(at):
+                self._set_timer(at)
+            case machine.Reopened(missing, at):
+                assert self.at.round is not None
+                asked = tuple(self.at.round.answers)
+                kit.ledger.reopen_round(key, asked=asked, remaining_s=at - self._now())
+                names = ", ".join(kit.name_of(c) for c in missing)
+                text = f"the deadline passed without a quorum; still missing: {names}"
+                kit.notify("warning", "reopened", text)
+            case machine.Close():
+                raise AssertionError("the caller takes Close")

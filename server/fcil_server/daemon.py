@@ -1,0 +1,465 @@
+"""The server's IO shell: sockets, worker, timers, signals. It decides nothing.
+
+Frames come in, are parsed and checked here, and go to greeting, intake, publisher or
+coordinator; what those return goes out. Every failure of a message becomes a Nack and a row
+in the ledger, never a traceback to a peer and never the end of the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fcil_protocol import control
+from fcil_protocol.channel import Channel
+from fcil_protocol.errors import BadSignature, FcilError, InternalError, WireError
+from fcil_protocol.ids import ClientId, new_client_id
+from fcil_protocol.keys import PublicKeys
+from fcil_protocol.messages import (
+    Bye,
+    Chunk,
+    Decline,
+    Hello,
+    Message,
+    Parts,
+    Progress,
+    Received,
+    Update,
+    Want,
+    parse,
+)
+from fcil_protocol.payload import Payload
+from fcil_protocol.transport import Incoming, Router, ServerLink
+from fcil_server import greeting
+from fcil_server.accounts import Accounts
+from fcil_server.config import split_address
+from fcil_server.federation import Federation
+from fcil_server.intake import Intake, nack_of
+from fcil_server.ledger_rows import RoundKey, RunStatus
+from fcil_server.peers import Peer, Peers
+from fcil_server.runs import OpenRun, open_run
+from fcil_server.status import enrol_local, round_rows, status
+
+KEPT_NOTES = 200
+FLUSH_S = 5.0  # how often byte counts and the deadline are written while nothing closes
+
+
+@dataclass(frozen=True)
+class Note:
+    """One line for the operator."""
+
+    at: float
+    level: str
+    code: str
+    text: str
+
+
+class Server:
+    """One federation being served.
+
+    Args:
+        say: shows a note in the terminal or the log.
+        until_done: end when the run's listed tasks are learned.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        *,
+        say: Callable[[Note], None],
+        until_done: bool = False,
+        new_run: bool = False,
+    ) -> None:
+        self.federation = federation
+        self.ledger = federation.ledger
+        self.config = federation.config
+        self.peers = Peers()
+        self.notes: deque[Note] = deque(maxlen=KEPT_NOTES)
+        self.noted = 0
+        self._news = asyncio.Event()
+        self.started_at = time.time()
+        self.port = 0
+        self.refused = 0
+        self._say = say
+        self._until_done = until_done
+        self._new_run = new_run
+        self._allowed: set[bytes] = set()
+        self._stopping = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._connections: set[int] = set()
+        self._link: ServerLink
+        self._intake: Intake
+        self.accounts: Accounts
+        self.open: OpenRun
+
+    # --- life -------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Serve until a signal, ``stop``, or (``until_done``) the end of the run.
+
+        Raises:
+            FcilError: the server could not start, or the run failed.
+        """
+        for row in self.ledger.clients():
+            if row.may_join(self.ledger.now):
+                self._allowed.add(row.curve)
+        link = self._listen()
+        self._link = link
+        tasks: list[asyncio.Task[None]] = []
+        door: asyncio.AbstractServer | None = None
+        try:
+            self.open = await open_run(self, new=self._new_run)
+            self.accounts = Accounts(self.ledger, self.open.coordinator.kit.run)
+            self._intake = self._make_intake()
+            door = await control.serve(self.federation.directory, self._command)
+            self.federation.leave_join_file(self.addresses())
+            self._catch_signals()
+            self.note("info", "serving", f"listening on {', '.join(self.addresses())}")
+            tasks = [asyncio.create_task(w) for w in (self._receive(), self._drive(), self._tick())]
+            await self._stopping.wait()
+        finally:
+            await self._shut_down(tasks, door)
+        if self._failure is not None:
+            raise self._failure
+
+    def _listen(self) -> Router:
+        host, port = split_address(self.config.federation.listen)
+        link = Router(
+            curve_secret=self.federation.keys.curve_secret,
+            curve_public=self.federation.keys.public.curve,
+            admit=self._allowed.__contains__,
+            heartbeat_s=self.config.federation.heartbeat_s,
+        )
+        try:
+            self.port = link.bind(host, port)
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def addresses(self) -> list[str]:
+        """Return the addresses that clients are told."""
+        host, _ = split_address(self.config.federation.listen)
+        shown = f"[{host}]" if ":" in host else host
+        return self.config.federation.advertise or [f"{shown}:{self.port}"]
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.stop)
+
+    def stop(self) -> None:
+        """End the server after what is being written is written."""
+        self._stopping.set()
+
+    async def _shut_down(
+        self, tasks: list[asyncio.Task[None]], door: asyncio.AbstractServer | None
+    ) -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if hasattr(self, "open"):
+            with contextlib.suppress(FcilError):
+                await self._intake.drain()
+            for peer in self.peers:
+                self.send(peer, Bye(reason="the server stops"))
+            self._keep_remaining()
+            self.accounts.flush()
+            await self.open.close()
+        if door is not None:
+            door.close()
+            control.socket_path(self.federation.directory).unlink(missing_ok=True)
+        await asyncio.sleep(0.05)  # let the goodbyes leave the socket
+        self._link.close()
+
+    async def _drive(self) -> None:
+        try:
+            await self.open.drive()
+        except asyncio.CancelledError:
+            raise
+        except FcilError as error:
+            self._fail(error)
+        except Exception as error:
+            self._fail(InternalError(f"{type(error).__name__}: {error}"), cause=error)
+        else:
+            if self._until_done:
+                self.stop()
+
+    def _fail(self, error: FcilError, cause: BaseException | None = None) -> None:
+        if cause is not None:
+            error.__cause__ = cause
+        self.note("error", error.code, str(error))
+        self._failure = error
+        self.stop()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            self._keep_remaining()
+            self.accounts.flush()
+
+    def _keep_remaining(self) -> None:
+        """Store how much of the deadline is left: it counts server uptime only."""
+        coordinator = self.open.coordinator
+        remaining, key = coordinator.remaining_s, coordinator.at.key(coordinator.kit.run)
+        if remaining is not None and key is not None:
+            self.ledger.set_remaining(key, remaining)
+
+    def note(self, level: str, code: str, text: str, client: ClientId | None = None) -> None:
+        """Tell the operator, and keep it in the ledger."""
+        note = Note(time.time(), level, code, text)
+        self.notes.append(note)
+        self.noted += 1
+        self._news.set()  # whoever waits is woken; the next wait is for the next note
+        self._news = asyncio.Event()
+        self._say(note)
+        run = self.open.coordinator.kit.run if hasattr(self, "open") else None
+        self.ledger.add_event(level, code, text, run=run, client=client)
+
+    # --- messages ---------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        while True:
+            incoming = await self._link.recv()
+            try:
+                await self._take(incoming)
+            except FcilError as error:
+                self._refuse(incoming, error)
+            except Exception as error:  # our defect: the peer learns a code, the log the rest
+                wrapped = InternalError(f"{type(error).__name__}: {error}")
+                wrapped.__cause__ = error
+                self._refuse(incoming, wrapped)
+
+    async def _take(self, incoming: Incoming) -> None:
+        if not incoming.frames:
+            self._departed(incoming.conn)
+            return
+        received = parse(incoming.frames)
+        if isinstance(received.message, Hello):
+            self._hello(incoming, received, received.message)
+            return
+        peer = self.peers.by_conn(incoming.conn)
+        if peer is None:
+            raise WireError("a session begins with a Hello.")
+        message = peer.channel.check(received)
+        self.accounts.received(peer.client, message, incoming.frames)
+        digest = getattr(message, "digest", "")
+        try:
+            await self._handle(peer, received, message)
+        except FcilError as error:
+            self._count_refusal(peer, error)
+            self.send(peer, nack_of(error, digest))
+
+    async def _handle(self, peer: Peer, received: Received, message: Message) -> None:
+        coordinator = self.open.coordinator
+        match message:
+            case Update():
+                self._must_be_ready(peer)
+                await self._intake.offer(peer, received, message)
+            case Chunk():
+                await self._intake.chunk(peer, received, message)
+            case Want():
+                self.open.publisher.serve(peer, message, self.config.wire.credit)
+            case Decline():
+                key = RoundKey(coordinator.kit.run, message.task, message.kind, message.round)
+                self.note("info", "declined", f"{peer.name}: {message.reason}", peer.client)
+                coordinator.declined(peer.client, key, message.reason)
+            case Progress():
+                peer.progress = (message.phase, message.done, message.total)
+            case Bye():
+                self._departed(peer.conn)
+            case _:
+                raise WireError(f"a client does not send {message.type}.")
+
+    def _must_be_ready(self, peer: Peer) -> None:
+        if not peer.ready:
+            raise WireError("updates come after a Welcome that says ready.")
+
+    def _hello(self, incoming: Incoming, received: Received, hello: Hello) -> None:
+        row = greeting.identify(self.ledger, incoming.key, hello)
+        channel = Channel(self.federation.keys, greeting.keys_of(row))
+        channel.peer_nonce = hello.nonce
+        channel.check(received)
+        peer = Peer(
+            client=row.client_id,
+            name=row.name,
+            keys=greeting.keys_of(row),
+            route=incoming.route,
+            conn=incoming.conn,
+            channel=channel,
+            device=hello.device,
+            package=hello.package,
+        )
+        if incoming.conn not in self._connections:
+            self._connections.add(incoming.conn)
+            self.accounts.connected(peer.client)
+            self.note("info", "connected", f"{peer.name} connected ({hello.device})", peer.client)
+        self.accounts.received(peer.client, hello, incoming.frames)
+        self.ledger.touch(peer.client, device=hello.device)
+        try:
+            peer.ready = greeting.check(self.open.house, hello)
+        except FcilError as error:
+            self._count_refusal(peer, error)
+            self.send(peer, nack_of(error))
+            return
+        self._replace(peer)
+        verdict = self.open.coordinator.verdict(peer.client)
+        nonce = channel.nonce
+        answer = greeting.welcome(self.open.house, nonce=nonce, ready=peer.ready, verdict=verdict)
+        self.send(peer, answer)
+
+    def _replace(self, peer: Peer) -> None:
+        old = self.peers.add(peer)
+        if old is not None:
+            text = (
+                f"{peer.name} connected twice with one key; the newer connection stays. "
+                "If the older one was another device, its files were copied: enrol it anew."
+            )
+            self.note("warning", "two_links", text, peer.client)
+            self.send(old, Bye(reason=text))
+            self._link.cut(old.conn)
+
+    def _departed(self, conn: int) -> None:
+        self._connections.discard(conn)
+        peer = self.peers.remove(conn)
+        if peer is not None and self.peers.by_client(peer.client) is None:
+            self.note("info", "left", f"{peer.name} left", peer.client)
+            self.open.coordinator.left(peer.client)
+
+    def _refuse(self, incoming: Incoming, error: FcilError) -> None:
+        """Answer something that belongs to no session, as far as it can be answered."""
+        row = self.ledger.client_by_curve(incoming.key)
+        self.refused += 1
+        self.ledger.add_refusal(row.client_id if row else None, error.code, error.message)
+        peer = self.peers.by_conn(incoming.conn)
+        if peer is not None:
+            self.send(peer, nack_of(error))
+        elif row is not None and incoming.frames:
+            channel = Channel(self.federation.keys, greeting.keys_of(row))
+            with contextlib.suppress(FcilError):
+                hello = parse(incoming.frames).message
+                if isinstance(hello, Hello):
+                    channel.peer_nonce = hello.nonce
+            self._link.send(incoming.route, channel.frames(nack_of(error)))
+        if isinstance(error, InternalError | BadSignature):
+            self.note("error", error.code, error.message)
+
+    def _count_refusal(self, peer: Peer, error: FcilError) -> None:
+        self.refused += 1
+        self.ledger.add_refusal(peer.client, error.code, error.message)
+        self.note("warning", error.code, f"{peer.name}: {error.message}", peer.client)
+
+    def send(self, peer: Peer, message: Message, *blobs: bytes) -> bool:
+        """Send one message; False if the client is gone (its session ends by itself)."""
+        frames = peer.channel.frames(message, *blobs)
+        if not self._link.send(peer.route, frames):
+            return False
+        tensor = 0
+        if isinstance(message, Parts):
+            tensor = self.open.publisher.tensor_bytes(message.digest)
+        self.accounts.sent(peer.client, message, frames, tensor=tensor)
+        return True
+
+    # --- what intake and coordinator need ---------------------------------------------------
+
+    def _make_intake(self) -> Intake:
+        coordinator, wire = self.open.coordinator, self.config.wire
+        return Intake(
+            federation=self.federation.id,
+            keys=self.federation.keys,
+            incoming=self.open.directory / "incoming",
+            spool=coordinator.kit.spool,
+            credit=wire.credit,
+            max_payload_bytes=int(wire.max_payload_mb * 1e6),
+            max_classes=self.config.trust.max_classes_per_client,
+            expect=coordinator.reception.expect,
+            stored=self._stored,
+            announced=self._announced,
+            send=self.send,
+        )
+
+    def _stored(self, accepted: Any) -> None:
+        self.open.coordinator.reception.stored(accepted)
+        self.accounts.tensors_up(accepted.client, accepted.payload.tensor_bytes)
+        row = self.ledger.client(accepted.client)
+        size = accepted.sealed_bytes / 1e3
+        name = row.name if row else accepted.client
+        self.note("info", "update", f"update from {name}, {size:.1f} kB", accepted.client)
+
+    async def _announced(self, peer: Peer, payload: Payload) -> None:
+        names = [str(n) for n in payload.meta["names"]]  # type: ignore[union-attr]
+        self.open.announce(peer, names, payload)
+
+    async def drain(self) -> None:
+        """Wait until every update that has come is durable or refused."""
+        await self._intake.drain()
+
+    def round_opens(self, key: RoundKey, new_parts: set[str]) -> None:
+        """Charge bytes to this round from now on."""
+        self.accounts.round_key, self.accounts.new_parts = key, new_parts
+
+    def round_closed(self, key: RoundKey) -> None:
+        """Write what a closed round cost and brought."""
+        self.accounts.flush()
+        self.open.write_round(key)
+
+    # --- commands ---------------------------------------------------------------------------
+
+    async def _command(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:
+        match op:
+            case "status":
+                return status(self)
+            case "notes":
+                return await self._notes_after(int(fields.get("after", 0)))
+            case "rounds":
+                self.accounts.flush()
+                return {"rounds": round_rows(self.ledger, self.open.coordinator.kit.run)}
+            case "enrol_local":
+                return enrol_local(self, fields)
+            case "stop":
+                self.audit("stop")
+                self.stop()
+                return {}
+            case "stop_run":
+                self.audit("stop_run", self.open.coordinator.kit.run)
+                self.ledger.set_run_status(self.open.coordinator.kit.run, RunStatus.STOPPED)
+                self.stop()
+                return {}
+            case "close_round":
+                self.audit("close_round")
+                self.open.coordinator.close_short()
+                return {}
+            case _:
+                raise WireError(f"this server knows no command {op!r}.")
+
+    async def _notes_after(self, after: int) -> dict[str, Any]:
+        """Wait until there is a note beyond number ``after``, and return those."""
+        while self.noted <= after:
+            await self._news.wait()
+        fresh = list(self.notes)[-(self.noted - after) :]
+        return {"last": self.noted, "notes": [asdict(n) for n in fresh]}
+
+    def audit(self, action: str, detail: str = "") -> None:
+        """Record an operator's action."""
+        self.ledger.add_audit(f"uid {os.getuid()}", action, detail)
+
+    def admit(self, name: str, keys: PublicKeys) -> ClientId:
+        """Enrol a client's keys; they may connect from now on."""
+        known = self.ledger.client_by_curve(keys.curve)
+        if known is not None:
+            return known.client_id
+        client = new_client_id()
+        free = self.ledger.free_name(name)
+        self.ledger.add_client(
+            client, free, curve=keys.curve, signing=keys.signing, sealing=keys.sealing
+        )
+        self._allowed.add(keys.curve)
+        self.audit("enrol_local", free)
+        return client

@@ -1,0 +1,157 @@
+"""Answer a Hello: who is it, may it take part, and what runs here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+import fcil_protocol
+from fcil_adapters.contract import BackboneInfo, Hparams, Method
+from fcil_adapters.describe import backbone_fields, preprocessing_digest
+from fcil_adapters.statistics import compare_probes
+from fcil_protocol.errors import (
+    BackboneMismatch,
+    MethodMismatch,
+    UnknownClient,
+    VersionMismatch,
+    WrongFederation,
+)
+from fcil_protocol.keys import PublicKeys
+from fcil_protocol.messages import BackboneClaim, Hello, Verdict, Welcome
+from fcil_server.ledger import Ledger
+from fcil_server.ledger_rows import Client
+
+PROBE_TOLERANCE = 1e-3  # largest relative error of features between two devices
+
+
+@dataclass(frozen=True)
+class House:
+    """What the server says of itself and expects of clients, the same for all.
+
+    Attributes:
+        probe: (4, d) features of the shipped images; None if the method needs no backbone.
+    """
+
+    federation: str
+    certificate: bytes
+    run: str
+    method: Method
+    hparams: Hparams
+    info: BackboneInfo
+    probe: NDArray[np.float32] | None
+    schema_digest: str
+    max_payload_bytes: int
+    credit: int
+    package: str
+
+
+def identify(ledger: Ledger, curve_key: bytes, hello: Hello) -> Client:
+    """Return the enrolled client that a connection's key belongs to.
+
+    Raises:
+        UnknownClient: the key is not enrolled, or the Hello names somebody else.
+    """
+    row = ledger.client_by_curve(curve_key)
+    if row is None or not row.may_join(ledger.now):
+        raise UnknownClient("this key is not enrolled here.", action=UnknownClient.default_action())
+    if hello.client != row.client_id:
+        raise UnknownClient(
+            f"the connection's key belongs to client {row.client_id[:8]}, its Hello names "
+            f"{hello.client[:8]}.",
+            action="Do not mix the files of two client directories.",
+        )
+    return row
+
+
+def keys_of(row: Client) -> PublicKeys:
+    """Return a client's public keys."""
+    return PublicKeys(curve=row.curve, signing=row.signing, sealing=row.sealing)
+
+
+def check(house: House, hello: Hello) -> bool:
+    """Say whether a client may take part now; False: it must load its backbone first.
+
+    Raises:
+        VersionMismatch, WrongFederation, MethodMismatch, BackboneMismatch: with both values.
+    """
+    ours = (fcil_protocol.OLDEST_PROTOCOL_VERSION, fcil_protocol.PROTOCOL_VERSION)
+    if hello.protocol < ours[0] or hello.oldest > ours[1]:
+        raise VersionMismatch(
+            f"the client speaks protocol {hello.oldest} to {hello.protocol}, the server "
+            f"{ours[0]} to {ours[1]}.",
+            action=f"Install fcil {house.package} on the client.",
+        )
+    if hello.federation != house.federation:
+        raise WrongFederation(
+            f"the client is enrolled with federation {hello.federation[:12]}, this is "
+            f"{house.federation[:12]}."
+        )
+    wanted = f"{house.method.name}=={house.method.version}"
+    if wanted not in hello.methods:
+        has = [m for m in hello.methods if m.startswith(f"{house.method.name}==")]
+        raise MethodMismatch(
+            f"the server runs {wanted}, the client has {has[0] if has else 'no such method'}.",
+            action="Install the same version of the method's package on the client.",
+        )
+    if hello.backbone is None:
+        return not house.method.needs_backbone and hello.schema_digest == house.schema_digest
+    _check_backbone(house, hello.backbone)
+    if hello.schema_digest != house.schema_digest:
+        raise MethodMismatch(
+            f"the client has schema {hello.schema_digest[:12]} of method {wanted}, the server "
+            f"{house.schema_digest[:12]}.",
+            action="Install the same version of the method's package on both sides.",
+        )
+    return True
+
+
+def _check_backbone(house: House, claim: BackboneClaim) -> None:
+    info = house.info
+    if claim.digest != info.digest:
+        raise BackboneMismatch(
+            f"the client's backbone has weights {claim.digest[:12]}, the server's "
+            f"({info.name}) {info.digest[:12]}.",
+            action=BackboneMismatch.default_action(),
+        )
+    if claim.preprocessing != preprocessing_digest(info.preprocessing):
+        raise BackboneMismatch(
+            f"the client prepares images otherwise than the server ({info.preprocessing}).",
+            action="Use the same timm version on every device.",
+        )
+    if house.probe is None:
+        return
+    theirs = np.frombuffer(claim.probe, dtype="<f4")
+    if theirs.size != house.probe.size:
+        raise BackboneMismatch(
+            f"the client sent {theirs.size} probe features, expected {house.probe.size}."
+        )
+    error = compare_probes(theirs.reshape(house.probe.shape), house.probe)
+    if not error <= PROBE_TOLERANCE:
+        raise BackboneMismatch(
+            f"the client's features of the probe images differ by {error:.2g} relative, allowed "
+            f"is {PROBE_TOLERANCE:g}.",
+            action="Check its torch and timm versions, and that it computes in float32.",
+        )
+
+
+def welcome(house: House, *, nonce: bytes, ready: bool, verdict: Verdict | None) -> Welcome:
+    """Build the answer to a Hello that passed."""
+    return Welcome(
+        protocol=fcil_protocol.PROTOCOL_VERSION,
+        server_nonce=nonce,
+        certificate=house.certificate,
+        run=house.run,
+        method=house.method.name,
+        method_version=house.method.version,
+        hparams=house.hparams.model_dump_json(),
+        schema_digest=house.schema_digest,
+        backbone=json.dumps(backbone_fields(house.info)),
+        needs_backbone=house.method.needs_backbone,
+        ready=ready,
+        max_payload_bytes=house.max_payload_bytes,
+        credit=house.credit,
+        verdict=verdict,
+    )

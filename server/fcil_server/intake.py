@@ -1,0 +1,238 @@
+"""From frames to the spool: header, chunks, open, schema, fsync, Ack.
+
+The order of trust (DESIGN.md 3): the signed header is judged before the first chunk is
+stored, every chunk against its hash, the opened payload against the schema of its round,
+and the Ack leaves after the fsync. What fails is answered with a Nack that carries a stable
+code, and nothing of it is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fcil_adapters.contract import TaskInfo
+from fcil_protocol.assembly import Assembly
+from fcil_protocol.envelope import (
+    Core,
+    Header,
+    StoredEnvelope,
+    open_body,
+    parse_header,
+    unwrap_key,
+    verify_header,
+)
+from fcil_protocol.errors import (
+    AlreadyHave,
+    FcilError,
+    SchemaMismatch,
+    WireError,
+    WrongFederation,
+)
+from fcil_protocol.ids import ClientId
+from fcil_protocol.keys import PrivateKeys
+from fcil_protocol.messages import Ack, Chunk, Message, Nack, Received, Update, Want
+from fcil_protocol.payload import Payload, unpack
+from fcil_protocol.schema import PayloadSchema
+from fcil_protocol.spool import Spool
+from fcil_protocol.transfer import Receiving
+from fcil_protocol.wellknown import INVENTORY, INVENTORY_SCHEMA
+from fcil_server.peers import Peer
+
+IN_MEMORY_BYTES = 1 << 20  # larger envelopes are assembled in a file, and survive a restart
+MAX_UPLOADS = 4  # envelopes that one client may have under way
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a payload of the open round must be."""
+
+    task: TaskInfo
+    schema: PayloadSchema
+    dims: dict[str, int]
+    check: Callable[[Payload, TaskInfo], list[str]]
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A validated upload: an update to be made durable, or an inventory."""
+
+    client: ClientId
+    digest: str
+    core: Core
+    payload: Payload
+    sealed_bytes: int
+    samples: int
+
+
+class Intake:
+    """Takes uploads of all clients.
+
+    Args:
+        expect: returns what is expected of an update with this core, or raises why not
+            (`RoundClosed`, `AlreadyHave`, `StaleUpdate`).
+        stored: called after the fsync, before the Ack.
+        announced: called with a client's inventory.
+    """
+
+    def __init__(
+        self,
+        *,
+        federation: str,
+        keys: PrivateKeys,
+        incoming: Path,
+        spool: Spool,
+        credit: int,
+        max_payload_bytes: int,
+        max_classes: int,
+        expect: Callable[[ClientId, Core], Expectation],
+        stored: Callable[[Accepted], None],
+        announced: Callable[[Peer, Payload], Awaitable[None]],
+        send: Callable[[Peer, Message], bool],
+    ) -> None:
+        self._federation = federation
+        self._keys = keys
+        self._incoming = incoming
+        self._spool = spool
+        self._credit = credit
+        self._max_payload_bytes = max_payload_bytes
+        self._max_classes = max_classes
+        self._expect = expect
+        self._stored = stored
+        self._announced = announced
+        self._send = send
+        self._batch: list[tuple[Peer, Accepted]] = []
+        self._flush: asyncio.Task[None] | None = None
+        self._opening = asyncio.Lock()  # one opened payload in memory at a time
+
+    # --- header -----------------------------------------------------------------------------
+
+    async def offer(self, peer: Peer, received: Received, message: Update) -> None:
+        """Judge the header of an update and ask for its chunks, or Ack what is stored."""
+        data, signature, wrap = received.blobs
+        verify_header(data, signature, peer.keys)
+        header = parse_header(data, max_plain_bytes=self._max_payload_bytes)
+        if header.update_id != message.digest:
+            raise WireError("an update's digest is not that of its header.")
+        if message.digest in self._spool:
+            self._send(peer, Ack(digest=message.digest))
+            return
+        self._check_core(peer, header.core)
+        if header.core.kind != INVENTORY:
+            self._expect(peer.client, header.core)
+        if len(peer.receiving) >= MAX_UPLOADS and message.digest not in peer.receiving:
+            peer.receiving.pop(next(iter(peer.receiving)))
+        path = self._incoming / message.digest if header.sealed_bytes > IN_MEMORY_BYTES else None
+        assembly = Assembly(header, path=path)
+        receiving = Receiving(header, data, signature, wrap, assembly, self._credit)
+        peer.receiving[message.digest] = receiving
+        receiving.expect_first()
+        await self._continue(peer, message.digest, receiving)
+
+    def _check_core(self, peer: Peer, core: Core) -> None:
+        expected = (self._federation, "update", peer.client, "server")
+        got = (core.federation, core.direction, core.sender, core.recipient)
+        if got != expected:
+            raise WrongFederation(f"an update names {got}, expected {expected}.")
+
+    # --- chunks -----------------------------------------------------------------------------
+
+    async def chunk(self, peer: Peer, received: Received, message: Chunk) -> None:
+        """Store one chunk if its hash fits, and go on."""
+        receiving = peer.receiving.get(message.digest)
+        if receiving is None:
+            return  # late, of an update that was refused or is stored: not worth a word
+        receiving.put(message.index, received.blobs[0])
+        await self._continue(peer, message.digest, receiving)
+
+    async def _continue(self, peer: Peer, digest: str, receiving: Receiving) -> None:
+        if not receiving.complete:
+            wanted = receiving.want()
+            if wanted:
+                self._send(peer, Want(digest=digest, chunks=wanted))
+            return
+        del peer.receiving[digest]
+        try:
+            async with self._opening:
+                await self._finish(peer, digest, receiving)
+        finally:
+            receiving.assembly.discard()
+
+    # --- complete ---------------------------------------------------------------------------
+
+    async def _finish(self, peer: Peer, digest: str, receiving: Receiving) -> None:
+        header = receiving.header
+        payload = await asyncio.to_thread(self._open, header, receiving)
+        if header.core.kind == INVENTORY:
+            self._check_inventory(payload)
+            await self._announced(peer, payload)
+            self._send(peer, Ack(digest=digest))
+            return
+        expectation = self._expect(peer.client, header.core)
+        faults = expectation.schema.check(payload, expectation.dims)
+        faults = faults or expectation.check(payload, expectation.task)
+        if faults:
+            raise SchemaMismatch("; ".join(faults[:10]) + ".")
+        accepted = Accepted(
+            client=peer.client,
+            digest=digest,
+            core=header.core,
+            payload=payload,
+            sealed_bytes=header.sealed_bytes,
+            samples=int(payload.i64("n").sum()),
+        )
+        stored = StoredEnvelope(
+            receiving.header_bytes, receiving.signature, receiving.wrap, receiving.assembly.body()
+        )
+        self._spool.append(digest, stored.to_bytes())
+        self._batch.append((peer, accepted))
+        if self._flush is None or self._flush.done():
+            self._flush = asyncio.get_running_loop().create_task(self._commit())
+
+    def _open(self, header: Header, receiving: Receiving) -> Payload:
+        key = unwrap_key(receiving.wrap, receiving.header_bytes, self._keys)
+        return unpack(open_body(header, key, receiving.assembly.chunks()))
+
+    def _check_inventory(self, payload: Payload) -> None:
+        names = payload.meta.get("names")
+        dims = {"max_classes": self._max_classes}
+        faults = INVENTORY_SCHEMA.check(payload, dims)
+        if not faults and len(names or ()) != len(payload.tensors["train"]):  # type: ignore[arg-type]
+            faults = ["names and counts differ in number"]
+        if faults:
+            raise SchemaMismatch("; ".join(faults[:10]) + ".")
+
+    async def _commit(self) -> None:
+        """Make a batch durable with one fsync, then Ack all of it."""
+        while self._batch:
+            batch, self._batch = self._batch, []
+            try:
+                await asyncio.to_thread(self._spool.sync)
+            except FcilError as error:
+                for peer, accepted in batch:
+                    self._send(peer, nack_of(error, accepted.digest))
+                continue
+            for peer, accepted in batch:
+                try:
+                    self._stored(accepted)
+                except AlreadyHave as error:
+                    self._send(peer, nack_of(error, accepted.digest))
+                    continue
+                self._send(peer, Ack(digest=accepted.digest))
+
+    async def drain(self) -> None:
+        """Wait until everything appended is durable and acknowledged."""
+        if self._flush is not None:
+            await self._flush
+
+
+def nack_of(error: FcilError, digest: str = "") -> Message:
+    """Return the Nack that tells a peer of an error."""
+    return Nack(
+        code=error.code,
+        text=error.message[:2000],
+        action=(error.action or type(error).default_action())[:2000],
+        digest=digest,
+    )

@@ -1,0 +1,91 @@
+"""Who is connected: one `Peer` per live session, found by route, connection or client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from fcil_protocol.channel import Channel
+from fcil_protocol.ids import ClientId
+from fcil_protocol.keys import PublicKeys
+from fcil_protocol.transfer import Receiving
+
+
+@dataclass
+class Peer:
+    """One client's live session.
+
+    Attributes:
+        ready: its Hello was complete and accepted; it may announce and be asked.
+        train, test: class key -> number of images, as announced; None before.
+        names: the class names as the client spells them.
+        receiving: envelopes on their way in, by digest.
+        progress: what it last said of its work in the current round.
+    """
+
+    client: ClientId
+    name: str
+    keys: PublicKeys = field(repr=False)
+    route: bytes
+    conn: int
+    channel: Channel = field(repr=False)
+    ready: bool = False
+    device: str = ""
+    package: str = ""
+    train: dict[str, int] | None = None
+    test: dict[str, int] | None = None
+    names: tuple[str, ...] = ()
+    receiving: dict[str, Receiving] = field(default_factory=dict, repr=False)
+    progress: tuple[str, int, int] | None = None
+
+    @property
+    def announced(self) -> bool:
+        """Whether the server knows which classes it holds."""
+        return self.ready and self.train is not None
+
+    def holds(self, names: frozenset[str], part: str) -> bool:
+        """Say whether it has an image of one of the classes (by class key)."""
+        counts = self.train if part == "train" else self.test
+        return any(counts.get(name, 0) > 0 for name in names) if counts else False
+
+
+class Peers:
+    """All live sessions; a client has at most one, the newest."""
+
+    def __init__(self) -> None:
+        self._by_client: dict[ClientId, Peer] = {}
+        self._by_conn: dict[int, Peer] = {}
+
+    def add(self, peer: Peer) -> Peer | None:
+        """Add a session; returns the client's older one on another connection, if any."""
+        old = self._by_client.get(peer.client)
+        if old is not None:
+            self._by_conn.pop(old.conn, None)
+        self._by_client[peer.client] = peer
+        self._by_conn[peer.conn] = peer
+        return old if old is not None and old.conn != peer.conn else None
+
+    def remove(self, conn: int) -> Peer | None:
+        """Drop the session of a connection that ended; None if a newer one replaced it."""
+        peer = self._by_conn.pop(conn, None)
+        if peer is not None and self._by_client.get(peer.client) is peer:
+            del self._by_client[peer.client]
+        return peer
+
+    def by_conn(self, conn: int) -> Peer | None:
+        """Return the session of a connection."""
+        return self._by_conn.get(conn)
+
+    def by_client(self, client: ClientId) -> Peer | None:
+        """Return a client's session."""
+        return self._by_client.get(client)
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(sorted(self._by_client.values(), key=lambda p: p.client))
+
+    def __len__(self) -> int:
+        return len(self._by_client)
+
+    def announced(self) -> list[Peer]:
+        """Return the sessions that may be asked, in ClientId order."""
+        return [p for p in self if p.announced]

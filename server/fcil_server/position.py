@@ -1,0 +1,123 @@
+"""What a run is made of, and where it stands; shared by the parts of the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method, Part, State, TaskInfo
+from fcil_protocol.ids import Digest, RunId
+from fcil_protocol.messages import Message, PartRef
+from fcil_protocol.spool import Spool
+from fcil_server.aggregation import Aggregation
+from fcil_server.broadcast import Publisher, Stamp
+from fcil_server.classes import ClassRegistry
+from fcil_server.config import Config
+from fcil_server.ledger import Ledger
+from fcil_server.ledger_rows import RoundKey
+from fcil_server.peers import Peer, Peers
+from fcil_server.plan import Step
+from fcil_server.round import Phase, Round
+from fcil_server.store import StateStore
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What does not change while a run is served.
+
+    Attributes:
+        send: sends a message to a client's session; False if it is gone.
+        notify: tells the operator: (level, code, text).
+    """
+
+    run: RunId
+    config: Config
+    method: Method
+    hparams: Hparams
+    info: BackboneInfo
+    schema_digest: str
+    ledger: Ledger
+    classes: ClassRegistry
+    states: StateStore
+    spool: Spool
+    publisher: Publisher
+    aggregation: Aggregation
+    peers: Peers
+    send: Callable[[Peer, Message], bool]
+    notify: Callable[[str, str, str], None]
+
+    def name_of(self, client: str) -> str:
+        """Return a client's name for people."""
+        rows = [c for c in self.ledger.clients() if c.client_id == client]
+        return rows[0].name if rows else client[:8]
+
+
+@dataclass
+class Position:
+    """Where a run stands now.
+
+    Attributes:
+        phase: one word for status.
+        waiting_for: what the run waits for, one phrase; empty while busy.
+        state, number, digest: the committed state that the next round starts from.
+        parts, refs: its broadcast, once computed, and the sealed references to it.
+    """
+
+    phase: str = "starting"
+    waiting_for: str = ""
+    task: TaskInfo | None = None
+    step: Step | None = None
+    round: Round | None = None
+    state: State = field(default_factory=State)
+    number: int = -1
+    digest: Digest | None = None
+    parts: tuple[Part, ...] = ()
+    refs: list[PartRef] = field(default_factory=list)
+
+    @property
+    def base(self) -> int:
+        """The number that updates of the open round must name."""
+        return max(self.number, 0)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a round takes updates."""
+        return self.round is not None and self.round.phase is Phase.OPEN
+
+    def key(self, run: RunId) -> RoundKey | None:
+        """Return the round under way."""
+        if self.task is None or self.step is None:
+            return None
+        return RoundKey(run, self.task.index, self.step.kind, self.step.round)
+
+    def adopt(self, state: State, number: int, digest: Digest) -> None:
+        """Go on from a state that was just committed."""
+        self.state, self.number, self.digest = state, number, digest
+        self.parts = ()
+
+
+def context(kit: Kit, task: TaskInfo, step: Step) -> Context:
+    """Return what the method's halves on the server may use."""
+    return Context(
+        kind=step.kind,
+        task=task,
+        round=step.round,
+        rounds=step.rounds,
+        hparams=kit.hparams,
+        backbone_info=kit.info,
+        device=kit.aggregation.device,
+        seed=(kit.config.run.seed,),
+        max_weight_share=kit.config.trust.max_weight_share,
+    )
+
+
+def stamp(kit: Kit, at: Position, task: TaskInfo, step: Step) -> Stamp:
+    """Return what the headers of parts sealed now say."""
+    return Stamp(
+        method=kit.method.name,
+        schema_digest=kit.schema_digest,
+        task=task.index,
+        round=step.round,
+        kind=step.kind,
+        base=at.base,
+    )

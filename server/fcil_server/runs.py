@@ -1,0 +1,285 @@
+"""Open the federation's current run, or begin one: worker, method, backbone, stores."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fcil_adapters import registry
+from fcil_adapters.contract import BackboneInfo, Hparams, Method
+from fcil_adapters.describe import backbone_fields
+from fcil_protocol.errors import BackboneMismatch, ConfigError, FcilError, RunFailed
+from fcil_protocol.files import storage_errors
+from fcil_protocol.ids import new_run_id
+from fcil_protocol.payload import Payload
+from fcil_protocol.schema import class_key
+from fcil_protocol.spool import Spool
+from fcil_server import config as configuration
+from fcil_server import rundir
+from fcil_server.aggregation import Aggregation, threads_of
+from fcil_server.broadcast import Publisher
+from fcil_server.classes import ClassRegistry
+from fcil_server.config import Config
+from fcil_server.coordinator import Coordinator
+from fcil_server.greeting import House
+from fcil_server.ledger import Ledger
+from fcil_server.ledger_rows import RoundKey, Run, RunStatus
+from fcil_server.peers import Peer
+from fcil_server.position import Kit
+from fcil_server.store import PartStore, StateStore
+
+if TYPE_CHECKING:
+    from fcil_server.daemon import Server
+
+# These sections make a run what it is; the others may change while it goes on.
+FIXED_SECTIONS = ("method", "run", "tasks")
+FREE_KEYS = {"run": {"device", "threads", "worker_idle_s", "weights", "central_test"}}
+
+
+@dataclass
+class OpenRun:
+    """A run with everything that serves it."""
+
+    server: Server
+    directory: Path
+    coordinator: Coordinator
+    publisher: Publisher
+    aggregation: Aggregation
+    house: House
+
+    async def drive(self) -> None:
+        """Carry the run to its end; then leave its results."""
+        ledger, run = self.server.ledger, self.coordinator.kit.run
+        row = ledger.run(run)
+        if row is not None and row.status is RunStatus.DONE:
+            self.coordinator.at.phase = "done"
+            self.server.note("info", "run_done", f"run {run} is complete")
+            return
+        ledger.set_run_status(run, RunStatus.RUNNING)
+        try:
+            await self.coordinator.drive()
+        except FcilError:
+            ledger.set_run_status(run, RunStatus.FAILED)
+            raise
+        ledger.set_run_status(run, RunStatus.DONE)
+        await self.write_results()
+        self.server.note("info", "run_done", f"run {run} is complete: {self.directory}")
+
+    async def write_results(self) -> None:
+        """Write the run directory anew, off the loop."""
+        path, run = self.server.ledger.path, self.coordinator.kit.run
+
+        def write() -> None:
+            with Ledger(path, read_only=True) as ledger:
+                rundir.write(ledger, run, self.directory, states=self.coordinator.kit.states)
+
+        self.server.accounts.flush()
+        await asyncio.to_thread(write)
+
+    def write_round(self, key: RoundKey) -> None:
+        """Add a closed round to ``rounds.jsonl``."""
+        rundir.append_round(self.server.ledger, key, self.directory)
+
+    def announce(self, peer: Peer, names: list[str], payload: Payload) -> None:
+        """Take a client's inventory: which classes it holds, and how many images."""
+        told = self.coordinator.kit.classes.announce(peer.client, names)
+        for name, reason in told.refused:
+            self.server.note(
+                "warning", "class_refused", f"{peer.name}: class {name!r}: {reason}", peer.client
+            )
+        keys = [class_key(n) for n in names]
+        peer.train = dict(zip(keys, payload.i64("train").tolist(), strict=True))
+        peer.test = dict(zip(keys, payload.i64("test").tolist(), strict=True))
+        peer.names = tuple(names)
+        images = sum(peer.train.values())
+        self.server.note(
+            "info",
+            "announced",
+            f"{peer.name} holds {images} training images of {len(names)} classes",
+            peer.client,
+        )
+        self.coordinator.arrived(peer)
+
+    async def close(self) -> None:
+        """Stop the worker and close the stores."""
+        await self.aggregation.close()
+        self.coordinator.kit.spool.close()
+
+
+async def open_run(server: Server, *, new: bool) -> OpenRun:
+    """Open the newest run of the federation, or begin one.
+
+    Raises:
+        ConfigError, BackboneMismatch, RunFailed: with the next action.
+    """
+    ledger = server.ledger
+    row = None if new else ledger.newest_run()
+    if row is not None and row.status is RunStatus.STOPPED:
+        row = None
+    config = _config_of(row, server)
+    method = registry.load_method(config.method.name)
+    hparams = registry.make_hparams(method, config.method.options)
+    aggregation = Aggregation(
+        method, hparams, config, log=server.federation.directory / "worker.log"
+    )
+    try:
+        info, probe = await aggregation.load_backbone()
+        digest = registry.schema_digest(method, hparams, info)
+        if row is None:
+            row = _begin(server, config, method, hparams, info, digest, aggregation.described)
+        else:
+            _check_resumed(row, method, info, digest)
+        return _assemble(server, row, config, method, hparams, info, probe, digest, aggregation)
+    except BaseException:
+        await aggregation.close()
+        raise
+
+
+def _config_of(row: Run | None, server: Server) -> Config:
+    """Return the configuration to run with: the run's own where it is fixed."""
+    if row is None:
+        return server.config
+    own = configuration.parse(row.config)
+    update: dict[str, Any] = {}
+    for section in FIXED_SECTIONS:
+        theirs, ours = getattr(server.config, section), getattr(own, section)
+        free = {k: getattr(theirs, k) for k in FREE_KEYS.get(section, ())}
+        update[section] = ours.model_copy(update=free)
+        if update[section] != theirs:
+            server.note(
+                "warning",
+                "config_kept",
+                f"[{section}] differs from what run {row.run_id} was started with; the run keeps "
+                "its own. Start a new one with: fcil-server serve --new-run",
+            )
+    return server.config.model_copy(update=update)
+
+
+def _begin(
+    server: Server,
+    config: Config,
+    method: Method,
+    hparams: Hparams,
+    info: BackboneInfo,
+    digest: str,
+    device: dict[str, Any],
+) -> Run:
+    run = new_run_id()
+    row = server.ledger.new_run(
+        run,
+        method=method.name,
+        method_version=method.version,
+        config=configuration.to_toml(config),
+        hparams=hparams.model_dump(mode="json"),
+        backbone=backbone_fields(info),
+        schema_digest=digest,
+        seed=config.run.seed,
+        environment=rundir.describe_environment(device, threads=threads_of(config)),
+    )
+    if config.tasks.schedule == "listed":
+        ClassRegistry(server.ledger, run).register_listed(config.tasks.classes)
+    server.note("info", "run_begun", f"run {run} begins with method {method.name}")
+    return row
+
+
+def _check_resumed(row: Run, method: Method, info: BackboneInfo, digest: str) -> None:
+    if row.backbone.get("digest") != info.digest:
+        raise BackboneMismatch(
+            f"run {row.run_id} was started with backbone weights "
+            f"{str(row.backbone.get('digest'))[:12]}, now they are {info.digest[:12]}.",
+            action="Give the same weights file, or start a new run: fcil-server serve --new-run",
+        )
+    if row.method_version != method.version or row.schema_digest != digest:
+        raise RunFailed(
+            f"run {row.run_id} was started with {row.method} {row.method_version} (schema "
+            f"{row.schema_digest[:12]}), installed is {method.version} (schema {digest[:12]}).",
+            action="Install that version, or start a new run: fcil-server serve --new-run",
+        )
+
+
+def _assemble(
+    server: Server,
+    row: Run,
+    config: Config,
+    method: Method,
+    hparams: Hparams,
+    info: BackboneInfo,
+    probe: NDArray[np.float32] | None,
+    digest: str,
+    aggregation: Aggregation,
+) -> OpenRun:
+    directory = server.federation.run_directory(row.run_id)
+    with storage_errors("create the run directory", directory):
+        for name in ("states", "parts", "spool", "incoming"):
+            (directory / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    spool = Spool(directory / "spool", segment_bytes=config.storage.segment_mb << 20)
+    for text in spool.recovered:
+        server.note("warning", "spool_recovered", text)
+    aggregation.use(info, server.federation.keys, spool)
+    publisher = Publisher(
+        federation=server.federation.id,
+        run=row.run_id,
+        keys=server.federation.keys,
+        ledger=server.ledger,
+        store=PartStore(directory / "parts"),
+        max_plain_bytes=int(config.wire.max_payload_mb * 1e6),
+        send=server.send,
+    )
+    kit = Kit(
+        run=row.run_id,
+        config=config,
+        method=method,
+        hparams=hparams,
+        info=info,
+        schema_digest=digest,
+        ledger=server.ledger,
+        classes=ClassRegistry(server.ledger, row.run_id, quota=config.trust.max_classes_per_client),
+        states=StateStore(directory / "states", keep=config.storage.keep_states),
+        spool=spool,
+        publisher=publisher,
+        aggregation=aggregation,
+        peers=server.peers,
+        send=server.send,
+        notify=server.note,
+    )
+    coordinator = Coordinator(
+        kit=kit,
+        drain=server.drain,
+        round_opens=server.round_opens,
+        round_closed=server.round_closed,
+    )
+    house = House(
+        federation=server.federation.id,
+        certificate=server.federation.certificate.to_bytes(),
+        run=row.run_id,
+        method=method,
+        hparams=hparams,
+        info=info,
+        probe=probe,
+        schema_digest=digest,
+        max_payload_bytes=int(config.wire.max_payload_mb * 1e6),
+        credit=config.wire.credit,
+        package=version("fcil"),
+    )
+    return OpenRun(server, directory, coordinator, publisher, aggregation, house)
+
+
+def run_named(ledger: Ledger, run: str | None) -> Run:
+    """Return the run that a command means: the newest, or the one with this id or prefix.
+
+    Raises:
+        ConfigError: there is none, or the prefix fits several.
+    """
+    rows = ledger.runs()
+    if run is not None:
+        rows = [r for r in rows if r.run_id.startswith(run)]
+    if not rows or (run is not None and len(rows) > 1):
+        known = ", ".join(r.run_id for r in ledger.runs()) or "none"
+        raise ConfigError(f"no single run is called {run or 'newest'!r}; there are: {known}.")
+    return rows[-1]

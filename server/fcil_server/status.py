@@ -1,0 +1,178 @@
+"""What the server's commands answer, as plain data: status, rounds, local enrolment."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from fcil_protocol.errors import UsageError
+from fcil_protocol.ids import RunId
+from fcil_protocol.keys import PublicKeys
+from fcil_server.ledger import Ledger
+from fcil_server.ledger_rows import Direction, Source
+
+if TYPE_CHECKING:
+    from fcil_server.daemon import Server
+
+
+def status(server: Server) -> dict[str, Any]:
+    """Return everything that one wants to know of a running server."""
+    coordinator = server.open.coordinator
+    run = server.ledger.run(coordinator.kit.run)
+    assert run is not None
+    return {
+        "running": True,
+        "federation": {
+            "id": server.federation.id,
+            "name": server.config.federation.name,
+            "directory": str(server.federation.directory.resolve()),
+            "addresses": server.addresses(),
+            "up_s": round(time.time() - server.started_at, 1),
+        },
+        "run": {
+            "id": run.run_id,
+            "status": run.status.value,
+            "method": run.method,
+            "backbone": coordinator.kit.info.name,
+            "directory": str(server.open.directory.resolve()),
+            "state": coordinator.at.number,
+        },
+        "now": _now(server),
+        "clients": _clients(server),
+        "classes": _classes(server.ledger, run.run_id),
+        "refused": server.refused,
+        "notes": [asdict(n) for n in list(server.notes)[-20:]],
+    }
+
+
+def _now(server: Server) -> dict[str, Any]:
+    coordinator = server.open.coordinator
+    at = coordinator.at
+    machine = at.round
+    return {
+        "phase": at.phase,
+        "waiting_for": at.waiting_for,
+        "task": at.task.index if at.task else None,
+        "kind": at.step.kind if at.step else None,
+        "round": at.step.round if at.step else None,
+        "rounds": at.step.rounds if at.step else None,
+        "remaining_s": coordinator.remaining_s,
+        "answers": {c: a.value for c, a in machine.answers.items()} if machine else {},
+    }
+
+
+def _clients(server: Server) -> list[dict[str, Any]]:
+    rows = []
+    for row in server.ledger.clients():
+        peer = server.peers.by_client(row.client_id)
+        state = "away" if peer is None else "ready" if peer.announced else "preparing"
+        rows.append(
+            {
+                "id": row.client_id,
+                "name": row.name,
+                "state": "revoked" if row.revoked_at else state,
+                "device": row.device,
+                "last_seen": row.last_seen,
+                "images": sum((peer.train or {}).values()) if peer else None,
+                "classes": len(peer.names) if peer else None,
+                "progress": peer.progress if peer else None,
+            }
+        )
+    return rows
+
+
+def _classes(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
+    return [
+        {"id": c.class_id, "name": c.name, "task": c.task, "waiting": c.task is None}
+        for c in ledger.classes(run)
+        if not c.hidden
+    ]
+
+
+def stopped_status(ledger: Ledger, directory: str) -> dict[str, Any]:
+    """Return what the ledger knows while no server runs."""
+    run = ledger.newest_run()
+    open_round = ledger.open_round(run.run_id) if run else None
+    return {
+        "running": False,
+        "federation": {"directory": directory},
+        "run": run
+        and {
+            "id": run.run_id,
+            "status": run.status.value,
+            "method": run.method,
+            "backbone": run.backbone.get("name"),
+        },
+        "now": {
+            "phase": "stopped",
+            "waiting_for": "the server to be started: fcil-server serve",
+            "task": open_round.task if open_round else None,
+            "kind": open_round.kind if open_round else None,
+            "round": open_round.round if open_round else None,
+        },
+        "clients": [
+            {"id": c.client_id, "name": c.name, "state": "away", "last_seen": c.last_seen}
+            for c in ledger.clients()
+        ],
+        "classes": _classes(ledger, run.run_id) if run else [],
+    }
+
+
+def round_rows(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
+    """Return one row per round: who took part, how long it took, what it cost."""
+    sums: dict[tuple[Any, ...], dict[str, int]] = {}
+    for count in ledger.byte_counts(run):
+        if count.source is Source.PREDICTED:
+            key = (count.task, count.kind, count.round)
+            entry = sums.setdefault(key, {"up": 0, "down": 0})
+            entry["up" if count.direction is Direction.UP else "down"] += count.wire
+    rows = []
+    for row in ledger.rounds(run):
+        updates = ledger.updates(row.key)
+        wire = sums.get((row.task, row.kind, row.round), {"up": 0, "down": 0})
+        rows.append(
+            {
+                "seq": row.seq,
+                "task": row.task,
+                "kind": row.kind,
+                "round": row.round,
+                "outcome": row.outcome.value if row.outcome else "open",
+                "asked": len(row.asked),
+                "updates": len(updates),
+                "counted": sum(u.status.value == "counted" for u in updates),
+                "answers": [
+                    {"client": a.client, "answer": a.answer.value, "reason": a.reason}
+                    for a in ledger.answers(row.key)
+                ],
+                "seconds": round(sum(row.phases.values()), 3),
+                "wire_up": wire["up"],
+                "wire_down": wire["down"],
+                "wire_source": Source.PREDICTED.value,
+            }
+        )
+    return rows
+
+
+def enrol_local(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
+    """Enrol a client of this machine and user; its private keys stay with it.
+
+    Raises:
+        UsageError: the request has no name or no public keys.
+    """
+    name, keys = fields.get("name"), fields.get("keys")
+    if not isinstance(name, str) or not 0 < len(name) <= 128 or not isinstance(keys, dict):
+        raise UsageError("an enrolment needs a name of at most 128 characters and public keys.")
+    try:
+        raw = {str(k): bytes.fromhex(v) for k, v in keys.items()}
+    except (TypeError, ValueError) as error:
+        raise UsageError("public keys must be hexadecimal text.") from error
+    client = server.admit(name, PublicKeys.from_fields(raw))
+    row = server.ledger.client(client)
+    assert row is not None
+    return {
+        "client_id": client,
+        "name": row.name,
+        "certificate": server.federation.certificate.to_bytes().hex(),
+        "addresses": server.addresses(),
+    }

@@ -1,0 +1,176 @@
+"""The server's worker process: backbone, aggregator, central test. No keys, no sockets.
+
+Started by the daemon as ``python -m fcil_server.worker --fd N``. State comes in with every
+call and goes out with its result, so a new process can take over at any call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fcil_adapters import registry, worker_ops
+from fcil_adapters.contract import Preprocessing, Update
+from fcil_adapters.image_store import Door, ImageStore
+from fcil_adapters.images import Entry, digest, open_source
+from fcil_adapters.worker_models import Engine, evaluate, read_parts
+from fcil_adapters.worker_ops import Call, Reply
+from fcil_protocol.errors import DataError, WireError
+from fcil_protocol.ids import ClientId
+from fcil_protocol.payload import unpack
+from fcil_protocol.schema import class_key
+
+CENTRAL_MEMORY_BYTES = 1 << 30  # 7,000 decoded images of 224 x 224 pixels
+
+
+@dataclass(frozen=True)
+class PulledUpdates:
+    """`contract.Updates`, each pulled from the daemon when its turn comes."""
+
+    call: Call
+    clients: tuple[ClientId, ...]
+    samples: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def __iter__(self) -> Iterator[Update]:
+        for index, client in enumerate(self.clients):
+            _fields, payloads = self.call.ask({"update": index})
+            if len(payloads) != 1:
+                raise WireError(f"an update is one payload, got {len(payloads)}.")
+            yield Update(client, unpack(payloads.pop()))
+
+
+@dataclass(frozen=True)
+class _TestImage:
+    entry: Entry
+    digest: str
+
+
+class CentralTest:
+    """The server's own test images; decoded ones are kept from task to task.
+
+    Attributes:
+        store: decodes the images.
+        faults: one sentence per file that cannot be used.
+    """
+
+    def __init__(self, path: Path, preprocessing: Preprocessing) -> None:
+        self.path = path
+        self.preprocessing = preprocessing
+        self.store = ImageStore(open_source(path), preprocessing, memory_bytes=CENTRAL_MEMORY_BYTES)
+        self.faults: list[str] = []
+        self._images: dict[Entry, _TestImage] = {}
+
+    def look(self) -> None:
+        """Take the folder as it is now; with a ``test`` folder in it only that counts."""
+        source = open_source(self.path)
+        self.store.source.close()
+        self.store.source = source
+        self.store.faults.clear()
+        listing = source.listing()
+        self.faults = list(listing.faults)
+        tested = any(entry.part == "test" for entry in listing.entries)
+        images: dict[Entry, _TestImage] = {}
+        for entry in listing.entries:
+            if entry.part != "test" and tested:
+                continue
+            try:
+                known = self._images.get(entry)
+                images[entry] = known or _TestImage(entry, digest(source.read(entry)).hex())
+            except DataError as error:
+                self.faults.append(error.message)
+        self._images = images
+
+    def door(self, classes: Mapping[str, int]) -> Door:
+        """Open the images of some classes, name -> id."""
+        ids = {class_key(name): number for name, number in classes.items()}
+        keyed = ((image, class_key(image.entry.class_name)) for image in self._images.values())
+        return self.store.door([(image, ids[key]) for image, key in keyed if key in ids])
+
+
+class ServerWorker:
+    """The worker's operations and what it keeps warm between calls."""
+
+    def __init__(self) -> None:
+        self._engine = Engine()
+        self._test: CentralTest | None = None
+
+    def operations(self) -> dict[str, worker_ops.Operation]:
+        """Return the operations by name. All but ``backbone`` take `Engine.prepare`'s fields."""
+        return {
+            "backbone": self._engine.backbone,
+            "init": self.init,
+            "open_task": self.open_task,
+            "aggregate": self.aggregate,
+            "broadcast": self.broadcast,
+            "evaluate": self.evaluate,
+        }
+
+    def init(self, call: Call) -> Reply:
+        """Return the state before the first task."""
+        method, ctx = self._engine.prepare(call)
+        return {}, [registry.load_half(method.aggregator).init(ctx)]
+
+    def open_task(self, call: Call) -> Reply:
+        """Payload: the state. Return the state with the task opened."""
+        method, ctx = self._engine.prepare(call)
+        state = unpack(_only(call))
+        return {}, [registry.load_half(method.aggregator).open_task(ctx, state)]
+
+    def aggregate(self, call: Call) -> Reply:
+        """Payload: the state. Return the state with the round's updates combined.
+
+        Fields: ``clients`` (sorted) and ``samples`` (n_k > 0). Each update is asked for with
+        ``{"update": index}`` when its turn comes, more than once if the method needs it.
+        """
+        method, ctx = self._engine.prepare(call)
+        clients, samples = call.fields["clients"], call.fields["samples"]
+        if not clients or len(clients) != len(samples) or clients != sorted(set(clients)):
+            raise WireError("an aggregation needs sorted clients, each with its samples.")
+        updates = PulledUpdates(call, tuple(clients), tuple(samples))
+        state = unpack(_only(call))
+        return {}, [registry.load_half(method.aggregator).aggregate(ctx, state, updates)]
+
+    def broadcast(self, call: Call) -> Reply:
+        """Payload: the state. Return all its parts; their names are in ``parts``."""
+        method, ctx = self._engine.prepare(call)
+        parts = registry.load_half(method.aggregator).broadcast(ctx, unpack(_only(call)))
+        return {"parts": [part.name for part in parts]}, [part.payload for part in parts]
+
+    def evaluate(self, call: Call) -> Reply:
+        """Evaluate the global model on a folder of test images.
+
+        Fields: ``data`` (path), ``classes`` {name: id} of those to test, ``parts`` (names).
+        Payloads: the parts. Result: ``images``, ``faults``; payload: as
+        ``wellknown.EVALUATE`` travels.
+        """
+        method, ctx = self._engine.prepare(call)
+        parts = read_parts(call, call.payloads)
+        test = self._open_test(Path(call.fields["data"]), ctx.backbone_info.preprocessing)
+        door = test.door(call.fields["classes"])
+        counts = evaluate(method, ctx, parts, door)
+        return {"images": len(door), "faults": [*test.faults, *test.store.faults]}, [counts]
+
+    def _open_test(self, path: Path, preprocessing: Preprocessing) -> CentralTest:
+        if self._test is None or (self._test.path, self._test.preprocessing) != (
+            path,
+            preprocessing,
+        ):
+            if self._test is not None:
+                self._test.store.close()
+            self._test = CentralTest(path, preprocessing)
+        self._test.look()
+        return self._test
+
+
+def _only(call: Call) -> bytes:
+    if len(call.payloads) != 1:
+        raise WireError(f"this operation takes one state, got {len(call.payloads)} payloads.")
+    return call.payloads[0]
+
+
+if __name__ == "__main__":
+    worker_ops.main(ServerWorker().operations())
