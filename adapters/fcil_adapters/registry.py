@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fcil_adapters.contract import BackboneInfo, Exchange, Hparams, Method
+from fcil_adapters.contract import BackboneInfo, Exchange, Hparams, Method, Part, TaskInfo
 from fcil_protocol.errors import ConfigError, MethodMismatch
 
 GROUP = "fcil.methods"
@@ -108,6 +108,17 @@ def schema_digest(method: Method, hparams: Hparams, backbone: BackboneInfo) -> s
         sort_keys=True,
     )
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def part_faults(
+    method: Method, hparams: Hparams, backbone: BackboneInfo, task: TaskInfo, part: Part
+) -> list[str]:
+    """Return every way in which a part breaks the broadcast schema of its kind."""
+    schema = method.broadcast(hparams, backbone).get(part.name.partition("/")[0])
+    if schema is None:
+        return [f"method {method.name} has no broadcast part {part.name!r}"]
+    faults = schema.check(part.payload, method.dims(hparams, backbone, task))
+    return [f"part {part.name!r}: {fault}" for fault in faults]
 
 
 def find_exchange(method: Method, hparams: Hparams, backbone: BackboneInfo, kind: str) -> Exchange:

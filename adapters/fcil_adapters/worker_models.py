@@ -82,11 +82,11 @@ class Engine:
         return method, ctx
 
     def _load(self, wanted: Fields) -> Any:
-        from fcil_adapters.backbone import load_backbone
-
         name, weights = wanted["name"], wanted["weights"]
         device = _choose_device(wanted["device"])
         if (name, weights, device) != self._meant:
+            from fcil_adapters.backbone import load_backbone
+
             self._loaded = self._meant = None  # two backbones need not fit at once
             self._loaded = load_backbone(name, Path(weights) if weights else None, device)
             self._meant = (name, weights, device)

@@ -60,6 +60,7 @@ from fcil_protocol.messages import (
 )
 from fcil_protocol.transport import ClientLink, Dealer, LinkNews
 
+RETRY_S = 10  # before an update is offered again to a server that could not keep it
 PROGRESS_S = 1.0  # the server hears at most this often how far the work is
 
 # Refusals that trying again cannot mend.
@@ -214,6 +215,10 @@ class Client:
                 self._downloads.stop()
             case session.Offer(digest):
                 self._offer(digest)
+            case session.OfferLater(digest):
+                self.note("warning", f"the server cannot keep the update now; again in {RETRY_S} s")
+                loop = asyncio.get_running_loop()
+                loop.call_later(RETRY_S, lambda: self._feed(session.RetryDue(digest)))
             case session.Drop(digest, reason):
                 self.note("info", f"an update was dropped: {reason}")
                 self.home.drop_outgoing(digest)
@@ -367,7 +372,10 @@ class Client:
 
     def _nacked(self, nack: Nack) -> None:
         error = from_code(nack.code, nack.text, nack.action)
-        if nack.digest and not (self.inventory and nack.digest == self.inventory.digest):
+        if nack.digest in self._downloads.refs and self._session.key is not None:
+            self._downloads.stop()
+            self._feed(session.WorkFailed(self._session.key, f"a part is not to be had: {error}"))
+        elif nack.digest and not (self.inventory and nack.digest == self.inventory.digest):
             self.note("warning", f"the server refused the update: {error}")
             self._feed(session.Nacked(nack.digest, nack.code))
         elif isinstance(error, FATAL):

@@ -12,7 +12,7 @@ import numpy as np
 
 import fcil_protocol
 from fcil_adapters import describe, registry
-from fcil_adapters.contract import BackboneInfo, Context, TaskInfo
+from fcil_adapters.contract import BackboneInfo, Context, Part, TaskInfo
 from fcil_adapters.worker_host import WorkerHost
 from fcil_adapters.worker_ops import context_fields
 from fcil_client.downloads import open_part
@@ -21,14 +21,14 @@ from fcil_client.home import Enrolment, Home
 from fcil_client.outbox import Outbox
 from fcil_client.session import RoundKey, key_of
 from fcil_protocol.envelope import Core, seal, wrap_key
-from fcil_protocol.errors import DataError, EgressRefused
+from fcil_protocol.errors import DataError, EgressRefused, SchemaMismatch
 from fcil_protocol.keys import PrivateKeys, PublicKeys
 from fcil_protocol.messages import BackboneClaim, RoundOpen
 from fcil_protocol.payload import Payload, pack, unpack
 from fcil_protocol.stored import StoredEnvelope
 from fcil_protocol.wellknown import EVALUATE, INVENTORY, REGISTRY
 
-CHUNK_BYTES = 64 * 1024  # 2 s on a link of 32 kB/s
+CHUNK_BYTES = 256 * 1024  # 13 s at 20 kB/s, inside the heartbeat's patience
 WORKER_IDLE_S = 600.0
 
 
@@ -185,6 +185,12 @@ class RoundWork:
         names = _names(parts.pop(REGISTRY))
         task = TaskInfo(order.task, tuple(order.classes), tuple(order.past))
         wanted = set(task.seen if order.kind == EVALUATE else task.classes)
+        for name, part in parts.items():
+            faults = registry.part_faults(
+                terms.method, terms.hparams, terms.backbone, task, Part(name, part)
+            )
+            if faults:
+                raise SchemaMismatch(f"the server's {'; '.join(faults[:5])}.")
         classes = {name: c for name, c in names.items() if c in wanted}
         if not classes:
             raise DataError("this client holds no class of the current task.")
@@ -199,6 +205,8 @@ class RoundWork:
             micro_batch=self._options.micro_batch,
         )
         state, payload = await self._compute(ctx, terms, classes, parts, progress)
+        if order.kind == EVALUATE:
+            payload = withhold(payload, order.min_count)
         self._guard(terms, order.kind, payload, task)
         core = self._core(terms, key_of(order), base=order.base)
         envelope, digest = await asyncio.to_thread(self._seal, payload, core, server)
@@ -273,6 +281,13 @@ class RoundWork:
         sealed, key = seal(plain, core, self._keys, chunk_bytes=CHUNK_BYTES)
         wrap = wrap_key(key, sealed.header, server)
         return sealed.stored(wrap), str(sealed.parsed.update_id)
+
+
+def withhold(results: Payload, min_count: int) -> Payload:
+    """Leave out the results of classes with fewer test images than ``min_count``."""
+    kept = results.i64("total") >= min_count
+    tensors = {name: results.i64(name)[kept] for name in ("classes", "correct", "total")}
+    return Payload({**tensors, "n": tensors["total"].sum().reshape(1)})
 
 
 def _names(registry_part: Payload) -> dict[str, int]:

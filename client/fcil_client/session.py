@@ -25,6 +25,9 @@ from typing import ClassVar
 
 from fcil_protocol.messages import RoundOpen, Verdict
 
+# Nacks that speak of the server's state, not of the update: it is kept and offered again.
+PASSING = frozenset({"disk_full", "storage_failed", "internal", "timeout"})
+
 
 class Link(StrEnum):
     """Region one: how far the client is with the server."""
@@ -152,6 +155,13 @@ class Nacked:
 
 
 @dataclass(frozen=True)
+class RetryDue:
+    """The pause after a passing failure of the server is over."""
+
+    digest: str
+
+
+@dataclass(frozen=True)
 class RoundOver:
     """The server closed the round."""
 
@@ -161,7 +171,7 @@ class RoundOver:
 
 Event = (
     LinkUp | LinkDown | Welcomed | BackboneReady | Announced | FolderChanged | RoundOpened
-    | PartsReady | PartsLost | WorkDone | WorkFailed | Acked | Nacked | RoundOver
+    | PartsReady | PartsLost | WorkDone | WorkFailed | Acked | Nacked | RetryDue | RoundOver
 )  # fmt: skip
 
 # --- instructions ---------------------------------------------------------------------------
@@ -211,6 +221,13 @@ class Offer:
 
 
 @dataclass(frozen=True)
+class OfferLater:
+    """The server could not keep the update now: offer it again after a pause."""
+
+    digest: str
+
+
+@dataclass(frozen=True)
 class Drop:
     """Remove an update from the outbox, and the state that came with it."""
 
@@ -241,9 +258,14 @@ class Refuse:
 
 
 Instruction = (
-    Greet | LoadBackbone | Announce | Fetch | Train | CancelWork | Offer | Drop | Forget
-    | Settle | Refuse
+    Greet | LoadBackbone | Announce | Fetch | Train | CancelWork | Offer | OfferLater | Drop
+    | Forget | Settle | Refuse
 )  # fmt: skip
+
+
+def _settle(verdict: Verdict | None) -> list[Instruction]:
+    # Always first: the update that is dropped next may be the very one that was counted.
+    return [Settle(verdict)] if verdict is not None else []
 
 
 @dataclass
@@ -286,12 +308,11 @@ class Session:
         return []
 
     def _welcomed(self, event: Welcomed) -> list[Instruction]:
-        verdict: list[Instruction] = [Settle(event.verdict)] if event.verdict else []
         if event.ready:
             self.link = Link.ANNOUNCING
-            return [*verdict, Announce()]
+            return [*_settle(event.verdict), Announce()]
         self.link = Link.PREPARING
-        return [*verdict, LoadBackbone()]
+        return [*_settle(event.verdict), LoadBackbone()]
 
     def _prepared(self, _: BackboneReady) -> list[Instruction]:
         self.backbone_ready = True
@@ -315,21 +336,21 @@ class Session:
 
     # --- work -------------------------------------------------------------------------------
 
-    def _start(self, event: RoundOpened) -> list[Instruction]:
+    def _start(self, event: RoundOpened, *end: Instruction) -> list[Instruction]:
         self.work, self.order, self.outgoing = Work.FETCHING, event.order, ""
-        return [Fetch(event.order)]
+        return [*_settle(event.order.verdict), *end, Fetch(event.order)]
 
     def _asked_while_working(self, event: RoundOpened) -> list[Instruction]:
         assert self.order is not None
         if key_of(event.order) == self.key and event.order.base == self.order.base:
             return []
-        return [CancelWork(key_of(self.order)), *self._start(event)]
+        return self._start(event, CancelWork(key_of(self.order)))
 
     def _asked_while_sending(self, event: RoundOpened) -> list[Instruction]:
         assert self.order is not None
         if key_of(event.order) == self.key and event.order.base == self.order.base:
             return [Offer(self.outgoing)]
-        return [Drop(self.outgoing, "another round has begun"), *self._start(event)]
+        return self._start(event, Drop(self.outgoing, "another round has begun"))
 
     def _fetched(self, event: PartsReady) -> list[Instruction]:
         if event.key != self.key or self.order is None:
@@ -344,8 +365,10 @@ class Session:
         return [Fetch(self.order)]
 
     def _done(self, event: WorkDone) -> list[Instruction]:
-        if event.key != self.key:
-            return [Drop(event.digest, "its round is over")]
+        if event.digest == self.outgoing:
+            return []
+        if event.key != self.key or self.work is not Work.WORKING:
+            return [Drop(event.digest, "its round is over, or starts from another state")]
         self.work, self.outgoing = Work.SENDING, event.digest
         return [Offer(event.digest)] if self.link is Link.READY else []
 
@@ -362,6 +385,8 @@ class Session:
         return [Forget(event.digest), *self._idle()]
 
     def _nacked(self, event: Nacked) -> list[Instruction]:
+        if event.code in PASSING:
+            return [OfferLater(event.digest)] if event.digest == self.outgoing else []
         # The server may hold this very update already: then its state stays provisional.
         had = event.code == "already_have"
         out: Instruction = Forget(event.digest) if had else Drop(event.digest, event.code)
@@ -370,16 +395,18 @@ class Session:
         self.work, self.order, self.outgoing = Work.IDLE, None, ""
         return [out, *self._idle()]
 
+    def _retry(self, event: RetryDue) -> list[Instruction]:
+        due = event.digest == self.outgoing and self.link is Link.READY
+        return [Offer(event.digest)] if due else []
+
     def _over(self, event: RoundOver) -> list[Instruction]:
-        out: list[Instruction] = []
+        out = _settle(event.verdict)
         if event.key == self.key:
             if self.work is Work.SENDING:
                 out.append(Drop(self.outgoing, "its round is over"))
             elif self.work is not Work.IDLE:
                 out.append(CancelWork(event.key))
             self.work, self.order, self.outgoing = Work.IDLE, None, ""
-        if event.verdict is not None:
-            out.append(Settle(event.verdict))
         return [*out, *self._idle()]
 
     TABLE: ClassVar[dict[tuple[Link | Work | None, type], Callable[..., list[Instruction]]]] = {
@@ -396,8 +423,9 @@ class Session:
         (Work.FETCHING, PartsReady): _fetched,
         (Work.WORKING, PartsLost): _lost,
         (None, WorkDone): _done,
-        (None, WorkFailed): _failed,
+        (Work.WORKING, WorkFailed): _failed,
         (None, Acked): _acked,
         (None, Nacked): _nacked,
+        (Work.SENDING, RetryDue): _retry,
         (None, RoundOver): _over,
     }

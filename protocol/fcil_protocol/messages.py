@@ -127,6 +127,7 @@ class RoundOpen(Message):
     past: list[Count] = Field(max_length=100_000)
     seed: list[Count] = Field(max_length=8)
     remaining_s: float
+    min_count: Count = 1  # evaluate: results of fewer test images per class are withheld
     parts: list[PartRef] = Field(max_length=10_000)
     verdict: Verdict | None = None
 

@@ -75,7 +75,7 @@ def pack(payload: Payload) -> bytes:
     """Encode a payload as safetensors bytes; the same payload gives the same bytes."""
     arrays: dict[str, Array] = {}
     for name in sorted(payload.tensors):
-        array = np.ascontiguousarray(payload.tensors[name])
+        array = np.asarray(payload.tensors[name], order="C")  # keeps a scalar's shape ()
         dtype_name(array)
         arrays[name] = array
     meta = json.dumps(dict(sorted(payload.meta.items())), ensure_ascii=True, allow_nan=False)
@@ -110,7 +110,7 @@ def unpack(data: bytes) -> Payload:
         raise TooLarge(f"payload of {len(header)} tensors exceeds {MAX_TENSORS}.")
     for name, entry in header.items():
         dtype = entry.get("dtype") if isinstance(entry, dict) else None
-        if dtype not in WIRE_DTYPES:
+        if not isinstance(dtype, str) or dtype not in WIRE_DTYPES:
             raise SchemaMismatch(
                 f"tensor {name[:80]!r} has dtype {str(dtype)[:20]!r}; "
                 f"allowed are {', '.join(WIRE_DTYPES)}.",

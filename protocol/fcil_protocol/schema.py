@@ -171,13 +171,17 @@ def _check_meta(specs: Sequence[MetaSpec], payload: Payload) -> list[str]:
 
 
 def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    # JSON has integers of any size; what travels fits into 64 bits.
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
 def _is_float(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= _LARGEST_FLOAT  # false for NaN; no overflow for a huge integer
 
 
+_LARGEST_FLOAT = float(np.finfo(np.float64).max)
 _META_CHECKS: Mapping[str, Callable[[object], bool]] = {
     "int": _is_int,
     "float": _is_float,

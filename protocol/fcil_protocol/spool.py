@@ -1,8 +1,8 @@
 """The spool: what was acknowledged, kept in append-only segments until it is removed.
 
-Append as things come, sync once for all of them, then acknowledge. `append`, `get`,
-`remove`, ``in`` and `keys` belong to one thread; `sync` may run in another meanwhile, since
-it waits for the disk. Bodies are opaque here.
+Append as things come, sync once for all of them, then acknowledge. `append` and `remove`
+belong to one thread. `sync` may run in another meanwhile, since it waits for the disk, and
+so may `get`, for keys that are not being removed. Bodies are opaque here.
 """
 
 from __future__ import annotations
@@ -14,27 +14,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from fcil_protocol.errors import AlreadyHave, StorageError
+from fcil_protocol.errors import AlreadyHave, CorruptFile, StorageError
 from fcil_protocol.files import storage_errors, sync_data, sync_directory
 from fcil_protocol.segment import MAX_KEY_BYTES, Damage, Record, RecordKind, Segment
-from fcil_protocol.stored import StoredEnvelope
 
 SEGMENT_BYTES = 64 << 20
 QUARANTINE = "quarantine"
-
-
-def pack_update(envelope: StoredEnvelope) -> bytes:
-    """Encode an envelope as the body of a record."""
-    return envelope.to_bytes()
-
-
-def unpack_update(body: bytes) -> StoredEnvelope:
-    """Decode the body of a record.
-
-    Raises:
-        CorruptFile: it is no envelope.
-    """
-    return StoredEnvelope.from_bytes(body, "an update in the spool")
 
 
 class _Place(NamedTuple):
@@ -169,10 +154,15 @@ class Spool:
         """Return the body of a record, durable or not.
 
         Raises:
-            KeyError: there is no such key.
-            CorruptFile: the record was damaged since.
+            CorruptFile: the record was damaged, or is not there (see ``quarantine/``).
+            StorageError: it cannot be read.
         """
-        place = self._index[key]
+        place = self._index.get(key)
+        if place is None:
+            raise CorruptFile(
+                f"the spool {self._directory} has no record {key!r}: it was damaged or removed.",
+                action=f"Look into {QUARANTINE}/ there; its sender must send it again.",
+            )
         return place.segment.read(place.record)
 
     def __contains__(self, key: object) -> bool:
@@ -263,7 +253,6 @@ class Spool:
                     sync_directory(self._directory)
         except StorageError as error:
             with self._guard:
-                self._names_dirty |= names
                 if set(self._unsynced) - set(batch):
                     self._failed = error
                 self._drop_unsynced()

@@ -14,14 +14,36 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import zmq
-import zmq.asyncio
 
 from fcil_protocol.errors import LinkError, PortInUse
+from fcil_protocol.link import (
+    HANDSHAKE_DOWN_BYTES,
+    HANDSHAKE_UP_BYTES,
+    ClientLink,
+    Incoming,
+    LinkNews,
+    ServerLink,
+    frame_wire_bytes,
+    wire_bytes,
+)
+
+__all__ = [
+    "HANDSHAKE_DOWN_BYTES",
+    "HANDSHAKE_UP_BYTES",
+    "ClientLink",
+    "Dealer",
+    "Incoming",
+    "LinkNews",
+    "Router",
+    "ServerLink",
+    "frame_wire_bytes",
+    "wire_bytes",
+]
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"fcil"
@@ -30,82 +52,18 @@ HIGH_WATER = 256  # messages per peer; credit keeps real queues far below
 BACKLOG = 1024
 HANDSHAKE_MS = 10_000
 QUEUE = 64  # messages read ahead of the daemon; TCP holds the rest back
-YIELD_EVERY = 16  # zmq.asyncio never yields while its queue is non-empty
+YIELD_EVERY = 16  # messages read before timers and other tasks have their turn
+SO_COOKIE = 57  # Linux: names a socket uniquely for the life of the machine
 
 
-def frame_wire_bytes(size: int) -> int:
-    """TCP payload bytes of one ZMTP frame of ``size`` bytes under CURVE (exact)."""
-    boxed = size + 33
-    return boxed + (2 if boxed <= 255 else 9)
-
-
-def wire_bytes(frames: Sequence[bytes]) -> int:
-    """TCP payload bytes of one message under CURVE, retransmissions apart."""
-    return sum(frame_wire_bytes(len(f)) for f in frames)
-
-
-HANDSHAKE_UP_BYTES = 64 + 202 + 301  # client -> server, with an empty routing id
-HANDSHAKE_DOWN_BYTES = 64 + 170 + 67  # server -> client
-
-
-@dataclass(frozen=True)
-class Incoming:
-    """Something from a peer: a message, or (``frames`` empty) the news that it went away.
-
-    Attributes:
-        route: where an answer goes; meaningless after the peer has gone.
-        conn: number of the connection, unique for the life of the server.
-        key: the CURVE public key that the connection was authenticated with (32 bytes).
-    """
-
-    route: bytes
-    conn: int
-    key: bytes
-    frames: tuple[bytes, ...] = ()
-
-
-class ServerLink(Protocol):
-    """The server's side of a link; `Router` here, `MemoryRouter` in the test kit."""
-
-    async def recv(self) -> Incoming:
-        """Wait for the next message or departure."""
-        ...
-
-    def send(self, route: bytes, frames: Sequence[bytes]) -> bool:
-        """Queue a message; False if the peer is gone or does not read."""
-        ...
-
-    def cut(self, conn: int) -> None:
-        """End one connection now."""
-        ...
-
-    def close(self) -> None:
-        """Stop listening."""
-        ...
-
-
-class ClientLink(Protocol):
-    """The client's side of a link; `Dealer` here, `MemoryDealer` in the test kit."""
-
-    async def recv(self) -> LinkNews | tuple[bytes, ...]:
-        """Wait for the next message, or for news of the link itself."""
-        ...
-
-    def send(self, frames: Sequence[bytes]) -> bool:
-        """Queue a message; False if there is no live connection."""
-        ...
-
-    def close(self) -> None:
-        """End the link."""
-        ...
-
-
-@dataclass(frozen=True)
-class LinkNews:
-    """What happened to a client's link: ``up``, ``down`` or ``refused`` with a reason."""
-
-    state: str
-    reason: str = ""
+def _send_now(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> None:
+    try:
+        sock.send_multipart(frames, zmq.NOBLOCK, copy=True)
+    except zmq.Again:
+        # By itself libzmq looks for news at most once a millisecond: asked, it may know of a
+        # new connection or of room in a queue.
+        sock.getsockopt(zmq.EVENTS)
+        sock.send_multipart(frames, zmq.NOBLOCK, copy=True)
 
 
 class _Gate(threading.Thread):
@@ -154,7 +112,7 @@ class _Monitor(threading.Thread):
         self, sock: zmq.Socket[bytes], mask: int, heard: Callable[[int, int], None]
     ) -> None:
         super().__init__(name="fcil-monitor", daemon=True)
-        self._pair = sock.get_monitor_socket(mask)
+        self._pair = sock.get_monitor_socket(mask | zmq.EVENT_MONITOR_STOPPED)
         self._heard = heard
 
     def run(self) -> None:
@@ -165,6 +123,107 @@ class _Monitor(threading.Thread):
                     break
                 self._heard(event, value)
         self._pair.close(0)
+
+
+_T = TypeVar("_T")
+
+
+class _Reader(Generic[_T]):
+    """Reads a socket beside the event loop: a few messages at a time, `QUEUE` ahead at most.
+
+    libzmq's descriptor tells that something changed, not that something is there, and every
+    call on the socket may swallow that signal. So it is read until it is empty, and `wake`
+    is called after whatever else was done with the socket; otherwise a message could lie
+    there unseen until the next one comes.
+
+    Args:
+        take: turns the frames of a message into an item, or None to drop it.
+        empty: called when everything that had come has been taken.
+    """
+
+    def __init__(
+        self,
+        sock: zmq.Socket[bytes],
+        take: Callable[[list[zmq.Frame]], _T | None],
+        empty: Callable[[], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sock = sock
+        self._take = take
+        self._empty = empty
+        self._queue: asyncio.Queue[_T] = asyncio.Queue()
+        self._fd = int(sock.getsockopt(zmq.FD))
+        self._due: asyncio.Handle | None = None
+        self._full = False
+        self._loop.add_reader(self._fd, self.wake)
+        self.wake()
+
+    def wake(self) -> None:
+        """Look at the socket soon."""
+        if self._due is None and not self._full and not self._sock.closed:
+            self._due = self._loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        self._due = None
+        for _ in range(YIELD_EVERY):
+            if self._queue.qsize() >= QUEUE:
+                self._full = True
+                self._loop.remove_reader(self._fd)  # it would only say again that there is more
+                return
+            try:
+                frames = self._sock.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                self._empty()
+                return
+            item = self._take(frames)
+            if item is not None:
+                self._queue.put_nowait(item)
+        self.wake()
+
+    def tell(self, item: _T) -> None:
+        """Put something into the queue that did not come as a message."""
+        self._queue.put_nowait(item)
+
+    async def get(self) -> _T:
+        """Wait for the next item."""
+        item = await self._queue.get()
+        if self._full and not self._sock.closed:
+            self._full = False
+            self._loop.add_reader(self._fd, self.wake)
+            self.wake()
+        return item
+
+    def close(self) -> None:
+        """Stop reading; the socket is closed by its owner afterwards."""
+        self._loop.remove_reader(self._fd)
+        if self._due is not None:
+            self._due.cancel()
+
+
+def _twin(fd: int) -> socket.socket | None:
+    """Return a second handle of a TCP socket that libzmq owns; None if there is none any more.
+
+    libzmq may close its own at any moment, and the number may then be somebody else's.
+    """
+    try:
+        number = os.dup(fd)
+    except OSError:
+        return None
+    try:
+        return socket.socket(fileno=number)
+    except OSError:  # the number is a file's meanwhile
+        os.close(number)
+        return None
+
+
+def _cookie(fd: int) -> bytes:
+    """Return what tells a TCP socket from a later one with the same number; empty if gone."""
+    twin = _twin(fd)
+    if twin is None:
+        return b""
+    with twin, contextlib.suppress(OSError):
+        return twin.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8)
+    return b""
 
 
 def _endpoint(host: str, port: int) -> str:
@@ -203,35 +262,25 @@ class Router:
         heartbeat_s: float = 10.0,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._context = zmq.asyncio.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 4096)
-        plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
-        self._gate = _Gate(plain, admit)
+        self._gate = _Gate(self._context, admit)
         self._gate.start()
         self._socket = self._context.socket(zmq.ROUTER)
-        self._plain: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
-        _common_options(self._plain, int(heartbeat_s * 1000))
-        self._plain.setsockopt(zmq.BACKLOG, BACKLOG)
-        self._plain.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._plain.setsockopt(zmq.CURVE_SERVER, 1)
-        self._plain.setsockopt(zmq.CURVE_SECRETKEY, curve_secret)
-        self._plain.setsockopt(zmq.CURVE_PUBLICKEY, curve_public)
-        self._plain.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-        mask = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-        mask |= zmq.EVENT_CLOSED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-        mask |= zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-        self._monitor = _Monitor(self._plain, mask, self._heard)
+        _common_options(self._socket, int(heartbeat_s * 1000))
+        self._socket.setsockopt(zmq.BACKLOG, BACKLOG)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, curve_secret)
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, curve_public)
+        self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        mask = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        self._monitor = _Monitor(self._socket, mask, self._heard)
         self._monitor.start()
-        self._queue: asyncio.Queue[Incoming] = asyncio.Queue(QUEUE)
-        self._by_fd: dict[int, Incoming] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._by_fd: dict[int, tuple[Incoming, bytes]] = {}  # who spoke on it, its cookie
+        self._ended: deque[int] = deque()  # descriptors whose connection is over
         self.refused_handshakes = 0
-        self._spawn(self._pump())
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._reader = _Reader(self._socket, self._incoming, self._departures)
 
     def bind(self, host: str, port: int) -> int:
         """Listen; port 0 picks a free one. Returns the port.
@@ -240,7 +289,7 @@ class Router:
             PortInUse, LinkError.
         """
         try:
-            self._plain.bind(_endpoint(host, port) if port else _endpoint(host, 0))
+            self._socket.bind(_endpoint(host, port))
         except zmq.ZMQError as error:
             if error.errno == zmq.EADDRINUSE:
                 raise PortInUse(
@@ -251,71 +300,74 @@ class Router:
                 f"cannot listen on {host}:{port}: {error.strerror}.",
                 action="Set `[federation] listen` to an address of this machine.",
             ) from error
-        last = self._plain.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._reader.wake()
+        last = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return int(last.rstrip("\0").rsplit(":", 1)[1])
 
     def _heard(self, event: int, value: int) -> None:  # monitor's thread
         if event == zmq.EVENT_DISCONNECTED:
             with contextlib.suppress(RuntimeError):  # the loop may be closing
-                self._loop.call_soon_threadsafe(self._departed, value)
+                self._loop.call_soon_threadsafe(self._over, value)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.refused_handshakes += 1
 
-    def _departed(self, fd: int) -> None:
-        left = self._by_fd.pop(fd, None)
-        if left is not None:
-            self._spawn(self._queue.put(Incoming(left.route, left.conn, left.key)))
+    def _over(self, fd: int) -> None:
+        self._ended.append(fd)
+        self._reader.wake()
 
-    async def _pump(self) -> None:
-        received = 0
-        while True:
-            frames: list[zmq.Frame] = await self._socket.recv_multipart(copy=False)
-            await self._queue.put(self._incoming(frames))
-            received += 1
-            if received % YIELD_EVERY == 0:
-                await asyncio.sleep(0)
+    def _departures(self) -> None:
+        # Only now, when nothing is left to read: a peer's last messages come before its end.
+        while self._ended:
+            fd = self._ended.popleft()
+            if fd in self._by_fd:
+                peer, cookie = self._by_fd[fd]
+                if not cookie or _cookie(fd) != cookie:  # else: news of an earlier connection
+                    del self._by_fd[fd]
+                    self._reader.tell(Incoming(peer.route, peer.conn, peer.key))
 
     async def recv(self) -> Incoming:
         """Wait for the next message, or for the departure of a peer that had spoken."""
-        return await self._queue.get()
+        return await self._reader.get()
 
-    def _incoming(self, frames: list[zmq.Frame]) -> Incoming:
+    def _incoming(self, frames: list[zmq.Frame]) -> Incoming | None:
         first = frames[-1]
-        peer = Incoming(
-            route=frames[0].bytes,
-            conn=int(str(first.get("X-Conn"))),
-            key=bytes.fromhex(str(first.get("User-Id"))),
-        )
-        self._by_fd[int(first.get(zmq.SRCFD))] = peer
-        return Incoming(peer.route, peer.conn, peer.key, tuple(f.bytes for f in frames[1:]))
+        route, conn = frames[0].bytes, int(str(first.get("X-Conn")))
+        key, fd = bytes.fromhex(str(first.get("User-Id"))), int(first.get(zmq.SRCFD))
+        known = self._by_fd[fd][0] if fd in self._by_fd else None
+        if known is not None and known.conn > conn:
+            return None  # left behind by a connection whose descriptor is a later one's now
+        if known is None or known.conn < conn:
+            if known is not None:
+                self._reader.tell(Incoming(known.route, known.conn, known.key))
+            self._by_fd[fd] = (Incoming(route, conn, key), _cookie(fd))
+        return Incoming(route, conn, key, tuple(f.bytes for f in frames[1:]))
 
     def send(self, route: bytes, frames: Sequence[bytes]) -> bool:
         """Queue a message without waiting; False if the peer is gone or does not read."""
         try:
-            self._plain.send_multipart([route, *frames], zmq.NOBLOCK, copy=True)
+            _send_now(self._socket, [route, *frames])
         except zmq.ZMQError as error:
             if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 return False
             raise
+        finally:
+            self._reader.wake()
         return True
 
     def cut(self, conn: int) -> None:
         """Shut the TCP connection of one peer down at once."""
-        for fd, peer in list(self._by_fd.items()):
-            if peer.conn == conn:
-                # libzmq owns the descriptor: work on a duplicate, so that a number that was
-                # reused meanwhile is never closed under somebody else.
-                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as twin:
+        for fd, (peer, cookie) in self._by_fd.items():
+            if peer.conn == conn and _cookie(fd) == cookie and (twin := _twin(fd)) is not None:
+                with twin, contextlib.suppress(OSError):
                     twin.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Stop listening and end the threads."""
-        for task in list(self._tasks):
-            task.cancel()
-        self._plain.disable_monitor()
+        self._reader.close()
+        self._socket.disable_monitor()
         self._monitor.join(timeout=5)
         self._socket.close(0)
-        self._context.destroy(0)
+        self._context.term()  # ends the gate, which closes its own socket
 
 
 class Dealer:
@@ -337,51 +389,35 @@ class Dealer:
         retry_s: float = 5.0,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._context = zmq.asyncio.Context()
-        self._keys = (curve_secret, curve_public, server_key)
-        self._heartbeat_ms = int(heartbeat_s * 1000)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._retry_s = retry_s
-        self._queue: asyncio.Queue[LinkNews | tuple[bytes, ...]] = asyncio.Queue(QUEUE)
         self._endpoint = ""
-        self._tasks: set[asyncio.Task[None]] = set()
         self._socket = self._context.socket(zmq.DEALER)
-        self._plain: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket.underlying)
-        _common_options(self._plain, self._heartbeat_ms)
-        self._plain.setsockopt(zmq.IMMEDIATE, 1)
-        self._plain.setsockopt(zmq.RECONNECT_IVL, 200)
-        self._plain.setsockopt(zmq.RECONNECT_IVL_MAX, 5000)
-        self._plain.setsockopt(zmq.CURVE_SECRETKEY, curve_secret)
-        self._plain.setsockopt(zmq.CURVE_PUBLICKEY, curve_public)
-        self._plain.setsockopt(zmq.CURVE_SERVERKEY, server_key)
+        _common_options(self._socket, int(heartbeat_s * 1000))
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 200)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5000)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, curve_secret)
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, curve_public)
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, server_key)
         mask = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
         mask |= zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-        mask |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_CLOSED
-        self._monitor = _Monitor(self._plain, mask, self._heard)
+        mask |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        self._monitor = _Monitor(self._socket, mask, self._heard)
         self._monitor.start()
         self._up = False
-        self._spawn(self._pump())
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._reader: _Reader[LinkNews | tuple[bytes, ...]] = _Reader(
+            self._socket, lambda frames: tuple(f.bytes for f in frames), lambda: None
+        )
 
     def _tell(self, state: str, reason: str = "") -> None:
-        self._spawn(self._queue.put(LinkNews(state, reason)))
-
-    async def _pump(self) -> None:
-        received = 0
-        while True:
-            frames = await self._socket.recv_multipart()
-            await self._queue.put(tuple(frames))
-            received += 1
-            if received % YIELD_EVERY == 0:
-                await asyncio.sleep(0)
+        self._reader.tell(LinkNews(state, reason))
 
     def connect(self, host: str, port: int) -> None:
         """Start connecting; `recv` tells when the link is up."""
         self._endpoint = _endpoint(host, port)
-        self._plain.connect(self._endpoint)
+        self._socket.connect(self._endpoint)
+        self._reader.wake()
 
     def _heard(self, event: int, _value: int) -> None:  # monitor's thread
         with contextlib.suppress(RuntimeError):
@@ -409,27 +445,29 @@ class Dealer:
         if self._socket.closed:
             return
         with contextlib.suppress(zmq.ZMQError):
-            self._plain.disconnect(self._endpoint)
+            self._socket.disconnect(self._endpoint)
         with contextlib.suppress(zmq.ZMQError):
-            self._plain.connect(self._endpoint)
+            self._socket.connect(self._endpoint)
+        self._reader.wake()
 
     async def recv(self) -> LinkNews | tuple[bytes, ...]:
         """Wait for the next message, or for news of the link itself."""
-        return await self._queue.get()
+        return await self._reader.get()
 
     def send(self, frames: Sequence[bytes]) -> bool:
         """Queue a message without waiting; False if there is no live connection."""
         try:
-            self._plain.send_multipart(frames, zmq.NOBLOCK, copy=True)
+            _send_now(self._socket, frames)
         except zmq.Again:
             return False
+        finally:
+            self._reader.wake()
         return True
 
     def close(self) -> None:
         """End the link; what was not sent is lost here, never in the outbox."""
-        for task in list(self._tasks):
-            task.cancel()
-        self._plain.disable_monitor()
+        self._reader.close()
+        self._socket.disable_monitor()
         self._monitor.join(timeout=5)
         self._socket.close(0)
-        self._context.destroy(0)
+        self._context.term()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters import describe
+from fcil_adapters import describe, registry
 from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method, Part, State
 from fcil_adapters.worker_host import WorkerHost
 from fcil_adapters.worker_ops import context_fields
@@ -118,6 +118,14 @@ class Aggregation:
         parts = [
             Part(str(name), unpack(blob)) for name, blob in zip(reply["parts"], blobs, strict=True)
         ]
+        assert self._info is not None
+        for part in parts:
+            faults = registry.part_faults(self._method, self._hparams, self._info, ctx.task, part)
+            if faults:
+                raise InternalError(
+                    f"method {self._method.name} broadcasts what its schema does not name: "
+                    f"{'; '.join(faults[:5])}."
+                )
         return tuple(parts)
 
     async def evaluate(

@@ -46,6 +46,7 @@ def ask(kit: Kit, at: Position, peer: Peer, *, remaining_s: float, verdict: Verd
             # The client's word makes its stream differ from the others' of the same round.
             seed=[kit.config.run.seed, int.from_bytes(peer.client.encode()[:6], "big")],
             remaining_s=remaining_s,
+            min_count=kit.config.privacy.evaluate_min_count,
             parts=[*at.refs, registry],
             verdict=verdict,
         ),

@@ -65,7 +65,7 @@ class ClassRegistry:
             if [(c.key, c.planned_task, c.class_id) for c in held] != wanted:
                 raise ConfigError(
                     "[tasks] classes differ from those that the run was started with.",
-                    action="Start a new run: fcil-server run new",
+                    action="Start a new run: fcil-server serve --new-run",
                 )
         else:
             names = [normalise_class_name(name) for listed in tasks for name in listed]

@@ -98,6 +98,7 @@ class Coordinator:
         """
         kit, at = self.kit, self.at
         await self._load_state()
+        self._tidy_spool()
         while (task := await self._next_task()) is not None:
             at.task = task
             await self._open_task(task)
@@ -127,6 +128,15 @@ class Coordinator:
         if newest is not None:
             state = await asyncio.to_thread(self.kit.states.load, newest.state)
             self.at.adopt(state, newest.state, newest.digest)
+
+    def _tidy_spool(self) -> None:
+        """Remove what no open round needs: closed rounds' updates, and those never recorded.
+
+        The latter were not acknowledged; their senders offer them again.
+        """
+        row = self.kit.ledger.open_round(self.kit.run)
+        needed = {u.update_id for u in self.kit.ledger.updates(row.key)} if row else set()
+        self.kit.spool.remove([k for k in sorted(self.kit.spool.keys()) if k not in needed])
 
     async def _next_task(self) -> TaskInfo | None:
         kit = self.kit

@@ -255,6 +255,7 @@ class Server:
             await self._handle(peer, received, message)
         except FcilError as error:
             self._count_refusal(peer, error)
+            self._intake.forget(peer, digest)
             self.send(peer, nack_of(error, digest))
 
     async def _handle(self, peer: Peer, received: Received, message: Message) -> None:
@@ -380,6 +381,7 @@ class Server:
             max_payload_bytes=int(wire.max_payload_mb * 1e6),
             max_classes=self.config.trust.max_classes_per_client,
             expect=coordinator.reception.expect,
+            recorded=coordinator.reception.recorded,
             stored=self._stored,
             announced=self._announced,
             send=self.send,

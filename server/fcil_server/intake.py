@@ -9,6 +9,7 @@ code, and nothing of it is kept.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,6 @@ from fcil_protocol.envelope import (
     verify_header,
 )
 from fcil_protocol.errors import (
-    AlreadyHave,
     FcilError,
     SchemaMismatch,
     WireError,
@@ -73,6 +73,7 @@ class Intake:
     Args:
         expect: returns what is expected of an update with this core, or raises why not
             (`RoundClosed`, `AlreadyHave`, `StaleUpdate`).
+        recorded: says whether the ledger has this update.
         stored: called after the fsync, before the Ack.
         announced: called with a client's inventory.
     """
@@ -88,6 +89,7 @@ class Intake:
         max_payload_bytes: int,
         max_classes: int,
         expect: Callable[[ClientId, Core], Expectation],
+        recorded: Callable[[ClientId, Core, str], bool],
         stored: Callable[[Accepted], None],
         announced: Callable[[Peer, Payload], Awaitable[None]],
         send: Callable[[Peer, Message], bool],
@@ -100,10 +102,12 @@ class Intake:
         self._max_payload_bytes = max_payload_bytes
         self._max_classes = max_classes
         self._expect = expect
+        self._recorded = recorded
         self._stored = stored
         self._announced = announced
         self._send = send
         self._batch: list[tuple[Peer, Accepted]] = []
+        self._pending: set[str] = set()  # appended, not yet in the ledger
         self._flush: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()  # one opened payload in memory at a time
 
@@ -116,9 +120,14 @@ class Intake:
         header = parse_header(data, max_plain_bytes=self._max_payload_bytes)
         if header.update_id != message.digest:
             raise WireError("an update's digest is not that of its header.")
+        if message.digest in self._pending:
+            return  # its Ack follows the fsync under way
         if message.digest in self._spool:
-            self._send(peer, Ack(digest=message.digest))
-            return
+            if self._recorded(peer.client, header.core, message.digest):
+                self._send(peer, Ack(digest=message.digest))
+                return
+            # A kill came between the spool and the ledger: it was never acknowledged.
+            self._spool.remove([message.digest])
         self._check_core(peer, header.core)
         if header.core.kind != INVENTORY:
             self._expect(peer.client, header.core)
@@ -188,6 +197,7 @@ class Intake:
         )
         self._spool.append(digest, stored.to_bytes())
         self._batch.append((peer, accepted))
+        self._pending.add(digest)
         if self._flush is None or self._flush.done():
             self._flush = asyncio.get_running_loop().create_task(self._commit())
 
@@ -212,15 +222,29 @@ class Intake:
                 await asyncio.to_thread(self._spool.sync)
             except FcilError as error:
                 for peer, accepted in batch:
-                    self._send(peer, nack_of(error, accepted.digest))
+                    self._refuse(peer, accepted, error)
                 continue
             for peer, accepted in batch:
                 try:
                     self._stored(accepted)
-                except AlreadyHave as error:
-                    self._send(peer, nack_of(error, accepted.digest))
-                    continue
-                self._send(peer, Ack(digest=accepted.digest))
+                except FcilError as error:
+                    self._refuse(peer, accepted, error)
+                else:
+                    self._pending.discard(accepted.digest)
+                    self._send(peer, Ack(digest=accepted.digest))
+
+    def _refuse(self, peer: Peer, accepted: Accepted, error: FcilError) -> None:
+        """Take an update back that could not be made durable or was not the first."""
+        self._pending.discard(accepted.digest)
+        with contextlib.suppress(FcilError):  # a full disk: it is removed at the next start
+            self._spool.remove([accepted.digest])
+        self._send(peer, nack_of(error, accepted.digest))
+
+    def forget(self, peer: Peer, digest: str) -> None:
+        """Drop what has come of an update that was refused."""
+        receiving = peer.receiving.pop(digest, None)
+        if receiving is not None:
+            receiving.assembly.discard()
 
     async def drain(self) -> None:
         """Wait until everything appended is durable and acknowledged."""

@@ -30,9 +30,11 @@ class LocalFederation:
 
     Attributes:
         directory: ``federation/`` (the server's), ``state/`` (the clients'), ``logs/``.
+        port: the server's; 0 before its first start.
     """
 
     directory: Path
+    port: int = 0
     server: subprocess.Popen[bytes] | None = None
     clients: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _files: ExitStack = field(default_factory=ExitStack)
@@ -76,9 +78,9 @@ class LocalFederation:
             LinkError: it ended instead; the message holds its last words.
         """
         self._heard = 0
-        listen = ["--dir", str(self.federation), "--port", "0"]
+        listen = ["--dir", str(self.federation), "--port", str(self.port)]
         self.server = self._start("server", ["fcil_server", "serve", *listen, *arguments], env)
-        while self.status() is None:
+        while (status := self.status()) is None:
             try:
                 self.server.wait(0.1)
             except subprocess.TimeoutExpired:
@@ -86,6 +88,8 @@ class LocalFederation:
             raise LinkError(
                 f"the server ended with code {self.server.returncode}: {self.last_words('server')}"
             )
+        # Clients know this address: a restarted server must have it again.
+        self.port = int(status["federation"]["addresses"][0].rpartition(":")[2])
 
     def join(self, name: str, data: Path, *arguments: str) -> None:
         """Start a client daemon on a folder."""

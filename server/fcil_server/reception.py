@@ -70,6 +70,12 @@ class Reception:
         dims = kit.method.dims(kit.hparams, kit.info, task)
         return Expectation(task, exchange.upload, dims, exchange.check)
 
+    def recorded(self, client: ClientId, core: Core, digest: str) -> bool:
+        """Say whether the ledger has this very update."""
+        key = RoundKey(self.kit.run, core.task, core.kind, core.round)
+        rows = self.kit.ledger.updates(key)
+        return any(u.client == client and u.update_id == digest for u in rows)
+
     def stored(self, accepted: Accepted) -> None:
         """Commit a durable update to the ledger; the Ack follows.
 

@@ -271,7 +271,9 @@ class Round:
         for client, since in list(self.away_since.items()):
             if event.now >= since + self.rules.grace_s:
                 del self.away_since[client]
-                self.answers[client] = Answer.LOST
+                # Its update may have reached the disk after the connection ended.
+                if self.answers[client] is Answer.NONE:
+                    self.answers[client] = Answer.LOST
         return self._settle(event.now)
 
     def _stop(self, _event: Stop) -> list[Instruction]:

@@ -1,0 +1,204 @@
+"""What every method must keep, whatever it computes; run over all built-in methods.
+
+A third-party method is checked by adding it to CASES.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from adapters.kit import Federation, client_id, make_tasks, toy_backbone, toy_images
+from fcil_adapters.backbone import backbone_digest
+from fcil_adapters.contract import State, Update, UpdateList
+from fcil_adapters.registry import load_half, method_names
+from fcil_protocol.payload import pack, unpack
+
+SMALL = {"rank": 2, "epochs": 1, "batch_size": 4, "lr_prototype": 1e-2, "lr_lora": 1e-2}
+CASES = [
+    ("pilora", SMALL),
+    (
+        "pilora",
+        {**SMALL, "init": "random", "candidates": "all", "total_classes": 7, "blocks": [0, 1]},
+    ),
+    (
+        "pilora",
+        {**SMALL, "compose": "product_of_sums", "mean_from": "training", "augment": "crop_flip"},
+    ),
+    ("running_mean", {}),
+]
+# Task 1 has one class; nobody has class 6; client 2 misses task 1, client 3 has nothing at all.
+TASKS = make_tasks([1, 0], [4], [6, 2])
+CLIENTS = [
+    toy_images({1: 5, 0: 3, 4: 4, 2: 2}, 1),
+    toy_images({0: 1, 4: 1}, 2),
+    toy_images({1: 3, 2: 6}, 3),
+    toy_images({}),
+]
+
+pytestmark = pytest.mark.parametrize(("name", "options"), CASES, ids=lambda x: str(x)[:40])
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    return toy_backbone()
+
+
+@pytest.fixture
+def fed(name, options, backbone):
+    return Federation.of(name, CLIENTS, backbone, **options)
+
+
+def kinds(fed) -> list[str]:
+    return [exchange.kind for exchange in fed.exchanges]
+
+
+def test_uploads_and_broadcasts_fit_their_schemas_through_all_tasks(fed):
+    """`Federation` checks each payload after a trip through bytes."""
+    for task in TASKS:
+        fed.run(task, rounds=2)
+    names = sorted(fed.parts())
+    assert names == ["current", "task/0", "task/1"]
+    assert set(fed.predictor().classes) == {0, 1, 2, 4}
+
+
+def test_state_and_uploads_survive_bytes(fed):
+    fed.open(TASKS[0])
+    for kind in kinds(fed):
+        fed.round(kind)
+        assert pack(unpack(pack(fed.state))) == pack(fed.state)
+    restored = unpack(pack(fed.state))
+    parts = [fed.aggregator.broadcast(fed.context("train"), s) for s in (fed.state, restored)]
+    assert [pack(p.payload) for p in parts[0]] == [pack(p.payload) for p in parts[1]]
+
+
+def test_the_same_federation_twice_gives_the_same_bytes(fed, name, options, backbone):
+    other = Federation.of(name, CLIENTS, backbone, **options)
+    for task in TASKS:
+        fed.run(task)
+        other.run(task)
+        assert pack(fed.state) == pack(other.state)
+
+
+def test_halves_keep_nothing_between_rounds(fed):
+    """New instances continue where the old ones stopped; state is all there is."""
+    fed.run(TASKS[0])
+    fed.open(TASKS[1])
+    kind = kinds(fed)[0]
+    expected = pack(fed.upload(kind, 0))
+    fed.learner, fed.aggregator = load_half(fed.method.learner), load_half(fed.method.aggregator)
+    assert pack(fed.upload(kind, 0)) == expected
+    assert vars(fed.learner) == vars(fed.aggregator) == {}
+
+
+def test_aggregation_leaves_its_inputs_alone(fed):
+    fed.open(TASKS[0])
+    for kind in kinds(fed):
+        sent = [Update(client_id(k), fed.upload(kind, k)) for k in range(4)]
+        before = [pack(fed.state), *(pack(u.payload) for u in sent)]
+        after = fed.aggregate(kind, UpdateList.of(sent))
+        assert [pack(fed.state), *(pack(u.payload) for u in sent)] == before
+        assert pack(after) != before[0]
+        fed.state = after
+
+
+def test_the_order_of_clients_does_not_matter(fed):
+    fed.open(TASKS[0])
+    for kind in kinds(fed):
+        sent = [fed.upload(kind, k) for k in range(3)]
+        states = [
+            fed.aggregate(
+                kind, UpdateList.of(Update(client_id(i), sent[k]) for i, k in enumerate(order))
+            )
+            for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0))
+        ]
+        for state in states[1:]:
+            for tensor, array in states[0].tensors.items():
+                np.testing.assert_allclose(state.tensors[tensor], array, atol=1e-6)
+        fed.state = states[0]
+
+
+def test_clients_without_images_change_nothing(fed, name, options, backbone):
+    without = Federation.of(name, CLIENTS[:3], backbone, **options)
+    for f in (fed, without):
+        f.run(TASKS[0])
+    assert pack(fed.state) == pack(without.state)
+
+
+def test_a_task_of_which_nobody_has_an_image_leaves_its_classes_out(fed):
+    fed.run(TASKS[0])
+    classes = fed.predictor().classes
+    fed.clients = [toy_images({}), toy_images({9: 2})]
+    fed.run(TASKS[1])
+    assert fed.predictor().classes == classes
+
+
+def test_one_client_alone_works(fed):
+    fed.clients = CLIENTS[:1]
+    for task in TASKS:
+        fed.run(task)
+    assert set(fed.predictor().classes) == {0, 1, 2, 4}
+    assert all(np.isfinite(a).all() for a in fed.state.tensors.values())
+
+
+def test_finished_tasks_are_sent_once(fed):
+    fed.run(TASKS[0])
+    sent: dict[str, bytes] = {}
+    for task in TASKS[1:]:
+        fed.open(task)
+        for kind in kinds(fed):
+            for name, payload in fed.parts().items():
+                if name != "current":
+                    assert sent.setdefault(name, pack(payload)) == pack(payload)
+            fed.round(kind)
+    assert sorted(sent) == ["task/0", "task/1"]
+
+
+def test_a_late_client_predicts_the_same_from_the_parts_alone(fed):
+    """Its context is a stranger's: another seed, no backbone of the server, no history."""
+    for task in TASKS:
+        fed.run(task)
+    images = toy_images({1: 3, 4: 2, 2: 4}, 7).pictures
+    here = fed.predictor()
+    late = replace(fed.context("evaluate"), seed=(77,), backbone=None)
+    there = load_half(fed.method.model).compose(late, fed.parts(), toy_backbone())
+    assert there.classes == here.classes
+    np.testing.assert_array_equal(there.logits(images), here.logits(images))
+
+
+def test_the_backbone_stays_bit_equal(fed):
+    fed.run(TASKS[0])
+    fed.predictor().logits(CLIENTS[0].pictures)
+    module = fed.backbone.module
+    assert backbone_digest(module.state_dict()) == fed.backbone.info.digest
+    assert not any(p.requires_grad or p.grad is not None for p in module.parameters())
+    assert not module.training
+
+
+def test_progress_never_runs_backwards_and_ends(fed):
+    fed.open(TASKS[0])
+    for kind in kinds(fed):
+        fed.progress.clear()
+        fed.upload(kind, 0)
+        done = [p.done for p in fed.progress]
+        assert done == sorted(done)
+        assert fed.progress[-1].done == fed.progress[-1].total
+
+
+def test_an_upload_of_another_task_is_refused(fed):
+    fed.open(TASKS[0])
+    kind = kinds(fed)[-1]
+    sent = fed.upload(kind, 0)
+    exchange = next(e for e in fed.exchanges if e.kind == kind)
+    fed.open(TASKS[1])
+    assert exchange.upload.check(sent, fed.dims) != []
+
+
+def test_names_and_entry_points_agree(fed, name):
+    assert name in method_names()
+    assert fed.method.name == name
+    assert fed.method.title
+    assert fed.method.citation
+    assert State() == State()

@@ -1,0 +1,530 @@
+"""The round machine: who is asked, when it closes, and how; every event in every phase."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fcil_protocol.ids import ClientId
+from fcil_server.round import (
+    Answer,
+    Ask,
+    Available,
+    Close,
+    Declined,
+    Event,
+    Instruction,
+    Left,
+    Opened,
+    Outcome,
+    Phase,
+    Reopened,
+    Round,
+    Rules,
+    SetTimer,
+    Stop,
+    Tick,
+    Updated,
+)
+
+A, B, C, D, E = CLIENTS = tuple(ClientId(c * 26) for c in "abcde")
+RULES = Rules(min_clients=2, deadline_s=100.0, grace_s=10.0, max_reopens=2)
+
+
+def opened(rules: Rules = RULES, clients: Sequence[ClientId] = (A, B, C)) -> Round:
+    """A round that has asked these clients at time 0."""
+    clients = sorted(clients)
+    wait = Round(rules=Rules(**{**vars(rules), "min_clients": len(clients)}), seed=(1,))
+    for client in clients:
+        wait.handle(Available(client, holds=True, now=0.0))
+    assert wait.phase is Phase.OPEN
+    wait.rules = rules
+    return wait
+
+
+def close_of(instructions: list[Instruction]) -> Close:
+    assert [type(i) for i in instructions] == [Close]
+    assert isinstance(instructions[0], Close)
+    return instructions[0]
+
+
+EVENTS: dict[type, Event] = {
+    Available: Available(A, holds=True, now=1.0),
+    Left: Left(A, now=1.0),
+    Updated: Updated(A, now=1.0),
+    Declined: Declined(A, "no data", now=1.0),
+    Tick: Tick(now=1.0),
+    Stop: Stop(now=1.0),
+}
+
+
+class TestTable:
+    def test_these_samples_are_all_events(self) -> None:
+        assert set(EVENTS) == set(get_args(Event))
+
+    def test_the_table_names_only_phases_and_events(self) -> None:
+        for phase, kind in Round.TABLE:
+            assert phase in Phase
+            assert kind in EVENTS
+
+    def test_an_open_round_hears_every_event(self) -> None:
+        assert {kind for phase, kind in Round.TABLE if phase is Phase.OPEN} == set(EVENTS)
+
+    @pytest.mark.parametrize("kind", EVENTS, ids=lambda k: k.__name__)
+    def test_a_closed_round_answers_nothing(self, kind: type) -> None:
+        """Nor does it change: what was decided stays decided."""
+        done = opened()
+        done.handle(Stop(now=1.0))
+        before = (dict(done.answers), dict(done.connected), done.deadline)
+        assert done.handle(EVENTS[kind]) == []
+        assert (done.phase, (dict(done.answers), dict(done.connected), done.deadline)) == (
+            Phase.CLOSED,
+            before,
+        )
+
+    @pytest.mark.parametrize("kind", [Updated, Declined, Tick, Stop], ids=lambda k: k.__name__)
+    def test_a_gathering_round_does_not_hear_what_only_an_open_one_can(self, kind: type) -> None:
+        gathering = Round(rules=RULES, seed=(1,))
+        assert gathering.handle(EVENTS[kind]) == []
+        assert (gathering.phase, gathering.answers) == (Phase.GATHERING, {})
+
+
+class TestGathering:
+    def test_it_opens_with_the_client_that_makes_the_number(self) -> None:
+        gathering = Round(rules=RULES, seed=(1,))
+        assert gathering.handle(Available(B, holds=True, now=3.0)) == []
+        assert gathering.handle(Available(A, holds=True, now=5.0)) == [
+            Opened((A, B)),
+            Ask(A),
+            Ask(B),
+            SetTimer(105.0),
+        ]
+        assert gathering.phase is Phase.OPEN
+        assert gathering.answers == {A: Answer.NONE, B: Answer.NONE}
+
+    def test_the_same_client_twice_is_one_client(self) -> None:
+        gathering = Round(rules=RULES, seed=(1,))
+        for _ in range(3):
+            assert gathering.handle(Available(A, holds=True, now=1.0)) == []
+
+    def test_who_left_is_not_counted(self) -> None:
+        gathering = Round(rules=RULES, seed=(1,))
+        gathering.handle(Available(A, holds=True, now=1.0))
+        assert gathering.handle(Left(A, now=2.0)) == []
+        assert gathering.handle(Available(B, holds=True, now=3.0)) == []
+        assert gathering.handle(Left(C, now=3.0)) == []  # one it never saw
+        assert gathering.phase is Phase.GATHERING
+
+    def test_enough_clients_without_data_wait_for_one_that_has_some(self) -> None:
+        gathering = Round(rules=RULES, seed=(1,))
+        assert gathering.handle(Available(A, holds=False, now=1.0)) == []
+        assert gathering.handle(Available(B, holds=False, now=1.0)) == []
+        assert gathering.handle(Available(C, holds=True, now=1.0))[0] == Opened((C,))
+
+    def test_a_client_may_come_to_hold_data_later(self) -> None:
+        """It announces again after images were added."""
+        gathering = Round(rules=RULES, seed=(1,))
+        gathering.handle(Available(A, holds=False, now=1.0))
+        gathering.handle(Available(B, holds=False, now=1.0))
+        assert gathering.handle(Available(A, holds=True, now=2.0))[0] == Opened((A,))
+
+    def test_one_client_is_enough_where_the_rules_say_so(self) -> None:
+        alone = Round(rules=Rules(min_clients=1), seed=(1,))
+        assert alone.handle(Available(A, holds=True, now=0.0))[0] == Opened((A,))
+
+
+class TestSampling:
+    LIMITED = Rules(clients_per_round=2, min_clients=5)
+
+    def asked(self, seed: tuple[int, ...], order: Sequence[ClientId]) -> tuple[ClientId, ...]:
+        gathering = Round(rules=self.LIMITED, seed=seed)
+        out: list[Instruction] = []
+        for client in order:
+            out = gathering.handle(Available(client, holds=True, now=0.0))
+        assert isinstance(out[0], Opened)
+        assert [i.client for i in out if isinstance(i, Ask)] == list(out[0].asked)
+        return out[0].asked
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.permutations(CLIENTS))
+    def test_the_sample_does_not_depend_on_who_came_first(self, order: list[ClientId]) -> None:
+        assert self.asked((1993, 0, 4), order) == self.asked((1993, 0, 4), CLIENTS)
+
+    def test_the_sample_has_the_size_asked_for_and_changes_with_the_round(self) -> None:
+        samples = [self.asked((1993, 0, n), CLIENTS) for n in range(40)]
+        assert all(len(set(s)) == 2 for s in samples)
+        assert {c for s in samples for c in s} == set(CLIENTS), "nobody is left out for ever"
+
+    def test_only_holders_are_drawn(self) -> None:
+        gathering = Round(rules=self.LIMITED, seed=(7,))
+        for client in CLIENTS:
+            out = gathering.handle(Available(client, holds=client in (B, D, E), now=0.0))
+        assert isinstance(out[0], Opened)
+        assert set(out[0].asked) < {B, D, E}
+
+    def test_zero_asks_all(self) -> None:
+        gathering = Round(rules=Rules(clients_per_round=0, min_clients=5), seed=(7,))
+        for client in CLIENTS:
+            out = gathering.handle(Available(client, holds=True, now=0.0))
+        assert out[0] == Opened(CLIENTS)
+
+
+class TestClosing:
+    def test_it_closes_when_all_have_answered(self) -> None:
+        going = opened()
+        assert going.handle(Updated(A, now=1.0)) == []
+        assert going.handle(Updated(C, now=2.0)) == []
+        close = close_of(going.handle(Updated(B, now=3.0)))
+        assert close.outcome is Outcome.DONE
+        assert set(close.answers.values()) == {Answer.UPDATED}
+
+    def test_a_quorum_does_not_close_it_early(self) -> None:
+        """Others are still at work, and the deadline has not passed."""
+        going = opened(Rules(min_clients=1, quorum=1, deadline_s=100.0))
+        assert going.handle(Updated(A, now=1.0)) == []
+        assert going.handle(Tick(now=99.9)) == []
+
+    def test_a_quorum_closes_it_at_the_deadline_and_the_others_are_late(self) -> None:
+        going = opened()
+        going.handle(Updated(A, now=1.0))
+        going.handle(Updated(B, now=1.0))
+        close = close_of(going.handle(Tick(now=100.0)))
+        assert (close.outcome, close.answers[C]) == (Outcome.DONE, Answer.LATE)
+
+    def test_an_update_after_the_deadline_closes_what_a_lost_timer_left_open(self) -> None:
+        going = opened()
+        going.handle(Updated(A, now=1.0))
+        assert close_of(going.handle(Updated(B, now=100.5))).outcome is Outcome.DONE
+
+    def test_the_same_update_twice_counts_once(self) -> None:
+        going = opened()
+        for _ in range(3):
+            assert going.handle(Updated(A, now=1.0)) == []
+
+    def test_an_update_of_a_client_that_was_not_asked_counts_for_nothing(self) -> None:
+        going = opened(clients=(A, B))
+        assert going.handle(Updated(E, now=1.0)) == []
+        assert going.handle(Declined(E, "x", now=1.0)) == []
+        assert E not in going.answers
+
+    def test_who_declines_leaves_the_denominator(self) -> None:
+        """Two of three decline: the third completes the round although two were wanted."""
+        going = opened()
+        going.handle(Declined(A, "no data", now=1.0))
+        going.handle(Declined(B, "battery", now=1.0))
+        close = close_of(going.handle(Updated(C, now=2.0)))
+        assert close.outcome is Outcome.DONE
+        assert going.reasons == {A: "no data", B: "battery"}
+
+    def test_a_decline_after_an_update_changes_nothing(self) -> None:
+        going = opened()
+        going.handle(Updated(A, now=1.0))
+        going.handle(Declined(A, "late thought", now=2.0))
+        assert going.answers[A] is Answer.UPDATED
+        assert A not in going.reasons
+
+    def test_when_all_decline_the_round_is_skipped_at_once(self) -> None:
+        going = opened(clients=(A, B))
+        going.handle(Declined(A, "x", now=1.0))
+        assert close_of(going.handle(Declined(B, "x", now=1.0))).outcome is Outcome.SKIPPED
+
+    def test_the_operator_closes_it_short(self) -> None:
+        going = opened()
+        going.handle(Updated(A, now=1.0))
+        close = close_of(going.handle(Stop(now=2.0)))
+        assert close.outcome is Outcome.SHORT
+        assert close.answers == {A: Answer.UPDATED, B: Answer.LATE, C: Answer.LATE}
+
+    def test_the_operator_closes_it_without_any_update_as_skipped(self) -> None:
+        assert close_of(opened().handle(Stop(now=2.0))).outcome is Outcome.SKIPPED
+
+    def test_the_answers_given_out_do_not_change_afterwards(self) -> None:
+        going = opened()
+        close = close_of(going.handle(Stop(now=2.0)))
+        before = dict(close.answers)
+        going.answers.clear()
+        assert close.answers == before
+
+
+class TestShort:
+    def test_without_a_quorum_it_is_reopened_as_often_as_the_rules_say_then_closed(self) -> None:
+        going = opened()
+        going.handle(Updated(A, now=1.0))
+        assert going.handle(Tick(now=100.0)) == [Reopened((B, C), 200.0), SetTimer(200.0)]
+        assert going.handle(Tick(now=200.0)) == [Reopened((B, C), 300.0), SetTimer(300.0)]
+        assert close_of(going.handle(Tick(now=300.0))).outcome is Outcome.SHORT
+
+    def test_a_stale_timer_does_not_reopen_it_again(self) -> None:
+        going = opened()
+        going.handle(Tick(now=100.0))
+        assert going.handle(Tick(now=100.0)) == []
+        assert going.handle(Tick(now=199.9)) == []
+
+    def test_an_update_after_reopening_still_counts(self) -> None:
+        going = opened(clients=(A, B))
+        going.handle(Updated(A, now=1.0))
+        going.handle(Tick(now=100.0))
+        assert close_of(going.handle(Updated(B, now=150.0))).outcome is Outcome.DONE
+
+    def test_it_closes_short_where_the_rules_say_so(self) -> None:
+        going = opened(Rules(min_clients=2, deadline_s=100.0, on_short="close"))
+        going.handle(Updated(A, now=1.0))
+        assert close_of(going.handle(Tick(now=100.0))).outcome is Outcome.SHORT
+
+    def test_without_any_update_it_is_skipped(self) -> None:
+        going = opened(Rules(min_clients=2, deadline_s=100.0, on_short="close"))
+        close = close_of(going.handle(Tick(now=100.0)))
+        assert (close.outcome, set(close.answers.values())) == (Outcome.SKIPPED, {Answer.LATE})
+
+    def test_a_quorum_larger_than_the_sample_is_all_of_the_sample(self) -> None:
+        going = opened(Rules(min_clients=2, quorum=50, deadline_s=100.0), clients=(A, B))
+        going.handle(Updated(A, now=1.0))
+        assert close_of(going.handle(Updated(B, now=2.0))).outcome is Outcome.DONE
+
+
+class TestLosing:
+    def test_a_client_that_leaves_has_the_grace_period_to_return(self) -> None:
+        going = opened()
+        assert going.handle(Left(A, now=5.0)) == [SetTimer(15.0)]
+        assert going.handle(Tick(now=14.9)) == []
+        assert going.answers[A] is Answer.NONE
+        going.handle(Tick(now=15.0))
+        assert going.answers[A] is Answer.LOST
+
+    def test_who_returns_in_time_is_asked_again(self) -> None:
+        going = opened()
+        going.handle(Left(A, now=5.0))
+        assert going.handle(Available(A, holds=True, now=9.0)) == [Ask(A)]
+        going.handle(Tick(now=15.0))
+        assert going.answers[A] is Answer.NONE, "the old timer does not count any more"
+
+    def test_who_returns_too_late_is_asked_again_as_long_as_the_round_is_open(self) -> None:
+        going = opened()
+        going.handle(Left(A, now=5.0))
+        going.handle(Tick(now=15.0))
+        assert going.handle(Available(A, holds=True, now=50.0)) == [Ask(A)]
+        assert going.answers[A] is Answer.NONE
+
+    def test_leaving_twice_starts_the_grace_period_anew(self) -> None:
+        going = opened()
+        going.handle(Left(A, now=5.0))
+        going.handle(Available(A, holds=True, now=9.0))
+        assert going.handle(Left(A, now=12.0)) == [SetTimer(22.0)]
+        going.handle(Tick(now=15.0))
+        assert going.answers[A] is Answer.NONE
+
+    def test_with_a_quorum_a_lost_client_is_not_waited_for(self) -> None:
+        going = opened()
+        going.handle(Updated(A, now=1.0))
+        going.handle(Updated(B, now=1.0))
+        going.handle(Left(C, now=5.0))
+        close = close_of(going.handle(Tick(now=15.0)))
+        assert (close.outcome, close.answers[C]) == (Outcome.DONE, Answer.LOST)
+
+    def test_without_a_quorum_a_lost_client_is_waited_for_until_the_deadline(self) -> None:
+        going = opened()
+        going.handle(Updated(A, now=1.0))
+        going.handle(Declined(B, "x", now=1.0))
+        going.rules = Rules(**{**vars(going.rules), "quorum": 2})
+        going.handle(Left(C, now=5.0))
+        assert going.handle(Tick(now=15.0)) == []
+        assert going.handle(Tick(now=100.0))[0] == Reopened((C,), 200.0)
+
+    @pytest.mark.parametrize(
+        "answer", [Updated(A, now=6.0), Declined(A, "x", now=6.0)], ids=["update", "decline"]
+    )
+    def test_an_answer_that_is_stored_after_the_client_left_is_not_lost(self, answer) -> None:
+        """The fsync of a batch may end after the connection: the update still counts."""
+        going = opened()
+        going.handle(Left(A, now=5.0))
+        going.handle(answer)
+        given = going.answers[A]
+        going.handle(Tick(now=15.0))
+        assert going.answers[A] is given
+        assert given in (Answer.UPDATED, Answer.DECLINED)
+
+    def test_an_update_of_a_lost_client_counts(self) -> None:
+        """It was on its way when the grace period ended."""
+        going = opened()
+        going.handle(Left(A, now=5.0))
+        going.handle(Tick(now=15.0))
+        going.handle(Updated(A, now=16.0))
+        assert going.answers[A] is Answer.UPDATED
+
+    @pytest.mark.parametrize("event", [Updated(A, now=1.0), Declined(A, "x", now=1.0)])
+    def test_who_has_answered_is_not_asked_again(self, event: Event) -> None:
+        going = opened()
+        going.handle(event)
+        assert going.handle(Left(A, now=2.0)) == []
+        assert going.handle(Available(A, holds=True, now=3.0)) == []
+
+    def test_a_newcomer_is_not_asked_in_an_open_round(self) -> None:
+        going = opened(clients=(A, B))
+        assert going.handle(Available(E, holds=True, now=1.0)) == []
+        assert going.handle(Left(E, now=2.0)) == []
+        assert E not in going.answers
+
+
+class TestRestore:
+    def restored(self, **answers: Answer) -> Round:
+        asked = {ClientId(c * 26): a for c, a in answers.items()}
+        return Round.restore(RULES, (1,), asked=asked, remaining_s=40.0, now=1000.0)
+
+    def test_what_was_answered_before_the_restart_stays_answered(self) -> None:
+        again = self.restored(a=Answer.UPDATED, b=Answer.NONE, c=Answer.DECLINED)
+        assert again.phase is Phase.OPEN
+        assert again.handle(Available(A, holds=True, now=1001.0)) == []
+        assert again.handle(Available(B, holds=True, now=1001.0)) == [Ask(B)]
+        close = close_of(again.handle(Updated(B, now=1002.0)))
+        assert close.outcome is Outcome.DONE
+        assert close.answers == {A: Answer.UPDATED, B: Answer.UPDATED, C: Answer.DECLINED}
+
+    def test_the_rest_of_the_deadline_counts(self) -> None:
+        again = self.restored(a=Answer.NONE, b=Answer.NONE)
+        for client in (A, B):
+            again.handle(Available(client, holds=True, now=1001.0))
+        assert again.handle(Tick(now=1039.9)) == []
+        assert again.handle(Tick(now=1040.0))[0] == Reopened((A, B), 1140.0)
+
+    def test_clients_have_the_grace_period_to_come_back(self) -> None:
+        again = Round.restore(
+            RULES, (1,), asked={A: Answer.NONE, B: Answer.NONE}, remaining_s=0.0, now=1000.0
+        )
+        assert again.handle(Tick(now=1009.9)) == []
+        again.handle(Available(A, holds=True, now=1009.9))
+        assert again.handle(Tick(now=1010.0))[0] == Reopened((A, B), 1110.0)
+        assert again.answers == {A: Answer.NONE, B: Answer.LOST}
+
+    def test_a_round_that_was_complete_closes_at_the_first_tick(self) -> None:
+        again = self.restored(a=Answer.UPDATED, b=Answer.UPDATED)
+        assert close_of(again.handle(Tick(now=1000.0))).outcome is Outcome.DONE
+
+
+# --- any order of events --------------------------------------------------------------------
+
+EXAMPLES = int(os.environ.get("FCIL_FUZZ_EXAMPLES", "150"))
+# Which answer may follow which; LATE only when the round closes.
+LEGAL = {
+    Answer.NONE: {Answer.NONE, Answer.UPDATED, Answer.DECLINED, Answer.LOST, Answer.LATE},
+    Answer.LOST: {Answer.LOST, Answer.NONE, Answer.UPDATED},
+    Answer.DECLINED: {Answer.DECLINED, Answer.UPDATED},
+    Answer.UPDATED: {Answer.UPDATED},
+    Answer.LATE: {Answer.LATE},
+}
+KINDS = ("available", "available", "left", "updated", "declined", "tick") * 4 + ("stop",)
+moves = st.tuples(
+    st.sampled_from(KINDS), st.sampled_from([A, B, C]), st.sampled_from([True] * 4 + [False])
+)
+rules = st.builds(
+    Rules,
+    clients_per_round=st.integers(0, 4),
+    min_clients=st.integers(1, 3),
+    quorum=st.integers(0, 5),
+    deadline_s=st.sampled_from([5.0, 50.0]),
+    grace_s=st.sampled_from([0.0, 3.0]),
+    on_short=st.sampled_from(["reopen", "close"]),
+    max_reopens=st.integers(0, 3),
+)
+
+
+def event_of(move: tuple[str, ClientId, bool], now: float) -> Event:
+    kind, client, holds = move
+    match kind:
+        case "available":
+            return Available(client, holds, now)
+        case "left":
+            return Left(client, now)
+        case "updated":
+            return Updated(client, now)
+        case "declined":
+            return Declined(client, "reason", now)
+        case "tick":
+            return Tick(now)
+        case _:
+            return Stop(now)
+
+
+class Watcher:
+    """Feeds a round and checks after each event what must always hold."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.round = Round(rules=rules, seed=(1, 2))
+        self.pending: list[float] = []  # timers that will fire
+        self.timers: set[float] = set()  # all that were ever asked for
+        self.closes = 0
+        self.asked: set[ClientId] = set()
+
+    def fire(self, until: float) -> None:
+        """Let the timers fire whose time has come, in order."""
+        while self.pending and min(self.pending) <= until:
+            at = min(self.pending)
+            self.pending.remove(at)
+            self.feed(Tick(at))
+
+    def feed(self, event: Event) -> None:
+        before, phase = dict(self.round.answers), self.round.phase
+        out = self.round.handle(event)
+        after = self.round.answers
+        assert phase is not Phase.CLOSED or (not out and before == after)
+        for instruction in out:
+            match instruction:
+                case Opened(asked):
+                    assert phase is Phase.GATHERING
+                    self.asked = set(asked)
+                case Ask(client):
+                    assert client in self.asked, "asked a client that is not in the sample"
+                    assert client in self.round.connected, "asked a client that is not here"
+                    assert after[client] is Answer.NONE
+                case SetTimer(at):
+                    assert at >= event.now
+                    self.timers.add(at)
+                    self.pending.append(at)
+                case Reopened(missing, at):
+                    assert set(missing) <= self.asked
+                    assert at > event.now
+                case Close(outcome, answers):
+                    self.closes += 1
+                    self.check_close(outcome, dict(answers))
+        assert self.closes == (self.round.phase is Phase.CLOSED)
+        assert set(after) == self.asked
+        if before:
+            for client, answer in after.items():
+                assert answer in LEGAL[before[client]], (before[client], answer, event)
+                if answer is Answer.LATE:
+                    assert self.round.phase is Phase.CLOSED
+        assert self.round.reopens <= self.round.rules.max_reopens
+        if self.round.phase is Phase.OPEN:
+            assert self.round.deadline in self.timers, "nothing would wake it"
+
+    def check_close(self, outcome: Outcome, answers: dict[ClientId, Answer]) -> None:
+        assert set(answers) == self.asked
+        assert Answer.NONE not in answers.values()
+        assert (outcome is Outcome.SKIPPED) == (Answer.UPDATED not in answers.values())
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(rules, st.lists(st.tuples(moves, st.floats(0, 4)), min_size=12, max_size=40))
+def test_fuzz_no_order_of_events_breaks_a_promise_and_ticks_always_end_it(
+    rules: Rules, script: list[tuple[tuple, float]]
+) -> None:
+    watcher, now = Watcher(rules), 0.0
+    for move, wait in script:
+        now += wait
+        watcher.fire(until=now)
+        watcher.feed(event_of(move, now))
+    opened = watcher.round.phase is not Phase.GATHERING
+    watcher.fire(until=now + 10_000)
+    assert watcher.closes == opened, "its own timers end every round that was opened"
+
+
+def test_two_rounds_with_the_same_events_decide_the_same() -> None:
+    """No clock, no chance: the machine is a function of rules, seed and events."""
+    script = [Available(c, holds=True, now=float(i)) for i, c in enumerate(CLIENTS)]
+    rules = Rules(clients_per_round=2, min_clients=5)
+    first, second = (Round(rules=rules, seed=(3,)) for _ in range(2))
+    assert [first.handle(e) for e in script] == [second.handle(e) for e in script]

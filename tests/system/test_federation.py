@@ -1,0 +1,148 @@
+"""Real processes over real sockets: whole runs, killed clients, restarts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from fcil_protocol import control
+from fcil_server.ledger_rows import Outcome, RunStatus, UpdateStatus
+from fcil_server.local import LocalFederation
+from system.kit import open_ledger, settings, write_client
+
+pytestmark = pytest.mark.processes
+
+
+def summary_of(federation):
+    with open_ledger(federation) as ledger:
+        run = ledger.newest_run()
+    return json.loads((federation.federation / "runs" / run.run_id / "summary.json").read_text())
+
+
+def test_a_run_of_two_tasks_ends_with_all_its_results(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        federation.serve("--until-done", *settings())
+        federation.join("a", write_client(tmp_path / "a", range(4)))
+        federation.join("b", write_client(tmp_path / "b", range(4), offset=12))
+        assert federation.server.wait(120) == 0, federation.last_words("server")
+    data = summary_of(federation)["data"]
+    assert data["run_status"] == "done"
+    assert len(data["accuracy_matrix"]) == 2
+    # Nearest class mean on grey thumbnails tells four digits apart far above chance.
+    assert data["faa"] > 60
+    run = federation.federation / "runs" / data["run"]
+    for name in (
+        "rounds.jsonl", "bytes.csv", "accuracy_matrix.csv", "report.html", "environment.json",
+        "final.safetensors", "accuracy.png", "accuracy_matrix.png", "bytes_per_round.png",
+    ):  # fmt: skip
+        assert (run / name).stat().st_size > 0, name
+    with open_ledger(federation) as ledger:
+        for row in ledger.rounds(data["run"]):
+            assert row.outcome is Outcome.DONE
+            assert len(ledger.updates(row.key)) == 2
+            assert {u.status for u in ledger.updates(row.key)} == {UpdateStatus.COUNTED}
+
+
+def test_a_client_killed_in_the_middle_is_done_without_and_can_come_back(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        federation.serve("--until-done", *settings(round__quorum=2, round__min_clients=3))
+        folders = {n: write_client(tmp_path / n, range(4), offset=12 * i) for i, n in enumerate("abc")}
+        for name, folder in folders.items():
+            federation.join(name, folder)
+        federation.until("task_done", text="task 0")
+        federation.kill_client("c")
+        federation.until("left", text=":c")
+        federation.join("c", folders["c"])  # the next round waits for three again
+        assert federation.server.wait(120) == 0, federation.last_words("server")
+    with open_ledger(federation) as ledger:
+        run = ledger.newest_run()
+        assert run.status is RunStatus.DONE
+        assert len(ledger.clients()) == 3  # the same client came back, not a fourth
+
+
+def test_a_server_killed_in_a_round_goes_on_with_it(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        arguments = settings(tasks__classes=[["0", "1"]], round__rounds_per_task=3)
+        federation.serve("--until-done", *arguments)
+        federation.join("a", write_client(tmp_path / "a", range(2)))
+        federation.join("b", write_client(tmp_path / "b", range(2), offset=12))
+        federation.until("update")
+        federation.kill_server()
+        federation.serve("--until-done")
+        assert federation.server.wait(120) == 0, federation.last_words("server")
+    with open_ledger(federation) as ledger:
+        run = ledger.newest_run()
+        assert len(ledger.runs()) == 1
+        rounds = ledger.rounds(run.run_id)
+        assert [r.kind for r in rounds] == ["train"] * 3 + ["evaluate"]
+        for row in rounds:
+            updates = ledger.updates(row.key)
+            assert len({u.client for u in updates}) == len(updates) == 2
+
+
+def test_status_and_rounds_tell_the_truth_while_it_runs_and_after(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        federation.serve(*settings())
+        before = _command(federation, "fcil_server", "status", "--json")
+        assert before["running"] is True
+        assert before["now"]["phase"] == "gathering"
+        assert "2 more clients" in before["now"]["waiting_for"]
+        federation.join("a", write_client(tmp_path / "a", range(4)))
+        federation.join("b", write_client(tmp_path / "b", range(4), offset=12))
+        federation.until("run_done")
+        during = _command(federation, "fcil_server", "status", "--json")
+        assert [c["state"] for c in during["clients"]] == ["ready", "ready"]
+        mine = _command(federation, "fcil_client", "status", "--json", directory=False)
+        assert {c["link"] for c in mine["clients"]} == {"ready"}
+    after = _command(federation, "fcil_server", "status", "--json")
+    assert after["running"] is False
+    assert after["run"]["status"] == "done"
+    rounds = _command(federation, "fcil_server", "rounds", "--json")["rounds"]
+    assert [r["kind"] for r in rounds] == ["train", "evaluate"] * 2
+    assert all(r["wire_up"] > 0 and r["wire_down"] > 0 for r in rounds)
+
+
+def _command(federation, module, *arguments, directory=True):
+    where = ["--dir", str(federation.federation)] if directory else []
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments, *where],
+        env=federation.environment(),
+        capture_output=True,
+        check=True,
+    )
+    envelope = json.loads(done.stdout)
+    assert envelope["status"] == "ok"
+    return envelope["data"]
+
+
+def test_ctrl_c_on_either_side_ends_cleanly(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        federation.serve(*settings())
+        federation.join("a", write_client(tmp_path / "a", range(4)))
+        federation.until("announced")
+        client = federation.clients.pop("a")
+        os.kill(client.pid, signal.SIGINT)
+        assert client.wait(30) == 0, federation.last_words("a")
+        federation.until("left")
+        os.kill(federation.server.pid, signal.SIGINT)
+        assert federation.server.wait(30) == 0, federation.last_words("server")
+    assert "Traceback" not in federation.log("server").read_text()
+    assert "Traceback" not in federation.log("a").read_text()
+
+
+def test_discovered_classes_open_tasks_by_themselves(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        arguments = settings(tasks__schedule="discovered", tasks__classes=[], tasks__settle_s=0.2)
+        federation.serve(*arguments)
+        a = write_client(tmp_path / "a", [0, 1])
+        federation.join("a", a)
+        federation.join("b", write_client(tmp_path / "b", [0, 1], offset=12))
+        federation.until("task_done", text="task 0")
+        write_client(a, [7])  # a new folder on a running client
+        federation.until("task_opened", text="7")
+        federation.until("task_done", text="task 1")
+        status = control.ask(federation.federation, "status")
+        assert {c["name"]: c["task"] for c in status["classes"]} == {"0": 0, "1": 0, "7": 1}
