@@ -113,7 +113,7 @@ class Client:
         self._stopping = asyncio.Event()
         self._failure: FcilError | None = None
         self._last_progress = 0.0
-        self._unreachable_said = False
+        self._trouble = ""
         self._link: ClientLink
 
     def _pinned(self) -> PublicKeys:
@@ -264,23 +264,23 @@ class Client:
     def _link_news(self, news: LinkNews) -> None:
         address = self.enrolment.addresses[0]
         if news.state == "up":
-            self._unreachable_said = False
+            self._trouble = ""
             self.note("info", f"connected to {address}")
             self._feed(session.LinkUp())
         elif news.state == "down":
             if news.reason != "unreachable":
                 self.note("info", "the connection is gone; trying again")
-            elif not self._unreachable_said:
-                self._unreachable_said = True
+            elif self._trouble != news.reason:  # said once, not at every attempt
+                self._trouble = news.reason
                 self.note("warning", f"nobody answers at {address}; trying again")
             self._feed(session.LinkDown())
         else:
             self._refused(news.reason)
 
     def _refused(self, reason: str) -> None:
-        if self._unreachable_said:
+        if self._trouble == reason:
             return
-        self._unreachable_said = True
+        self._trouble = reason
         sentences = {
             "unknown_client": f"the server does not admit this client's key. "
             f"{UnknownClient.default_action()}",
@@ -419,6 +419,8 @@ class Client:
         except FcilError as error:
             self._feed(session.WorkFailed(key, str(error)))
         else:
+            for text in self._work.faults:
+                self.note("warning", text)
             self.note("info", f"{key} done in {time.monotonic() - started:.1f} s")
             self._feed(session.WorkDone(key, digest))
 

@@ -12,7 +12,7 @@ One directory per (federation, data folder)::
         incoming/              parts that are still arriving
         state.safetensors      the method's state after the last counted update
         provisional/<digest>.safetensors  states whose updates are not counted yet
-        cache/                 manifest and other things that can be made again
+        manifest.json          which images there are, and on which side each is for ever
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Home:
         """Create the directories, readable by this user alone."""
         with storage_errors("create the client directory", self.directory):
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for name in ("outbox", "parts", "incoming", "provisional", "cache"):
+            for name in ("outbox", "parts", "incoming", "provisional"):
                 (self.directory / name).mkdir(mode=0o700, exist_ok=True)
 
     # --- who we are -------------------------------------------------------------------------

@@ -70,6 +70,7 @@ class RoundWork:
     Attributes:
         device: the worker's device, once it has said so.
         claim: digest, preprocessing and probe features of the loaded backbone.
+        faults: images of the last round that vanished or broke since the scan.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class RoundWork:
     ) -> None:
         self.device = ""
         self.claim: BackboneClaim | None = None
+        self.faults: list[str] = []
         self._home = home
         self._enrolment = enrolment
         self._keys = keys
@@ -107,7 +109,6 @@ class RoundWork:
             "name": terms.backbone.name,
             "weights": str(weights) if weights else None,
             "device": self._options.device,
-            "needed": terms.method.needs_backbone,
         }
 
     async def load(self, terms: Terms) -> None:
@@ -134,7 +135,7 @@ class RoundWork:
     def _data_fields(self) -> dict[str, Any]:
         return {
             "data": str(self._options.data.resolve()),
-            "cache": str(self._home.directory / "cache"),
+            "cache": str(self._home.directory),
             "salt": self._home.salt(),
             "memory_bytes": self._options.memory_bytes,
         }
@@ -236,12 +237,13 @@ class RoundWork:
         if not evaluate:
             blobs.insert(0, pack(self._home.state()))
         async with self._turn:
-            _, answer = await self._host.call(
+            reply, answer = await self._host.call(
                 "evaluate" if evaluate else "run",
                 fields,
                 blobs,
                 on_progress=lambda p: progress(p.done, p.total),
             )
+        self.faults = [str(f) for f in reply["faults"]]
         payloads = [unpack(blob) for blob in answer]
         if evaluate:
             return None, payloads[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 from fcil_adapters import registry, worker_ops
 from fcil_adapters.contract import Context, Preprocessing, Progress
 from fcil_adapters.images import open_source
-from fcil_adapters.worker_models import Engine, describe_without_torch, evaluate, read_parts
+from fcil_adapters.worker_models import Engine, evaluate, read_parts
 from fcil_adapters.worker_ops import Call, Reply
 from fcil_adapters.worker_pipe import Fields
 from fcil_client import manifest as manifests
@@ -37,19 +37,10 @@ class ClientWorker:
         """Return the operations by name."""
         return {
             "scan": self.scan,
-            "backbone": self.backbone,
+            "backbone": self._engine.backbone,
             "run": self.run,
             "evaluate": self.evaluate,
         }
-
-    def backbone(self, call: Call) -> Reply:
-        """Load the backbone that the server names; see `Engine.backbone`.
-
-        A method that needs none keeps torch out of this process.
-        """
-        if not call.fields["needed"]:
-            return describe_without_torch(), ()
-        return self._engine.backbone(call)
 
     def scan(self, call: Call) -> Reply:
         """Look at the data folder.

@@ -53,7 +53,6 @@ BACKLOG = 1024
 HANDSHAKE_MS = 10_000
 QUEUE = 64  # messages read ahead of the daemon; TCP holds the rest back
 YIELD_EVERY = 16  # messages read before timers and other tasks have their turn
-SO_COOKIE = 57  # Linux: names a socket uniquely for the life of the machine
 
 
 def _send_now(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> None:
@@ -67,25 +66,54 @@ def _send_now(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> None:
 
 
 class _Gate(threading.Thread):
-    """The ZAP handler: asks ``admit(key)`` for every handshake and numbers connections."""
+    """The server's own thread: asks ``admit(key)`` for every handshake, hears of every end.
+
+    A monitor that is not drained lets strangers block libzmq. Both jobs are in one thread
+    for the sake of order: all that has ended before a handshake is told before the new
+    connection gets its number, so ``heard(event, fd, number)`` with the newest number given
+    so far says which of the connections on a descriptor it can be about.
+    """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], admit: Callable[[bytes], bool]
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        admit: Callable[[bytes], bool],
+        heard: Callable[[int, int, int], None],
     ) -> None:
         super().__init__(name="fcil-gate", daemon=True)
         self._admit = admit
+        self._heard = heard
         self._conn = 0
         # Bound here, in the caller's thread: nothing may listen before the gate stands.
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
         self._socket.bind(ZAP_ENDPOINT)
+        self._monitor: zmq.Socket[bytes]
+
+    def guard(self, sock: zmq.Socket[bytes], mask: int) -> None:
+        """Start to watch over a server socket that does not listen yet."""
+        self._monitor = sock.get_monitor_socket(mask)
+        self.start()
 
     def run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
         with contextlib.suppress(zmq.ContextTerminated, zmq.ZMQError):
             while True:
-                request = self._socket.recv_multipart()
-                self._socket.send_multipart(self._answer(request))
-        self._socket.close()
+                ready = dict(poller.poll())
+                request = self._socket.recv_multipart() if self._socket in ready else None
+                self._listen()
+                if request is not None:
+                    self._socket.send_multipart(self._answer(request))
+        self._monitor.close(0)
+        self._socket.close(0)
+
+    def _listen(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            while True:
+                event, value = _EVENT.unpack(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
+                self._heard(event, value, self._conn)
 
     def _answer(self, request: list[bytes]) -> list[bytes]:
         version, request_id = request[0], request[1]
@@ -106,7 +134,7 @@ class _Gate(threading.Thread):
 
 
 class _Monitor(threading.Thread):
-    """Drains a socket's monitor: an undrained one lets strangers block the I/O thread."""
+    """Drains a client socket's monitor."""
 
     def __init__(
         self, sock: zmq.Socket[bytes], mask: int, heard: Callable[[int, int], None]
@@ -118,13 +146,14 @@ class _Monitor(threading.Thread):
     def run(self) -> None:
         with contextlib.suppress(zmq.ContextTerminated, zmq.ZMQError):
             while True:
-                event, value = struct.unpack("=HI", self._pair.recv_multipart()[0])
+                event, value = _EVENT.unpack(self._pair.recv_multipart()[0])
                 if event == zmq.EVENT_MONITOR_STOPPED:
                     break
                 self._heard(event, value)
         self._pair.close(0)
 
 
+_EVENT = struct.Struct("=HI")  # of a monitor: what, and its descriptor or error number
 _T = TypeVar("_T")
 
 
@@ -216,16 +245,6 @@ def _twin(fd: int) -> socket.socket | None:
         return None
 
 
-def _cookie(fd: int) -> bytes:
-    """Return what tells a TCP socket from a later one with the same number; empty if gone."""
-    twin = _twin(fd)
-    if twin is None:
-        return b""
-    with twin, contextlib.suppress(OSError):
-        return twin.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8)
-    return b""
-
-
 def _endpoint(host: str, port: int) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
@@ -264,8 +283,7 @@ class Router:
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 4096)
-        self._gate = _Gate(self._context, admit)
-        self._gate.start()
+        self._gate = _Gate(self._context, admit, self._heard)
         self._socket = self._context.socket(zmq.ROUTER)
         _common_options(self._socket, int(heartbeat_s * 1000))
         self._socket.setsockopt(zmq.BACKLOG, BACKLOG)
@@ -275,12 +293,14 @@ class Router:
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, curve_public)
         self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
         mask = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-        self._monitor = _Monitor(self._socket, mask, self._heard)
-        self._monitor.start()
-        self._by_fd: dict[int, tuple[Incoming, bytes]] = {}  # who spoke on it, its cookie
-        self._ended: deque[int] = deque()  # descriptors whose connection is over
+        self._by_fd: dict[int, Incoming] = {}  # who spoke last on it
+        # News of ends: the descriptor, and the newest connection's number then. Whatever has
+        # that number or a smaller one on that descriptor is over.
+        self._ended: deque[tuple[int, int]] = deque()
+        self._over: dict[int, int] = {}
         self.refused_handshakes = 0
         self._reader = _Reader(self._socket, self._incoming, self._departures)
+        self._gate.guard(self._socket, mask)
 
     def bind(self, host: str, port: int) -> int:
         """Listen; port 0 picks a free one. Returns the port.
@@ -304,26 +324,24 @@ class Router:
         last = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return int(last.rstrip("\0").rsplit(":", 1)[1])
 
-    def _heard(self, event: int, value: int) -> None:  # monitor's thread
+    def _heard(self, event: int, value: int, newest: int) -> None:  # gate's thread
         if event == zmq.EVENT_DISCONNECTED:
             with contextlib.suppress(RuntimeError):  # the loop may be closing
-                self._loop.call_soon_threadsafe(self._over, value)
+                self._loop.call_soon_threadsafe(self._end, value, newest)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.refused_handshakes += 1
 
-    def _over(self, fd: int) -> None:
-        self._ended.append(fd)
+    def _end(self, fd: int, newest: int) -> None:
+        self._ended.append((fd, newest))
         self._reader.wake()
 
     def _departures(self) -> None:
         # Only now, when nothing is left to read: a peer's last messages come before its end.
         while self._ended:
-            fd = self._ended.popleft()
-            if fd in self._by_fd:
-                peer, cookie = self._by_fd[fd]
-                if not cookie or _cookie(fd) != cookie:  # else: news of an earlier connection
-                    del self._by_fd[fd]
-                    self._reader.tell(Incoming(peer.route, peer.conn, peer.key))
+            fd, newest = self._ended.popleft()
+            self._over[fd] = newest
+            if fd in self._by_fd and self._by_fd[fd].conn <= newest:
+                self._reader.tell(self._by_fd.pop(fd))
 
     async def recv(self) -> Incoming:
         """Wait for the next message, or for the departure of a peer that had spoken."""
@@ -333,13 +351,13 @@ class Router:
         first = frames[-1]
         route, conn = frames[0].bytes, int(str(first.get("X-Conn")))
         key, fd = bytes.fromhex(str(first.get("User-Id"))), int(first.get(zmq.SRCFD))
-        known = self._by_fd[fd][0] if fd in self._by_fd else None
-        if known is not None and known.conn > conn:
-            return None  # left behind by a connection whose descriptor is a later one's now
+        known = self._by_fd.get(fd)
+        if conn <= self._over.get(fd, 0) or (known is not None and known.conn > conn):
+            return None  # left behind by a connection that was reported as gone
         if known is None or known.conn < conn:
-            if known is not None:
-                self._reader.tell(Incoming(known.route, known.conn, known.key))
-            self._by_fd[fd] = (Incoming(route, conn, key), _cookie(fd))
+            if known is not None:  # its descriptor is this one's now
+                self._reader.tell(known)
+            self._by_fd[fd] = Incoming(route, conn, key)
         return Incoming(route, conn, key, tuple(f.bytes for f in frames[1:]))
 
     def send(self, route: bytes, frames: Sequence[bytes]) -> bool:
@@ -356,8 +374,9 @@ class Router:
 
     def cut(self, conn: int) -> None:
         """Shut the TCP connection of one peer down at once."""
-        for fd, (peer, cookie) in self._by_fd.items():
-            if peer.conn == conn and _cookie(fd) == cookie and (twin := _twin(fd)) is not None:
+        for fd, peer in self._by_fd.items():
+            over = any(fd == f and conn <= newest for f, newest in self._ended)
+            if peer.conn == conn and not over and (twin := _twin(fd)) is not None:
                 with twin, contextlib.suppress(OSError):
                     twin.shutdown(socket.SHUT_RDWR)
 
@@ -365,9 +384,8 @@ class Router:
         """Stop listening and end the threads."""
         self._reader.close()
         self._socket.disable_monitor()
-        self._monitor.join(timeout=5)
         self._socket.close(0)
-        self._context.term()  # ends the gate, which closes its own socket
+        self._context.term()  # ends the gate, which closes its own sockets
 
 
 class Dealer:
@@ -406,6 +424,7 @@ class Dealer:
         self._monitor = _Monitor(self._socket, mask, self._heard)
         self._monitor.start()
         self._up = False
+        self._tried = False  # whether an attempt to connect was made since the last connection
         self._reader: _Reader[LinkNews | tuple[bytes, ...]] = _Reader(
             self._socket, lambda frames: tuple(f.bytes for f in frames), lambda: None
         )
@@ -416,6 +435,7 @@ class Dealer:
     def connect(self, host: str, port: int) -> None:
         """Start connecting; `recv` tells when the link is up."""
         self._endpoint = _endpoint(host, port)
+        self._tried = True
         self._socket.connect(self._endpoint)
         self._reader.wake()
 
@@ -435,15 +455,21 @@ class Dealer:
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             self._tell("refused", "not_fcil")
             self._loop.call_later(self._retry_s, self._connect_again)
-        elif event == zmq.EVENT_DISCONNECTED and self._up:
-            self._up = False
-            self._tell("down")
-        elif event == zmq.EVENT_CONNECT_RETRIED and not self._up:
-            self._tell("down", "unreachable")
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._tried = False
+            if self._up:
+                self._up = False
+                self._tell("down")
+        elif event == zmq.EVENT_CONNECT_RETRIED:
+            # libzmq says so when it sets the timer: after a loss nothing was tried yet.
+            if self._tried:
+                self._tell("down", "unreachable")
+            self._tried = True
 
     def _connect_again(self) -> None:
         if self._socket.closed:
             return
+        self._tried = True
         with contextlib.suppress(zmq.ZMQError):
             self._socket.disconnect(self._endpoint)
         with contextlib.suppress(zmq.ZMQError):

@@ -78,7 +78,6 @@ class Aggregation:
             "name": run.backbone,
             "weights": run.weights or None,
             "device": run.device,
-            "needed": self._method.needs_backbone,
         }
 
     async def load_backbone(self) -> tuple[BackboneInfo, NDArray[np.float32] | None]:

@@ -89,7 +89,7 @@ class LocalFederation:
                 f"the server ended with code {self.server.returncode}: {self.last_words('server')}"
             )
         # Clients know this address: a restarted server must have it again.
-        self.port = int(status["federation"]["addresses"][0].rpartition(":")[2])
+        self.port = int(status["federation"]["port"])
 
     def join(self, name: str, data: Path, *arguments: str) -> None:
         """Start a client daemon on a folder."""

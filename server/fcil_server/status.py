@@ -28,6 +28,7 @@ def status(server: Server) -> dict[str, Any]:
             "name": server.config.federation.name,
             "directory": str(server.federation.directory.resolve()),
             "addresses": server.addresses(),
+            "port": server.port,
             "up_s": round(time.time() - server.started_at, 1),
         },
         "run": {

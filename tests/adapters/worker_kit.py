@@ -7,8 +7,8 @@ import numpy as np
 from PIL import Image
 
 from fcil_adapters.contract import Context, TaskInfo
+from fcil_adapters.describe import NO_BACKBONE
 from fcil_adapters.registry import load_method, make_hparams
-from fcil_adapters.worker_models import EMBEDDED_INFO
 from fcil_adapters.worker_ops import Call, context_fields
 from fcil_protocol.payload import pack, unpack
 
@@ -29,22 +29,21 @@ def fill(root, part, cls, seeds, brightness=128):
     return root
 
 
-def context(method, kind="train", classes=(0, 1), past=(), options=None, **more):
+def context(method, kind="train", classes=(0, 1), past=(), options=None, info=NO_BACKBONE, **more):
     return Context(
         kind=kind,
         task=TaskInfo(len(past) // 2, tuple(classes), tuple(past)),
         round=0,
         rounds=1,
         hparams=make_hparams(load_method(method), options or {}),
-        backbone_info=EMBEDDED_INFO,
+        backbone_info=info,
         seed=(1993,),
         **more,
     )
 
 
 def fields_of(method, ctx, **more):
-    needed = load_method(method).needs_backbone
-    backbone = {"name": "embedded", "weights": None, "device": "cpu", "needed": needed}
+    backbone = {"name": "embedded", "weights": None, "device": "cpu"}
     return {"method": method, "context": context_fields(ctx), "backbone": backbone, **more}
 
 

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from adapters.worker_kit import Direct, context, fields_of, fill
+from fcil_adapters.describe import NO_BACKBONE, backbone_from_fields
 from fcil_adapters.registry import find_exchange, load_method
+from fcil_adapters.statistics import compare_probes
 from fcil_adapters.worker_host import WorkerHost
-from fcil_adapters.worker_models import EMBEDDED_INFO, Engine
+from fcil_adapters.worker_models import Engine
 from fcil_adapters.worker_ops import Call, context_fields, context_from
 from fcil_client.worker import ClientWorker
 from fcil_protocol.errors import BackboneMismatch, ConfigError, DataError, WireError
@@ -82,8 +84,8 @@ def test_the_learner_gets_exactly_the_train_images_of_the_named_classes(folder):
     assert reply == {"images": counts["light"] + counts["dark"], "faults": []}
     assert upload.f32("mean")[0].mean() > 0.6 > 0.3 > upload.f32("mean")[1].mean()
     assert state == Payload()
-    exchange = find_exchange(load_method(MEAN), ctx.hparams, EMBEDDED_INFO, "train")
-    dims = load_method(MEAN).dims(ctx.hparams, EMBEDDED_INFO, ctx.task)
+    exchange = find_exchange(load_method(MEAN), ctx.hparams, NO_BACKBONE, "train")
+    dims = load_method(MEAN).dims(ctx.hparams, NO_BACKBONE, ctx.task)
     assert exchange.upload.check(upload, dims) == []
 
 
@@ -164,10 +166,10 @@ def test_a_context_comes_through_its_fields_unchanged():
 def test_a_backbone_with_another_digest_than_the_runs_is_refused():
     engine = Engine()
     engine._meant = ("embedded", None, "cpu")
-    other = replace(EMBEDDED_INFO, digest="0" * 64)
+    other = replace(NO_BACKBONE, digest="1" * 64)
     engine._loaded = type("Loaded", (), {"info": other, "device": "cpu"})()
     fields = fields_of("pilora", context("pilora"))
-    with pytest.raises(BackboneMismatch, match="000000000000"):
+    with pytest.raises(BackboneMismatch, match="has digest 1{12}, the run's 'none' has 0{12}"):
         engine.prepare(Call(fields, [], None))
 
 
@@ -185,8 +187,6 @@ def test_a_method_without_backbone_keeps_torch_out_of_the_worker(folder):
         f"data = {data_fields(folder)!r}\n"
         "worker = Direct(ClientWorker())\n"
         "fields = fields_of('running_mean', context('running_mean'), classes={'dark': 1}, parts=[], **data)\n"
-        "reply, _ = worker('backbone', fields['backbone'])\n"
-        "assert reply['device'] == 'cpu', reply\n"
         "print(worker('run', fields, [Payload()])[0]['images'])\n"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -203,7 +203,9 @@ def test_a_real_process_loads_the_embedded_backbone_learns_and_evaluates(folder,
 
     options = {"preset": "short", "epochs": 1}
     server = Direct(ServerWorker())
-    ctx = context("pilora", "prepare", options=options)
+    described, (probe,) = server("backbone", {"name": "embedded", "weights": None, "device": "cpu"})
+    shared = {"options": options, "info": backbone_from_fields(described["info"])}
+    ctx = context("pilora", "prepare", **shared)
     _, (state,) = server("init", fields_of("pilora", ctx))
     _, (state,) = server("open_task", fields_of("pilora", ctx), [state])
     reply, parts = server("broadcast", fields_of("pilora", ctx), [state])
@@ -217,7 +219,7 @@ def test_a_real_process_loads_the_embedded_backbone_learns_and_evaluates(folder,
             backbone = await host.call("backbone", fields_of("pilora", ctx)["backbone"])
             results = {}
             for kind in ("prepare", "train", "evaluate"):
-                these = context("pilora", kind, options=options, micro_batch=4)
+                these = context("pilora", kind, micro_batch=4, **shared)
                 fields = run_fields(
                     folder, these, {"light": 0, "dark": 1}, reply["parts"], "pilora"
                 )
@@ -228,18 +230,16 @@ def test_a_real_process_loads_the_embedded_backbone_learns_and_evaluates(folder,
         finally:
             await host.stop()
 
-    (described, (probe,)), results, seen = asyncio.run(go())
-    assert described["info"]["digest"] == EMBEDDED_INFO.digest
-    assert described["device"] == "cpu"
-    assert "1 threads" in described["description"]
-    assert unpack(probe).tensors["probe"].shape == (4, EMBEDDED_INFO.dim)
-    method = load_method("pilora")
+    (described_there, (probe_there,)), results, seen = asyncio.run(go())
+    assert described_there["info"] == described["info"]
+    assert described_there["device"] == "cpu"
+    assert "1 threads" in described_there["description"]
+    assert compare_probes(unpack(probe_there).f32("probe"), probe.f32("probe")) < 1e-5
+    method, hparams = load_method("pilora"), ctx.hparams
     for kind in ("prepare", "train"):
         upload = unpack(results[kind][1][1])
-        hparams = context("pilora", kind, options=options).hparams
-        exchange = find_exchange(method, hparams, EMBEDDED_INFO, kind)
-        dims = method.dims(hparams, EMBEDDED_INFO, ctx.task)
-        assert exchange.upload.check(upload, dims) == []
+        exchange = find_exchange(method, hparams, shared["info"], kind)
+        assert exchange.upload.check(upload, method.dims(hparams, shared["info"], ctx.task)) == []
         assert exchange.check(upload, ctx.task) == []
     assert seen[-1].done == seen[-1].total
     assert unpack(results["evaluate"][1][0]).i64("n").tolist() == [6]

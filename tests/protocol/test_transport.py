@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -133,13 +134,16 @@ def test_a_message_keeps_its_frames_empty_ones_too() -> None:
 
 def test_a_stranger_hears_that_it_is_refused_and_nothing_of_it_gets_through() -> None:
     async def test() -> None:
-        async with server() as (router, port):
-            async with client(port, STRANGER) as stranger, client(port, ALICE) as alice:
-                assert await news(stranger) == LinkNews("refused", "unknown_client")
-                assert not stranger.send([b"let me in"])
-                await up(alice)
-                assert (await echo(router, alice, b"me")).key == ALICE.public.curve
-                assert router.refused_handshakes >= 1
+        async with (
+            server() as (router, port),
+            client(port, STRANGER) as stranger,
+            client(port, ALICE) as alice,
+        ):
+            assert await news(stranger) == LinkNews("refused", "unknown_client")
+            assert not stranger.send([b"let me in"])
+            await up(alice)
+            assert (await echo(router, alice, b"me")).key == ALICE.public.curve
+            assert router.refused_handshakes >= 1
 
     run(test)
 
@@ -147,13 +151,15 @@ def test_a_stranger_hears_that_it_is_refused_and_nothing_of_it_gets_through() ->
 def test_a_refused_client_gets_in_by_itself_once_it_is_enrolled() -> None:
     async def test() -> None:
         allowed: set[bytes] = set()
-        async with server(allowed.__contains__) as (router, port):
-            async with client(port, retry_s=0.01) as alice:
-                assert (await news(alice)).state == "refused"
-                allowed.add(ALICE.public.curve)
-                while (said := await news(alice)).state != "up":
-                    assert said.state == "refused"
-                await echo(router, alice, b"at last")
+        async with (
+            server(allowed.__contains__) as (router, port),
+            client(port, retry_s=0.01) as alice,
+        ):
+            assert (await news(alice)).state == "refused"
+            allowed.add(ALICE.public.curve)
+            while (said := await news(alice)).state != "up":
+                assert said.state == "refused"
+            await echo(router, alice, b"at last")
 
     run(test)
 
@@ -171,10 +177,9 @@ def test_a_gate_that_cannot_decide_stays_shut() -> None:
 
 def test_a_client_with_another_servers_key_is_told_and_sends_nothing() -> None:
     async def test() -> None:
-        async with server() as (_, port):
-            async with client(port, server_key=BOB.public.curve) as alice:
-                assert await news(alice) == LinkNews("refused", "wrong_server_key")
-                assert not alice.send([b"secret"])
+        async with server() as (_, port), client(port, server_key=BOB.public.curve) as alice:
+            assert await news(alice) == LinkNews("refused", "wrong_server_key")
+            assert not alice.send([b"secret"])
 
     run(test)
 
@@ -689,7 +694,7 @@ def test_the_kernel_counts_what_is_predicted() -> None:
             await up(alice)
             await echo(router, alice, b"x" * 300)
             (fd,) = router._by_fd
-            with socket.socket(fileno=__import__("os").dup(fd)) as twin:
+            with socket.socket(fileno=os.dup(fd)) as twin:
                 info = twin.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
             received = int.from_bytes(info[128:136], "little")
             assert received == HANDSHAKE_UP_BYTES + frame_wire_bytes(300)

@@ -9,10 +9,8 @@ import pytest
 
 from adapters.worker_kit import Direct, context, fields_of, fill
 from fcil_adapters.contract import Update, UpdateList
-from fcil_adapters.describe import backbone_from_fields
 from fcil_adapters.registry import load_half, load_method
 from fcil_adapters.worker_host import WorkerHost
-from fcil_adapters.worker_models import EMBEDDED_INFO
 from fcil_protocol.errors import DataError, StorageError, WireError, WorkerDied
 from fcil_protocol.payload import Payload, pack, unpack
 from fcil_server.worker import ServerWorker
@@ -133,19 +131,6 @@ def test_a_missing_central_folder_is_named(tmp_path):
     fields |= {"data": str(tmp_path / "no"), "classes": {}, "parts": []}
     with pytest.raises(DataError, match="no folder or zip file"):
         Direct(ServerWorker())("evaluate", fields, [])
-
-
-def test_the_embedded_backbone_is_described_without_loading_as_with():
-    described, payloads = Direct(ServerWorker())(
-        "backbone", fields_of(MEAN, context(MEAN))["backbone"]
-    )
-    assert backbone_from_fields(described["info"]) == EMBEDDED_INFO
-    assert payloads == []
-    loaded, (probe,) = Direct(ServerWorker())(
-        "backbone", fields_of("pilora", context("pilora"))["backbone"]
-    )
-    assert backbone_from_fields(loaded["info"]) == EMBEDDED_INFO
-    assert probe.f32("probe").shape == (4, EMBEDDED_INFO.dim)
 
 
 def test_a_real_process_survives_a_failing_pull_and_a_kill_in_the_middle(tmp_path):
