@@ -1,0 +1,206 @@
+"""README's "way of one update" as code: one process, a link in memory, each row in turn."""
+
+import asyncio
+import time
+
+import numpy as np
+
+import fcil_protocol
+from fcil_adapters import registry
+from fcil_adapters.contract import Context, Part, TaskInfo, Update, UpdateList
+from fcil_adapters.describe import NO_BACKBONE
+from fcil_adapters.images import open_source
+from fcil_adapters.methods.running_mean import METHOD
+from fcil_client import manifest
+from fcil_client.downloads import Downloads, open_part
+from fcil_client.greeting import Terms
+from fcil_client.home import Enrolment, Home
+from fcil_client.local_data import LocalData
+from fcil_client.outbox import Outbox
+from fcil_protocol.channel import Channel
+from fcil_protocol.envelope import Core, open_body, parse_header, seal, unwrap_key, wrap_key
+from fcil_protocol.ids import new_client_id, new_run_id
+from fcil_protocol.keys import PrivateKeys, RootKey
+from fcil_protocol.messages import Ack, Chunk, Parts, RoundOpen, Want, parse
+from fcil_protocol.messages import Update as UpdateMessage
+from fcil_protocol.payload import pack, unpack
+from fcil_protocol.spool import Spool
+from fcil_protocol.stored import StoredEnvelope
+from fcil_protocol.testing import MemoryRouter
+from fcil_protocol.transport import LinkNews
+from fcil_server import round as machine
+from fcil_server.broadcast import Publisher, Stamp
+from fcil_server.intake import Expectation, Intake
+from fcil_server.ledger import Ledger
+from fcil_server.ledger_rows import RoundKey
+from fcil_server.peers import Peer
+from fcil_server.store import PartStore, StateStore
+from system.kit import write_client
+
+TASK = TaskInfo(0, (0, 1))
+HPARAMS = METHOD.hparams()
+DIGEST = registry.schema_digest(METHOD, HPARAMS, NO_BACKBONE)
+LIMIT = 10_000_000
+
+
+def test_one_update_goes_the_way_that_the_readme_shows(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    asyncio.run(way_of_one_update(tmp_path))
+
+
+async def way_of_one_update(tmp_path):
+    root, server_keys, client_keys = RootKey.generate(), PrivateKeys.generate(), PrivateKeys.generate()
+    client, run = new_client_id(), new_run_id()
+    folder = write_client(tmp_path / "images", [0, 1])
+    home = Home.of(root.federation, folder)
+    certificate = root.certify(server_keys.public).to_bytes().hex()
+    enrolment = Enrolment(client, "c", root.federation, certificate, ("-",), str(folder))
+    terms = Terms(run, METHOD, HPARAMS, NO_BACKBONE, DIGEST, LIMIT, 8)
+    aggregator = registry.load_half(METHOD.aggregator)
+    ctx = Context("train", TASK, 0, 1, HPARAMS, NO_BACKBONE)
+    state = aggregator.open_task(ctx, aggregator.init(ctx))
+    broadcast = {p.name: p.payload for p in aggregator.broadcast(ctx, state)}
+
+    # 1: folder -> manifest
+    source = open_source(folder)
+    images = manifest.scan(source, home.directory / "manifest.json", home.salt())
+    assert images.classes == ("0", "1")
+    # 2: manifest -> images of the current task, and of nothing else
+    data = LocalData(source, images, NO_BACKBONE.preprocessing, memory_bytes=10_000_000)
+    door = data.learner_door({"0": 0, "1": 1})
+    assert set(door.labels.tolist()) == {0, 1}
+    # 3: images -> payload
+    _, payload = registry.load_half(METHOD.learner).run(ctx, fcil_protocol.Payload(), broadcast, door)
+    assert int(payload.i64("n")[0]) == len(door)
+    # 4: nothing leaves that the schema does not name
+    assert terms.check_upload("train", payload, TASK) == []
+    # 5: payload -> sealed envelope
+    core = Core(
+        protocol=fcil_protocol.PROTOCOL_VERSION, federation=root.federation, run=run,
+        direction="update", sender=client, sender_key=client_keys.public.fingerprint,
+        recipient="server", method=METHOD.name, schema=DIGEST, task=0, round=0, kind="train", base=0,
+    )  # fmt: skip
+    sealed, key = seal(pack(payload), core, client_keys, chunk_bytes=65536)
+    digest = str(sealed.parsed.update_id)
+    # 6: envelope -> outbox
+    order = RoundOpen(
+        run=run, task=0, kind="train", round=0, rounds=1, base=0, classes=[0, 1], past=[],
+        seed=[1], remaining_s=60.0, parts=[],
+    )  # fmt: skip
+    outbox = Outbox(home)
+    outbox.put(digest, sealed.stored(wrap_key(key, sealed.header, server_keys.public)), order)
+    assert home.outbox() == [digest]
+
+    # 7: outbox -> link
+    router = MemoryRouter()
+    dealer = router.dealer(client_keys.public.curve)
+    dealer.connect()
+    assert await dealer.recv() == LinkNews("up")
+    ours, theirs = Channel(client_keys, server_keys.public), Channel(server_keys, client_keys.public)
+    ours.peer_nonce, theirs.peer_nonce = theirs.nonce, ours.nonce
+    outbox.offer(digest, lambda m, *blobs: dealer.send(ours.frames(m, *blobs)), terms.credit)
+
+    # 8: frames -> verified, opened, checked payload
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.add_client(client, "c", **client_keys.public.to_fields())
+    ledger.new_run(
+        run, method=METHOD.name, method_version=METHOD.version, config="", hparams={},
+        backbone={}, schema_digest=DIGEST, seed=1,
+    )  # fmt: skip
+    ledger.new_task(run, 0, [0, 1])
+    round_key = RoundKey(run, 0, "train", 0)
+    ledger.new_round(round_key, asked=[client], base_state=0)
+    spool = Spool(tmp_path / "spool")
+    first = await router.recv()
+    peer = Peer(client, "c", client_keys.public, first.route, first.conn, theirs)
+    exchange = registry.find_exchange(METHOD, HPARAMS, NO_BACKBONE, "train")
+    dims = METHOD.dims(HPARAMS, NO_BACKBONE, TASK)
+    accepted = []
+
+    def stored(item):
+        accepted.append(item)
+        with ledger.transaction():
+            ledger.accept_update(
+                round_key, client, update_id=item.digest, samples=item.samples,
+                tensor_bytes=item.payload.tensor_bytes, sealed_bytes=item.sealed_bytes,
+            )  # fmt: skip
+
+    intake = Intake(
+        federation=root.federation, keys=server_keys, incoming=tmp_path, spool=spool, credit=8,
+        max_payload_bytes=LIMIT, max_classes=10,
+        expect=lambda _c, _core: Expectation(TASK, exchange.upload, dims, exchange.check),
+        recorded=lambda *_: False, stored=stored, announced=None,
+        send=lambda p, m, *blobs: router.send(p.route, p.channel.frames(m, *blobs)),
+    )  # fmt: skip
+    for incoming in (first, await router.recv()):
+        received = parse(incoming.frames)
+        message = theirs.check(received)
+        if isinstance(message, UpdateMessage):
+            await intake.offer(peer, received, message)
+        else:
+            assert isinstance(message, Chunk)
+            await intake.chunk(peer, received, message)
+    # 9: on disk, then Ack
+    await intake.drain()
+    assert spool.keys() == [digest]
+    answer = ours.check(parse(await dealer.recv()))
+    assert answer == Ack(digest=digest, nonce=answer.nonce, seq=answer.seq)
+    home.drop_outgoing(digest)
+
+    # 10: the round decides
+    deciding = machine.Round(machine.Rules(min_clients=1), seed=(1,))
+    deciding.handle(machine.Available(client, holds=True, now=0.0))
+    [close] = deciding.handle(machine.Updated(client, now=1.0))
+    assert close.outcome is machine.Outcome.DONE
+    # 11: spool -> aggregate
+    again = StoredEnvelope.from_bytes(spool.get(digest))
+    header = parse_header(again.header, max_plain_bytes=LIMIT)
+    opened = unpack(
+        open_body(header, unwrap_key(again.wrap, again.header, server_keys), header.split(again.body))
+    )
+    new_state = aggregator.aggregate(ctx, state, UpdateList.of([Update(client, opened)]))
+    # 12: state -> file -> ledger
+    states = StateStore(tmp_path / "states")
+    state_digest = states.save(0, new_state, None, 0)
+    with ledger.transaction():
+        ledger.add_state(round_key, 0, state_digest, None)
+        ledger.count_updates(round_key)
+        ledger.close_round(round_key, close.outcome, new_state=0)
+    # 13: state -> sealed parts
+    publisher = Publisher(
+        federation=root.federation, run=run, keys=server_keys, ledger=ledger,
+        store=PartStore(tmp_path / "parts"), max_plain_bytes=LIMIT,
+        send=lambda p, m, *blobs: router.send(p.route, p.channel.frames(m, *blobs)),
+    )  # fmt: skip
+    parts: tuple[Part, ...] = aggregator.broadcast(ctx, new_state)
+    refs = publisher.publish(parts, Stamp(METHOD.name, DIGEST, 0, 1, "train", 0))
+    # 14: parts -> the next round
+    downloads = Downloads(
+        home, enrolment, client_keys, lambda m: dealer.send(ours.frames(m))
+    )
+    assert not downloads.start(refs)
+    complete = False
+    while not complete:
+        want = theirs.check(parse((await router.recv()).frames))
+        assert isinstance(want, Want)
+        publisher.serve(peer, want, credit=8)
+        while router_has_answers(dealer) and not complete:
+            received = parse(await dealer.recv())
+            message = ours.check(received)
+            if isinstance(message, Parts):
+                downloads.header(received, message, terms, server_keys.public)
+            else:
+                complete = downloads.chunk(received, message)
+    got = {r.name: open_part(home, r, client_keys, server_keys.public) for r in refs}
+    for part in parts:
+        for name, tensor in part.payload.tensors.items():
+            assert np.array_equal(got[part.name].tensors[name], tensor)
+    assert time.time() < root.certify(server_keys.public).not_after
+    ledger.close()
+    spool.close()
+    data.close()
+
+
+def router_has_answers(dealer):
+    """Whether something waits at the client's end."""
+    return not dealer._queue.empty()
