@@ -150,8 +150,9 @@ class Context:
     progress: Callable[[Progress], None] = _ignore
 
     def rng(self, *purpose: int) -> np.random.Generator:
-        """Return a generator that depends on seed, task, round and purpose alone."""
-        words = (*self.seed, self.task.index + 1, self.round, *purpose)
+        """Return a generator that depends on seed, task, kind, round and purpose alone."""
+        kind = int.from_bytes(self.kind.encode()[:6], "big")
+        words = (*self.seed, self.task.index + 1, kind, self.round, *purpose)
         return np.random.default_rng(np.random.SeedSequence(words))
 
     def torch_seed(self, *purpose: int) -> int:

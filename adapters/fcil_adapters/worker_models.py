@@ -10,32 +10,20 @@ from typing import Any
 import numpy as np
 
 from fcil_adapters import evaluation, registry
-from fcil_adapters.contract import BackboneInfo, Context, ImageSet, Method, Preprocessing
+from fcil_adapters.contract import BackboneInfo, Context, ImageSet, Method
 from fcil_adapters.describe import backbone_fields, preprocessing_digest
 from fcil_adapters.worker_ops import Call, Reply, context_from
 from fcil_adapters.worker_pipe import Fields
 from fcil_protocol.errors import BackboneMismatch, WireError
 from fcil_protocol.payload import Payload, unpack
 
-# What one may know of the embedded backbone without loading it (a test compares both).
-EMBEDDED_INFO = BackboneInfo(
-    name="vit_nano_patch4_32",
-    dim=128,
-    depth=6,
-    heads=4,
-    mlp_dim=512,
-    preprocessing=Preprocessing(size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
-    digest="072344de5c60bf857e06c8e67c2952ba728fdfa6376f0f6a5be50c3e91192f0c",
-)
-
 
 class Engine:
     """The one backbone that a worker keeps warm, and the device it is on.
 
     Which backbone is meant stands in every call, under ``backbone``: ``{name, weights,
-    device, needed}``, with ``weights`` a path or None, ``device`` also ``auto``, and
-    ``needed`` False for methods that compute without one. A worker that was started anew
-    so loads it again by itself.
+    device}``, with ``weights`` a path or None and ``device`` also ``auto``. So a worker that
+    was started anew loads it again by itself. Methods that need none import no torch.
     """
 
     def __init__(self) -> None:
@@ -45,18 +33,19 @@ class Engine:
     def backbone(self, call: Call) -> Reply:
         """Load a backbone and describe it.
 
-        Fields: name, weights, device, needed. Result: ``info`` (`describe.backbone_fields`),
-        ``device`` (torch's name), ``description`` (of the device, for people); payload, if
-        the backbone is needed: ``probe``, the probe images' features (4, d).
+        Fields: name, weights, device. Result: ``info`` (`describe.backbone_fields`),
+        ``device`` (torch's name), ``description`` (of the device, for people); payload:
+        ``probe``, the probe images' features (4, d).
         """
-        needed = call.fields["needed"]
-        if not needed and call.fields["name"] in ("embedded", EMBEDDED_INFO.name):
-            return {"info": backbone_fields(EMBEDDED_INFO), **describe_without_torch()}, ()
+        loaded = self._load(call.fields)
         from fcil_adapters.backbone import probe_features
 
-        loaded = self._load(call.fields)
-        fields = {"info": backbone_fields(loaded.info), **_describe(loaded.device)}
-        return fields, [Payload({"probe": probe_features(loaded)})] if needed else []
+        fields = {
+            "info": backbone_fields(loaded.info),
+            "device": loaded.device,
+            "description": _describe(loaded.device),
+        }
+        return fields, [Payload({"probe": probe_features(loaded)})]
 
     def prepare(self, call: Call) -> tuple[Method, Context]:
         """Return the method that a call names, and its context with device and backbone.
@@ -140,16 +129,9 @@ def _choose_device(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def describe_without_torch() -> Fields:
-    """Return where a method computes that needs no backbone."""
-    return {"device": "cpu", "description": f"cpu ({platform.machine()})"}
-
-
-def _describe(device: str) -> Fields:
+def _describe(device: str) -> str:
     import torch
 
     if device.startswith("cuda"):
-        text = f"{device} ({torch.cuda.get_device_name(device)})"
-    else:
-        text = f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
-    return {"device": device, "description": text}
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"

@@ -24,6 +24,7 @@ from fcil_protocol.errors import (
     Timeout,
     TrustError,
     Unreachable,
+    UsageError,
     from_code,
 )
 
@@ -50,7 +51,7 @@ async def serve(directory: Path, handler: Handler) -> asyncio.AbstractServer:
     """Listen on the directory's socket and answer with ``handler(op, fields)``."""
     path = socket_path(directory)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _own(path.parent)
+    _check_place(path, directory)
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
 
@@ -71,19 +72,29 @@ async def serve(directory: Path, handler: Handler) -> asyncio.AbstractServer:
         os.umask(mask)
 
 
-def _own(directory: Path) -> None:
-    if directory.stat().st_uid != os.getuid():
-        raise TrustError(f"{directory} belongs to another user.", action="Remove it or set TMPDIR.")
+def _check_place(path: Path, directory: Path) -> None:
+    """Refuse a place where another user could put, or has put, a socket of the same name."""
+    try:
+        status = path.parent.stat()
+    except FileNotFoundError:
+        return
+    if status.st_uid != os.getuid():
+        raise TrustError(
+            f"{path.parent} belongs to another user.", action="Remove it or set TMPDIR."
+        )
+    if path.parent != directory.resolve() and status.st_mode & 0o022:
+        raise TrustError(
+            f"others may write to {path.parent}.", action=f"Run: chmod 700 {path.parent}"
+        )
 
 
 async def _reply(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handler: Handler
 ) -> dict[str, Any]:
     try:
-        _check_peer(writer.get_extra_info("socket"))
-        request = json.loads(await reader.readline())
-        if not isinstance(request, dict) or not isinstance(request.get("op"), str):
-            return {"error": "usage", "message": "a request is a JSON object with 'op'."}
+        uid = _check_peer(writer.get_extra_info("socket"))
+        request = _parse(await _line(reader))
+        request["uid"] = uid  # never what the request itself says
         return {"data": await handler(request.pop("op"), request)}
     except FcilError as error:
         return {"error": error.code, "message": error.message, "action": error.action}
@@ -91,15 +102,34 @@ async def _reply(
         return {"error": InternalError.code, "message": f"{type(error).__name__}: {error}"}
 
 
-def _check_peer(peer: socket.socket) -> None:
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readline()
+    except ValueError as error:
+        raise UsageError(f"a request has at most {MAX_LINE_BYTES} bytes.") from error
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        request = json.loads(line)
+    except (ValueError, RecursionError):
+        request = None
+    if not isinstance(request, dict) or not isinstance(request.get("op"), str):
+        raise UsageError("a request is one line with a JSON object that has an 'op'.")
+    return request
+
+
+def _check_peer(peer: socket.socket) -> int:
+    """Return the user id of who asks."""
     if not hasattr(socket, "SO_PEERCRED"):
-        return  # macOS: the 0600 mode of the socket is the gate
+        return os.getuid()  # macOS: the 0600 mode of the socket is the gate
     size = struct.calcsize("3i")
     _pid, uid, _gid = struct.unpack(
         "3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     )
     if uid not in (os.getuid(), 0):
         raise TrustError(f"user {uid} may not command this daemon.")
+    return int(uid)
 
 
 def ask(directory: Path, op: str, timeout_s: float = 10.0, **fields: Any) -> dict[str, Any]:
@@ -108,9 +138,12 @@ def ask(directory: Path, op: str, timeout_s: float = 10.0, **fields: Any) -> dic
     Raises:
         Unreachable: no daemon runs there.
         Timeout: it does not answer.
+        TrustError: another user could have put a socket in its place.
         FcilError: what the daemon answered.
     """
     path = socket_path(directory)
+    if path.parent != directory.resolve():
+        _check_place(path, directory)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(timeout_s)

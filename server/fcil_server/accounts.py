@@ -80,10 +80,9 @@ class Accounts:
         flow[3] += wire_bytes(frames)
 
     def flush(self) -> None:
-        """Write what has been counted to the ledger."""
-        flows, self._flows = self._flows, defaultdict(lambda: [0, 0, 0, 0])
+        """Write what has been counted to the ledger; what fails is written the next time."""
         with self._ledger.transaction(durable=False):
-            for (key, client, direction, cause), counts in flows.items():
+            for (key, client, direction, cause), counts in self._flows.items():
                 tensor, sealed, application, wire = counts
                 self._ledger.add_bytes(
                     direction,
@@ -96,3 +95,4 @@ class Accounts:
                     application=application,
                     wire=wire,
                 )
+        self._flows.clear()

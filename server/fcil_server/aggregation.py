@@ -21,7 +21,7 @@ from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method, Part,
 from fcil_adapters.worker_host import WorkerHost
 from fcil_adapters.worker_ops import context_fields
 from fcil_protocol.envelope import open_body, parse_header, unwrap_key
-from fcil_protocol.errors import FcilError, InternalError, WorkerError
+from fcil_protocol.errors import CorruptFile, FcilError, InternalError, StorageError
 from fcil_protocol.ids import ClientId
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.payload import Payload, pack, unpack
@@ -30,7 +30,6 @@ from fcil_protocol.stored import StoredEnvelope
 from fcil_server.config import Config
 from fcil_server.ledger_rows import UpdateRow
 
-TEST_MEMORY_BYTES = 1_000_000_000  # decoded images of the central test folder
 TRIES = 2  # failures of one aggregation before its updates are tried singly
 
 
@@ -135,7 +134,6 @@ class Aggregation:
             **self._fields(ctx),
             "data": folder,
             "classes": classes,
-            "memory_bytes": TEST_MEMORY_BYTES,
             "parts": [p.name for p in parts],
         }
         blobs = [pack(p.payload) for p in parts]
@@ -172,13 +170,17 @@ class Aggregation:
         out with their reason.
 
         Raises:
-            WorkerError, InternalError: it fails even without them, or with every single one.
+            FcilError: it fails even without them, or with every single one.
         """
         failure: FcilError | None = None
         for _ in range(TRIES):
             try:
                 return await self._combine(ctx, state, updates), {}
-            except (WorkerError, InternalError) as error:
+            except CorruptFile as error:  # one update's file: tried singly, it is found
+                failure = error
+            except StorageError:
+                raise  # the disk's fault, not an update's
+            except FcilError as error:
                 failure = error
         assert failure is not None
         excluded = await self._culprits(ctx, state, updates)
@@ -194,7 +196,9 @@ class Aggregation:
         for update in updates:
             try:
                 await self._combine(ctx, state, [update])
-            except (WorkerError, InternalError) as error:
+            except FcilError as error:
+                if isinstance(error, StorageError) and not isinstance(error, CorruptFile):
+                    raise
                 found[update.client] = f"aggregation failed on it: {error.message}"
         return found
 
@@ -209,4 +213,14 @@ class Aggregation:
             "samples": [u.samples for u in updates],
         }
         _, blobs = await self._host.call("aggregate", fields, [pack(state)], on_request=open_one)
-        return unpack(blobs[0])
+        combined = unpack(blobs[0])
+        bad = [
+            n
+            for n, t in combined.tensors.items()
+            if t.dtype.kind == "f" and not np.isfinite(t).all()
+        ]
+        if bad:
+            raise InternalError(
+                f"the combined state holds NaN or infinity in {', '.join(bad[:5])}."
+            )
+        return combined

@@ -27,11 +27,13 @@ def available(kit: Kit, at: Position, peer: Peer, now: float) -> Available:
     return Available(peer.client, holds, now)
 
 
-def ask(kit: Kit, at: Position, peer: Peer, *, remaining_s: float, verdict: Verdict | None) -> bool:
+async def ask(
+    kit: Kit, at: Position, peer: Peer, *, remaining_s: float, verdict: Verdict | None
+) -> bool:
     """Send RoundOpen for the round under way."""
     assert at.task is not None
     assert at.step is not None
-    registry = registry_part(kit, at, peer, at.task, at.step)
+    registry = await registry_part(kit, at, peer, at.task, at.step)
     return kit.send(
         peer,
         RoundOpen(
@@ -53,7 +55,7 @@ def ask(kit: Kit, at: Position, peer: Peer, *, remaining_s: float, verdict: Verd
     )
 
 
-def registry_part(kit: Kit, at: Position, peer: Peer, task: TaskInfo, step: Step) -> PartRef:
+async def registry_part(kit: Kit, at: Position, peer: Peer, task: TaskInfo, step: Step) -> PartRef:
     """Publish the names and ids of the classes that this client may know."""
     if kit.config.privacy.share_names:
         ids = {name: class_id for class_id, name in kit.classes.names().items()}
@@ -70,7 +72,7 @@ def registry_part(kit: Kit, at: Position, peer: Peer, task: TaskInfo, step: Step
         {"names": names},
     )
     part = Part(REGISTRY, payload)
-    return kit.publisher.publish_for(peer.client, part, stamp(kit, at, task, step))
+    return await kit.publisher.publish_for(peer.client, part, stamp(kit, at, task, step))
 
 
 def describe_wait(kit: Kit, at: Position) -> None:

@@ -7,6 +7,7 @@ late client gets exactly what the others had.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from fcil_protocol.envelope import (
     unwrap_key,
     wrap_key,
 )
-from fcil_protocol.errors import WireError
+from fcil_protocol.errors import CorruptFile, WireError
 from fcil_protocol.ids import ClientId, Digest, FederationId, RunId
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import Chunk, Message, PartRef, Parts, Want
@@ -33,7 +34,7 @@ from fcil_server.peers import Peer
 from fcil_server.store import PartStore
 
 CHUNK_BYTES = 256 * 1024  # 13 s at 20 kB/s, inside the heartbeat's patience
-CACHE_BYTES = 64 << 20  # sealed parts kept in memory while clients fetch them
+CACHE_BYTES = 256 << 20  # sealed parts kept in memory while clients fetch them
 
 
 @dataclass(frozen=True)
@@ -73,19 +74,56 @@ class Publisher:
         self._tensor_bytes: dict[str, int] = {}
         self._private: dict[str, set[ClientId]] = {}
 
-    def publish(self, parts: Sequence[Part], stamp: Stamp) -> list[PartRef]:
-        """Return references to sealed parts, sealing those whose content is new."""
-        return [self._reference(part, stamp) for part in parts]
+    async def publish(self, parts: Sequence[Part], stamp: Stamp) -> list[PartRef]:
+        """Return references to a state's sealed parts, sealing those whose content is new.
 
-    def _reference(self, part: Part, stamp: Stamp) -> PartRef:
+        Parts of earlier states that this one no longer names are removed: no client needs
+        them to catch up.
+        """
+        refs = [await self._reference(part, stamp) for part in parts]
+        kept = {ref.digest for ref in refs} | set(self._private)
+        for row in self._ledger.parts(self._run):
+            if row.digest not in kept:
+                self._ledger.remove_part(self._run, row.digest)
+                self._cache.pop(row.digest, None)
+                self._tensor_bytes.pop(row.digest, None)
+        self._store.keep_only(Digest(d) for d in kept)
+        return refs
+
+    async def _reference(self, part: Part, stamp: Stamp) -> PartRef:
         plain = pack(part.payload)
         plain_digest = Digest(hashlib.sha256(plain).hexdigest())
         known = self._ledger.part_by_plain(self._run, part.name, plain_digest)
-        if known is not None and known.digest in self._store:
+        if known is not None and self._intact(known.digest):
             self._tensor_bytes[known.digest] = part.payload.tensor_bytes
             return PartRef(name=part.name, digest=known.digest, sealed_bytes=known.sealed_bytes)
-        if known is not None:  # its file is gone: seal it anew, under a new digest
+        if known is not None:  # its file is gone or damaged: seal it anew, under a new digest
             self._ledger.remove_part(self._run, known.digest)
+        stored = await asyncio.to_thread(self._seal, plain, part.name, stamp)
+        digest = Digest(hashlib.sha256(stored.header).hexdigest())
+        self._ledger.add_part(
+            self._run,
+            part.name,
+            plain_digest=plain_digest,
+            digest=digest,
+            file=self._store.path(digest).name,
+            plain_bytes=len(plain),
+            sealed_bytes=len(stored.body),
+            wrapped=stored.wrap,
+        )
+        self._remember(digest, stored)
+        self._tensor_bytes[digest] = part.payload.tensor_bytes
+        return PartRef(name=part.name, digest=digest, sealed_bytes=len(stored.body))
+
+    def _intact(self, digest: str) -> bool:
+        try:
+            self._stored(digest)
+        except CorruptFile:
+            return False
+        return True
+
+    def _seal(self, plain: bytes, name: str, stamp: Stamp) -> StoredEnvelope:
+        """Seal a part and put it on disk; runs beside the loop."""
         core = Core(
             protocol=fcil_protocol.PROTOCOL_VERSION,
             federation=self._federation,
@@ -100,30 +138,20 @@ class Publisher:
             round=stamp.round,
             kind=stamp.kind,
             base=stamp.base,
-            part=part.name,
+            part=name,
         )
         sealed, key = seal(plain, core, self._keys, chunk_bytes=CHUNK_BYTES)
-        wrapped = wrap_key(key, sealed.header, self._keys.public)
-        digest = Digest(sealed.parsed.update_id)
-        stored = StoredEnvelope(sealed.header, sealed.signature, wrapped, sealed.body)
-        file = self._store.put(digest, stored.to_bytes())
-        self._ledger.add_part(
-            self._run,
-            part.name,
-            plain_digest=plain_digest,
-            digest=digest,
-            file=file.name,
-            plain_bytes=len(plain),
-            sealed_bytes=len(sealed.body),
-            wrapped=wrapped,
-        )
-        self._remember(digest, stored)
-        self._tensor_bytes[digest] = part.payload.tensor_bytes
-        return PartRef(name=part.name, digest=digest, sealed_bytes=len(sealed.body))
+        stored = sealed.stored(wrap_key(key, sealed.header, self._keys.public))
+        self._store.put(Digest(sealed.parsed.update_id), stored.to_bytes())
+        return stored
 
-    def publish_for(self, client: ClientId, part: Part, stamp: Stamp) -> PartRef:
+    async def publish_for(self, client: ClientId, part: Part, stamp: Stamp) -> PartRef:
         """Publish a part that only the clients it was published for may fetch."""
-        ref = self._reference(part, stamp)
+        ref = await self._reference(part, stamp)
+        for digest, clients in list(self._private.items()):
+            clients.discard(client)  # its earlier registry, if it changed
+            if not clients:
+                del self._private[digest]
         self._private.setdefault(ref.digest, set()).add(client)
         return ref
 

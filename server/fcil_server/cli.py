@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 from fcil_protocol.terminal import Format, Lines, chosen, emit, errors, printable
 
 if TYPE_CHECKING:
-    from fcil_server.daemon import Note
+    from fcil_server.journal import Note
 
 app = typer.Typer(
     name="fcil-server",
@@ -216,7 +217,10 @@ def run_stop(directory: DirOption = DEFAULT_DIRECTORY) -> None:
                 DirectoryLock.acquire(directory, "federation"),
                 Ledger(directory / LEDGER_NAME) as ledger,
             ):
-                ledger.set_run_status(run_named(ledger, None).run_id, RunStatus.STOPPED)
+                run = run_named(ledger, None)
+                ledger.add_audit(f"uid {os.getuid()}", "stop_run", run.run_id)
+                if run.status is not RunStatus.DONE:
+                    ledger.set_run_status(run.run_id, RunStatus.STOPPED)
         typer.echo("The run is stopped.", err=True)
 
 

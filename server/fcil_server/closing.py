@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fcil_adapters.contract import State, TaskInfo
@@ -44,8 +45,12 @@ class Closing:
         key = RoundKey(self.kit.run, task.index, step.kind, step.round)
         self.at.phase, self.at.waiting_for = "aggregating", ""
         if step.kind == EVALUATE:
-            self._take_evaluations(key)
-            self._commit(key, close, {"collect_s": collect_s})
+            rows = self.kit.ledger.accepted(key)
+            results = await asyncio.to_thread(self._open_evaluations, rows)
+            with self.kit.ledger.transaction():
+                for client, counts in results.items():
+                    self.kit.ledger.add_evaluation(self.kit.run, key.task, client, counts)
+                self._commit(key, close, {"collect_s": collect_s})
         else:
             await self._aggregate(task, step, key, close, collect_s)
         self._tell(key, close)
@@ -77,6 +82,7 @@ class Closing:
         for client, reason in excluded.items():
             kit.notify("warning", "excluded", f"{kit.name_of(client)}: {reason}")
         at.adopt(state, number, digest)
+        kit.states.prune()
 
     def _commit(
         self,
@@ -88,26 +94,28 @@ class Closing:
         ledger = self.kit.ledger
         assert self.at.round is not None
         with ledger.transaction():
+            # Updates that landed while the last ones were made durable count like the others.
+            updated = {u.client for u in ledger.updates(key)}
+            outcome = close.outcome
+            if updated and outcome is machine.Outcome.SKIPPED:
+                outcome = machine.Outcome.SHORT
             for client, answer in close.answers.items():
-                if answer in _NO_UPDATE:
+                if answer in _NO_UPDATE and client not in updated:
                     reason = self.at.round.reasons.get(client, "")
                     ledger.set_answer(key, client, _NO_UPDATE[answer], reason)
             ledger.count_updates(key)
-            ledger.close_round(key, close.outcome, new_state=new_state, phases=phases)
+            ledger.close_round(key, outcome, new_state=new_state, phases=phases)
         for row in ledger.updates(key):
             self._verdicts[row.client] = _verdict(row)
 
-    def _take_evaluations(self, key: RoundKey) -> None:
-        for row in self.kit.ledger.accepted(key):
+    def _open_evaluations(self, rows: Sequence[UpdateRow]) -> dict[str, dict[int, tuple[int, int]]]:
+        """Return client -> class id -> (correct, total); runs beside the loop."""
+        found: dict[str, dict[int, tuple[int, int]]] = {}
+        for row in rows:
             payload = self.kit.aggregation.open_update(row)
-            columns = zip(
-                payload.i64("classes").tolist(),
-                payload.i64("correct").tolist(),
-                payload.i64("total").tolist(),
-                strict=True,
-            )
-            counts = {c: (right, total) for c, right, total in columns}
-            self.kit.ledger.add_evaluation(self.kit.run, key.task, row.client, counts)
+            columns = (payload.i64(c).tolist() for c in ("classes", "correct", "total"))
+            found[row.client] = {c: (right, n) for c, right, n in zip(*columns, strict=True)}
+        return found
 
     def _tell(self, key: RoundKey, close: machine.Close) -> None:
         for client in close.answers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -286,9 +287,13 @@ def split_address(address: str) -> tuple[str, int]:
         ConfigError: it is neither.
     """
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535 or not host.strip("[]"):
+    number = int(port) if port.isdecimal() and len(port) <= 5 else -1
+    if not colon or not 0 <= number <= 65535 or not host.strip("[]"):
         raise ConfigError(f"address {address!r} is not of the form HOST:PORT.")
-    return host.strip("[]"), int(port)
+    return host.strip("[]"), number
+
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")  # what TOML takes as a key without quotes
 
 
 def to_toml(config: Config, *, comments: bool = False) -> str:
@@ -299,7 +304,8 @@ def to_toml(config: Config, *, comments: bool = False) -> str:
         lines.append(f"[{section}]")
         for key, value in _items(model, field.annotation):
             note = _description(field.annotation, key) if comments else ""
-            lines.append(f"{key} = {_toml(value)}{f'  # {note}' if note else ''}")
+            name = key if _BARE.fullmatch(key) else _toml(key)
+            lines.append(f"{name} = {_toml(value)}{f'  # {note}' if note else ''}")
         lines.append("")
     return "\n".join(lines)
 
@@ -322,7 +328,7 @@ def _toml(value: Any) -> str:
         return repr(value)
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        printable = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped)
+        printable = "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped)
         return f'"{printable}"'
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(v) for v in value) + "]"

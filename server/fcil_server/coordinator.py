@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fcil_adapters.contract import TaskInfo
 from fcil_protocol.ids import ClientId
@@ -20,7 +20,7 @@ from fcil_server.asking import ask, available, describe_wait
 from fcil_server.closing import Closing, save
 from fcil_server.ledger_rows import Answer, RoundKey
 from fcil_server.peers import Peer
-from fcil_server.plan import Step, next_step, task_steps
+from fcil_server.plan import EVALUATE, Step, next_step, task_steps
 from fcil_server.position import Kit, Position, context, stamp
 from fcil_server.reception import Reception
 from fcil_server.round import Phase, Round, Rules
@@ -64,7 +64,8 @@ class Coordinator:
 
     def declined(self, client: ClientId, key: RoundKey, reason: str) -> None:
         """A client cannot take part in a round."""
-        if key == self.at.key(self.kit.run):
+        if key == self.at.key(self.kit.run) and self.at.is_open:
+            self.kit.ledger.set_answer(key, client, Answer.DECLINED, reason)
             self._events.put_nowait(machine.Declined(client, reason, self._now()))
 
     def close_short(self) -> None:
@@ -113,13 +114,11 @@ class Coordinator:
             at.step = None
             await self.closing.central_evaluation(task)
             kit.ledger.close_task(kit.run, task.index)
-            kit.states.prune()
             kit.notify("info", "task_done", f"task {task.index} is learned")
         at.phase, at.waiting_for = "done", ""
 
     def _closed(self, task: int) -> int:
-        rounds = self.kit.ledger.rounds(self.kit.run)
-        return sum(r.task == task and r.closed_at is not None for r in rounds)
+        return self.kit.ledger.closed_rounds(self.kit.run, task)
 
     async def _load_state(self) -> None:
         newest = self.kit.ledger.newest_state(self.kit.run)
@@ -135,7 +134,15 @@ class Coordinator:
         The latter were not acknowledged; their senders offer them again.
         """
         row = self.kit.ledger.open_round(self.kit.run)
-        needed = {u.update_id for u in self.kit.ledger.updates(row.key)} if row else set()
+        updates = self.kit.ledger.accepted(row.key) if row else []
+        held = set(self.kit.spool.keys())
+        for update in updates:
+            if row is not None and update.update_id not in held:
+                self.kit.ledger.exclude_update(row.key, update.client, "damaged in the spool")
+                name = self.kit.name_of(update.client)
+                text = f"the update of {name} is damaged in the spool and cannot be counted"
+                self.kit.notify("error", "corrupt_file", text)
+        needed = {u.update_id for u in updates}
         self.kit.spool.remove([k for k in sorted(self.kit.spool.keys()) if k not in needed])
 
     async def _next_task(self) -> TaskInfo | None:
@@ -166,7 +173,12 @@ class Coordinator:
                 f"{least} clients ({here} here) with at least {rules.min_new_classes} new "
                 f"class{'es' if rules.min_new_classes > 1 else ''} ({pending} waiting)"
             )
-            limit = None if first is None else max(0.0, first + rules.max_wait_s - self._now())
+            # Overdue with nobody here: only an arrival changes anything.
+            limit = (
+                None
+                if first is None or not here
+                else max(0.0, first + rules.max_wait_s - self._now())
+            )
             self._announced.clear()
             try:
                 await asyncio.wait_for(self._announced.wait(), rules.settle_s if enough else limit)
@@ -197,10 +209,10 @@ class Coordinator:
         at.phase, at.waiting_for = "publishing", ""
         if not at.parts:
             at.parts = await kit.aggregation.broadcast(context(kit, task, step), at.state)
-        known = {p.digest for p in kit.ledger.parts(kit.run)}
-        at.refs = kit.publisher.publish(at.parts, stamp(kit, at, task, step))
+        before = {r.digest for r in at.refs}
+        at.refs = await kit.publisher.publish(at.parts, stamp(kit, at, task, step))
         key = RoundKey(kit.run, task.index, step.kind, step.round)
-        self.round_opens(key, {r.digest for r in at.refs} - known)
+        self.round_opens(key, {r.digest for r in at.refs} - before)
         began = self._now()
         close = await self._collect(key)
         await self.closing.close(task, step, close, self._now() - began)
@@ -212,8 +224,11 @@ class Coordinator:
         at = self.at
         at.round = self._machine(key)
         self._events = asyncio.Queue()
-        for peer in self.kit.peers.announced():
-            self._events.put_nowait(available(self.kit, at, peer, self._now()))
+        now = self._now()
+        here = [available(self.kit, at, peer, now) for peer in self.kit.peers.announced()]
+        # One snapshot: whoever is here is a candidate, whatever the order of connecting.
+        pairs = tuple((e.client, e.holds) for e in here)
+        self._events.put_nowait(machine.Present(pairs, now))
         if at.round.phase is Phase.OPEN:  # restored: it may be complete already
             self._set_timer(at.round.deadline)
             self._set_timer(self._now() + at.round.rules.grace_s)
@@ -225,7 +240,7 @@ class Coordinator:
                     if isinstance(instruction, machine.Close):
                         await self.drain()
                         return instruction
-                    self._execute(instruction, key)
+                    await self._execute(instruction, key)
         finally:
             for timer in self._timers:
                 timer.cancel()
@@ -235,6 +250,8 @@ class Coordinator:
         """Make the round's machine, as it was when the server stopped if it was open."""
         ledger = self.kit.ledger
         rules = Rules(**self.kit.config.round.model_dump(exclude={"rounds_per_task"}))
+        if key.kind == EVALUATE:
+            rules = replace(rules, clients_per_round=0)  # everybody with test images is asked
         seed = (self.kit.config.run.seed, key.task, key.round)
         row = ledger.open_round(self.kit.run)
         if row is None or row.key != key:
@@ -246,7 +263,12 @@ class Coordinator:
             if answer.answer is Answer.DECLINED:
                 answers[answer.client] = machine.Answer.DECLINED
         return Round.restore(
-            rules, seed, asked=answers, remaining_s=row.remaining_s or 0.0, now=self._now()
+            rules,
+            seed,
+            asked=answers,
+            remaining_s=row.remaining_s or 0.0,
+            now=self._now(),
+            reopens=row.reopened,
         )
 
     def _set_timer(self, at: float) -> None:
@@ -254,7 +276,7 @@ class Coordinator:
         tick = machine.Tick(at)
         self._timers.append(loop.call_at(at, lambda: self._events.put_nowait(tick)))
 
-    def _execute(self, instruction: machine.Instruction, key: RoundKey) -> None:
+    async def _execute(self, instruction: machine.Instruction, key: RoundKey) -> None:
         kit = self.kit
         match instruction:
             case machine.Opened(asked):
@@ -266,7 +288,9 @@ class Coordinator:
                 peer = kit.peers.by_client(client)
                 if peer is not None:
                     remaining = self.remaining_s or 0.0
-                    ask(kit, self.at, peer, remaining_s=remaining, verdict=self.verdict(client))
+                    await ask(
+                        kit, self.at, peer, remaining_s=remaining, verdict=self.verdict(client)
+                    )
             case machine.SetTimer(at):
                 self._set_timer(at)
             case machine.Reopened(missing, at):

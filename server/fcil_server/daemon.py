@@ -9,19 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import resource
 import signal
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Coroutine
 
 from fcil_protocol import control
 from fcil_protocol.channel import Channel
 from fcil_protocol.errors import BadSignature, FcilError, InternalError, WireError
-from fcil_protocol.ids import ClientId, new_client_id
-from fcil_protocol.keys import PublicKeys
 from fcil_protocol.messages import (
     Bye,
     Chunk,
@@ -39,26 +34,16 @@ from fcil_protocol.payload import Payload
 from fcil_protocol.transport import Incoming, Router, ServerLink
 from fcil_server import greeting
 from fcil_server.accounts import Accounts
+from fcil_server.commands import answer
 from fcil_server.config import split_address
 from fcil_server.federation import Federation
-from fcil_server.intake import Intake, nack_of
-from fcil_server.ledger_rows import RoundKey, RunStatus
+from fcil_server.intake import Accepted, Intake, nack_of
+from fcil_server.journal import Journal, Note
+from fcil_server.ledger_rows import RoundKey
 from fcil_server.peers import Peer, Peers
 from fcil_server.runs import OpenRun, open_run
-from fcil_server.status import enrol_local, round_rows, status
 
-KEPT_NOTES = 200
 FLUSH_S = 5.0  # how often byte counts and the deadline are written while nothing closes
-
-
-@dataclass(frozen=True)
-class Note:
-    """One line for the operator."""
-
-    at: float
-    level: str
-    code: str
-    text: str
 
 
 class Server:
@@ -81,13 +66,10 @@ class Server:
         self.ledger = federation.ledger
         self.config = federation.config
         self.peers = Peers()
-        self.notes: deque[Note] = deque(maxlen=KEPT_NOTES)
-        self.noted = 0
-        self._news = asyncio.Event()
+        self.journal = Journal(federation.ledger, say)
+        self.note = self.journal.note
         self.started_at = time.time()
         self.port = 0
-        self.refused = 0
-        self._say = say
         self._until_done = until_done
         self._new_run = new_run
         self._allowed: set[bytes] = set()
@@ -107,6 +89,7 @@ class Server:
         Raises:
             FcilError: the server could not start, or the run failed.
         """
+        _raise_descriptor_limit()
         for row in self.ledger.clients():
             if row.may_join(self.ledger.now):
                 self._allowed.add(row.curve)
@@ -116,13 +99,17 @@ class Server:
         door: asyncio.AbstractServer | None = None
         try:
             self.open = await open_run(self, new=self._new_run)
-            self.accounts = Accounts(self.ledger, self.open.coordinator.kit.run)
+            self.journal.run = self.open.coordinator.kit.run
+            self.accounts = Accounts(self.ledger, self.journal.run)
             self._intake = self._make_intake()
-            door = await control.serve(self.federation.directory, self._command)
+            door = await control.serve(
+                self.federation.directory, lambda op, fields: answer(self, op, fields)
+            )
             self.federation.leave_join_file(self.addresses())
             self._catch_signals()
             self.note("info", "serving", f"listening on {', '.join(self.addresses())}")
-            tasks = [asyncio.create_task(w) for w in (self._receive(), self._drive(), self._tick())]
+            work = (self._receive(), self.open.drive(), self._tick())
+            tasks = [asyncio.create_task(self._guard(w)) for w in work]
             await self._stopping.wait()
         finally:
             await self._shut_down(tasks, door)
@@ -159,6 +146,11 @@ class Server:
         """End the server after what is being written is written."""
         self._stopping.set()
 
+    def done(self) -> None:
+        """The run has come to its end."""
+        if self._until_done:
+            self.stop()
+
     async def _shut_down(
         self, tasks: list[asyncio.Task[None]], door: asyncio.AbstractServer | None
     ) -> None:
@@ -166,31 +158,33 @@ class Server:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if hasattr(self, "open"):
-            with contextlib.suppress(FcilError):
-                await self._intake.drain()
-            for peer in self.peers:
-                self.send(peer, Bye(reason="the server stops"))
-            self._keep_remaining()
-            self.accounts.flush()
-            await self.open.close()
+            for step in (self._intake.drain, self._say_goodbye, self._write_down, self.open.close):
+                try:  # whatever one step meets, the others are still taken
+                    await step()
+                except (FcilError, OSError) as error:
+                    self.note("error", "shutdown", str(error))
         if door is not None:
             door.close()
             control.socket_path(self.federation.directory).unlink(missing_ok=True)
-        await asyncio.sleep(0.05)  # let the goodbyes leave the socket
         self._link.close()
 
-    async def _drive(self) -> None:
+    async def _say_goodbye(self) -> None:
+        for peer in self.peers:
+            self.send(peer, Bye(reason="the server stops"))
+        await asyncio.sleep(0.05)  # let the goodbyes leave the socket
+
+    async def _write_down(self) -> None:
+        self._keep_remaining()
+        self.accounts.flush()
+
+    async def _guard(self, work: Coroutine[None, None, None]) -> None:
+        """Run one of the server's tasks; its failure ends the server, in words."""
         try:
-            await self.open.drive()
-        except asyncio.CancelledError:
-            raise
+            await work
         except FcilError as error:
             self._fail(error)
         except Exception as error:
             self._fail(InternalError(f"{type(error).__name__}: {error}"), cause=error)
-        else:
-            if self._until_done:
-                self.stop()
 
     def _fail(self, error: FcilError, cause: BaseException | None = None) -> None:
         if cause is not None:
@@ -211,17 +205,6 @@ class Server:
         remaining, key = coordinator.remaining_s, coordinator.at.key(coordinator.kit.run)
         if remaining is not None and key is not None:
             self.ledger.set_remaining(key, remaining)
-
-    def note(self, level: str, code: str, text: str, client: ClientId | None = None) -> None:
-        """Tell the operator, and keep it in the ledger."""
-        note = Note(time.time(), level, code, text)
-        self.notes.append(note)
-        self.noted += 1
-        self._news.set()  # whoever waits is woken; the next wait is for the next note
-        self._news = asyncio.Event()
-        self._say(note)
-        run = self.open.coordinator.kit.run if hasattr(self, "open") else None
-        self.ledger.add_event(level, code, text, run=run, client=client)
 
     # --- messages ---------------------------------------------------------------------------
 
@@ -324,7 +307,7 @@ class Server:
                 "If the older one was another device, its files were copied: enrol it anew."
             )
             self.note("warning", "two_links", text, peer.client)
-            self.send(old, Bye(reason=text))
+            self.send(old, Bye(code="two_links", reason=text))
             self._link.cut(old.conn)
 
     def _departed(self, conn: int) -> None:
@@ -336,9 +319,10 @@ class Server:
 
     def _refuse(self, incoming: Incoming, error: FcilError) -> None:
         """Answer something that belongs to no session, as far as it can be answered."""
-        row = self.ledger.client_by_curve(incoming.key)
-        self.refused += 1
-        self.ledger.add_refusal(row.client_id if row else None, error.code, error.message)
+        row = None
+        with contextlib.suppress(FcilError):
+            row = self.ledger.client_by_curve(incoming.key)
+        self.journal.refusal(row.client_id if row else None, error)
         peer = self.peers.by_conn(incoming.conn)
         if peer is not None:
             self.send(peer, nack_of(error))
@@ -353,8 +337,7 @@ class Server:
             self.note("error", error.code, error.message)
 
     def _count_refusal(self, peer: Peer, error: FcilError) -> None:
-        self.refused += 1
-        self.ledger.add_refusal(peer.client, error.code, error.message)
+        self.journal.refusal(peer.client, error)
         self.note("warning", error.code, f"{peer.name}: {error.message}", peer.client)
 
     def send(self, peer: Peer, message: Message, *blobs: bytes) -> bool:
@@ -387,9 +370,9 @@ class Server:
             send=self.send,
         )
 
-    def _stored(self, accepted: Any) -> None:
+    def _stored(self, accepted: Accepted) -> None:
         self.open.coordinator.reception.stored(accepted)
-        self.accounts.tensors_up(accepted.client, accepted.payload.tensor_bytes)
+        self.accounts.tensors_up(accepted.client, accepted.tensor_bytes)
         row = self.ledger.client(accepted.client)
         size = accepted.sealed_bytes / 1e3
         name = row.name if row else accepted.client
@@ -412,56 +395,14 @@ class Server:
         self.accounts.flush()
         self.open.write_round(key)
 
-    # --- commands ---------------------------------------------------------------------------
+    def admit(self, curve_key: bytes) -> None:
+        """Let a key through the gate from its next handshake on."""
+        self._allowed.add(curve_key)
 
-    async def _command(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:
-        match op:
-            case "status":
-                return status(self)
-            case "notes":
-                return await self._notes_after(int(fields.get("after", 0)))
-            case "rounds":
-                self.accounts.flush()
-                return {"rounds": round_rows(self.ledger, self.open.coordinator.kit.run)}
-            case "enrol_local":
-                return enrol_local(self, fields)
-            case "stop":
-                self.audit("stop")
-                self.stop()
-                return {}
-            case "stop_run":
-                self.audit("stop_run", self.open.coordinator.kit.run)
-                self.ledger.set_run_status(self.open.coordinator.kit.run, RunStatus.STOPPED)
-                self.stop()
-                return {}
-            case "close_round":
-                self.audit("close_round")
-                self.open.coordinator.close_short()
-                return {}
-            case _:
-                raise WireError(f"this server knows no command {op!r}.")
 
-    async def _notes_after(self, after: int) -> dict[str, Any]:
-        """Wait until there is a note beyond number ``after``, and return those."""
-        while self.noted <= after:
-            await self._news.wait()
-        fresh = list(self.notes)[-(self.noted - after) :]
-        return {"last": self.noted, "notes": [asdict(n) for n in fresh]}
-
-    def audit(self, action: str, detail: str = "") -> None:
-        """Record an operator's action."""
-        self.ledger.add_audit(f"uid {os.getuid()}", action, detail)
-
-    def admit(self, name: str, keys: PublicKeys) -> ClientId:
-        """Enrol a client's keys; they may connect from now on."""
-        known = self.ledger.client_by_curve(keys.curve)
-        if known is not None:
-            return known.client_id
-        client = new_client_id()
-        free = self.ledger.free_name(name)
-        self.ledger.add_client(
-            client, free, curve=keys.curve, signing=keys.signing, sealing=keys.sealing
-        )
-        self._allowed.add(keys.curve)
-        self.audit("enrol_local", free)
-        return client
+def _raise_descriptor_limit() -> None:
+    """Allow as many open files as the system permits: each client takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

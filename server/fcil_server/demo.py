@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fcil_protocol.errors import Timeout, UsageError
+from fcil_protocol.errors import RunFailed, Timeout, UsageError
 from fcil_protocol.terminal import Format, emit
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger_rows import RunStatus
@@ -127,7 +127,7 @@ def _watch(federation: LocalFederation) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False)
     assert federation.server is not None
     last_change, last, shown = time.monotonic(), None, 0.0
     with Live(console=console, refresh_per_second=4, transient=True) as live:
@@ -146,7 +146,7 @@ def _watch(federation: LocalFederation) -> None:
                 )
             time.sleep(REFRESH_S)
     if federation.server.returncode:
-        raise UsageError(f"the server failed: {federation.last_words('server')}")
+        raise RunFailed(f"the server failed: {federation.last_words('server')}")
 
 
 def _print_new(console: Any, status: dict[str, Any], shown: float) -> float:

@@ -65,7 +65,9 @@ class Federation:
         lock = DirectoryLock.acquire(directory, "federation")
         try:
             if new:
-                write_atomic(own, to_toml(config, comments=True).encode())
+                # Overrides are for this start only: the file has what the user gave as a file.
+                text = to_toml(load(config_path), comments=True)
+                write_atomic(own, text.encode())
             return cls(directory, config, lock)
         except BaseException:
             lock.release()

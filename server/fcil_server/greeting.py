@@ -96,6 +96,8 @@ def check(house: House, hello: Hello) -> bool:
             f"the server runs {wanted}, the client has {has[0] if has else 'no such method'}.",
             action="Install the same version of the method's package on the client.",
         )
+    if hello.run != house.run:
+        return False  # what it says of backbone and schema is about an earlier run
     if hello.backbone is None:
         return not house.method.needs_backbone and hello.schema_digest == house.schema_digest
     _check_backbone(house, hello.backbone)

@@ -27,7 +27,9 @@ from fcil_protocol.envelope import (
 )
 from fcil_protocol.errors import (
     FcilError,
+    InternalError,
     SchemaMismatch,
+    TooLarge,
     WireError,
     WrongFederation,
 )
@@ -42,6 +44,8 @@ from fcil_protocol.wellknown import INVENTORY, INVENTORY_SCHEMA
 from fcil_server.peers import Peer
 
 IN_MEMORY_BYTES = 1 << 20  # larger envelopes are assembled in a file, and survive a restart
+SLACK_BYTES = 1 << 20  # safetensors header and metadata
+MAX_INVENTORY_BYTES = 4 << 20  # 10,000 names of 128 bytes and their counts
 MAX_UPLOADS = 4  # envelopes that one client may have under way
 
 
@@ -62,7 +66,7 @@ class Accepted:
     client: ClientId
     digest: str
     core: Core
-    payload: Payload
+    tensor_bytes: int
     sealed_bytes: int
     samples: int
 
@@ -129,16 +133,27 @@ class Intake:
             # A kill came between the spool and the ledger: it was never acknowledged.
             self._spool.remove([message.digest])
         self._check_core(peer, header.core)
-        if header.core.kind != INVENTORY:
-            self._expect(peer.client, header.core)
+        self._check_size(peer, header)
         if len(peer.receiving) >= MAX_UPLOADS and message.digest not in peer.receiving:
-            peer.receiving.pop(next(iter(peer.receiving)))
+            self.forget(peer, next(iter(peer.receiving)))
         path = self._incoming / message.digest if header.sealed_bytes > IN_MEMORY_BYTES else None
         assembly = Assembly(header, path=path)
         receiving = Receiving(header, data, signature, wrap, assembly, self._credit)
         peer.receiving[message.digest] = receiving
         receiving.expect_first()
         await self._continue(peer, message.digest, receiving)
+
+    def _check_size(self, peer: Peer, header: Header) -> None:
+        """Refuse what its schema cannot need before anything is set aside for it."""
+        limit = MAX_INVENTORY_BYTES
+        if header.core.kind != INVENTORY:
+            expectation = self._expect(peer.client, header.core)
+            limit = expectation.schema.max_bytes(expectation.dims) + SLACK_BYTES
+        if header.plain_bytes > limit:
+            raise TooLarge(
+                f"a payload of {header.plain_bytes} bytes exceeds the {limit} bytes that "
+                f"{header.core.kind} can need."
+            )
 
     def _check_core(self, peer: Peer, core: Core) -> None:
         expected = (self._federation, "update", peer.client, "server")
@@ -188,7 +203,7 @@ class Intake:
             client=peer.client,
             digest=digest,
             core=header.core,
-            payload=payload,
+            tensor_bytes=payload.tensor_bytes,
             sealed_bytes=header.sealed_bytes,
             samples=int(payload.i64("n").sum()),
         )
@@ -229,6 +244,9 @@ class Intake:
                     self._stored(accepted)
                 except FcilError as error:
                     self._refuse(peer, accepted, error)
+                except Exception as error:  # our defect must not stop the other Acks
+                    text = f"{type(error).__name__}: {error}"
+                    self._refuse(peer, accepted, InternalError(text))
                 else:
                     self._pending.discard(accepted.digest)
                     self._send(peer, Ack(digest=accepted.digest))
@@ -249,7 +267,7 @@ class Intake:
     async def drain(self) -> None:
         """Wait until everything appended is durable and acknowledged."""
         if self._flush is not None:
-            await self._flush
+            await asyncio.shield(self._flush)  # a cancelled round must not cancel an Ack
 
 
 def nack_of(error: FcilError, digest: str = "") -> Message:

@@ -70,6 +70,14 @@ class AccountTables(LedgerFile):
         )
         return self._all(ByteCount, sql, (run,))
 
+    def byte_counts_of(self, key: RoundKey) -> list[ByteCount]:
+        """Return the counts of one round (through the index, however long the run is)."""
+        sql = (
+            "SELECT * FROM bytes WHERE ifnull(run, '') = ? AND ifnull(task, -1) = ? "
+            "AND ifnull(kind, '') = ? AND ifnull(round, -1) = ?"
+        )
+        return self._all(ByteCount, sql, key)
+
     def add_evaluation(
         self, run: RunId, task: int, client: str, counts: Mapping[int, tuple[int, int]]
     ) -> None:

@@ -202,6 +202,11 @@ class HistoryTables(LedgerFile):
         """Return the run's rounds in order."""
         return self._all(Round, "SELECT * FROM rounds WHERE run = ? ORDER BY seq", (run,))
 
+    def closed_rounds(self, run: RunId, task: int) -> int:
+        """Return how many rounds of a task are closed."""
+        sql = "SELECT count(*) FROM rounds WHERE run = ? AND task = ? AND closed_at IS NOT NULL"
+        return int(self._number(sql, (run, task)))
+
     def open_round(self, run: RunId) -> Round | None:
         """Return the round to go on with after a restart, None between rounds."""
         sql = "SELECT * FROM rounds WHERE run = ? AND closed_at IS NULL"
@@ -256,6 +261,11 @@ class HistoryTables(LedgerFile):
         """Return all updates of a round in ClientId order, excluded ones too."""
         sql = f"SELECT * FROM updates WHERE {_IN_ROUND} ORDER BY client"  # noqa: S608
         return self._all(UpdateRow, sql, key)
+
+    def update_of(self, key: RoundKey, client: ClientId) -> UpdateRow | None:
+        """Return one client's update of a round."""
+        sql = f"SELECT * FROM updates WHERE {_IN_ROUND} AND client = ?"  # noqa: S608
+        return self._one(UpdateRow, sql, (*key, client))
 
     def accepted(self, key: RoundKey) -> list[UpdateRow]:
         """Return the updates that aggregation takes, in ClientId order."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method, Part, State, TaskInfo
-from fcil_protocol.ids import Digest, RunId
+from fcil_protocol.ids import ClientId, Digest, RunId
 from fcil_protocol.messages import Message, PartRef
 from fcil_protocol.spool import Spool
 from fcil_server.aggregation import Aggregation
@@ -48,8 +48,8 @@ class Kit:
 
     def name_of(self, client: str) -> str:
         """Return a client's name for people."""
-        rows = [c for c in self.ledger.clients() if c.client_id == client]
-        return rows[0].name if rows else client[:8]
+        row = self.ledger.client(ClientId(client))
+        return row.name if row else client[:8]
 
 
 @dataclass

@@ -49,7 +49,7 @@ class Reception:
             raise RoundClosed(f"task {core.task} {core.kind} round {core.round} is not open.")
         if client not in at.round.answers:
             raise RoundClosed("this client was not asked for an update in this round.")
-        if any(u.client == client for u in kit.ledger.updates(key)):
+        if kit.ledger.update_of(key, client) is not None:
             raise AlreadyHave("an update of this client for this round is already stored.")
         if core.base != at.base:
             raise StaleUpdate(
@@ -73,8 +73,8 @@ class Reception:
     def recorded(self, client: ClientId, core: Core, digest: str) -> bool:
         """Say whether the ledger has this very update."""
         key = RoundKey(self.kit.run, core.task, core.kind, core.round)
-        rows = self.kit.ledger.updates(key)
-        return any(u.client == client and u.update_id == digest for u in rows)
+        row = self.kit.ledger.update_of(key, client)
+        return row is not None and row.update_id == digest
 
     def stored(self, accepted: Accepted) -> None:
         """Commit a durable update to the ledger; the Ack follows.
@@ -90,7 +90,7 @@ class Reception:
                 accepted.client,
                 update_id=UpdateId(accepted.digest),
                 samples=accepted.samples,
-                tensor_bytes=accepted.payload.tensor_bytes,
+                tensor_bytes=accepted.tensor_bytes,
                 sealed_bytes=accepted.sealed_bytes,
             )
             if accepted.samples == 0 and core.kind != EVALUATE:

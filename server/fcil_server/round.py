@@ -13,6 +13,7 @@ seconds of server uptime that the daemon passes in, so deadlines do not run whil
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -84,6 +85,14 @@ class Available:
 
 
 @dataclass(frozen=True)
+class Present:
+    """Everybody who is here when the round begins: (client, holds) pairs, judged as one."""
+
+    clients: tuple[tuple[ClientId, bool], ...]
+    now: float
+
+
+@dataclass(frozen=True)
 class Left:
     """A client's connection ended."""
 
@@ -122,7 +131,7 @@ class Stop:
     now: float
 
 
-Event = Available | Left | Updated | Declined | Tick | Stop
+Event = Present | Available | Left | Updated | Declined | Tick | Stop
 
 # --- instructions ---------------------------------------------------------------------------
 
@@ -190,6 +199,7 @@ class Round:
         asked: Mapping[ClientId, Answer],
         remaining_s: float,
         now: float,
+        reopens: int = 0,
     ) -> Round:
         """Go on with a round that was open when the server stopped.
 
@@ -204,6 +214,7 @@ class Round:
             answers=dict(asked),
             away_since=dict.fromkeys(waiting, now),
             deadline=now + max(remaining_s, rules.grace_s),
+            reopens=reopens,
         )
 
     def handle(self, event: Event) -> list[Instruction]:
@@ -213,15 +224,22 @@ class Round:
 
     # --- gathering --------------------------------------------------------------------------
 
+    def _present(self, event: Present) -> list[Instruction]:
+        self.connected.update(event.clients)
+        return self._open_if_enough(event.now)
+
     def _gather(self, event: Available) -> list[Instruction]:
         self.connected[event.client] = event.holds
+        return self._open_if_enough(event.now)
+
+    def _open_if_enough(self, now: float) -> list[Instruction]:
         holders = sorted(c for c, holds in self.connected.items() if holds)
         if len(self.connected) < self.rules.min_clients or not holders:
             return []
         asked = self._sample(holders)
         self.phase = Phase.OPEN
         self.answers = dict.fromkeys(asked, Answer.NONE)
-        self.deadline = event.now + self.rules.deadline_s
+        self.deadline = now + self.rules.deadline_s
         return [Opened(tuple(asked)), *(Ask(c) for c in asked), SetTimer(self.deadline)]
 
     def _sample(self, holders: list[ClientId]) -> list[ClientId]:
@@ -240,6 +258,13 @@ class Round:
         return []
 
     # --- open -------------------------------------------------------------------------------
+
+    def _all_back(self, event: Present) -> list[Instruction]:
+        return [
+            instruction
+            for client, holds in event.clients
+            for instruction in self._back(Available(client, holds, event.now))
+        ]
 
     def _back(self, event: Available) -> list[Instruction]:
         self.connected[event.client] = event.holds
@@ -295,8 +320,8 @@ class Round:
             return [Reopened(missing, self.deadline), SetTimer(self.deadline)]
         return self._close(Outcome.SHORT)
 
-    def _counts(self) -> dict[Answer, int]:
-        return {a: sum(v is a for v in self.answers.values()) for a in Answer}
+    def _counts(self) -> Counter[Answer]:
+        return Counter(self.answers.values())
 
     def _quorum(self) -> bool:
         # Who declines leaves the denominator: it has no data and cannot help.
@@ -315,8 +340,10 @@ class Round:
         return [Close(outcome, dict(self.answers))]
 
     TABLE: ClassVar[dict[tuple[Phase, type], Callable[..., list[Instruction]]]] = {
+        (Phase.GATHERING, Present): _present,
         (Phase.GATHERING, Available): _gather,
         (Phase.GATHERING, Left): _forget,
+        (Phase.OPEN, Present): _all_back,
         (Phase.OPEN, Available): _back,
         (Phase.OPEN, Left): _away,
         (Phase.OPEN, Updated): _updated,

@@ -197,10 +197,7 @@ def collect(ledger: Ledger, run_id: RunId) -> RunData:
 
 def round_view(ledger: Ledger, row: Round) -> RoundView:
     """Read one round."""
-    flows = ledger.byte_counts(row.run)
-    return _round_view(
-        ledger, row, [f for f in flows if (f.run, f.task, f.kind, f.round) == row.key]
-    )
+    return _round_view(ledger, row, ledger.byte_counts_of(row.key))
 
 
 def sum_bytes(parts: Iterable[Bytes]) -> Bytes:

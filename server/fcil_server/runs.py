@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -60,6 +61,7 @@ class OpenRun:
         if row is not None and row.status is RunStatus.DONE:
             self.coordinator.at.phase = "done"
             self.server.note("info", "run_done", f"run {run} is complete")
+            self.server.done()
             return
         ledger.set_run_status(run, RunStatus.RUNNING)
         try:
@@ -70,6 +72,7 @@ class OpenRun:
         ledger.set_run_status(run, RunStatus.DONE)
         await self.write_results()
         self.server.note("info", "run_done", f"run {run} is complete: {self.directory}")
+        self.server.done()
 
     async def write_results(self) -> None:
         """Write the run directory anew, off the loop."""
@@ -184,6 +187,7 @@ def _begin(
     )
     if config.tasks.schedule == "listed":
         ClassRegistry(server.ledger, run).register_listed(config.tasks.classes)
+    server.ledger.add_audit(f"uid {os.getuid()}", "run_begun", run)
     server.note("info", "run_begun", f"run {run} begins with method {method.name}")
     return row
 

@@ -18,7 +18,7 @@ from fcil_server.rundata import format_bytes
 
 
 def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+    return Console(highlight=False, soft_wrap=True, markup=False)
 
 
 def show_status(data: dict[str, Any]) -> None:
@@ -118,7 +118,7 @@ def show_rounds(rows: list[dict[str, Any]]) -> None:
 
 def show_report(ledger: Ledger, run: RunId, folder: Path) -> None:
     """Print a run's numbers and where its files are."""
-    out = Console(highlight=False)
+    out = Console(highlight=False, markup=False)
     for table in summary_tables(ledger, run):
         out.print(table)
     out.print(f"files: {folder}/report.html, summary.json, rounds.jsonl, ...", soft_wrap=True)

@@ -1,14 +1,11 @@
-"""What the server's commands answer, as plain data: status, rounds, local enrolment."""
+"""Status and rounds as plain data, from a running server or from the ledger alone."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fcil_protocol.errors import UsageError
 from fcil_protocol.ids import RunId
-from fcil_protocol.keys import PublicKeys
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Direction, Source
 
@@ -42,8 +39,8 @@ def status(server: Server) -> dict[str, Any]:
         "now": _now(server),
         "clients": _clients(server),
         "classes": _classes(server.ledger, run.run_id),
-        "refused": server.refused,
-        "notes": [asdict(n) for n in list(server.notes)[-20:]],
+        "refused": server.journal.refused,
+        "notes": server.journal.latest(20),
     }
 
 
@@ -153,27 +150,3 @@ def round_rows(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def enrol_local(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
-    """Enrol a client of this machine and user; its private keys stay with it.
-
-    Raises:
-        UsageError: the request has no name or no public keys.
-    """
-    name, keys = fields.get("name"), fields.get("keys")
-    if not isinstance(name, str) or not 0 < len(name) <= 128 or not isinstance(keys, dict):
-        raise UsageError("an enrolment needs a name of at most 128 characters and public keys.")
-    try:
-        raw = {str(k): bytes.fromhex(v) for k, v in keys.items()}
-    except (TypeError, ValueError) as error:
-        raise UsageError("public keys must be hexadecimal text.") from error
-    client = server.admit(name, PublicKeys.from_fields(raw))
-    row = server.ledger.client(client)
-    assert row is not None
-    return {
-        "client_id": client,
-        "name": row.name,
-        "certificate": server.federation.certificate.to_bytes().hex(),
-        "addresses": server.addresses(),
-    }

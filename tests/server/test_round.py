@@ -23,6 +23,7 @@ from fcil_server.round import (
     Opened,
     Outcome,
     Phase,
+    Present,
     Reopened,
     Round,
     Rules,
@@ -54,6 +55,7 @@ def close_of(instructions: list[Instruction]) -> Close:
 
 
 EVENTS: dict[type, Event] = {
+    Present: Present(((A, True), (B, True)), now=1.0),
     Available: Available(A, holds=True, now=1.0),
     Left: Left(A, now=1.0),
     Updated: Updated(A, now=1.0),
@@ -112,6 +114,23 @@ class TestGathering:
         for _ in range(3):
             assert gathering.handle(Available(A, holds=True, now=1.0)) == []
 
+    def test_those_who_are_here_when_it_begins_are_judged_as_one(self) -> None:
+        """Nobody is left out because somebody else was looked at first."""
+        gathering = Round(rules=RULES, seed=(1,))
+        everybody = Present(((C, True), (A, True), (B, False), (D, True)), now=5.0)
+        asked = (A, C, D)
+        assert gathering.handle(everybody) == [
+            Opened(asked),
+            *(Ask(c) for c in asked),
+            SetTimer(105.0),
+        ]
+
+    def test_too_few_at_the_beginning_are_completed_by_who_comes_later(self) -> None:
+        gathering = Round(rules=RULES, seed=(1,))
+        assert gathering.handle(Present((), now=1.0)) == []
+        assert gathering.handle(Present(((C, True),), now=1.0)) == []
+        assert gathering.handle(Available(A, holds=True, now=2.0))[0] == Opened((A, C))
+
     def test_who_left_is_not_counted(self) -> None:
         gathering = Round(rules=RULES, seed=(1,))
         gathering.handle(Available(A, holds=True, now=1.0))
@@ -159,6 +178,18 @@ class TestSampling:
         samples = [self.asked((1993, 0, n), CLIENTS) for n in range(40)]
         assert all(len(set(s)) == 2 for s in samples)
         assert {c for s in samples for c in s} == set(CLIENTS), "nobody is left out for ever"
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.permutations(CLIENTS), st.integers(1, 5))
+    def test_the_sample_is_of_all_who_were_here_at_the_beginning(
+        self, order: list[ClientId], least: int
+    ) -> None:
+        """However few would have been enough."""
+        rules = Rules(clients_per_round=2, min_clients=least)
+        out = Round(rules=rules, seed=(1993, 0, 4)).handle(
+            Present(tuple((c, True) for c in order), now=0.0)
+        )
+        assert out[0] == Opened(self.asked((1993, 0, 4), CLIENTS))
 
     def test_only_holders_are_drawn(self) -> None:
         gathering = Round(rules=self.LIMITED, seed=(7,))
@@ -400,6 +431,20 @@ class TestRestore:
         assert again.handle(Tick(now=1010.0))[0] == Reopened((A, B), 1110.0)
         assert again.answers == {A: Answer.NONE, B: Answer.LOST}
 
+    def test_all_who_are_back_already_are_asked_again_unless_they_have_answered(self) -> None:
+        again = self.restored(a=Answer.UPDATED, b=Answer.NONE, c=Answer.NONE)
+        here = Present(((A, True), (B, True), (E, True)), now=1001.0)
+        assert again.handle(here) == [Ask(B)]
+        again.handle(Tick(now=1011.0))
+        assert (again.answers[B], again.answers[C]) == (Answer.NONE, Answer.LOST)
+
+    def test_a_restart_does_not_give_it_more_reopenings(self) -> None:
+        again = Round.restore(
+            RULES, (1,), asked={A: Answer.NONE}, remaining_s=40.0, now=0.0, reopens=2
+        )
+        close = close_of(again.handle(Tick(now=40.0)))
+        assert close.outcome is Outcome.SKIPPED
+
     def test_a_round_that_was_complete_closes_at_the_first_tick(self) -> None:
         again = self.restored(a=Answer.UPDATED, b=Answer.UPDATED)
         assert close_of(again.handle(Tick(now=1000.0))).outcome is Outcome.DONE
@@ -416,7 +461,7 @@ LEGAL = {
     Answer.UPDATED: {Answer.UPDATED},
     Answer.LATE: {Answer.LATE},
 }
-KINDS = ("available", "available", "left", "updated", "declined", "tick") * 4 + ("stop",)
+KINDS = ("present", "available", "available", "left", "updated", "declined", "tick") * 4 + ("stop",)
 moves = st.tuples(
     st.sampled_from(KINDS), st.sampled_from([A, B, C]), st.sampled_from([True] * 4 + [False])
 )
@@ -435,6 +480,8 @@ rules = st.builds(
 def event_of(move: tuple[str, ClientId, bool], now: float) -> Event:
     kind, client, holds = move
     match kind:
+        case "present":
+            return Present(tuple((c, holds) for c in (C, A) if c != client), now)
         case "available":
             return Available(client, holds, now)
         case "left":

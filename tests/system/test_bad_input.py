@@ -149,7 +149,7 @@ def test_a_client_whose_server_forgot_it_says_so_and_keeps_trying(tmp_path):
         assert federation.server.wait(30) == 0
         for path in federation.federation.glob("ledger.sqlite*"):
             path.unlink()
-        federation.serve()
+        federation.serve(*settings())
         client = federation.clients["a"]
         with federation.log("a").open() as log:
             while "does not admit this client's key" not in log.read():

@@ -71,7 +71,7 @@ def test_a_server_killed_in_a_round_goes_on_with_it(tmp_path):
         federation.join("b", write_client(tmp_path / "b", range(2), offset=12))
         federation.until("update")
         federation.kill_server()
-        federation.serve("--until-done")
+        federation.serve("--until-done", *arguments)
         assert federation.server.wait(120) == 0, federation.last_words("server")
     with open_ledger(federation) as ledger:
         run = ledger.newest_run()
@@ -81,6 +81,31 @@ def test_a_server_killed_in_a_round_goes_on_with_it(tmp_path):
         for row in rounds:
             updates = ledger.updates(row.key)
             assert len({u.client for u in updates}) == len(updates) == 2
+
+
+def test_everybody_who_is_here_is_asked_not_only_the_first(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        federation.serve("--until-done", *settings())  # min_clients is 2
+        for k, name in enumerate("abcd"):
+            federation.join(name, write_client(tmp_path / name, range(4), offset=12 * k))
+        assert federation.server.wait(120) == 0, federation.last_words("server")
+    with open_ledger(federation) as ledger:
+        last = ledger.rounds(ledger.newest_run().run_id)[-1]
+        assert len(last.asked) == 4
+
+
+def test_a_second_run_with_another_method_takes_its_clients_along(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        federation.serve("--until-done", *settings(tasks__classes=[["0", "1"]]))
+        federation.join("a", write_client(tmp_path / "a", range(2)))
+        federation.join("b", write_client(tmp_path / "b", range(2), offset=12))
+        assert federation.server.wait(120) == 0, federation.last_words("server")
+        options = settings(tasks__classes=[["0", "1"]], method__side=4)
+        federation.serve("--until-done", "--new-run", *options)
+        assert federation.server.wait(120) == 0, federation.last_words("server")
+        federation.check_clients()  # the daemons are still those of the first run
+    with open_ledger(federation) as ledger:
+        assert [r.status for r in ledger.runs()] == [RunStatus.DONE, RunStatus.DONE]
 
 
 def test_status_and_rounds_tell_the_truth_while_it_runs_and_after(tmp_path):

@@ -122,7 +122,7 @@ async def way_of_one_update(tmp_path):
         with ledger.transaction():
             ledger.accept_update(
                 round_key, client, update_id=item.digest, samples=item.samples,
-                tensor_bytes=item.payload.tensor_bytes, sealed_bytes=item.sealed_bytes,
+                tensor_bytes=item.tensor_bytes, sealed_bytes=item.sealed_bytes,
             )  # fmt: skip
 
     intake = Intake(
@@ -173,7 +173,7 @@ async def way_of_one_update(tmp_path):
         send=lambda p, m, *blobs: router.send(p.route, p.channel.frames(m, *blobs)),
     )  # fmt: skip
     parts: tuple[Part, ...] = aggregator.broadcast(ctx, new_state)
-    refs = publisher.publish(parts, Stamp(METHOD.name, DIGEST, 0, 1, "train", 0))
+    refs = await publisher.publish(parts, Stamp(METHOD.name, DIGEST, 0, 1, "train", 0))
     # 14: parts -> the next round
     downloads = Downloads(
         home, enrolment, client_keys, lambda m: dealer.send(ours.frames(m))

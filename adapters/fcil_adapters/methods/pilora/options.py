@@ -118,10 +118,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "mean_from": "training",
             "reweight": {"empty": "uniform"},
         },
-        "short": {
-            "epochs": 3,
-            "lr_prototype": 5e-2,
-            "lr_lora": 5e-3,
-        },
+        "short": {"epochs": 3, "lr_prototype": 8e-3, "lr_lora": 2e-4, "delta": 30.0},
     }
 )

@@ -1,0 +1,188 @@
+"""Bytes: every message is counted once, under the right round, client, direction and cause."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import sample_run
+from fcil_protocol.messages import Ack, Bye, Chunk, Hello, Message, Parts, Update, Want, encode
+from fcil_protocol.transport import HANDSHAKE_DOWN_BYTES, HANDSHAKE_UP_BYTES, wire_bytes
+from fcil_server.accounts import Accounts
+from fcil_server.ledger import Ledger
+from fcil_server.ledger_rows import Cause, Direction, RoundKey
+from sample_run import ALICE, BOB, RUN, Clock
+
+KEY, NEXT = RoundKey(RUN, 0, "train", 0), RoundKey(RUN, 0, "train", 1)
+PART, OLD = "ab" * 32, "cd" * 32
+SIG = bytes(64)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path):
+    with Ledger(tmp_path / "ledger.sqlite", clock=Clock()) as opened:
+        sample_run.add_clients(opened)
+        sample_run.add_run(opened)
+        opened.new_task(RUN, 0, [0, 1])
+        for key in (KEY, NEXT):
+            opened.new_round(key, asked=(ALICE, BOB), base_state=0, remaining_s=60.0)
+            opened.close_round(key, sample_run.Outcome.DONE)
+        yield opened
+
+
+@pytest.fixture
+def accounts(ledger: Ledger) -> Accounts:
+    made = Accounts(ledger, RUN)
+    made.round_key = KEY
+    return made
+
+
+def frames(message: Message, *blobs: bytes) -> list[bytes]:
+    return [encode(message), SIG if message.signed else b"", *blobs]
+
+
+def counts(ledger: Ledger) -> dict[tuple, tuple[int, int, int, int]]:
+    return {
+        (c.round, c.client, c.direction, c.cause): (c.tensor, c.sealed, c.application, c.wire)
+        for c in ledger.byte_counts(RUN)
+    }
+
+
+CHUNK = Chunk(digest=PART, index=0)
+UPDATE = Update(digest=PART)
+HELLO = Hello(protocol=1, oldest=1, package="", federation="f", client="c")
+
+
+@pytest.mark.parametrize(
+    ("message", "blobs", "cause", "sealed"),
+    [
+        (UPDATE, (b"h" * 300, SIG, b"w" * 1168), Cause.UPDATE, 0),
+        (CHUNK, (b"s" * 5000,), Cause.UPDATE, 5000),
+        (Want(digest=PART, chunks=[1]), (), Cause.CONTROL, 0),
+        (HELLO, (), Cause.CONTROL, 0),
+        (Bye(), (), Cause.CONTROL, 0),
+    ],
+    ids=["update", "chunk", "want", "hello", "bye"],
+)
+def test_a_message_of_a_client_is_charged_to_its_cause(
+    accounts: Accounts, ledger: Ledger, message: Message, blobs: tuple, cause: Cause, sealed: int
+) -> None:
+    sent = frames(message, *blobs)
+    accounts.received(ALICE, message, sent)
+    accounts.flush()
+    size = sum(map(len, sent))
+    assert counts(ledger) == {(0, ALICE, Direction.UP, cause): (0, sealed, size, wire_bytes(sent))}
+
+
+@pytest.mark.parametrize(
+    ("message", "blobs", "cause", "sealed", "tensor"),
+    [
+        (Parts(digest=PART), (b"h" * 300, SIG, b"w"), Cause.BROADCAST, 0, 4000),
+        (Parts(digest=OLD), (b"h" * 300, SIG, b"w"), Cause.CATCH_UP, 0, 4000),
+        (CHUNK, (b"s" * 5000,), Cause.BROADCAST, 5000, 0),
+        (Chunk(digest=OLD, index=1), (b"s" * 50,), Cause.CATCH_UP, 50, 0),
+        (Ack(digest=PART), (), Cause.CONTROL, 0, 0),
+    ],
+    ids=["new part", "old part", "chunk of new", "chunk of old", "ack"],
+)
+def test_a_message_to_a_client_is_a_broadcast_catching_up_or_control(
+    accounts: Accounts,
+    ledger: Ledger,
+    message: Message,
+    blobs: tuple,
+    cause: Cause,
+    sealed: int,
+    tensor: int,
+) -> None:
+    accounts.new_parts = {PART}
+    sent = frames(message, *blobs)
+    accounts.sent(BOB, message, sent, tensor=tensor)
+    accounts.flush()
+    size = sum(map(len, sent))
+    assert counts(ledger) == {
+        (0, BOB, Direction.DOWN, cause): (tensor, sealed, size, wire_bytes(sent))
+    }
+
+
+def test_a_connection_costs_its_handshake_in_both_directions(
+    accounts: Accounts, ledger: Ledger
+) -> None:
+    for _ in range(3):
+        accounts.connected(ALICE)
+    accounts.flush()
+    assert counts(ledger) == {
+        (0, ALICE, Direction.UP, Cause.HANDSHAKE): (0, 0, 0, 3 * HANDSHAKE_UP_BYTES),
+        (0, ALICE, Direction.DOWN, Cause.HANDSHAKE): (0, 0, 0, 3 * HANDSHAKE_DOWN_BYTES),
+    }
+
+
+def test_tensor_bytes_join_the_update_they_belong_to(accounts: Accounts, ledger: Ledger) -> None:
+    sent = frames(CHUNK, b"s" * 100)
+    accounts.received(ALICE, CHUNK, sent)
+    accounts.tensors_up(ALICE, 77)
+    accounts.flush()
+    (only,) = counts(ledger).values()
+    assert only == (77, 100, sum(map(len, sent)), wire_bytes(sent))
+
+
+def test_counts_add_up_over_flushes_and_nothing_is_written_twice(
+    accounts: Accounts, ledger: Ledger
+) -> None:
+    sent = frames(Bye())
+    for _ in range(3):
+        accounts.received(ALICE, Bye(), sent)
+        accounts.flush()
+        accounts.flush()
+    (only,) = counts(ledger).values()
+    assert only == (0, 0, 3 * sum(map(len, sent)), 3 * wire_bytes(sent))
+
+
+def test_bytes_are_charged_to_the_round_that_is_open_when_they_pass(
+    accounts: Accounts, ledger: Ledger
+) -> None:
+    """Also when they are written later."""
+    sent = frames(Bye())
+    accounts.received(ALICE, Bye(), sent)
+    accounts.round_key = NEXT
+    accounts.received(ALICE, Bye(), sent)
+    accounts.received(ALICE, Bye(), sent)
+    accounts.round_key = None
+    accounts.received(ALICE, Bye(), sent)
+    accounts.flush()
+    size = sum(map(len, sent))
+    assert {k[0]: v[2] for k, v in counts(ledger).items()} == {
+        0: size,
+        1: 2 * size,
+        None: size,
+    }
+
+
+def test_clients_are_kept_apart(accounts: Accounts, ledger: Ledger) -> None:
+    accounts.received(ALICE, Bye(), frames(Bye()))
+    accounts.received(BOB, Bye(reason="longer"), frames(Bye(reason="longer")))
+    accounts.flush()
+    by_client = {k[1]: v[2] for k, v in counts(ledger).items()}
+    assert by_client[BOB] == by_client[ALICE] + len(b"\xa6reason\xa6longer")
+
+
+def test_what_could_not_be_written_is_written_at_the_next_flush(
+    accounts: Accounts, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk loses no count."""
+    from fcil_protocol.errors import DiskFull
+
+    accounts.received(ALICE, Bye(), frames(Bye()))
+    accounts.received(BOB, Bye(), frames(Bye()))
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise DiskFull("the disk is full.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "add_bytes", full)
+        with pytest.raises(DiskFull):
+            accounts.flush()
+    accounts.received(ALICE, Bye(), frames(Bye()))
+    accounts.flush()
+    size = sum(map(len, frames(Bye())))
+    assert {k[1]: v[2] for k, v in counts(ledger).items()} == {ALICE: 2 * size, BOB: size}
