@@ -7,7 +7,7 @@ is told ids only for names that it holds itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from fcil_adapters.contract import TaskInfo
@@ -128,8 +128,10 @@ class ClassRegistry:
         planned = [c.planned_task for c in self._ledger.classes(self._run)]
         return 1 + max((p for p in planned if p is not None), default=-1)
 
-    def open_task(self, task: int) -> TaskInfo:
-        """Open a task in the ledger with its listed classes, or with all pending names.
+    def open_task(self, task: int, *, only: Collection[str] | None = None) -> TaskInfo:
+        """Open a task in the ledger with its listed classes, or with the pending names.
+
+        ``only`` restricts pending names to these keys; the others go on waiting.
 
         Pending names are sorted before they get the next ids, so that ids do not depend on
         who connected first.
@@ -142,7 +144,8 @@ class ClassRegistry:
             chosen = [(c.key, c.class_id) for c in rows if c.planned_task == task]
         else:
             first = 1 + max((c.class_id for c in rows if c.class_id is not None), default=-1)
-            chosen = [(c.key, first + i) for i, c in enumerate(self.pending())]
+            waiting = [c for c in self.pending() if only is None or c.key in only]
+            chosen = [(c.key, first + i) for i, c in enumerate(waiting)]
         if not chosen:
             raise InternalError(f"task {task} would open without a class.")
         ids = [class_id for _, class_id in chosen if class_id is not None]
@@ -229,7 +232,7 @@ class ClassRegistry:
             known = ", ".join(repr(c.name) for c in list(rows.values())[:20]) or "none yet"
             raise UsageError(
                 f"the run has no class {name!r}; it knows {known}.",
-                action="List all of them with: fcil-server classes ls",
+                action="fcil-server status --json lists all of them.",
             )
         return rows[key]
 

@@ -264,6 +264,16 @@ def stop(directory: DirOption = DEFAULT_DIRECTORY) -> None:
         typer.echo("The server stops.", err=True)
 
 
+@app.command("close-round")
+def close_round(directory: DirOption = DEFAULT_DIRECTORY) -> None:
+    """End the round under way with what has come; with nothing, it is skipped."""
+    with errors():
+        from fcil_protocol import control
+
+        control.ask(directory, "close_round")
+        typer.echo("The round closes.", err=True)
+
+
 def main() -> None:
     """Run the command line."""
     app()

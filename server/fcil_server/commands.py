@@ -31,6 +31,10 @@ async def answer(server: Server, op: str, fields: dict[str, Any]) -> dict[str, A
             _audit(server, fields, "stop")
             server.stop()
             return {}
+        case "close_round":
+            _audit(server, fields, "close_round")
+            server.open.coordinator.close_short()
+            return {}
         case "stop_run":
             return _stop_run(server, fields)
         case _:

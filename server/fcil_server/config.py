@@ -87,6 +87,9 @@ class RoundSection(Section):
     grace_s: float = Field(20.0, ge=0, description="how long an asked client may be away")
     on_short: Literal["reopen", "close"] = Field("reopen", description="deadline without quorum")
     max_reopens: int = Field(3, ge=0, description="then the round closes short")
+    settle_s: float = Field(
+        1.0, ge=0, description="once min_clients have come, how long to wait for others"
+    )
 
 
 class WireSection(Section):
@@ -287,6 +290,8 @@ def split_address(address: str) -> tuple[str, int]:
         ConfigError: it is neither.
     """
     host, colon, port = address.rpartition(":")
+    if host == "*":
+        raise ConfigError("address '*' cannot be told to clients: use 0.0.0.0 or [::].")
     number = int(port) if port.isdecimal() and len(port) <= 5 else -1
     if not colon or not 0 <= number <= 65535 or not host.strip("[]"):
         raise ConfigError(f"address {address!r} is not of the form HOST:PORT.")

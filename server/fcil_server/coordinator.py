@@ -155,7 +155,13 @@ class Coordinator:
             return None
         if not listed:
             await self._wait_for_classes()
-        return kit.classes.open_task(len(opened))
+        # Only what somebody here can teach: names of clients that left again go on waiting.
+        return kit.classes.open_task(len(opened), only=None if listed else self._held_pending())
+
+    def _held_pending(self) -> frozenset[str]:
+        """Return the keys of new class names that a present client has images of."""
+        held = {k for p in self.kit.peers.announced() for k, n in (p.train or {}).items() if n}
+        return frozenset(c.key for c in self.kit.classes.pending() if c.key in held)
 
     async def _wait_for_classes(self) -> None:
         """Discovered schedule: wait until enough new names are there and have settled."""
@@ -163,7 +169,7 @@ class Coordinator:
         first: float | None = None
         self.at.phase = "waiting"
         while True:
-            pending, here = len(self.kit.classes.pending()), len(self.kit.peers.announced())
+            pending, here = len(self._held_pending()), len(self.kit.peers.announced())
             first = (first or self._now()) if pending else None
             enough = pending >= rules.min_new_classes and here >= least
             overdue = first is not None and self._now() >= first + rules.max_wait_s
@@ -239,6 +245,7 @@ class Coordinator:
                 for instruction in at.round.handle(await self._events.get()):
                     if isinstance(instruction, machine.Close):
                         await self.drain()
+                        self._ensure_row(key)
                         return instruction
                     await self._execute(instruction, key)
         finally:
@@ -246,12 +253,18 @@ class Coordinator:
                 timer.cancel()
             self._timers.clear()
 
+    def _ensure_row(self, key: RoundKey) -> None:
+        """A round that closes before it asked anybody has left no trace in the ledger yet."""
+        if self.kit.ledger.open_round(self.kit.run) is None:
+            self.kit.ledger.new_round(key, asked=(), base_state=self.at.number)
+
     def _machine(self, key: RoundKey) -> Round:
         """Make the round's machine, as it was when the server stopped if it was open."""
         ledger = self.kit.ledger
         rules = Rules(**self.kit.config.round.model_dump(exclude={"rounds_per_task"}))
         if key.kind == EVALUATE:
-            rules = replace(rules, clients_per_round=0)  # everybody with test images is asked
+            # Everybody with test images is asked; where nobody has any there is nothing to ask.
+            rules = replace(rules, clients_per_round=0, skip_without_holders=True)
         seed = (self.kit.config.run.seed, key.task, key.round)
         row = ledger.open_round(self.kit.run)
         if row is None or row.key != key:

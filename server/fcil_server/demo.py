@@ -6,8 +6,10 @@ package (UCI ML hand-written digits, test set).
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -94,7 +96,10 @@ def run_demo(directory: Path, clients: int, settings: tuple[str, ...], form: For
 
     An interrupted demo goes on where it was; a complete one begins a new run.
     """
-    data = write_digits(directory / "data", clients)
+    # A closed terminal or a plain kill stops the demo's processes like Ctrl-C does.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    data = write_digits(directory / f"data-{clients}", clients)
     federation = LocalFederation(directory)
     arguments = ["--until-done"]
     for setting in (*demo_config(clients), *settings):
@@ -108,6 +113,10 @@ def run_demo(directory: Path, clients: int, settings: tuple[str, ...], form: For
             federation.join(path.name, path, "--threads", "1")
         _watch(federation)
     _results(federation, form, time.monotonic() - started)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _complete(directory: Path) -> bool:

@@ -19,7 +19,7 @@ from typing import Self
 
 import platformdirs
 
-from fcil_protocol.errors import StorageError
+from fcil_protocol.errors import CorruptFile, KeyFileError, StorageError, WireError
 from fcil_protocol.files import DirectoryLock, storage_errors, write_atomic
 from fcil_protocol.ids import FederationId, RunId
 from fcil_protocol.keys import Certificate, PrivateKeys, RootKey
@@ -75,8 +75,18 @@ class Federation:
 
     def _certificate(self, path: Path) -> Certificate:
         if path.exists():
-            certificate = Certificate.from_bytes(path.read_bytes())
-            certificate.verify(self.id, time.time())
+            try:
+                certificate = Certificate.from_bytes(path.read_bytes())
+            except WireError as error:
+                raise CorruptFile(
+                    f"{path} is damaged: {error.message}", action="Restore it from a backup."
+                ) from error
+            if certificate.verify(self.id, time.time()) != self.keys.public:
+                raise KeyFileError(
+                    f"{path} certifies {certificate.keys.fingerprint[:12]}, but the server's key "
+                    f"is {self.keys.public.fingerprint[:12]}; clients would refuse it.",
+                    action="Restore keys/server.json from a backup.",
+                )
             return certificate
         certificate = self.root.certify(self.keys.public)
         write_atomic(path, certificate.to_bytes())

@@ -61,6 +61,8 @@ class Rules:
         grace_s: how long an asked client may be away before the round goes on without it.
         on_short: ``reopen`` or ``close`` when the deadline passes without a quorum.
         max_reopens: after so many reopenings the round closes short.
+        settle_s: once enough clients have come one by one, how long to wait for the others.
+        skip_without_holders: close at once if enough clients are here and none has data.
     """
 
     clients_per_round: int = 0
@@ -70,6 +72,8 @@ class Rules:
     grace_s: float = 20.0
     on_short: str = "reopen"
     max_reopens: int = 3
+    settle_s: float = 0.0
+    skip_without_holders: bool = False
 
 
 # --- events ---------------------------------------------------------------------------------
@@ -189,6 +193,7 @@ class Round:
     away_since: dict[ClientId, float] = field(default_factory=dict)
     deadline: float = 0.0
     reopens: int = 0
+    opens_at: float | None = None  # set while enough clients are here and others may follow
 
     @classmethod
     def restore(
@@ -230,12 +235,25 @@ class Round:
 
     def _gather(self, event: Available) -> list[Instruction]:
         self.connected[event.client] = event.holds
+        if self.opens_at is not None or not self.rules.settle_s:
+            return [] if self.opens_at is not None else self._open_if_enough(event.now)
+        if len(self.connected) < self.rules.min_clients:
+            return []
+        self.opens_at = event.now + self.rules.settle_s
+        return [SetTimer(self.opens_at)]
+
+    def _settled(self, event: Tick) -> list[Instruction]:
+        if self.opens_at is None or event.now < self.opens_at:
+            return []
+        self.opens_at = None
         return self._open_if_enough(event.now)
 
     def _open_if_enough(self, now: float) -> list[Instruction]:
         holders = sorted(c for c, holds in self.connected.items() if holds)
-        if len(self.connected) < self.rules.min_clients or not holders:
+        if len(self.connected) < self.rules.min_clients:
             return []
+        if not holders:
+            return self._close(Outcome.SKIPPED) if self.rules.skip_without_holders else []
         asked = self._sample(holders)
         self.phase = Phase.OPEN
         self.answers = dict.fromkeys(asked, Answer.NONE)
@@ -343,6 +361,8 @@ class Round:
         (Phase.GATHERING, Present): _present,
         (Phase.GATHERING, Available): _gather,
         (Phase.GATHERING, Left): _forget,
+        (Phase.GATHERING, Tick): _settled,
+        (Phase.GATHERING, Stop): _stop,
         (Phase.OPEN, Present): _all_back,
         (Phase.OPEN, Available): _back,
         (Phase.OPEN, Left): _away,

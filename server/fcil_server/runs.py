@@ -220,8 +220,9 @@ def _assemble(
 ) -> OpenRun:
     directory = server.federation.run_directory(row.run_id)
     with storage_errors("create the run directory", directory):
+        directory.mkdir(mode=0o700, exist_ok=True)
         for name in ("states", "parts", "spool", "incoming"):
-            (directory / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+            (directory / name).mkdir(mode=0o700, exist_ok=True)
     spool = Spool(directory / "spool", segment_bytes=config.storage.segment_mb << 20)
     for text in spool.recovered:
         server.note("warning", "spool_recovered", text)

@@ -119,7 +119,7 @@ class StateStore:
         if not path.exists():
             raise CorruptFile(
                 f"{self.path(number)} has no record {path.name}: it was not written to its end.",
-                action="The state before it is used.",
+                action="Restore it from a backup, or start a new run: fcil-server serve --new-run",
             )
         with storage_errors("read", path):
             text = path.read_bytes()
@@ -208,7 +208,7 @@ class StateStore:
             raise CorruptFile(
                 f"{path} is damaged: expected SHA-256 {record.digest[:16]}, got {got[:16]} "
                 f"({len(data)} of {record.size_bytes} bytes).",
-                action="The state before it is used; restore this one from a backup.",
+                action="Restore it from a backup, or start a new run: fcil-server serve --new-run",
             )
         return record, data
 
@@ -308,6 +308,6 @@ def _parse_record(path: Path, number: int, text: bytes) -> StateRecord:
     if not whole:
         raise CorruptFile(
             f"the record {path} is damaged: expected state {number} with its digest.",
-            action="The state before it is used; restore this one from a backup.",
+            action="Restore it from a backup, or start a new run: fcil-server serve --new-run",
         )
     return record

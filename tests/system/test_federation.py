@@ -171,3 +171,47 @@ def test_discovered_classes_open_tasks_by_themselves(tmp_path):
         federation.until("task_done", text="task 1")
         status = control.ask(federation.federation, "status")
         assert {c["name"]: c["task"] for c in status["classes"]} == {"0": 0, "1": 0, "7": 1}
+
+
+def test_classes_of_a_client_that_left_again_do_not_hold_up_the_others(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        arguments = settings(tasks__schedule="discovered", tasks__classes=[], tasks__settle_s=1.0)
+        federation.serve(*arguments)
+        federation.join("a", write_client(tmp_path / "a", [0]))
+        federation.join("b", write_client(tmp_path / "b", [0], offset=12))
+        federation.until("task_done", text="task 0")
+        federation.join("c", write_client(tmp_path / "c", [5]))
+        federation.until("announced", text=":c")
+        federation.kill_client("c")
+        write_client(tmp_path / "a", [6])
+        federation.until("task_done", text="task 1")
+        status = control.ask(federation.federation, "status")
+        tasks = {c["name"]: c["task"] for c in status["classes"]}
+        assert tasks == {"0": 0, "6": 1, "5": None}
+
+
+def test_where_nobody_has_a_test_image_the_evaluation_is_skipped(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        federation.serve("--until-done", *settings(tasks__classes=[["0", "1"]]))
+        federation.join("a", write_client(tmp_path / "a", [0, 1], per_class=1))
+        federation.join("b", write_client(tmp_path / "b", [0, 1], per_class=1, offset=12))
+        assert federation.server.wait(120) == 0, federation.last_words("server")
+    with open_ledger(federation) as ledger:
+        rounds = ledger.rounds(ledger.newest_run().run_id)
+    assert [(r.kind, r.outcome) for r in rounds] in (
+        [("train", Outcome.DONE), ("evaluate", Outcome.SKIPPED)],
+        [("train", Outcome.DONE), ("evaluate", Outcome.DONE)],  # the hash gave one to test
+    )
+
+
+def test_an_operator_can_close_a_round_that_nobody_can_answer(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        arguments = settings(tasks__classes=[["zebra"]], round__min_clients=1, run__evaluate=False)
+        federation.serve("--until-done", *arguments)
+        federation.join("a", write_client(tmp_path / "a", [0]))
+        federation.until("announced")
+        control.ask(federation.federation, "close_round")
+        assert federation.server.wait(60) == 0, federation.last_words("server")
+    with open_ledger(federation) as ledger:
+        [row] = ledger.rounds(ledger.newest_run().run_id)
+        assert row.outcome is Outcome.SKIPPED
