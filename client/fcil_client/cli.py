@@ -10,7 +10,7 @@ import typer
 from fcil_protocol.terminal import Format, Lines, chosen, emit, errors, printable
 
 if TYPE_CHECKING:
-    from fcil_client.daemon import Note
+    from fcil_client.notes import Note
 
 app = typer.Typer(
     name="fcil-client",

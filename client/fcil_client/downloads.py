@@ -73,11 +73,20 @@ class Downloads:
             self.active[digest] = None
             self.send(Want(digest=digest, chunks=[], header=True))
 
-    def header(self, received: Received, message: Parts, terms: Terms, server: PublicKeys) -> None:
-        """Take the signed header of a part and ask for its chunks."""
+    def header(self, received: Received, message: Parts, terms: Terms, server: PublicKeys) -> bool:
+        """Take the signed header of a part and ask for its chunks.
+
+        Returns:
+            Whether every part of the order is on disk now: all chunks of this one may have been
+            there already, left by an earlier process.
+
+        Raises:
+            WireError, TrustError: it is not the part that the order names, or not by the server.
+            DiskFull, StorageError: there is no room for it.
+        """
         ref = self.refs.get(message.digest)
         if ref is None or message.digest not in self.active:
-            return  # of an order that is over
+            return False  # of an order that is over
         data, signature, wrap = received.blobs
         verify_header(data, signature, server)
         header = parse_header(data, max_plain_bytes=terms.max_payload_bytes)
@@ -89,7 +98,7 @@ class Downloads:
             header, data, signature, wrap, Assembly(header, path=path), terms.credit
         )
         self.active[message.digest] = receiving
-        self._continue(message.digest, receiving)
+        return self._continue(message.digest, receiving)
 
     def _check(self, header: Header, ref: PartRef, terms: Terms) -> None:
         core = header.core
@@ -99,15 +108,19 @@ class Downloads:
             raise WireError(f"part {ref.name!r}: expected {expected}, got {got}.")
 
     def chunk(self, received: Received, message: Chunk) -> bool:
-        """Take one chunk; True once every part of the order is on disk."""
+        """Take one chunk; True once every part of the order is on disk.
+
+        Raises:
+            WireError: it does not fit the header; it is not kept.
+            DiskFull, StorageError: it, or the complete part, cannot be written.
+        """
         receiving = self.active.get(message.digest)
         if receiving is None:
             return False
         receiving.put(message.index, received.blobs[0])
-        self._continue(message.digest, receiving)
-        return not self.waiting and not self.active
+        return self._continue(message.digest, receiving)
 
-    def _continue(self, digest: str, receiving: Receiving) -> None:
+    def _continue(self, digest: str, receiving: Receiving) -> bool:
         if receiving.complete:
             body = receiving.assembly.body()
             stored = StoredEnvelope(
@@ -121,6 +134,7 @@ class Downloads:
             wanted = receiving.want()
             if wanted:
                 self.send(Want(digest=digest, chunks=wanted))
+        return not self.waiting and not self.active
 
 
 def open_part(home: Home, ref: PartRef, keys: PrivateKeys, server: PublicKeys) -> Payload:

@@ -8,7 +8,9 @@ keys never travel. Enrolment from other machines needs a ticket.
 from __future__ import annotations
 
 import json
+import re
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from fcil_protocol import control
 from fcil_protocol.errors import LinkError, TrustError, Unreachable, UsageError
 from fcil_protocol.ids import ClientId, FederationId
 from fcil_protocol.keys import Certificate, PrivateKeys
+
+_FEDERATION = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ def join_files() -> list[JoinFile]:
     for path in sorted((state_home() / "servers").glob("*.json")):
         try:
             fields = json.loads(path.read_bytes())
+            if not _FEDERATION.fullmatch(fields["federation"]) or not fields["addresses"]:
+                continue
             found.append(
                 JoinFile(
                     FederationId(fields["federation"]),
@@ -61,10 +67,6 @@ def find(data: Path, server: str | None) -> tuple[Home, Enrolment]:
     """
     running = [j for j in join_files() if server is None or _means(j, server)]
     known = [h for h in Home.known(data) if server is None or _home_means(h, server)]
-    for join in running:
-        home = Home.of(join.federation, data)
-        if home.enrolment() is not None and len(running) == 1:
-            return home, _refresh(home, join)
     if len(running) > 1:
         raise UsageError(
             "several servers run on this machine: "
@@ -73,7 +75,10 @@ def find(data: Path, server: str | None) -> tuple[Home, Enrolment]:
             action="Say which one: --server ADDRESS.",
         )
     if running:
-        return _enrol(running[0], data)
+        home = Home.of(running[0].federation, data)
+        if home.enrolment() is not None:
+            return home, _refresh(home, running[0])
+        return home, _enrol(home, running[0], data)
     if len(known) == 1:
         enrolment = known[0].enrolment()
         assert enrolment is not None
@@ -112,8 +117,7 @@ def _refresh(home: Home, join: JoinFile) -> Enrolment:
     return enrolment
 
 
-def _enrol(join: JoinFile, data: Path) -> tuple[Home, Enrolment]:
-    home = Home.of(join.federation, data)
+def _enrol(home: Home, join: JoinFile, data: Path) -> Enrolment:
     keys = load_keys(home)
     name = f"{socket.gethostname()}:{data.resolve().name}"[:128]
     public = {k: v.hex() for k, v in keys.public.to_fields().items()}
@@ -127,6 +131,7 @@ def _enrol(join: JoinFile, data: Path) -> tuple[Home, Enrolment]:
     certificate = Certificate.from_bytes(bytes.fromhex(reply["certificate"]))
     if certificate.federation != join.federation:
         raise TrustError("the server's certificate is of another federation than its join file.")
+    certificate.verify(join.federation, time.time())
     enrolment = Enrolment(
         client_id=ClientId(reply["client_id"]),
         name=reply["name"],
@@ -136,7 +141,7 @@ def _enrol(join: JoinFile, data: Path) -> tuple[Home, Enrolment]:
         data=str(data.resolve()),
     )
     home.save_enrolment(enrolment)
-    return home, enrolment
+    return enrolment
 
 
 def load_keys(home: Home) -> PrivateKeys:

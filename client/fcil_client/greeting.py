@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 import fcil_protocol
 from fcil_adapters import registry
 from fcil_adapters.contract import BackboneInfo, Hparams, Method, TaskInfo
@@ -58,12 +60,22 @@ def hello(
     nonce: bytes,
     package: str,
     device: str,
-    run: str,
     terms: Terms | None,
     claim: BackboneClaim | None,
     ready: bool,
 ) -> Hello:
-    """Build a Hello; once the backbone is ready it carries the claim about it."""
+    """Build a Hello.
+
+    Args:
+        enrolment: who we are.
+        nonce: ours, drawn for this session.
+        package: version of the fcil package.
+        device: where we compute, for people.
+        terms: of the last Welcome; the Hello names its run.
+        claim: about the backbone of that run, if its method uses one.
+        ready: the backbone of that run is loaded: the Hello carries the claim and the digest
+            of its schemas. The server does not look at them if it has another run by now.
+    """
     return Hello(
         nonce=nonce,
         protocol=fcil_protocol.PROTOCOL_VERSION,
@@ -73,7 +85,7 @@ def hello(
         client=enrolment.client_id,
         device=device[:128],
         methods=installed_methods(),
-        run=run,
+        run=terms.run if terms else "",
         schema_digest=terms.schema_digest if terms and ready else "",
         backbone=claim if ready else None,
     )
@@ -107,7 +119,7 @@ def read_welcome(welcome: Welcome, enrolment: Enrolment) -> tuple[Terms, PublicK
     if not is_run_id(welcome.run):
         raise WireError(f"the server names a run {welcome.run[:40]!r}, which is no run id.")
     method = _method(welcome)
-    hparams = method.hparams.model_validate(_json(welcome.hparams))
+    hparams = _hparams(method, welcome)
     backbone = backbone_from_fields(_json(welcome.backbone))
     digest = registry.schema_digest(method, hparams, backbone)
     if digest != welcome.schema_digest:
@@ -144,6 +156,19 @@ def _method(welcome: Welcome) -> Method:
             action="Install the same version of its package on both sides.",
         )
     return method
+
+
+def _hparams(method: Method, welcome: Welcome) -> Hparams:
+    try:
+        return method.hparams.model_validate(_json(welcome.hparams))
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(x) for x in fault["loc"])
+        raise MethodMismatch(
+            f"method {method.name} {method.version} of this client does not take the server's "
+            f"options: {where[:80]}: {fault['msg'][:200]}.",
+            action="Install the same version of its package on both sides.",
+        ) from error
 
 
 def _json(text: str) -> dict[str, Any]:

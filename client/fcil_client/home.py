@@ -17,7 +17,6 @@ One directory per (federation, data folder)::
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -30,6 +29,8 @@ from fcil_protocol.errors import CorruptFile, DataError
 from fcil_protocol.files import storage_errors, write_atomic
 from fcil_protocol.ids import ClientId, FederationId, is_client_id
 from fcil_protocol.payload import Payload, pack, unpack
+
+SALT_BYTES = 16
 
 
 def state_home() -> Path:
@@ -48,7 +49,7 @@ class Enrolment:
 
     Attributes:
         certificate: hex of the server's root-signed certificate, as given at enrolment.
-        addresses: HOST:PORT of the server, tried in turn.
+        addresses: HOST:PORT of the server; where nobody answers, the next one is tried.
     """
 
     client_id: ClientId
@@ -125,14 +126,24 @@ class Home:
         write_atomic(self.directory / "client.json", text.encode())
 
     def salt(self) -> bytes:
-        """Return the 16 bytes that fix this client's split of its images, drawn once."""
+        """Return the bytes that fix this client's split of its images, drawn once.
+
+        Raises:
+            CorruptFile: the file is there and has another size.
+        """
         path = self.directory / "salt"
-        with contextlib.suppress(FileNotFoundError):
-            salt = path.read_bytes()
-            if len(salt) == 16:
-                return salt
-        salt = os.urandom(16)
-        write_atomic(path, salt)
+        with storage_errors("read", path):
+            salt = path.read_bytes() if path.exists() else None
+        if salt is None:
+            salt = os.urandom(SALT_BYTES)
+            write_atomic(path, salt)
+        if len(salt) != SALT_BYTES:
+            # Another salt would be another split: images once kept for tests would be learned.
+            raise CorruptFile(
+                f"{path} is damaged: expected {SALT_BYTES} bytes, got {len(salt)}.",
+                action="Restore it from a backup. Without one, remove this client's directory and "
+                "join again as a new client.",
+            )
         return salt
 
     # --- what is on its way -----------------------------------------------------------------
@@ -149,10 +160,15 @@ class Home:
         """Return the file that says which round an update belongs to."""
         return self.directory / "outbox" / f"{digest}.json"
 
+    def unsent_notes(self) -> list[str]:
+        """Return the digests of notes whose update was never written, after a crash."""
+        notes = {p.stem for p in (self.directory / "outbox").glob("*.json")}
+        return sorted(notes - set(self.outbox()))
+
     def drop_outgoing(self, digest: str) -> None:
         """Remove an update and its note."""
         for path in (self.outbox_path(digest), self.note_path(digest)):
-            path.unlink(missing_ok=True)
+            _remove(path)
 
     def part_path(self, digest: str) -> Path:
         """Return the sealed part's file."""
@@ -163,10 +179,11 @@ class Home:
         return self.directory / "incoming" / digest
 
     def prune_parts(self, keep: set[str]) -> None:
-        """Remove cached parts that the current state of the run no longer names."""
-        for path in (self.directory / "parts").glob("*.part"):
-            if path.stem not in keep:
-                path.unlink(missing_ok=True)
+        """Remove parts, whole or still arriving, that the state of the run no longer names."""
+        for name in ("parts", "incoming"):
+            for path in (self.directory / name).glob("*"):
+                if path.stem not in keep:
+                    _remove(path)
 
     # --- the method's state -----------------------------------------------------------------
 
@@ -186,8 +203,8 @@ class Home:
     def enter_run(self, run: str) -> bool:
         """Note which run the state belongs to; True, and all else forgotten, if it is new."""
         path = self.directory / "run"
-        with contextlib.suppress(FileNotFoundError):
-            if path.read_text() == run:
+        with storage_errors("read", path):
+            if path.exists() and path.read_bytes() == run.encode():
                 return False
         self.reset_state()
         write_atomic(path, run.encode())
@@ -195,9 +212,8 @@ class Home:
 
     def reset_state(self) -> None:
         """Forget everything learned for a run that is no longer the server's."""
-        (self.directory / "state.safetensors").unlink(missing_ok=True)
-        for path in (self.directory / "provisional").glob("*"):
-            path.unlink(missing_ok=True)
+        _remove(self.directory / "state.safetensors")
+        self.prune_provisional(set())
         for digest in self.outbox():
             self.drop_outgoing(digest)
         self.prune_parts(set())
@@ -205,6 +221,12 @@ class Home:
     def save_provisional(self, digest: str, state: Payload) -> None:
         """Keep the state that came with an update until the server has judged it."""
         write_atomic(self.directory / "provisional" / f"{digest}.safetensors", pack(state))
+
+    def prune_provisional(self, keep: set[str]) -> None:
+        """Remove provisional states whose updates are gone and will get no verdict."""
+        for path in (self.directory / "provisional").glob("*"):
+            if path.stem not in keep:
+                _remove(path)
 
     def settle(self, digest: str, *, counted: bool) -> bool:
         """Make a provisional state the state, or discard it; False if there was none."""
@@ -214,8 +236,13 @@ class Home:
         if counted:
             with storage_errors("keep the client's state", path):
                 path.replace(self.directory / "state.safetensors")
-        path.unlink(missing_ok=True)
+        _remove(path)
         return True
+
+
+def _remove(path: Path) -> None:
+    with storage_errors("remove", path):
+        path.unlink(missing_ok=True)
 
 
 def find_data(data: str) -> Path:

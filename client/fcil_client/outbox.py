@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from fcil_client.home import Home
 from fcil_protocol.envelope import read_envelope, write_envelope
-from fcil_protocol.errors import FcilError
+from fcil_protocol.errors import FcilError, StorageError
 from fcil_protocol.files import write_atomic
 from fcil_protocol.header import Header, parse_header
 from fcil_protocol.messages import Chunk, RoundOpen, Update
@@ -32,6 +32,8 @@ class Outbox:
         or will be asked for again.
         """
         found: tuple[RoundOpen | None, str] = (None, "")
+        for digest in self._home.unsent_notes():
+            self._drop(digest)
         by_age = sorted(
             self._home.outbox(), key=lambda d: self._home.outbox_path(d).stat().st_mtime
         )
@@ -53,10 +55,18 @@ class Outbox:
         self._home.settle(digest, counted=False)
 
     def put(self, digest: str, envelope: StoredEnvelope, order: RoundOpen) -> None:
-        """Keep a sealed update; it is on disk when this returns."""
+        """Keep a sealed update; it is on disk when this returns.
+
+        Raises:
+            DiskFull, StorageError: nothing of it was kept.
+        """
         note = order.model_dump_json(exclude={"parts", "verdict", "nonce"}).encode()
-        write_atomic(self._home.note_path(digest), _with_parts(note))
-        write_envelope(self._home.outbox_path(digest), envelope)
+        try:
+            write_atomic(self._home.note_path(digest), _with_parts(note))
+            write_envelope(self._home.outbox_path(digest), envelope)
+        except StorageError:
+            self._home.drop_outgoing(digest)
+            raise
 
     def hold(self, digest: str, envelope: StoredEnvelope) -> None:
         """Keep an envelope for this session only (an inventory is made anew each time)."""
@@ -73,7 +83,11 @@ class Outbox:
         self.send_chunks(digest, range(min(credit, len(header.hashes))), send)
 
     def send_chunks(self, digest: str, indices: Sequence[int], send: Send) -> None:
-        """Send the chunks that the server asks for."""
+        """Send the chunks that the server asks for.
+
+        Raises:
+            CorruptFile: the file in the outbox is damaged.
+        """
         envelope, header = self._envelope(digest)
         for index in indices:
             if 0 <= index < len(header.hashes):

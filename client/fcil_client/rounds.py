@@ -19,14 +19,14 @@ from fcil_client.downloads import open_part
 from fcil_client.greeting import Terms, check_backbone
 from fcil_client.home import Enrolment, Home
 from fcil_client.outbox import Outbox
-from fcil_client.session import RoundKey, key_of
+from fcil_client.session_events import RoundKey, key_of
 from fcil_protocol.envelope import Core, seal, wrap_key
-from fcil_protocol.errors import DataError, EgressRefused, SchemaMismatch
+from fcil_protocol.errors import DataError, EgressRefused, SchemaMismatch, StorageError
 from fcil_protocol.keys import PrivateKeys, PublicKeys
 from fcil_protocol.messages import BackboneClaim, RoundOpen
 from fcil_protocol.payload import Payload, pack, unpack
 from fcil_protocol.stored import StoredEnvelope
-from fcil_protocol.wellknown import EVALUATE, INVENTORY, REGISTRY
+from fcil_protocol.wellknown import EVALUATE, INVENTORY, REGISTRY, REGISTRY_SCHEMA
 
 CHUNK_BYTES = 256 * 1024  # 13 s at 20 kB/s, inside the heartbeat's patience
 WORKER_IDLE_S = 600.0
@@ -46,13 +46,12 @@ class Options:
 
 @dataclass
 class Inventory:
-    """What the folder holds, as told to the server."""
+    """What a scan found; class names and counts are told to the server."""
 
-    train: dict[str, int]
-    test: dict[str, int]
+    train: dict[str, int] = field(default_factory=dict)
+    test: dict[str, int] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
-    digest: str = ""
 
     @property
     def names(self) -> list[str]:
@@ -93,13 +92,14 @@ class RoundWork:
             log=home.directory / "worker.log",
         )
 
+    @property
+    def data(self) -> Path:
+        """The data folder or zip file."""
+        return self._options.data
+
     async def close(self) -> None:
         """End the worker."""
         await self._host.stop()
-
-    async def cancel(self) -> None:
-        """End the worker's current work; the next call starts it again."""
-        self._host.kill()
 
     # --- backbone and data ------------------------------------------------------------------
 
@@ -140,9 +140,13 @@ class RoundWork:
             "memory_bytes": self._options.memory_bytes,
         }
 
-    async def scan(self, terms: Terms) -> Inventory:
-        """Look through the folder; unreadable images are named, the others go on."""
-        del terms  # the same folder whatever the run
+    async def scan(self) -> Inventory:
+        """Look through the folder; unreadable images are named, the others go on.
+
+        Raises:
+            DataError: the folder as a whole cannot be used.
+            StorageError, WorkerError: the scan failed for another reason.
+        """
         async with self._turn:
             reply, _ = await self._host.call("scan", self._data_fields())
         return Inventory(
@@ -154,8 +158,12 @@ class RoundWork:
 
     def seal_inventory(
         self, terms: Terms, server: PublicKeys, inventory: Inventory
-    ) -> StoredEnvelope:
-        """Seal which classes are held; class names travel only like this."""
+    ) -> tuple[StoredEnvelope, str]:
+        """Seal which classes are held; class names travel only like this.
+
+        Returns:
+            The envelope and its digest.
+        """
         names = inventory.names
         payload = Payload(
             {
@@ -165,9 +173,7 @@ class RoundWork:
             {"names": names},
         )
         core = self._core(terms, RoundKey(terms.run, -1, INVENTORY, 0), base=0)
-        envelope, digest = self._seal(payload, core, server)
-        inventory.digest = digest
-        return envelope
+        return self._seal(payload, core, server)
 
     # --- a round ----------------------------------------------------------------------------
 
@@ -179,11 +185,14 @@ class RoundWork:
 
         Raises:
             DataError: no image of the classes in question.
+            SchemaMismatch: a part is not of the form that its kind has.
+            StaleUpdate: a part was damaged on disk.
+            DiskFull, StorageError: the update cannot be kept; nothing of it stays.
             EgressRefused: the method produced something that must not leave the device.
             WorkerError, WorkerDied: the computation failed.
         """
         parts = {ref.name: open_part(self._home, ref, self._keys, server) for ref in order.parts}
-        names = _names(parts.pop(REGISTRY))
+        names = read_registry(parts.pop(REGISTRY, None))
         task = TaskInfo(order.task, tuple(order.classes), tuple(order.past))
         wanted = set(task.seen if order.kind == EVALUATE else task.classes)
         for name, part in parts.items():
@@ -211,10 +220,21 @@ class RoundWork:
         self._guard(terms, order.kind, payload, task)
         core = self._core(terms, key_of(order), base=order.base)
         envelope, digest = await asyncio.to_thread(self._seal, payload, core, server)
-        if state is not None:
-            self._home.save_provisional(digest, state)
-        self._outbox.put(digest, envelope, order)
+        self._keep(digest, envelope, order, state)
         return digest
+
+    def _keep(
+        self, digest: str, envelope: StoredEnvelope, order: RoundOpen, state: Payload | None
+    ) -> None:
+        # All earlier updates have had their verdict: this round could not have begun otherwise.
+        self._home.prune_provisional(set(self._home.outbox()))
+        try:
+            if state is not None:
+                self._home.save_provisional(digest, state)
+            self._outbox.put(digest, envelope, order)
+        except StorageError:
+            self._home.settle(digest, counted=False)
+            raise
 
     async def _compute(
         self,
@@ -292,7 +312,21 @@ def withhold(results: Payload, min_count: int) -> Payload:
     return Payload({**tensors, "n": tensors["total"].sum().reshape(1)})
 
 
-def _names(registry_part: Payload) -> dict[str, int]:
-    names = registry_part.meta["names"]
-    assert isinstance(names, list)
-    return {str(n): int(c) for n, c in zip(names, registry_part.i64("class"), strict=True)}
+def read_registry(part: Payload | None) -> dict[str, int]:
+    """Return name -> id of the classes that the server's registry part names.
+
+    Raises:
+        SchemaMismatch: there is no such part, or it is not of the protocol's form.
+    """
+    if part is None:
+        raise SchemaMismatch(f"the server's order names no part {REGISTRY!r}.")
+    faults = REGISTRY_SCHEMA.check(part, {})
+    if faults:
+        raise SchemaMismatch(f"the server's part {REGISTRY!r}: {'; '.join(faults[:5])}.")
+    names, ids = part.meta["names"], part.i64("class").tolist()
+    assert isinstance(names, list), "the schema says so"
+    if len(names) != len(ids):
+        raise SchemaMismatch(
+            f"the server's part {REGISTRY!r} has {len(names)} names for {len(ids)} ids."
+        )
+    return {str(name): int(number) for name, number in zip(names, ids, strict=True)}

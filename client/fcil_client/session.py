@@ -19,248 +19,60 @@ in it for a state are ignored. The daemon executes instructions and decides noth
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import ClassVar
 
+from fcil_client.session_events import (
+    Acked,
+    Announce,
+    Announced,
+    BackboneFailed,
+    BackboneReady,
+    CancelWork,
+    Drop,
+    EnterRun,
+    Event,
+    Fetch,
+    FetchFailed,
+    FolderChanged,
+    Forget,
+    Greet,
+    HelloRefused,
+    HoldNothing,
+    Instruction,
+    InventoryRefused,
+    Later,
+    Link,
+    LinkDown,
+    LinkUp,
+    LoadBackbone,
+    Nacked,
+    Offer,
+    PartsLost,
+    PartsReady,
+    Refuse,
+    RetryDue,
+    RoundKey,
+    RoundOpened,
+    RoundOver,
+    Scan,
+    ScanFailed,
+    Scanned,
+    Settle,
+    Train,
+    TryAgain,
+    Welcomed,
+    Work,
+    WorkDone,
+    WorkFailed,
+    key_of,
+)
 from fcil_protocol.messages import RoundOpen, Verdict
 
-# Nacks that speak of the server's state, not of the update: it is kept and offered again.
+# Nacks that speak of the server's state, not of what was sent: it is offered again.
 PASSING = frozenset({"disk_full", "storage_failed", "internal", "timeout"})
-
-
-class Link(StrEnum):
-    """Region one: how far the client is with the server."""
-
-    OFFLINE = "offline"
-    GREETING = "greeting"
-    PREPARING = "preparing"
-    ANNOUNCING = "announcing"
-    READY = "ready"
-
-
-class Work(StrEnum):
-    """Region two: what it does in the current round."""
-
-    IDLE = "idle"
-    FETCHING = "fetching"
-    WORKING = "working"
-    SENDING = "sending"
-
-
-@dataclass(frozen=True)
-class RoundKey:
-    """Names one exchange; at most one update per client is accepted for it."""
-
-    run: str
-    task: int
-    kind: str
-    round: int
-
-    def __str__(self) -> str:
-        return f"task {self.task} {self.kind} round {self.round}"
-
-
-def key_of(message: RoundOpen) -> RoundKey:
-    """Return the key of a RoundOpen."""
-    return RoundKey(message.run, message.task, message.kind, message.round)
-
-
-# --- events ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LinkUp:
-    """A connection to the server stands."""
-
-
-@dataclass(frozen=True)
-class LinkDown:
-    """The connection is gone; the transport goes on trying."""
-
-
-@dataclass(frozen=True)
-class Welcomed:
-    """The server's signed Welcome was verified."""
-
-    ready: bool
-    verdict: Verdict | None = None
-
-
-@dataclass(frozen=True)
-class BackboneReady:
-    """The worker has loaded the backbone that the Welcome names."""
-
-
-@dataclass(frozen=True)
-class Announced:
-    """The server has stored which classes this client holds."""
-
-
-@dataclass(frozen=True)
-class FolderChanged:
-    """Images came or went in the data folder."""
-
-
-@dataclass(frozen=True)
-class RoundOpened:
-    """The server asks for an update (again, after a reconnect)."""
-
-    order: RoundOpen
-
-
-@dataclass(frozen=True)
-class PartsReady:
-    """All parts of the order are on disk and verified."""
-
-    key: RoundKey
-
-
-@dataclass(frozen=True)
-class PartsLost:
-    """A part on disk turned out to be damaged; it must be fetched again."""
-
-    key: RoundKey
-
-
-@dataclass(frozen=True)
-class WorkDone:
-    """The update is sealed in the outbox."""
-
-    key: RoundKey
-    digest: str
-
-
-@dataclass(frozen=True)
-class WorkFailed:
-    """The worker could not produce an update."""
-
-    key: RoundKey
-    reason: str
-
-
-@dataclass(frozen=True)
-class Acked:
-    """The server has the update on disk."""
-
-    digest: str
-
-
-@dataclass(frozen=True)
-class Nacked:
-    """The server refuses the update for good."""
-
-    digest: str
-    code: str
-
-
-@dataclass(frozen=True)
-class RetryDue:
-    """The pause after a passing failure of the server is over."""
-
-    digest: str
-
-
-@dataclass(frozen=True)
-class RoundOver:
-    """The server closed the round."""
-
-    key: RoundKey
-    verdict: Verdict | None = None
-
-
-Event = (
-    LinkUp | LinkDown | Welcomed | BackboneReady | Announced | FolderChanged | RoundOpened
-    | PartsReady | PartsLost | WorkDone | WorkFailed | Acked | Nacked | RetryDue | RoundOver
-)  # fmt: skip
-
-# --- instructions ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Greet:
-    """Send Hello."""
-
-
-@dataclass(frozen=True)
-class LoadBackbone:
-    """Have the worker load the backbone and compute the probe features."""
-
-
-@dataclass(frozen=True)
-class Announce:
-    """Scan the folder if it changed, and tell the server, sealed, which classes are held."""
-
-
-@dataclass(frozen=True)
-class Fetch:
-    """Ask for the parts of this order that are not on disk."""
-
-    order: RoundOpen
-
-
-@dataclass(frozen=True)
-class Train:
-    """Let the worker do the round's work and seal the result into the outbox."""
-
-    order: RoundOpen
-
-
-@dataclass(frozen=True)
-class CancelWork:
-    """Stop the worker's current round."""
-
-    key: RoundKey
-
-
-@dataclass(frozen=True)
-class Offer:
-    """Send the update from the outbox (again)."""
-
-    digest: str
-
-
-@dataclass(frozen=True)
-class OfferLater:
-    """The server could not keep the update now: offer it again after a pause."""
-
-    digest: str
-
-
-@dataclass(frozen=True)
-class Drop:
-    """Remove an update from the outbox, and the state that came with it."""
-
-    digest: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Forget:
-    """The update is safe at the server: remove it from the outbox, keep its state provisional."""
-
-    digest: str
-
-
-@dataclass(frozen=True)
-class Settle:
-    """Keep or discard the provisional state, as the server's verdict says."""
-
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Refuse:
-    """Send Decline."""
-
-    key: RoundKey
-    reason: str
-
-
-Instruction = (
-    Greet | LoadBackbone | Announce | Fetch | Train | CancelWork | Offer | OfferLater | Drop
-    | Forget | Settle | Refuse
-)  # fmt: skip
+RETRY_S = 10.0  # before something is offered again to a server that could not take it
+PAUSE_S = 60.0  # before the worker tries again what failed on this side
 
 
 def _settle(verdict: Verdict | None) -> list[Instruction]:
@@ -270,14 +82,28 @@ def _settle(verdict: Verdict | None) -> list[Instruction]:
 
 @dataclass
 class Session:
-    """State of one client; only `handle` changes it."""
+    """State of one client; only `handle` changes it.
+
+    Attributes:
+        outgoing: digest in the outbox; set exactly while `work` is sending.
+        run: of the last Welcome.
+        backbone_ready: the backbone of that run is loaded.
+        scanned: some scan of the folder succeeded.
+        scanning: a scan is under way.
+        folder_changed: since the last scan began.
+        withdrawn: the server refused what the last scan found; the list is empty since.
+    """
 
     link: Link = Link.OFFLINE
     work: Work = Work.IDLE
     order: RoundOpen | None = None
-    outgoing: str = ""  # digest in the outbox; set exactly while `work` is sending
+    outgoing: str = ""
+    run: str = ""
     backbone_ready: bool = False
-    folder_changed: bool = field(default=False)
+    scanned: bool = False
+    scanning: bool = False
+    folder_changed: bool = False
+    withdrawn: bool = False
 
     @classmethod
     def resume(cls, order: RoundOpen | None, outgoing: str) -> Session:
@@ -308,35 +134,91 @@ class Session:
         return []
 
     def _welcomed(self, event: Welcomed) -> list[Instruction]:
-        if event.ready:
+        out = _settle(event.verdict)
+        if self.order is not None and self.order.run != event.run:
+            out += self._abandon("another run has begun")
+        if self.run != event.run:
+            self.run, self.backbone_ready = event.run, False
+            out.append(EnterRun(event.run))
+        if event.ready and self.backbone_ready:
             self.link = Link.ANNOUNCING
-            return [*_settle(event.verdict), Announce()]
+            return [*out, *self._announce()]
         self.link = Link.PREPARING
-        return [*_settle(event.verdict), LoadBackbone()]
+        return [*out, LoadBackbone()]
 
-    def _prepared(self, _: BackboneReady) -> list[Instruction]:
+    def _unheard(self, _: HelloRefused) -> list[Instruction]:
+        return [Later(TryAgain(self.link), RETRY_S)]
+
+    def _prepared(self, event: BackboneReady) -> list[Instruction]:
+        if event.run != self.run:
+            return []
         self.backbone_ready = True
         self.link = Link.GREETING
         return [Greet()]
 
+    def _unprepared(self, event: BackboneFailed) -> list[Instruction]:
+        return [Later(TryAgain(self.link), PAUSE_S)] if event.run == self.run else []
+
+    def _again(self, event: TryAgain) -> list[Instruction]:
+        if event.link is not self.link:
+            return []
+        what: dict[Link, Instruction] = {Link.GREETING: Greet(), Link.PREPARING: LoadBackbone()}
+        return [what[self.link]] if self.link in what else self._tell()
+
+    # --- inventory --------------------------------------------------------------------------
+
+    def _announce(self) -> list[Instruction]:
+        """After a Welcome: what is known is enough, unless nothing is, or it is out of date.
+
+        The worker is not asked while it learns: the client would be away until it is done.
+        """
+        due = not self.scanned or (self.folder_changed and self.work is Work.IDLE)
+        return self._scan() if due and self.work is not Work.WORKING else [Announce()]
+
+    def _scan(self) -> list[Instruction]:
+        if self.scanning:
+            return []  # its end announces, and looks whether another one is due
+        self.scanning, self.folder_changed = True, False
+        return [Scan()]
+
+    def _tell(self) -> list[Instruction]:
+        return [Announce()] if self.link in (Link.ANNOUNCING, Link.READY) else []
+
+    def _scanned(self, _: Scanned) -> list[Instruction]:
+        self.scanning, self.scanned, self.withdrawn = False, True, False
+        return [*self._tell(), *self._idle()]
+
+    def _unscanned(self, _: ScanFailed) -> list[Instruction]:
+        self.scanning = False
+        return [Later(FolderChanged(), PAUSE_S), *self._tell(), *self._idle()]
+
     def _announced(self, _: Announced) -> list[Instruction]:
         self.link = Link.READY
         return [Offer(self.outgoing)] if self.work is Work.SENDING else self._idle()
+
+    def _unannounced(self, event: InventoryRefused) -> list[Instruction]:
+        if event.code in PASSING:
+            return [Later(TryAgain(self.link), RETRY_S)]
+        out: list[Instruction] = []
+        if not self.withdrawn:  # once: an empty list that is refused too is left alone
+            self.withdrawn = True
+            out = [HoldNothing(), Announce()]
+        return [*out, *(self._announced(Announced()) if self.link is Link.ANNOUNCING else ())]
 
     def _changed(self, _: FolderChanged) -> list[Instruction]:
         self.folder_changed = True
         return self._idle()
 
     def _idle(self) -> list[Instruction]:
-        # A changed folder is announced between rounds, never in the middle of one.
-        if self.folder_changed and self.link is Link.READY and self.work is Work.IDLE:
-            self.folder_changed = False
-            return [Announce()]
-        return []
+        # A changed folder is looked at between rounds, never in the middle of one.
+        free = self.link is Link.READY and self.work is Work.IDLE
+        return self._scan() if self.folder_changed and free else []
 
     # --- work -------------------------------------------------------------------------------
 
     def _start(self, event: RoundOpened, *end: Instruction) -> list[Instruction]:
+        if event.order.run != self.run:  # its terms are not known
+            return _settle(event.order.verdict)
         self.work, self.order, self.outgoing = Work.FETCHING, event.order, ""
         return [*_settle(event.order.verdict), *end, Fetch(event.order)]
 
@@ -349,8 +231,17 @@ class Session:
     def _asked_while_sending(self, event: RoundOpened) -> list[Instruction]:
         assert self.order is not None
         if key_of(event.order) == self.key and event.order.base == self.order.base:
-            return [Offer(self.outgoing)]
+            return [Offer(self.outgoing)] if self.link is Link.READY else []
         return self._start(event, Drop(self.outgoing, "another round has begun"))
+
+    def _abandon(self, reason: str) -> list[Instruction]:
+        out: list[Instruction] = []
+        if self.work is Work.SENDING:
+            out = [Drop(self.outgoing, reason)]
+        elif self.key is not None:
+            out = [CancelWork(self.key)]
+        self.work, self.order, self.outgoing = Work.IDLE, None, ""
+        return out
 
     def _fetched(self, event: PartsReady) -> list[Instruction]:
         if event.key != self.key or self.order is None:
@@ -372,11 +263,11 @@ class Session:
         self.work, self.outgoing = Work.SENDING, event.digest
         return [Offer(event.digest)] if self.link is Link.READY else []
 
-    def _failed(self, event: WorkFailed) -> list[Instruction]:
+    def _failed(self, event: FetchFailed | WorkFailed) -> list[Instruction]:
         if event.key != self.key:
             return []
         self.work, self.order = Work.IDLE, None
-        return [Refuse(event.key, event.reason), *self._idle()]
+        return [Refuse(event.key, event.code, event.text), *self._idle()]
 
     def _acked(self, event: Acked) -> list[Instruction]:
         if event.digest != self.outgoing:
@@ -386,7 +277,8 @@ class Session:
 
     def _nacked(self, event: Nacked) -> list[Instruction]:
         if event.code in PASSING:
-            return [OfferLater(event.digest)] if event.digest == self.outgoing else []
+            mine = event.digest == self.outgoing
+            return [Later(RetryDue(event.digest), RETRY_S)] if mine else []
         # The server may hold this very update already: then its state stays provisional.
         had = event.code == "already_have"
         out: Instruction = Forget(event.digest) if had else Drop(event.digest, event.code)
@@ -402,25 +294,29 @@ class Session:
     def _over(self, event: RoundOver) -> list[Instruction]:
         out = _settle(event.verdict)
         if event.key == self.key:
-            if self.work is Work.SENDING:
-                out.append(Drop(self.outgoing, "its round is over"))
-            elif self.work is not Work.IDLE:
-                out.append(CancelWork(event.key))
-            self.work, self.order, self.outgoing = Work.IDLE, None, ""
+            out += self._abandon("its round is over")
         return [*out, *self._idle()]
 
     TABLE: ClassVar[dict[tuple[Link | Work | None, type], Callable[..., list[Instruction]]]] = {
         (None, LinkUp): _up,
         (None, LinkDown): _down,
         (Link.GREETING, Welcomed): _welcomed,
+        (Link.GREETING, HelloRefused): _unheard,
         (Link.PREPARING, BackboneReady): _prepared,
+        (Link.PREPARING, BackboneFailed): _unprepared,
+        (None, TryAgain): _again,
+        (None, Scanned): _scanned,
+        (None, ScanFailed): _unscanned,
         (Link.ANNOUNCING, Announced): _announced,
+        (Link.ANNOUNCING, InventoryRefused): _unannounced,
+        (Link.READY, InventoryRefused): _unannounced,
         (None, FolderChanged): _changed,
         (Work.IDLE, RoundOpened): _start,
         (Work.FETCHING, RoundOpened): _start,
         (Work.WORKING, RoundOpened): _asked_while_working,
         (Work.SENDING, RoundOpened): _asked_while_sending,
         (Work.FETCHING, PartsReady): _fetched,
+        (Work.FETCHING, FetchFailed): _failed,
         (Work.WORKING, PartsLost): _lost,
         (None, WorkDone): _done,
         (Work.WORKING, WorkFailed): _failed,

@@ -230,10 +230,11 @@ class Nack(Message):
 
 
 class Bye(Message):
-    """Either way: this side ends the session on purpose."""
+    """Either way: this side ends the session on purpose; the code says why, if it matters."""
 
     type = "bye"
     reason: Text = ""
+    code: Name = ""
 
 
 MESSAGES: dict[str, type[Message]] = {
@@ -309,7 +310,8 @@ def _unpack(body: bytes) -> dict[str, Any]:
             strict_map_key=True,
             max_str_len=MAX_BODY_BYTES,
             max_bin_len=MAX_BODY_BYTES,
-            max_array_len=100_000,
+            # Room is taken as announced: no more elements than there are bytes.
+            max_array_len=min(100_000, len(body)),
             max_map_len=256,
             max_ext_len=0,
         )

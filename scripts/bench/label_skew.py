@@ -56,6 +56,7 @@ def one_run(clients: int, seed: int, options: dict[str, str], rounds: int) -> di
             "tasks.classes": json.dumps(TASKS),
             "method.name": "pilora",
             "method.preset": "short",
+            "method.augment": "jitter",
             "round.rounds_per_task": str(rounds),
             "round.min_clients": str(clients),
             **options,

@@ -38,6 +38,7 @@ def demo_config(clients: int) -> tuple[str, ...]:
         f"tasks.classes={tasks}",
         "method.name=pilora",
         "method.preset=short",
+        "method.augment=jitter",  # a mirrored digit is no digit
         "round.rounds_per_task=3",
         f"round.min_clients={clients}",
     )

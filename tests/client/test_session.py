@@ -9,27 +9,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcil_client.session import (
-    PASSING,
+from fcil_client.session import PASSING, PAUSE_S, RETRY_S, Session
+from fcil_client.session_events import (
     Acked,
     Announce,
     Announced,
+    BackboneFailed,
     BackboneReady,
     CancelWork,
     Drop,
+    EnterRun,
     Event,
     Fetch,
+    FetchFailed,
     FolderChanged,
     Forget,
     Greet,
+    HelloRefused,
+    HoldNothing,
     Instruction,
+    InventoryRefused,
+    Later,
     Link,
     LinkDown,
     LinkUp,
     LoadBackbone,
     Nacked,
     Offer,
-    OfferLater,
     PartsLost,
     PartsReady,
     Refuse,
@@ -37,9 +43,12 @@ from fcil_client.session import (
     RoundKey,
     RoundOpened,
     RoundOver,
-    Session,
+    Scan,
+    ScanFailed,
+    Scanned,
     Settle,
     Train,
+    TryAgain,
     Welcomed,
     Work,
     WorkDone,
@@ -48,13 +57,15 @@ from fcil_client.session import (
 )
 from fcil_protocol.messages import RoundOpen, Verdict
 
-RUN = "r20260102-030405-0a0b"
+RUN, RUN2 = "r20260102-030405-0a0b", "r20260102-030405-0a0c"
 D1, D2, D3 = (c * 64 for c in "123")
 
 
-def order(number: int = 0, *, base: int = 5, verdict: Verdict | None = None) -> RoundOpen:
+def order(
+    number: int = 0, *, base: int = 5, verdict: Verdict | None = None, run: str = RUN
+) -> RoundOpen:
     return RoundOpen(
-        run=RUN,
+        run=run,
         task=0,
         kind="train",
         round=number,
@@ -75,7 +86,7 @@ OTHER = key_of(order(1))
 
 def session(work: Work = Work.IDLE, link: Link = Link.READY) -> Session:
     """A session in these states, reached as a daemon would reach them."""
-    made = Session(link=Link.READY)
+    made = Session(link=Link.READY, run=RUN, backbone_ready=True, scanned=True)
     if work is not Work.IDLE:
         made.handle(RoundOpened(order()))
     if work in (Work.WORKING, Work.SENDING):
@@ -89,6 +100,36 @@ def session(work: Work = Work.IDLE, link: Link = Link.READY) -> Session:
 
 WORK = list(Work)
 BUSY = [Work.FETCHING, Work.WORKING, Work.SENDING]
+
+
+# One event of each type, of the run and round that `session` is about.
+SAMPLES: dict[type, Event] = {
+    type(event): event
+    for event in (
+        LinkUp(),
+        LinkDown(),
+        Welcomed(RUN, ready=True),
+        HelloRefused(),
+        BackboneReady(RUN),
+        BackboneFailed(RUN),
+        Scanned(),
+        ScanFailed(),
+        Announced(),
+        InventoryRefused("schema_mismatch"),
+        TryAgain(Link.GREETING),
+        FolderChanged(),
+        RoundOpened(order()),
+        PartsReady(KEY),
+        FetchFailed(KEY, "disk_full", "x"),
+        PartsLost(KEY),
+        WorkDone(KEY, D1),
+        WorkFailed(KEY, "worker_died", "x"),
+        Acked(D1),
+        Nacked(D1, "stale_update"),
+        RetryDue(D1),
+        RoundOver(KEY),
+    )
+}
 
 
 class TestTable:
@@ -107,27 +148,10 @@ class TestTable:
     @pytest.mark.parametrize("link", list(Link))
     @pytest.mark.parametrize("kind", get_args(Event), ids=lambda k: k.__name__)
     def test_what_is_not_in_the_table_is_ignored(self, link: Link, work: Work, kind: type) -> None:
-        samples: dict[type, Event] = {
-            LinkUp: LinkUp(),
-            LinkDown: LinkDown(),
-            Welcomed: Welcomed(ready=True),
-            BackboneReady: BackboneReady(),
-            Announced: Announced(),
-            FolderChanged: FolderChanged(),
-            RoundOpened: RoundOpened(order()),
-            PartsReady: PartsReady(KEY),
-            PartsLost: PartsLost(KEY),
-            WorkDone: WorkDone(KEY, D1),
-            WorkFailed: WorkFailed(KEY, "x"),
-            Acked: Acked(D1),
-            Nacked: Nacked(D1, "stale_update"),
-            RetryDue: RetryDue(D1),
-            RoundOver: RoundOver(KEY),
-        }
         made = session(work, link)
         listed = {(link, kind), (work, kind), (None, kind)} & set(Session.TABLE)
         before = vars(made).copy()
-        out = made.handle(samples[kind])
+        out = made.handle(SAMPLES[kind])
         if not listed:
             assert (out, vars(made)) == ([], before)
 
@@ -136,52 +160,166 @@ class TestLink:
     def test_the_way_from_nothing_to_ready(self) -> None:
         made = Session()
         assert made.handle(LinkUp()) == [Greet()]
-        assert made.handle(Welcomed(ready=False)) == [LoadBackbone()]
-        assert made.handle(BackboneReady()) == [Greet()]
-        assert made.backbone_ready
-        assert made.handle(Welcomed(ready=True)) == [Announce()]
+        assert made.handle(Welcomed(RUN, ready=False)) == [EnterRun(RUN), LoadBackbone()]
+        assert made.handle(BackboneReady(RUN)) == [Greet()]
+        assert made.handle(Welcomed(RUN, ready=True)) == [Scan()]
+        assert made.handle(Scanned()) == [Announce()]
         assert made.handle(Announced()) == []
         assert (made.link, made.work) == (Link.READY, Work.IDLE)
 
-    def test_who_is_ready_at_once_announces_at_once(self) -> None:
-        made = Session()
-        made.handle(LinkUp())
-        assert made.handle(Welcomed(ready=True)) == [Announce()]
+    def test_after_a_reconnect_to_the_same_run_it_announces_what_it_knows(self) -> None:
+        """Nothing is loaded, nothing is looked through again."""
+        made = session(link=Link.GREETING)
+        assert made.handle(Welcomed(RUN, ready=True)) == [Announce()]
+        assert made.link is Link.ANNOUNCING
+
+    def test_what_the_server_holds_ready_counts_only_if_it_is_loaded_here(self) -> None:
+        """A restarted client meets a server that remembers its backbone."""
+        made = Session(link=Link.GREETING)
+        assert made.handle(Welcomed(RUN, ready=True)) == [EnterRun(RUN), LoadBackbone()]
+        assert made.link is Link.PREPARING
 
     @pytest.mark.parametrize("ready", [True, False])
     def test_a_verdict_in_the_welcome_is_settled_before_anything_else(self, ready: bool) -> None:
         made = Session(link=Link.GREETING)
         verdict = Verdict(update=D1, counted=True)
-        assert made.handle(Welcomed(ready, verdict))[0] == Settle(verdict)
+        assert made.handle(Welcomed(RUN, ready, verdict))[0] == Settle(verdict)
 
     @pytest.mark.parametrize("link", list(Link))
     def test_the_link_may_go_at_any_moment_and_come_back(self, link: Link) -> None:
-        made = Session(link=link)
+        made = session(link=link)
         assert made.handle(LinkDown()) == []
         assert made.link is Link.OFFLINE
         assert made.handle(LinkUp()) == [Greet()]
 
     def test_a_backbone_that_is_ready_while_the_link_is_away_is_loaded_again_later(self) -> None:
         """The worker has it in memory, so this costs a message, no time."""
-        made = Session(link=Link.PREPARING)
+        made = Session(link=Link.PREPARING, run=RUN)
         made.handle(LinkDown())
-        assert made.handle(BackboneReady()) == []
+        assert made.handle(BackboneReady(RUN)) == []
         made.handle(LinkUp())
-        assert made.handle(Welcomed(ready=False)) == [LoadBackbone()]
-        assert made.handle(BackboneReady()) == [Greet()]
+        assert made.handle(Welcomed(RUN, ready=False)) == [LoadBackbone()]
+        assert made.handle(BackboneReady(RUN)) == [Greet()]
+
+    @pytest.mark.parametrize("event", [BackboneReady(RUN2), BackboneFailed(RUN2)])
+    def test_a_backbone_of_another_run_is_not_this_ones(self, event: Event) -> None:
+        made = Session(link=Link.PREPARING, run=RUN)
+        assert made.handle(event) == []
+        assert (made.link, made.backbone_ready) == (Link.PREPARING, False)
 
     def test_an_old_answer_after_the_link_is_gone_changes_nothing(self) -> None:
-        made = Session(link=Link.OFFLINE)
-        assert made.handle(Welcomed(ready=True)) == []
-        assert made.handle(Announced()) == []
+        made = session(link=Link.OFFLINE)
+        for event in (Welcomed(RUN, ready=True), Announced(), InventoryRefused("too_large")):
+            assert made.handle(event) == []
         assert made.link is Link.OFFLINE
+
+
+class TestPauses:
+    def test_a_server_that_cannot_take_the_hello_hears_it_again_later(self) -> None:
+        made = session(link=Link.GREETING)
+        assert made.handle(HelloRefused()) == [Later(TryAgain(Link.GREETING), RETRY_S)]
+        assert made.handle(TryAgain(Link.GREETING)) == [Greet()]
+
+    def test_a_backbone_that_could_not_be_loaded_is_tried_again_later(self) -> None:
+        made = Session(link=Link.PREPARING, run=RUN)
+        assert made.handle(BackboneFailed(RUN)) == [Later(TryAgain(Link.PREPARING), PAUSE_S)]
+        assert made.handle(TryAgain(Link.PREPARING)) == [LoadBackbone()]
+
+    @pytest.mark.parametrize("link", [Link.ANNOUNCING, Link.READY])
+    @pytest.mark.parametrize("code", sorted(PASSING))
+    def test_an_inventory_that_the_server_cannot_take_now_is_announced_again_later(
+        self, link: Link, code: str
+    ) -> None:
+        made = session(link=link)
+        assert made.handle(InventoryRefused(code)) == [Later(TryAgain(link), RETRY_S)]
+        assert made.handle(TryAgain(link)) == [Announce()]
+
+    @pytest.mark.parametrize("link", list(Link))
+    @pytest.mark.parametrize("about", list(Link))
+    def test_a_pause_that_ends_in_another_state_does_nothing(self, link: Link, about: Link) -> None:
+        if link is not about:
+            assert session(link=link).handle(TryAgain(about)) == []
+
+    def test_a_folder_that_could_not_be_looked_through_is_tried_again_later(self) -> None:
+        """What was known before is announced meanwhile: nobody waits for a broken disk."""
+        made = session(link=Link.READY)
+        assert made.handle(FolderChanged()) == [Scan()]
+        assert made.handle(ScanFailed()) == [Later(FolderChanged(), PAUSE_S), Announce()]
+        assert made.handle(FolderChanged()) == [Scan()]
+
+    def test_at_the_first_start_it_is_ready_although_the_folder_cannot_be_read(self) -> None:
+        made = Session(link=Link.GREETING, run=RUN, backbone_ready=True)
+        assert made.handle(Welcomed(RUN, ready=True)) == [Scan()]
+        assert Announce() in made.handle(ScanFailed())
+        made.handle(Announced())
+        assert made.link is Link.READY
+
+
+class TestInventoryRefused:
+    def test_a_refused_list_is_withdrawn_and_the_client_stays_ready(self) -> None:
+        made = session(link=Link.ANNOUNCING)
+        assert made.handle(InventoryRefused("schema_mismatch")) == [HoldNothing(), Announce()]
+        assert made.link is Link.READY
+
+    def test_an_update_in_the_outbox_is_offered_all_the_same(self) -> None:
+        made = session(Work.SENDING, Link.ANNOUNCING)
+        assert made.handle(InventoryRefused("schema_mismatch"))[-1] == Offer(D1)
+
+    @pytest.mark.parametrize("link", [Link.ANNOUNCING, Link.READY])
+    def test_an_empty_list_that_is_refused_too_is_left_alone(self, link: Link) -> None:
+        """Otherwise the two sides would talk about it for ever."""
+        made = session(link=link)
+        made.handle(InventoryRefused("too_large"))
+        assert made.handle(InventoryRefused("too_large")) == []
+
+    def test_a_new_scan_is_a_new_list(self) -> None:
+        made = session(link=Link.READY)
+        made.handle(InventoryRefused("too_large"))
+        made.handle(FolderChanged())
+        assert made.handle(Scanned()) == [Announce()]
+        assert made.handle(InventoryRefused("too_large")) == [HoldNothing(), Announce()]
+
+
+class TestRuns:
+    @pytest.mark.parametrize("work", WORK)
+    def test_another_run_ends_the_work_for_the_last_one(self, work: Work) -> None:
+        made = session(work, Link.GREETING)
+        out = made.handle(Welcomed(RUN2, ready=True))
+        ends = {
+            Work.IDLE: [],
+            Work.FETCHING: [CancelWork(KEY)],
+            Work.WORKING: [CancelWork(KEY)],
+            Work.SENDING: [Drop(D1, "another run has begun")],
+        }
+        assert out == [*ends[work], EnterRun(RUN2), LoadBackbone()]
+        assert (made.work, made.run, made.backbone_ready) == (Work.IDLE, RUN2, False)
+
+    @pytest.mark.parametrize("work", WORK)
+    def test_the_same_run_is_not_entered_again(self, work: Work) -> None:
+        made = session(work, Link.GREETING)
+        assert EnterRun(RUN) not in made.handle(Welcomed(RUN, ready=True))
+        assert made.work is work
+
+    @pytest.mark.parametrize("work", WORK)
+    def test_an_order_of_a_run_that_was_not_welcomed_is_not_carried_out(self, work: Work) -> None:
+        """Its method and options are not known."""
+        made = session(work)
+        before = vars(made).copy()
+        assert made.handle(RoundOpened(order(run=RUN2))) == []
+        assert vars(made) == before
+
+    def test_an_update_found_in_the_outbox_of_another_run_is_dropped(self) -> None:
+        made = Session.resume(order(), D1)
+        made.handle(LinkUp())
+        out = made.handle(Welcomed(RUN2, ready=False))
+        assert out == [Drop(D1, "another run has begun"), EnterRun(RUN2), LoadBackbone()]
 
 
 class TestReconnect:
     def reconnect(self, made: Session) -> list[Instruction]:
         made.handle(LinkDown())
         made.handle(LinkUp())
-        made.handle(Welcomed(ready=True))
+        assert made.handle(Welcomed(RUN, ready=True)) == [Announce()]
         return made.handle(Announced())
 
     def test_idle_nothing_happens(self) -> None:
@@ -245,15 +383,23 @@ class TestWork:
         made = session(work)
         assert made.handle(PartsReady(KEY)) == []
 
-    def test_failed_work_is_declined_and_the_client_is_free(self) -> None:
-        made = session(Work.WORKING)
-        assert made.handle(WorkFailed(KEY, "no memory")) == [Refuse(KEY, "no memory")]
+    @pytest.mark.parametrize(
+        ("work", "event"),
+        [
+            (Work.WORKING, WorkFailed(KEY, "worker_died", "no memory")),
+            (Work.FETCHING, FetchFailed(KEY, "worker_died", "no memory")),
+        ],
+    )
+    def test_what_failed_is_declined_and_the_client_is_free(self, work: Work, event: Event) -> None:
+        made = session(work)
+        assert made.handle(event) == [Refuse(KEY, "worker_died", "no memory")]
         assert (made.work, made.order) == (Work.IDLE, None)
 
+    @pytest.mark.parametrize("event", [WorkFailed(OTHER, "x", "x"), FetchFailed(OTHER, "x", "x")])
     @pytest.mark.parametrize("work", WORK)
-    def test_work_of_another_round_that_failed_changes_nothing(self, work: Work) -> None:
+    def test_what_failed_for_another_round_changes_nothing(self, work: Work, event: Event) -> None:
         made = session(work)
-        assert made.handle(WorkFailed(OTHER, "x")) == []
+        assert made.handle(event) == []
         assert made.work is work
 
     @pytest.mark.parametrize("work", [Work.FETCHING, Work.SENDING])
@@ -262,7 +408,7 @@ class TestWork:
     ) -> None:
         """The round was asked for again from another state, or its update is already sealed."""
         made = session(work)
-        assert made.handle(WorkFailed(KEY, "cancelled")) == []
+        assert made.handle(WorkFailed(KEY, "worker_died", "cancelled")) == []
         assert made.work is work
 
     @pytest.mark.parametrize("work", WORK)
@@ -358,7 +504,7 @@ class TestServerInTrouble:
         self, code: str
     ) -> None:
         made = session(Work.SENDING)
-        assert made.handle(Nacked(D1, code)) == [OfferLater(D1)]
+        assert made.handle(Nacked(D1, code)) == [Later(RetryDue(D1), RETRY_S)]
         assert (made.work, made.outgoing) == (Work.SENDING, D1)
         assert made.handle(RetryDue(D1)) == [Offer(D1)]
         assert made.handle(Acked(D1)) == [Forget(D1)]
@@ -416,54 +562,92 @@ class TestOver:
 
 
 class TestFolder:
-    def test_a_change_is_announced_at_once_when_idle(self) -> None:
+    def test_a_change_is_looked_at_at_once_when_idle_then_announced(self) -> None:
         made = session()
-        assert made.handle(FolderChanged()) == [Announce()]
-        assert not made.folder_changed
+        assert made.handle(FolderChanged()) == [Scan()]
+        assert made.handle(Scanned()) == [Announce()]
+        assert (made.folder_changed, made.scanning) == (False, False)
 
     @pytest.mark.parametrize("work", BUSY)
     def test_a_change_during_a_round_waits_for_its_end(self, work: Work) -> None:
         made = session(work)
         assert made.handle(FolderChanged()) == []
-        assert made.handle(RoundOver(KEY))[-1] == Announce()
+        assert made.handle(RoundOver(KEY))[-1] == Scan()
 
     @pytest.mark.parametrize(
         ("work", "end"),
         [
             (Work.SENDING, Acked(D1)),
             (Work.SENDING, Nacked(D1, "round_closed")),
-            (Work.WORKING, WorkFailed(KEY, "x")),
+            (Work.WORKING, WorkFailed(KEY, "x", "x")),
+            (Work.FETCHING, FetchFailed(KEY, "x", "x")),
         ],
-        ids=["ack", "nack", "failure"],
+        ids=["ack", "nack", "failure", "no parts"],
     )
-    def test_any_end_of_a_round_brings_the_announcement(self, work: Work, end: Event) -> None:
+    def test_any_end_of_a_round_brings_the_look(self, work: Work, end: Event) -> None:
         made = session(work)
         made.handle(FolderChanged())
-        assert made.handle(end)[-1] == Announce()
-        assert made.handle(FolderChanged()) == [Announce()], "a later change is announced too"
+        assert made.handle(end)[-1] == Scan()
+
+    def test_a_change_during_a_scan_brings_another_one(self) -> None:
+        """What came in the middle may have been overlooked."""
+        made = session()
+        made.handle(FolderChanged())
+        assert made.handle(FolderChanged()) == []
+        assert made.handle(Scanned()) == [Announce(), Scan()]
+        assert made.handle(Scanned()) == [Announce()]
 
     @pytest.mark.parametrize("link", [s for s in Link if s is not Link.READY])
-    def test_a_change_while_away_is_announced_when_ready(self, link: Link) -> None:
+    def test_a_change_while_away_is_looked_at_when_the_server_is_back(self, link: Link) -> None:
         made = session(link=link)
         assert made.handle(FolderChanged()) == []
         made.handle(LinkUp())
-        made.handle(Welcomed(ready=True))
-        assert made.handle(Announced()) == [Announce()]
+        assert made.handle(Welcomed(RUN, ready=True)) == [Scan()]
+        assert made.handle(Scanned()) == [Announce()]
 
-    def test_many_changes_are_one_announcement(self) -> None:
+    def test_a_worker_that_learns_is_not_asked_to_scan_at_a_reconnect(self) -> None:
+        """The client would count as away until it is done."""
+        made = session(Work.WORKING, Link.GREETING)
+        made.handle(FolderChanged())
+        assert made.handle(Welcomed(RUN, ready=True)) == [Announce()]
+        made.handle(Announced())
+        made.handle(WorkDone(KEY, D1))
+        assert made.handle(Acked(D1)) == [Forget(D1), Scan()]
+
+    def test_many_changes_are_one_scan(self) -> None:
         made = session(Work.WORKING)
         for _ in range(5):
             made.handle(FolderChanged())
         made.handle(WorkDone(KEY, D1))
-        assert made.handle(Acked(D1)) == [Forget(D1), Announce()]
+        assert made.handle(Acked(D1)) == [Forget(D1), Scan()]
+        assert made.handle(Scanned()) == [Announce()]
+
+    def test_a_scan_that_ends_while_the_link_is_away_is_announced_when_it_is_back(self) -> None:
+        made = session()
+        made.handle(FolderChanged())
+        made.handle(LinkDown())
+        assert made.handle(Scanned()) == []
+        made.handle(LinkUp())
+        assert made.handle(Welcomed(RUN, ready=True)) == [Announce()]
+
+    def test_a_scan_under_way_at_a_reconnect_is_waited_for(self) -> None:
+        made = session()
+        made.scanned = False
+        made.handle(FolderChanged())
+        made.handle(LinkDown())
+        made.handle(LinkUp())
+        assert made.handle(Welcomed(RUN, ready=True)) == []
+        assert made.handle(Scanned()) == [Announce()]
 
 
 class TestResume:
     def test_an_update_in_the_outbox_is_offered_as_soon_as_the_link_allows(self) -> None:
         made = Session.resume(order(), D1)
         assert (made.work, made.key) == (Work.SENDING, KEY)
-        made.handle(LinkUp())
-        made.handle(Welcomed(ready=True))
+        for event in (LinkUp(), Welcomed(RUN, ready=False), BackboneReady(RUN)):
+            made.handle(event)
+        assert made.handle(Welcomed(RUN, ready=True)) == [Scan()]
+        made.handle(Scanned())
         assert made.handle(Announced()) == [Offer(D1)]
         assert made.handle(Acked(D1)) == [Forget(D1)]
 
@@ -473,7 +657,7 @@ class TestResume:
 
     def test_it_may_be_dropped_for_a_new_round(self) -> None:
         made = Session.resume(order(), D1)
-        made.link = Link.READY
+        made.link, made.run = Link.READY, RUN
         assert made.handle(RoundOpened(order(1)))[0] == Drop(D1, "another round has begun")
 
 
@@ -481,19 +665,41 @@ class TestResume:
 
 EXAMPLES = int(os.environ.get("FCIL_FUZZ_EXAMPLES", "200"))
 verdicts = st.none() | st.builds(Verdict, update=st.sampled_from([D1, D2]), counted=st.booleans())
-orders = st.builds(order, st.integers(0, 1), base=st.sampled_from([5, 6]), verdict=verdicts)
-keys = st.sampled_from([KEY, OTHER, RoundKey(RUN, 1, "finish", 0)])
+orders = st.builds(
+    order,
+    st.integers(0, 1),
+    base=st.sampled_from([5, 6]),
+    verdict=verdicts,
+    run=st.sampled_from([RUN, RUN, RUN2]),
+)
+keys = st.sampled_from([KEY, OTHER, RoundKey(RUN, 1, "finish", 0), key_of(order(run=RUN2))])
 digests = st.sampled_from([D1, D2, D3])
+runs = st.sampled_from([RUN, RUN, RUN, RUN2])
+codes = st.sampled_from(["already_have", "round_closed", "disk_full"])
+plain = [
+    LinkUp(),
+    LinkDown(),
+    Announced(),
+    FolderChanged(),
+    Scanned(),
+    ScanFailed(),
+    HelloRefused(),
+]
 events = st.one_of(
-    st.sampled_from([LinkUp(), LinkDown(), BackboneReady(), Announced(), FolderChanged()]),
-    st.builds(Welcomed, st.booleans(), verdicts),
+    st.sampled_from(plain),
+    st.builds(Welcomed, runs, st.booleans(), verdicts),
+    st.builds(BackboneReady, runs),
+    st.builds(BackboneFailed, runs),
+    st.builds(InventoryRefused, codes),
+    st.builds(TryAgain, st.sampled_from(Link)),
     st.builds(RoundOpened, orders),
     st.builds(PartsReady, keys),
+    st.builds(FetchFailed, keys, codes, st.just("x")),
     st.builds(PartsLost, keys),
     st.builds(WorkDone, keys, digests),
-    st.builds(WorkFailed, keys, st.just("x")),
+    st.builds(WorkFailed, keys, codes, st.just("x")),
     st.builds(Acked, digests),
-    st.builds(Nacked, digests, st.sampled_from(["already_have", "round_closed", "disk_full"])),
+    st.builds(Nacked, digests, codes),
     st.builds(RetryDue, digests),
     st.builds(RoundOver, keys, verdicts),
 )
@@ -505,6 +711,10 @@ def check(made: Session, event: Event, before: Session, out: list[Instruction]) 
     assert (made.order is None) == (made.work is Work.IDLE)
     kinds = [type(i) for i in out]
     assert sum(k in (Fetch, Train) for k in kinds) <= 1, "one order at a time"
+    assert made.order is None or made.order.run == made.run or not made.run, "of another run"
+    assert Scan not in kinds or (made.scanning and not before.scanning) or kinds[0] is Announce
+    assert LoadBackbone not in kinds or made.link is Link.PREPARING
+    assert Greet not in kinds or made.link is Link.GREETING
     assert Offer not in kinds or made.link is Link.READY, "offered into the dark"
     assert Announce not in kinds or made.link in (Link.READY, Link.ANNOUNCING)
     for instruction in out:
@@ -513,7 +723,7 @@ def check(made: Session, event: Event, before: Session, out: list[Instruction]) 
                 assert (made.work, made.order) == (Work.WORKING, wanted)
             case Fetch(wanted):
                 assert (made.work, made.order) == (Work.FETCHING, wanted)
-            case Offer(digest) | OfferLater(digest):
+            case Offer(digest) | Later(RetryDue(digest)):
                 assert digest == made.outgoing
             case Drop(digest) | Forget(digest):
                 assert digest != made.outgoing, "what is being sent was removed"
@@ -544,8 +754,14 @@ def test_fuzz_from_any_state_a_good_link_leads_to_work_again(script: list[Event]
     made = Session()
     for event in script:
         made.handle(event)
-    for event in (LinkDown(), LinkUp(), Welcomed(ready=True), Announced()):
+    for event in (LinkDown(), LinkUp(), Welcomed(RUN, ready=True)):
         made.handle(event)
+    if made.link is Link.PREPARING:
+        assert made.handle(BackboneReady(RUN)) == [Greet()]
+        made.handle(Welcomed(RUN, ready=True))
+    made.handle(Scanned())
+    made.handle(Announced())
+    assert made.link is Link.READY
     final = order(7)
     assert Fetch(final) in made.handle(RoundOpened(final))
     assert made.handle(PartsReady(key_of(final))) == [Train(final)]

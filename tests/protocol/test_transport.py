@@ -283,7 +283,9 @@ def test_a_departed_peer_is_reported_once_and_cannot_be_sent_to() -> None:
                 got = await echo(router, alice, b"a")
             gone = await heard(router)
             assert gone == Incoming(got.route, got.conn, got.key)
-            assert not router.send(got.route, [b"too late"])
+            # libzmq says so a moment before it takes the route away.
+            while router.send(got.route, [b"too late"]):  # noqa: ASYNC110
+                await asyncio.sleep(0)
             assert (await echo(router, bob, b"b")).key == BOB.public.curve
 
     run(test)

@@ -73,7 +73,7 @@ class RawClient:
 
     async def greet(self, **changes):
         """Say Hello twice, as a client of a method without a backbone does."""
-        digest = ""
+        digest = run = ""
         for _ in range(2):
             self.channel = Channel(self.keys, self.server)
             fields = {
@@ -84,6 +84,7 @@ class RawClient:
                 "federation": self.certificate.federation,
                 "client": self.client,
                 "methods": ["running_mean==1", "pilora==1"],
+                "run": run,
                 "schema_digest": digest,
             } | changes
             self.say(Hello(**fields))
@@ -91,7 +92,7 @@ class RawClient:
             if isinstance(answer, Nack) or answer.ready:
                 self.welcome = answer
                 return answer
-            digest = answer.schema_digest
+            digest, run = answer.schema_digest, answer.run
         raise AssertionError("not ready after two Hellos")
 
     def core(self, kind, *, task=-1, round_=0, base=0, **changes):

@@ -24,6 +24,7 @@ def fails(federation, *command, code):
         env=federation.environment(),
         capture_output=True,
         text=True,
+        check=False,
         timeout=60,
     )
     assert done.returncode == code, done.stderr

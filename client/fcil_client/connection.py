@@ -1,0 +1,137 @@
+"""The link to the server, one of its addresses at a time, and the signed session above it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from fcil_client.home import Enrolment
+from fcil_protocol.channel import Channel
+from fcil_protocol.errors import WireError
+from fcil_protocol.keys import Certificate, PrivateKeys, PublicKeys
+from fcil_protocol.messages import Bye, Decline, Hello, Message, Nack, Received, Welcome
+from fcil_protocol.transport import ClientLink, Dealer, LinkNews
+
+Dial = Callable[[str, PrivateKeys, PublicKeys], ClientLink]
+
+
+def dial(address: str, keys: PrivateKeys, server: PublicKeys) -> ClientLink:
+    """Start connecting to HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    link = Dealer(
+        curve_secret=keys.curve_secret, curve_public=keys.public.curve, server_key=server.curve
+    )
+    link.connect(host.strip("[]"), int(port))
+    return link
+
+
+class Connection:
+    """Sends what a session allows, and checks what comes in.
+
+    Args:
+        make: starts a link to one address.
+
+    Attributes:
+        server: the server's keys, pinned at enrolment or of its newest certificate.
+
+    Raises:
+        TrustError: the certificate from the enrolment is not to be believed (any more).
+    """
+
+    def __init__(self, enrolment: Enrolment, keys: PrivateKeys, make: Dial = dial) -> None:
+        certificate = Certificate.from_bytes(bytes.fromhex(enrolment.certificate))
+        self.server = certificate.verify(enrolment.federation, time.time())
+        self._addresses = enrolment.addresses
+        self._at = 0
+        self._keys = keys
+        self._make = make
+        self._channel = Channel(keys, self.server)
+        self._welcomed = False
+        self._unsent: dict[tuple[str, int, str, int], Decline] = {}
+        self._link: ClientLink
+
+    # --- the link ---------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """The HOST:PORT that is connected to, or tried."""
+        return self._addresses[self._at]
+
+    def open(self) -> None:
+        """Start connecting; `recv` tells what comes of it."""
+        self._link = self._make(self.address, self._keys, self.server)
+
+    def turn(self) -> None:
+        """Try the next address instead; nothing must wait in `recv` meanwhile."""
+        self._link.close()
+        self._at = (self._at + 1) % len(self._addresses)
+        self.open()
+
+    @property
+    def has_other_addresses(self) -> bool:
+        """Whether `turn` leads anywhere else."""
+        return len(self._addresses) > 1
+
+    async def recv(self) -> LinkNews | tuple[bytes, ...]:
+        """Wait for the next message, or for news of the link itself."""
+        return await self._link.recv()
+
+    def close(self) -> None:
+        """End the link."""
+        self._link.close()
+
+    # --- the session ------------------------------------------------------------------------
+
+    @property
+    def nonce(self) -> bytes:
+        """This side's nonce of the session; a Welcome repeats it."""
+        return self._channel.nonce
+
+    def begin(self) -> None:
+        """Begin a new session; its first message is a Hello with `nonce`."""
+        self._channel = Channel(self._keys, self.server)
+        self._welcomed = False
+
+    def lose(self) -> None:
+        """Note that the link is gone, and the session with it."""
+        self._welcomed = False
+
+    def accept(self, received: Received, welcome: Welcome, server: PublicKeys) -> None:
+        """Take a Welcome by a server whose certificate was verified; the session stands.
+
+        Raises:
+            TrustError, WireError: that server did not sign it, or it is not new.
+        """
+        self._channel.trust(server)
+        self._channel.check(received)
+        self._channel.peer_nonce = welcome.server_nonce
+        self.server = server
+        self._welcomed = True
+        unsent, self._unsent = self._unsent, {}
+        for message in unsent.values():
+            if message.run == welcome.run:
+                self.send(message)
+
+    def check(self, received: Received) -> Message:
+        """Return the message if the server signed it in this session, and it is new.
+
+        Raises:
+            TrustError, WireError: or it came before the Welcome, whose terms it needs.
+        """
+        message = self._channel.check(received)
+        if not self._welcomed and not isinstance(message, Nack | Bye):
+            raise WireError(f"a {message.type} came before the Welcome of its session.")
+        return message
+
+    def send(self, message: Message, *blobs: bytes) -> None:
+        """Queue a message.
+
+        Before a Welcome the server's nonce is not known, and only a Hello can be signed.
+        Other messages are dropped then, since all of them are said anew in the new session,
+        except that a round is declined: this is kept until it can be said.
+        """
+        sent = False
+        if self._welcomed or isinstance(message, Hello):
+            sent = self._link.send(self._channel.frames(message, *blobs))
+        if not sent and isinstance(message, Decline):
+            self._unsent[(message.run, message.task, message.kind, message.round)] = message

@@ -1,0 +1,202 @@
+"""Long work beside the daemon's loop: each job is a task that ends in an event."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from watchfiles import awatch
+
+from fcil_client import session_events as events
+from fcil_client.greeting import Terms
+from fcil_client.notes import Notes
+from fcil_client.rounds import Inventory, RoundWork
+from fcil_client.session_events import key_of
+from fcil_protocol.errors import (
+    BackboneMismatch,
+    ConfigError,
+    DataError,
+    FcilError,
+    InternalError,
+    StaleUpdate,
+    UsageError,
+    WorkerError,
+)
+from fcil_protocol.keys import PublicKeys
+from fcil_protocol.messages import RoundOpen
+
+LOG = logging.getLogger("fcil_client")
+
+
+def defect(error: Exception) -> InternalError:
+    """Return an unexpected exception as an error with a sentence; its traceback is logged."""
+    LOG.error("an unexpected failure", exc_info=error)
+    internal = InternalError(
+        f"{type(error).__name__}: {error}.", action=InternalError.default_action()
+    )
+    internal.__cause__ = error
+    return internal
+
+
+class Jobs:
+    """Starts the worker's work and feeds its ends to the session.
+
+    Args:
+        feed: takes an event.
+        fail: ends the daemon with an error.
+        progress: told how far a round's work is.
+
+    Attributes:
+        inventory: what the last scan found; None before the first one.
+    """
+
+    def __init__(
+        self,
+        work: RoundWork,
+        notes: Notes,
+        *,
+        feed: Callable[[events.Event], None],
+        fail: Callable[[FcilError], None],
+        progress: Callable[[int, int], None],
+    ) -> None:
+        self.inventory: Inventory | None = None
+        self._work = work
+        self._notes = notes
+        self._feed = feed
+        self._fail = fail
+        self._progress = progress
+        self._run = ""  # whose backbone is asked for
+        self._loaded = False  # some backbone was
+        self._round: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task; an error that it lets out ends the daemon."""
+        task = asyncio.get_running_loop().create_task(self._guard(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except FcilError as error:
+            self._fail(error)
+        except Exception as error:
+            self._fail(defect(error))
+
+    async def stop(self) -> None:
+        """Cancel all tasks and end the worker."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._work.close()
+
+    # --- backbone and folder ----------------------------------------------------------------
+
+    def load(self, terms: Terms) -> None:
+        """Load the backbone that the server names."""
+        self._run = terms.run
+        self.spawn(self._load(terms))
+
+    async def _load(self, terms: Terms) -> None:
+        if terms.method.needs_backbone:
+            self._notes("info", f"loading {terms.backbone.name}")
+        try:
+            await self._work.load(terms)
+        except FcilError as error:
+            mine = terms.run == self._run  # and not what an earlier run asked for
+            if mine and not self._passes(error):
+                raise
+            self._notes.once("backbone", "error", f"the backbone cannot be loaded: {error}")
+            self._feed(events.BackboneFailed(terms.run))
+        else:
+            self._loaded = True
+            self._notes.over("backbone")
+            self._notes("info", f"ready on {self._work.device}")
+            self._feed(events.BackboneReady(terms.run))
+
+    def _passes(self, error: FcilError) -> bool:
+        """Say whether to try again: what never worked was asked for wrongly."""
+        if isinstance(error, BackboneMismatch | ConfigError | UsageError):
+            return False
+        return self._loaded or isinstance(error, WorkerError)
+
+    def scan(self) -> None:
+        """Look through the data folder."""
+        self.spawn(self._scan())
+
+    async def _scan(self) -> None:
+        try:
+            inventory = await self._work.scan()
+        except DataError as error:
+            if self.inventory is None:
+                raise  # a folder that never was one of images
+            self.inventory = Inventory()
+            self._unscanned(error)
+        except FcilError as error:
+            self._unscanned(error)
+        else:
+            for text in inventory.changes:
+                self._notes("info", text)
+            for text in inventory.faults:
+                self._notes("warning", text)
+            self.inventory = inventory
+            self._notes.over("scan")
+            self._feed(events.Scanned())
+
+    def _unscanned(self, error: FcilError) -> None:
+        self._notes.once("scan", "error", f"the folder cannot be looked through: {error}")
+        self._feed(events.ScanFailed())
+
+    async def watch(self) -> None:
+        """Notice images that come and go while the client runs."""
+        changes = awatch(self._work.data, debounce=2000, step=500)
+        while True:
+            try:
+                await anext(changes)
+            except StopAsyncIteration:
+                return
+            except (OSError, RuntimeError) as error:  # gone, or the system watches too much
+                self._notes(
+                    "warning",
+                    f"the folder cannot be watched ({error}); images that come or go are noticed "
+                    "when the client is started again",
+                )
+                return
+            self._feed(events.FolderChanged())
+
+    # --- a round ----------------------------------------------------------------------------
+
+    def train(self, order: RoundOpen, terms: Terms, server: PublicKeys) -> None:
+        """Do the work of a round."""
+        self._round = self.spawn(self._train(order, terms, server))
+
+    def cancel_round(self) -> None:
+        """Stop the work of the current round; the worker ends with it if it was at it."""
+        if self._round is not None:
+            self._round.cancel()
+            self._round = None
+
+    async def _train(self, order: RoundOpen, terms: Terms, server: PublicKeys) -> None:
+        key = key_of(order)
+        started = time.monotonic()
+        try:
+            digest = await self._work.run(order, terms, server, self._progress)
+        except StaleUpdate as error:
+            self._notes("warning", error.message)
+            self._feed(events.PartsLost(key))
+        except FcilError as error:
+            self._feed(events.WorkFailed(key, error.code, str(error)))
+        except Exception as error:
+            internal = defect(error)
+            self._feed(events.WorkFailed(key, internal.code, str(internal)))
+        else:
+            for text in self._work.faults:
+                self._notes("warning", text)
+            self._notes("info", f"{key} done in {time.monotonic() - started:.1f} s")
+            self._feed(events.WorkDone(key, digest))

@@ -1,0 +1,156 @@
+"""What travels as envelopes: parts in, updates and inventories out. Their ends are events."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from fcil_client import session_events as events
+from fcil_client.connection import Connection
+from fcil_client.downloads import Downloads
+from fcil_client.greeting import Terms
+from fcil_client.home import Enrolment, Home
+from fcil_client.notes import Notes
+from fcil_client.outbox import Outbox
+from fcil_client.rounds import Inventory, RoundWork
+from fcil_client.session_events import RoundKey, key_of
+from fcil_protocol.errors import FcilError, StorageError, from_code
+from fcil_protocol.keys import PrivateKeys
+from fcil_protocol.messages import Chunk, Nack, Parts, Received, RoundOpen, Want
+
+RECENT = 8  # inventories of this process whose late answers are known as such
+
+
+class Transfers:
+    """Moves envelopes over the connection, for the session.
+
+    Args:
+        feed: takes an event.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        enrolment: Enrolment,
+        keys: PrivateKeys,
+        line: Connection,
+        notes: Notes,
+        feed: Callable[[events.Event], None],
+    ) -> None:
+        self._home = home
+        self._line = line
+        self._notes = notes
+        self._feed = feed
+        self._outbox = Outbox(home)
+        self._downloads = Downloads(home, enrolment, keys, line.send)
+        self._key: RoundKey | None = None  # of the order whose parts are fetched
+        self._inventories: deque[str] = deque(maxlen=RECENT)  # digests, the newest last
+
+    def waiting(self) -> tuple[RoundOpen | None, str]:
+        """Return what an earlier process left in the outbox: order and digest."""
+        return self._outbox.waiting()
+
+    # --- in ---------------------------------------------------------------------------------
+
+    def fetch(self, order: RoundOpen) -> None:
+        """Ask for the parts of an order that are not on disk."""
+        self._key = key_of(order)
+        try:
+            complete = self._downloads.start(order.parts)
+        except StorageError as error:
+            self._unfetched(error)
+        else:
+            if complete:
+                self._feed(events.PartsReady(self._key))
+
+    def stop(self) -> None:
+        """Ask for nothing more."""
+        self._downloads.stop()
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Bytes here and bytes in total of the order's parts."""
+        return self._downloads.progress
+
+    def part(self, received: Received, message: Parts | Chunk, terms: Terms) -> None:
+        """Take a part's header or chunk.
+
+        Raises:
+            WireError: a chunk that fits nothing; what fits may still come.
+        """
+        try:
+            if isinstance(message, Chunk):
+                complete = self._downloads.chunk(received, message)
+            else:
+                complete = self._downloads.header(received, message, terms, self._line.server)
+        except FcilError as error:
+            if isinstance(message, Chunk) and not isinstance(error, StorageError):
+                raise
+            self._unfetched(error)
+        else:
+            if complete and self._key is not None:
+                self._feed(events.PartsReady(self._key))
+
+    def _unfetched(self, error: FcilError) -> None:
+        self._downloads.stop()
+        if self._key is not None:
+            text = f"a part is not to be had: {error}"
+            self._feed(events.FetchFailed(self._key, error.code, text))
+
+    # --- out --------------------------------------------------------------------------------
+
+    def announce(self, work: RoundWork, inventory: Inventory, terms: Terms) -> None:
+        """Seal which classes are held, and send it."""
+        try:
+            sealed, digest = work.seal_inventory(terms, self._line.server, inventory)
+            self._inventories.append(digest)
+            self._outbox.hold(digest, sealed)
+            self._outbox.offer(digest, self._line.send, terms.credit)
+        except FcilError as error:
+            self._notes("error", f"the classes cannot be announced: {error}")
+            self._feed(events.InventoryRefused(error.code))
+
+    def offer(self, digest: str, terms: Terms) -> None:
+        """Send an update from the outbox (again)."""
+        try:
+            self._outbox.offer(digest, self._line.send, terms.credit)
+        except FcilError as error:
+            self._unreadable(digest, error)
+
+    def want(self, message: Want) -> None:
+        """Send the chunks that the server asks for; none of what is not held any more."""
+        held = self._home.outbox_path(message.digest).exists()
+        if held or message.digest in self._newest:
+            try:
+                self._outbox.send_chunks(message.digest, message.chunks, self._line.send)
+            except FcilError as error:
+                self._unreadable(message.digest, error)
+
+    @property
+    def _newest(self) -> list[str]:
+        return list(self._inventories)[-1:]
+
+    def _unreadable(self, digest: str, error: FcilError) -> None:
+        """Give up an update whose file is damaged; the server asks for another one."""
+        self._notes("warning", str(error))
+        self._feed(events.Nacked(digest, "corrupt_file"))
+
+    def acked(self, digest: str) -> None:
+        """The server has an envelope."""
+        if digest in self._inventories:
+            self._feed(events.Announced())
+        else:
+            self._notes("info", "the server has the update")
+            self._feed(events.Acked(digest))
+
+    def nacked(self, nack: Nack) -> None:
+        """The server refuses an envelope, or has no such part."""
+        error = from_code(nack.code, nack.text, nack.action)
+        if nack.digest in self._downloads.refs:
+            self._unfetched(error)
+        elif nack.digest not in self._inventories:
+            self._notes("warning", f"the server refused the update: {error}")
+            self._feed(events.Nacked(nack.digest, nack.code))
+        elif nack.digest in self._newest:
+            self._notes("error", f"the server refused the list of classes: {error}")
+            self._feed(events.InventoryRefused(nack.code))

@@ -1,0 +1,140 @@
+"""What runs without torch: the protocol, the manifests, the daemons and both command lines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+import fcil_protocol
+
+# Put in front of a program: torch and what needs it cannot be imported any more.
+REFUSE = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "timm", "torchvision", "functorch"}:
+            raise ImportError(f"refused: {name}")
+
+sys.meta_path.insert(0, Refuse())
+"""
+TORCH_FREE_ADAPTERS = ("contract", "registry", "arrays", "statistics", "images", "describe")
+SHELLS = (
+    "fcil_client.cli",
+    "fcil_client.daemon",
+    "fcil_client.session",
+    "fcil_client.outbox",
+    "fcil_server.cli",
+    "fcil_server.daemon",
+    "fcil_server.coordinator",
+    "fcil_server.round",
+    "fcil_server.ledger",
+)
+
+
+def python(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error::ImportWarning", "-c", REFUSE + program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def protocol_modules() -> list[str]:
+    folder = Path(fcil_protocol.__file__).parent
+    return sorted(f"fcil_protocol.{p.stem}" for p in folder.glob("*.py") if p.stem != "__init__")
+
+
+def manifests() -> list[str]:
+    found = {e.value.partition(":")[0] for e in entry_points(group="fcil.methods")}
+    return sorted(m for m in found if m.startswith("fcil_adapters."))
+
+
+def test_the_hook_refuses_torch() -> None:
+    """Otherwise the tests below would prove nothing."""
+    done = python("import torch")
+    assert done.returncode != 0
+    assert "refused: torch" in done.stderr
+
+
+def test_protocol_manifests_and_daemons_import_without_torch() -> None:
+    modules = [
+        "fcil_protocol",
+        *protocol_modules(),
+        *(f"fcil_adapters.{name}" for name in TORCH_FREE_ADAPTERS),
+        *manifests(),
+        *SHELLS,
+    ]
+    assert len(modules) > 30
+    assert any("pilora" in m for m in modules)
+    done = python(
+        "import importlib, json\n"
+        "faults = {}\n"
+        f"for name in {modules!r}:\n"
+        "    try:\n"
+        "        importlib.import_module(name)\n"
+        "    except Exception as error:\n"
+        "        faults[name] = f'{type(error).__name__}: {error}'\n"
+        "print(json.dumps(faults))\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {}
+
+
+def test_manifests_say_everything_about_their_method_without_torch() -> None:
+    """Hyper-parameters, exchanges and schemas: all that the two sides must agree on."""
+    done = python(
+        "from fcil_adapters import registry\n"
+        "for name in registry.method_names():\n"
+        "    method = registry.load_method(name)\n"
+        "    print(name, method.version, type(method.hparams()).__name__)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert {line.split()[0] for line in done.stdout.splitlines()} >= {"pilora", "running_mean"}
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_a_command_line_shows_its_help_without_torch(side: str) -> None:
+    """And each of its verbs: help is what one asks for on a machine where nothing runs yet."""
+    done = python(
+        f"from typer.testing import CliRunner\n"
+        f"from fcil_{side}.cli import app\n"
+        "import typer\n"
+        "runner = CliRunner()\n"
+        "names = list(typer.main.get_command(app).commands)\n"
+        "for args in ([], *([n] for n in names)):\n"
+        "    result = runner.invoke(app, [*args, '--help'])\n"
+        "    assert result.exit_code == 0, (args, result.output)\n"
+        "    assert 'Usage' in result.output, (args, result.output)\n"
+        "print(len(names), 'torch' in sys.modules)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    count, loaded = done.stdout.split()
+    assert int(count) >= 2
+    assert loaded == "False"
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_the_installed_command_line_starts_without_torch(side: str) -> None:
+    done = python(
+        f"from fcil_{side}.cli import main\nsys.argv = ['fcil-{side}', '--help']\nmain()\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--help" in done.stdout
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_a_wrong_argument_is_wrong_usage_without_a_traceback(side: str) -> None:
+    done = python(
+        f"from fcil_{side}.cli import main\nsys.argv = ['fcil-{side}', 'no-such-verb']\nmain()\n"
+    )
+    assert done.returncode not in (0, 1)
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""

@@ -1,0 +1,242 @@
+"""Updates on their way out: sealed once, resent byte for byte, found again after a restart."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fcil_client.home import Home
+from fcil_client.outbox import Outbox
+from fcil_protocol import PROTOCOL_VERSION
+from fcil_protocol.envelope import Core, StoredEnvelope, parse_header, seal, wrap_key
+from fcil_protocol.errors import CorruptFile, StorageError
+from fcil_protocol.ids import FederationId
+from fcil_protocol.keys import PrivateKeys
+from fcil_protocol.messages import Chunk, Message, PartRef, RoundOpen, Update, Verdict
+from fcil_protocol.payload import Payload
+
+FED = FederationId("0123456789abcdef" * 2)
+KEYS, SERVER = (
+    PrivateKeys(curve=bytes([n]) * 32, signing=bytes([n]) * 32, sealing=bytes([n]) * 32)
+    for n in (1, 2)
+)
+CHUNK = 16 << 10
+HEX = "ab" * 32
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return Home.of(FED, tmp_path / "images")
+
+
+def order(number: int = 0) -> RoundOpen:
+    return RoundOpen(
+        nonce=b"n" * 16,
+        seq=9,
+        run="r20260102-030405-0a0b",
+        task=1,
+        kind="train",
+        round=number,
+        rounds=3,
+        base=5,
+        classes=[2, 3],
+        past=[0, 1],
+        seed=[1993, 2**52],
+        remaining_s=12.5,
+        parts=[PartRef(name="current", digest=HEX, sealed_bytes=1)],
+        verdict=Verdict(update=HEX, counted=True),
+    )
+
+
+def envelope(number: int = 0, size: int = 5 * CHUNK) -> tuple[str, StoredEnvelope]:
+    core = Core(
+        protocol=PROTOCOL_VERSION,
+        federation=FED,
+        run="r20260102-030405-0a0b",
+        direction="update",
+        sender="a" * 26,
+        sender_key=KEYS.public.fingerprint,
+        recipient="server",
+        method="pilora",
+        schema="",
+        task=1,
+        round=number,
+        kind="train",
+        base=5,
+    )
+    plain = hashlib.shake_256(b"%d" % number).digest(size)
+    sealed, key = seal(plain, core, KEYS, chunk_bytes=CHUNK)
+    wrap = wrap_key(key, sealed.header, SERVER.public)
+    return str(sealed.parsed.update_id), sealed.stored(wrap)
+
+
+class Wire:
+    """Remembers what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Message, tuple[bytes, ...]]] = []
+
+    def __call__(self, message: Message, *blobs: bytes) -> None:
+        self.sent.append((message, blobs))
+
+    @property
+    def chunks(self) -> dict[int, bytes]:
+        return {m.index: blobs[0] for m, blobs in self.sent if isinstance(m, Chunk)}
+
+
+def put(home: Home, number: int = 0, *, age_s: float = 0.0) -> str:
+    digest, sealed = envelope(number)
+    Outbox(home).put(digest, sealed, order(number))
+    stamp = 1_800_000_000 - age_s
+    os.utime(home.outbox_path(digest), (stamp, stamp))
+    return digest
+
+
+class TestSending:
+    def test_an_offer_is_the_header_and_the_first_chunks(self, home: Home) -> None:
+        digest, sealed = envelope()
+        wire, box = Wire(), Outbox(home)
+        box.put(digest, sealed, order())
+        box.offer(digest, wire, credit=2)
+        message, blobs = wire.sent[0]
+        assert message == Update(digest=digest)
+        assert blobs == (sealed.header, sealed.signature, sealed.wrap)
+        assert list(wire.chunks) == [0, 1]
+        assert b"".join(wire.chunks.values()) == sealed.body[: 2 * CHUNK]
+
+    def test_a_small_update_is_sent_whole(self, home: Home) -> None:
+        digest, sealed = envelope(size=10)
+        wire, box = Wire(), Outbox(home)
+        box.put(digest, sealed, order())
+        box.offer(digest, wire, credit=64)
+        assert wire.chunks == {0: sealed.body}
+
+    def test_chunks_that_are_asked_for_make_up_the_body(self, home: Home) -> None:
+        """In any order; what does not exist is not sent."""
+        digest, sealed = envelope()
+        wire, box = Wire(), Outbox(home)
+        box.put(digest, sealed, order())
+        count = len(parse_header(sealed.header, max_plain_bytes=1 << 30).hashes)
+        box.send_chunks(digest, [*reversed(range(count)), count, 10**6, -1], wire)
+        assert b"".join(wire.chunks[i] for i in range(count)) == sealed.body
+        assert set(wire.chunks) == set(range(count))
+
+    def test_after_a_restart_the_very_same_bytes_are_sent(self, home: Home) -> None:
+        """Sealing anew would make another update of it."""
+        digest, sealed = envelope()
+        first, again = Wire(), Wire()
+        box = Outbox(home)
+        box.put(digest, sealed, order())
+        box.offer(digest, first, credit=3)
+        Outbox(Home(home.directory)).offer(digest, again, credit=3)
+        assert again.sent == first.sent
+
+    def test_it_is_on_disk_before_anything_is_sent(self, home: Home) -> None:
+        digest, sealed = envelope()
+        Outbox(home).put(digest, sealed, order())
+        assert home.outbox() == [digest]
+        assert home.note_path(digest).exists()
+
+    def test_a_damaged_file_is_not_sent(self, home: Home) -> None:
+        digest = put(home)
+        path = home.outbox_path(digest)
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        wire = Wire()
+        with pytest.raises(CorruptFile):
+            Outbox(home).offer(digest, wire, credit=2)
+        assert wire.sent == []
+
+    def test_an_update_that_is_not_there_is_an_error_with_its_path(self, home: Home) -> None:
+        with pytest.raises(StorageError, match=HEX):
+            Outbox(home).send_chunks(HEX, [0], Wire())
+
+    def test_an_inventory_lives_for_the_session_only_and_beside_updates(self, home: Home) -> None:
+        digest, sealed = envelope(1)
+        update = put(home)
+        box, wire = Outbox(home), Wire()
+        box.hold(digest, sealed)
+        box.offer(digest, wire, credit=1)
+        box.offer(update, wire, credit=1)
+        box.send_chunks(digest, [4], wire)
+        assert [m.digest for m, _ in wire.sent] == [digest, digest, update, update, digest]
+        assert home.outbox() == [update]
+        with pytest.raises(StorageError):
+            Outbox(home).offer(digest, wire, credit=1)
+
+    def test_a_newer_inventory_takes_the_place_of_the_older(self, home: Home) -> None:
+        box, wire = Outbox(home), Wire()
+        old, new = envelope(1), envelope(2)
+        box.hold(*old)
+        box.hold(*new)
+        box.offer(new[0], wire, credit=1)
+        with pytest.raises(StorageError):
+            box.offer(old[0], wire, credit=1)
+
+
+class TestWaiting:
+    def test_an_empty_outbox_waits_for_nothing(self, home: Home) -> None:
+        assert Outbox(home).waiting() == (None, "")
+
+    def test_an_update_is_found_with_the_round_it_belongs_to(self, home: Home) -> None:
+        digest = put(home)
+        found, name = Outbox(Home(home.directory)).waiting()
+        assert name == digest
+        assert found is not None
+        wanted = order()
+        kept: dict[str, Any] = found.model_dump(exclude={"nonce", "seq", "parts", "verdict"})
+        assert kept == wanted.model_dump(exclude={"nonce", "seq", "parts", "verdict"})
+        assert (found.parts, found.verdict) == ([], None), "their use is over"
+
+    def test_the_newest_stays_and_older_ones_go_with_their_states(self, home: Home) -> None:
+        old, newest, middle = put(home, 0, age_s=9), put(home, 1), put(home, 2, age_s=5)
+        for digest in (old, newest, middle):
+            home.save_provisional(digest, Payload({"w": np.ones(1, np.float32)}))
+        assert Outbox(home).waiting()[1] == newest
+        assert home.outbox() == [newest]
+        assert not home.note_path(old).exists()
+        assert not home.settle(old, counted=True)
+        assert not home.settle(middle, counted=True)
+        assert home.settle(newest, counted=True)
+
+    @pytest.mark.parametrize(
+        "damage",
+        ["note missing", "note empty", "note junk", "note of another form", "update cut",
+         "update altered", "update empty"],
+    )  # fmt: skip
+    def test_a_damaged_one_is_dropped_and_an_older_whole_one_is_found(
+        self, home: Home, damage: str
+    ) -> None:
+        whole, broken = put(home, 0, age_s=9), put(home, 1)
+        note, update = home.note_path(broken), home.outbox_path(broken)
+        match damage:
+            case "note missing":
+                note.unlink()
+            case "note empty":
+                note.write_bytes(b"")
+            case "note junk":
+                note.write_bytes(b"\xff\x00[")
+            case "note of another form":
+                note.write_bytes(b'{"run": 7}')
+            case "update cut":
+                update.write_bytes(update.read_bytes()[:-1])
+            case "update altered":
+                update.write_bytes(update.read_bytes()[:-1] + b"\x00")
+            case "update empty":
+                update.write_bytes(b"")
+        assert Outbox(home).waiting()[1] == whole
+        assert home.outbox() == [whole]
+
+    def test_a_note_whose_update_was_never_written_is_removed(self, home: Home) -> None:
+        """The process ended between the two files."""
+        digest = put(home)
+        home.outbox_path(digest).unlink()
+        assert Outbox(home).waiting() == (None, "")
+        assert not home.note_path(digest).exists()
