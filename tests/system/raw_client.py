@@ -167,5 +167,3 @@ def good_update(order, dim=64):
 def events(federation):
     """Return the server's notes so far."""
     return control.ask(federation.federation, "status")["notes"]
-
-

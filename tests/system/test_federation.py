@@ -49,7 +49,9 @@ def test_a_run_of_two_tasks_ends_with_all_its_results(tmp_path):
 def test_a_client_killed_in_the_middle_is_done_without_and_can_come_back(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve("--until-done", *settings(round__quorum=2, round__min_clients=3))
-        folders = {n: write_client(tmp_path / n, range(4), offset=12 * i) for i, n in enumerate("abc")}
+        folders = {
+            n: write_client(tmp_path / n, range(4), offset=12 * i) for i, n in enumerate("abc")
+        }
         for name, folder in folders.items():
             federation.join(name, folder)
         federation.until("task_done", text="task 0")
@@ -111,7 +113,10 @@ def test_a_second_run_with_another_method_takes_its_clients_along(tmp_path):
 def test_status_and_rounds_tell_the_truth_while_it_runs_and_after(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings())
+        federation.until("task_opened")
         before = _command(federation, "fcil_server", "status", "--json")
+        while before["now"]["phase"] == "publishing":  # the round is about to begin
+            before = _command(federation, "fcil_server", "status", "--json")
         assert before["running"] is True
         assert before["now"]["phase"] == "gathering"
         assert "2 more clients" in before["now"]["waiting_for"]

@@ -49,7 +49,11 @@ def test_one_update_goes_the_way_that_the_readme_shows(tmp_path, monkeypatch):
 
 
 async def way_of_one_update(tmp_path):
-    root, server_keys, client_keys = RootKey.generate(), PrivateKeys.generate(), PrivateKeys.generate()
+    root, server_keys, client_keys = (
+        RootKey.generate(),
+        PrivateKeys.generate(),
+        PrivateKeys.generate(),
+    )
     client, run = new_client_id(), new_run_id()
     folder = write_client(tmp_path / "images", [0, 1])
     home = Home.of(root.federation, folder)
@@ -70,7 +74,9 @@ async def way_of_one_update(tmp_path):
     door = data.learner_door({"0": 0, "1": 1})
     assert set(door.labels.tolist()) == {0, 1}
     # 3: images -> payload
-    _, payload = registry.load_half(METHOD.learner).run(ctx, fcil_protocol.Payload(), broadcast, door)
+    _, payload = registry.load_half(METHOD.learner).run(
+        ctx, fcil_protocol.Payload(), broadcast, door
+    )
     assert int(payload.i64("n")[0]) == len(door)
     # 4: nothing leaves that the schema does not name
     assert terms.check_upload("train", payload, TASK) == []
@@ -96,7 +102,10 @@ async def way_of_one_update(tmp_path):
     dealer = router.dealer(client_keys.public.curve)
     dealer.connect()
     assert await dealer.recv() == LinkNews("up")
-    ours, theirs = Channel(client_keys, server_keys.public), Channel(server_keys, client_keys.public)
+    ours, theirs = (
+        Channel(client_keys, server_keys.public),
+        Channel(server_keys, client_keys.public),
+    )
     ours.peer_nonce, theirs.peer_nonce = theirs.nonce, ours.nonce
     outbox.offer(digest, lambda m, *blobs: dealer.send(ours.frames(m, *blobs)), terms.credit)
 
@@ -156,7 +165,9 @@ async def way_of_one_update(tmp_path):
     again = StoredEnvelope.from_bytes(spool.get(digest))
     header = parse_header(again.header, max_plain_bytes=LIMIT)
     opened = unpack(
-        open_body(header, unwrap_key(again.wrap, again.header, server_keys), header.split(again.body))
+        open_body(
+            header, unwrap_key(again.wrap, again.header, server_keys), header.split(again.body)
+        )
     )
     new_state = aggregator.aggregate(ctx, state, UpdateList.of([Update(client, opened)]))
     # 12: state -> file -> ledger
@@ -175,9 +186,7 @@ async def way_of_one_update(tmp_path):
     parts: tuple[Part, ...] = aggregator.broadcast(ctx, new_state)
     refs = await publisher.publish(parts, Stamp(METHOD.name, DIGEST, 0, 1, "train", 0))
     # 14: parts -> the next round
-    downloads = Downloads(
-        home, enrolment, client_keys, lambda m: dealer.send(ours.frames(m))
-    )
+    downloads = Downloads(home, enrolment, client_keys, lambda m: dealer.send(ours.frames(m)))
     assert not downloads.start(refs)
     complete = False
     while not complete:

@@ -41,9 +41,7 @@ class Tap:
     async def _accept(self, reader, writer):
         with contextlib.suppress(OSError):
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
-            await asyncio.gather(
-                self._copy(reader, far_writer), self._copy(far_reader, writer)
-            )
+            await asyncio.gather(self._copy(reader, far_writer), self._copy(far_reader, writer))
 
     async def _copy(self, reader, writer):
         with contextlib.suppress(OSError):

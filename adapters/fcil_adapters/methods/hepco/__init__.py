@@ -1,0 +1,110 @@
+"""HePCo: Continual Adaptation of Vision Transformers for Federated Learning.
+
+Shaunak Halbe, James Seale Smith, Junjiao Tian, Zsolt Kira. TMLR 2024,
+https://openreview.net/forum?id=vsZ5A3Zxyr, https://arxiv.org/abs/2306.09970,
+code: https://github.com/shaunak27/hepco-fed
+
+Manifest (no torch): hyper-parameters, exchanges, schemas. The way from the equations to the
+functions, and every deviation, is in NOTES.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
+from fcil_adapters.methods.hepco.options import PRESETS, HepcoHparams
+from fcil_adapters.methods.hepco.parts import check_upload, pool_names
+from fcil_protocol.errors import ConfigError
+from fcil_protocol.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
+
+
+def exchanges(hparams: HepcoHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
+    """Return the only exchange of a task, ``train``.
+
+    Raises:
+        ConfigError: ``blocks`` names a block that the backbone lacks.
+    """
+    _check_blocks(hparams, backbone)
+    counts = (_counts("classes", "c"), _counts("count", "c"), _counts("n", 1))
+    schema = PayloadSchema((*_pool_specs(hparams), *_head_specs("c"), *counts))
+    return (Exchange("train", schema, check=check_upload),)
+
+
+def broadcast(hparams: HepcoHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
+    """Return the schemas of the model, and of the classes of a finished task.
+
+    Raises:
+        ConfigError: ``blocks`` names a block that the backbone lacks.
+    """
+    _check_blocks(hparams, backbone)
+    meta = (MetaSpec("task", "int"),)
+    model = (*_pool_specs(hparams), *_head_specs("all"))
+    return {
+        "current": PayloadSchema((*model, _counts("classes", "c"), _counts("seen", "c")), meta),
+        "task": PayloadSchema(
+            (_counts("classes", "rows"), _counts("seen", "rows")), meta, (("rows", "past"),)
+        ),
+    }
+
+
+def dims(hparams: HepcoHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
+    """Return d, pool size M, prompt length L, and the task's, past and all classes."""
+    return {
+        "d": backbone.dim,
+        "M": hparams.pool_size,
+        "L": hparams.prompt_length,
+        "c": len(task.classes),
+        "past": len(task.past),
+        "all": len(task.seen),
+    }
+
+
+def _check_blocks(hparams: HepcoHparams, backbone: BackboneInfo) -> None:
+    beyond = [b for b in hparams.blocks if b >= backbone.depth]
+    if beyond:
+        raise ConfigError(
+            f"option 'blocks' of method hepco: block {beyond[0]} does not exist; the backbone "
+            f"{backbone.name} has the blocks 0 to {backbone.depth - 1}.",
+            action="Name existing blocks.",
+        )
+
+
+def _pool_specs(hparams: HepcoHparams) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(name, Kind.PROMPT, ("M", "L", "d"))
+        if name.startswith("prompt.")
+        else TensorSpec(name, Kind.KEY, ("M", "d"))
+        for name in pool_names(hparams.blocks)
+    )
+
+
+def _head_specs(rows: str) -> tuple[TensorSpec, ...]:
+    return (
+        TensorSpec("head.weight", Kind.HEAD, (rows, "d")),
+        TensorSpec("head.bias", Kind.HEAD, (rows,)),
+    )
+
+
+def _counts(name: str, rows: int | str) -> TensorSpec:
+    return TensorSpec(name, Kind.COUNT, (rows,), dtype="I64", non_negative=True)
+
+
+def _half(name: str) -> str:
+    return f"fcil_adapters.methods.hepco.{name}"
+
+
+METHOD = Method(
+    name="hepco",
+    version="1",
+    title="HePCo: Continual Adaptation of Vision Transformers for Federated Learning",
+    citation="S. Halbe, J. S. Smith, J. Tian, Z. Kira. TMLR 2024. https://arxiv.org/abs/2306.09970",
+    hparams=HepcoHparams,
+    exchanges=exchanges,
+    broadcast=broadcast,
+    dims=dims,
+    learner=_half("learner:Learner"),
+    aggregator=_half("aggregator:Aggregator"),
+    model=_half("model:Model"),
+    presets=PRESETS,
+)

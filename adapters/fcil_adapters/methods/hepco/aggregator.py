@@ -1,0 +1,299 @@
+"""HePCo's server half: average, then repair the average by data-free distillation (torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fcil_adapters.arrays import sample_weights, weighted_mean
+from fcil_adapters.bridge import to_torch
+from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.methods.hepco.consolidation import (
+    Model,
+    Source,
+    as_head,
+    consolidate,
+    new_source,
+    old_source,
+)
+from fcil_adapters.methods.hepco.options import HepcoHparams
+from fcil_adapters.methods.hepco.parts import CURRENT, HEAD, pool_names, task_part
+from fcil_adapters.methods.hepco.teachers import Teachers, capped_counts, label_shares
+from fcil_protocol.errors import ConfigError
+from fcil_protocol.payload import Array, Payload
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+_POOLS, _HEAD = 1, 2  # purposes of the random streams
+_SMALLEST_NORM = 1e-12
+
+
+class Aggregator:
+    """The state holds the model, the previous task's model, and image counts.
+
+    ``prompt.*``, ``key.*``, ``head.*`` (C rows); the same below ``prev.`` from the second task
+    on; ``classes`` (C,) and ``task_of`` (C,); ``counted`` (C,), images over all rounds; and
+    ``recent`` (C,), images in the last round in which somebody had the class.
+    """
+
+    def init(self, ctx: Context) -> State:
+        """Return the state before the first task: no class, and nothing drawn."""
+        d = ctx.backbone_info.dim
+        none = np.zeros(0, dtype=np.int64)
+        return State(
+            {
+                HEAD[0]: np.zeros((0, d), dtype=np.float32),
+                HEAD[1]: np.zeros(0, dtype=np.float32),
+                **dict.fromkeys(_PER_CLASS, none),
+            },
+            {"task": -1},
+        )
+
+    def open_task(self, ctx: Context, state: State) -> State:
+        """Draw the new head rows, at first the pools; keep the server as the previous one.
+
+        Raises:
+            ConfigError: the run has more classes than ``total_classes``.
+        """
+        h: HepcoHparams = ctx.hparams
+        task = ctx.task
+        assert task.index == _current(state) + 1, "tasks open one after the other"
+        c = len(task.classes)
+        _check_total(h, len(state.tensors["classes"]) + c)
+        tensors: dict[str, Array] = dict(state.tensors)
+        if task.index == 0:
+            tensors |= _draw_pools(ctx)
+        for name, drawn in _draw_rows(ctx).items():
+            tensors[name] = np.concatenate([tensors[name], drawn])
+        if task.index > 0 and h.old_batch > 0:
+            for name in (*pool_names(h.blocks), *HEAD):
+                tensors[f"prev.{name}"] = tensors[name]
+        new = {
+            "classes": np.asarray(task.classes, dtype=np.int64),
+            "task_of": np.full(c, task.index, dtype=np.int64),
+            "counted": np.zeros(c, dtype=np.int64),
+            "recent": np.zeros(c, dtype=np.int64),
+        }
+        for name, rows in new.items():
+            tensors[name] = np.concatenate([tensors[name], rows])
+        return State(tensors, {"task": task.index})
+
+    def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
+        """Average the clients' pools and rows, then distil clients and past into the average."""
+        h: HepcoHparams = ctx.hparams
+        reports = _Reports.of(ctx, state, updates)
+        weights = np.full(len(updates), 1 / len(updates))  # (K,)
+        if h.average == "samples":
+            weights = sample_weights(updates.samples, ctx.max_weight_share)
+        provisional: dict[str, Array] = {
+            **weighted_mean(updates, pool_names(h.blocks), weights),
+            **reports.provisional_head(ctx, state, weights),
+        }
+        counts = _with_counts(ctx, state, reports.counts)
+        known = counts["counted"] > 0  # (C,)
+        sources = [_new(ctx, state, updates, reports, known)]
+        past = np.where(state.i64("task_of") < ctx.task.index, counts["counted"], 0)
+        if past.any() and h.old_batch > 0:
+            sources.append(old_source(ctx, _previous(state), known, past))
+        repaired = consolidate(ctx, provisional, known, sources)
+        return replace(state, tensors={**state.tensors, **provisional, **repaired, **counts})
+
+    def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
+        """Return the model, and the classes of each finished task, which change no more."""
+        current = _current(state)
+        if current < 0:
+            return ()
+        task_of = state.i64("task_of")
+        parts = []
+        for t in range(current + 1):
+            rows = task_of == t
+            tensors: dict[str, Array] = {
+                "classes": state.i64("classes")[rows],
+                "seen": (state.i64("counted")[rows] > 0).astype(np.int64),
+            }
+            if t == current:
+                for name in (*pool_names(ctx.hparams.blocks), *HEAD):
+                    tensors[name] = state.tensors[name]
+            parts.append(Part(CURRENT if t == current else task_part(t), _tagged(tensors, t)))
+        return tuple(parts)
+
+
+_PER_CLASS = ("classes", "task_of", "counted", "recent")
+
+
+@dataclass(frozen=True)
+class _Reports:
+    """The clients' head rows and counts, stacked.
+
+    Attributes:
+        weight: (K, c, d), bias: (K, c); in a task of a single class, mean features whose
+            lengths were set to ``norm``, with bias 0.
+        counts: (K, c), images, each client's scaled to its allowed share.
+        samples: (K,).
+        means: (K, d), the mean features as they came; None with more classes.
+        norm: the length of a row made of a mean feature.
+    """
+
+    weight: F64
+    bias: F64
+    counts: F64
+    samples: tuple[int, ...]
+    means: F64 | None
+    norm: float
+
+    @classmethod
+    def of(cls, ctx: Context, state: State, updates: Updates) -> _Reports:
+        sent = [
+            (u.payload.f32(HEAD[0]), u.payload.f32(HEAD[1]), u.payload.i64("count"))
+            for u in updates
+        ]
+        weight = np.stack([w for w, _, _ in sent]).astype(np.float64)
+        counts = np.stack([count for _, _, count in sent])
+        single = weight.shape[1] == 1
+        norm = _row_norm(ctx, state) if single else 0.0
+        return cls(
+            weight=_scaled(weight, norm) if single else weight,
+            bias=np.stack([b for _, b, _ in sent]).astype(np.float64) * (not single),
+            counts=capped_counts(counts, ctx.max_weight_share),
+            samples=updates.samples,
+            means=weight[:, 0] if single else None,
+            norm=norm,
+        )
+
+    def provisional_head(self, ctx: Context, state: State, weights: F64) -> dict[str, F32]:
+        """Average the task's rows; in a task of a single class, make one of the class's mean."""
+        rows = np.tensordot(weights, self.weight, 1)  # (c, d)
+        bias: F64 = np.tensordot(weights, self.bias, 1)  # (c,)
+        if self.means is not None:
+            share = sample_weights(self.samples, ctx.max_weight_share)
+            rows = _scaled((share @ self.means)[None], self.norm)
+        return _with_rows(state, rows, bias)
+
+
+def _new(
+    ctx: Context, state: State, updates: Updates, reports: _Reports, known: NDArray[np.bool_]
+) -> Source:
+    """Collect the teachers of the task's classes: the clients and, at need, the round's start."""
+    h: HepcoHparams = ctx.hparams
+    c = reports.counts.shape[1]
+    total = max(h.total_classes or 0, len(known))
+    shares, labels = label_shares(
+        reports.counts, state.i64("recent")[-c:].astype(np.float64), total - c, h,
+        ctx.max_weight_share,
+    )  # fmt: skip
+    keeps = bool(shares[-1].any())
+    heads: list[Model] = [
+        _with_rows(state, weight, bias)
+        for weight, bias in zip(reports.weight, reports.bias, strict=True)
+    ]
+    if keeps:
+        heads.append(state.tensors)
+    else:
+        shares = shares[:-1]
+
+    def on_columns(values: F64) -> F64:
+        """Put values (..., c) of the task's classes into the known columns (..., C)."""
+        wide = np.zeros((*values.shape[:-1], len(known)))
+        wide[..., -c:] = values
+        return wide[..., known]
+
+    def models() -> Iterable[Model]:
+        for update in updates:
+            yield update.payload.tensors
+        if keeps:
+            yield state.tensors
+
+    teachers = Teachers(
+        as_head(heads, known, ctx.device),
+        to_torch(on_columns(shares), ctx.device, torch.float64),
+        to_torch(on_columns(labels), ctx.device, torch.float64),
+    )
+    return new_source(h, teachers, models)
+
+
+def _with_rows(state: State, rows: F64, bias: F64) -> dict[str, F32]:
+    """Return the head with the task's rows replaced: (C, d) and (C,), float32."""
+    head = {name: state.f32(name).copy() for name in HEAD}
+    head[HEAD[0]][-len(rows) :] = rows
+    head[HEAD[1]][-len(rows) :] = bias
+    return head
+
+
+def _with_counts(ctx: Context, state: State, counts: F64) -> dict[str, I64]:
+    """Add this round's images (K, c) to the classes' counts, at least 1 where there are any."""
+    totals = counts.sum(0)
+    now = np.where(totals > 0, np.maximum(np.rint(totals), 1), 0).astype(np.int64)  # (c,)
+    rows = state.i64("task_of") == ctx.task.index
+    counted, recent = state.i64("counted").copy(), state.i64("recent").copy()
+    counted[rows] += now
+    recent[rows] = np.where(now > 0, now, recent[rows])
+    return {"counted": counted, "recent": recent}
+
+
+def _row_norm(ctx: Context, state: State) -> float:
+    """Return the mean length of the known past head rows; 1 before there are any."""
+    past = (state.i64("task_of") < ctx.task.index) & (state.i64("counted") > 0)
+    rows = state.f32(HEAD[0])[past].astype(np.float64)
+    return float(np.linalg.norm(rows, axis=1).mean()) if len(rows) else 1.0
+
+
+def _scaled(rows: F64, norm: float) -> F64:
+    """Set the length of rows (..., d)."""
+    lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
+    scaled: F64 = rows * (norm / np.maximum(lengths, _SMALLEST_NORM))
+    return scaled
+
+
+def _draw_pools(ctx: Context) -> dict[str, F32]:
+    """Draw prompts and keys from U[0, 1)."""
+    h: HepcoHparams = ctx.hparams
+    rng = ctx.rng(_POOLS)
+    M, L, d = h.pool_size, h.prompt_length, ctx.backbone_info.dim
+    shapes = {"prompt": (M, L, d), "key": (M, d)}
+    return {
+        name: rng.random(shapes[name.partition(".")[0]], dtype=np.float32)
+        for name in pool_names(h.blocks)
+    }
+
+
+def _draw_rows(ctx: Context) -> dict[str, F32]:
+    """Draw the new head rows as torch does for a Linear: U(-1/sqrt(d), 1/sqrt(d))."""
+    c, d = len(ctx.task.classes), ctx.backbone_info.dim
+    bound = 1 / np.sqrt(d)
+    rng = ctx.rng(_HEAD)
+    return {
+        HEAD[0]: rng.uniform(-bound, bound, (c, d)).astype(np.float32),
+        HEAD[1]: rng.uniform(-bound, bound, c).astype(np.float32),
+    }
+
+
+def _check_total(h: HepcoHparams, classes: int) -> None:
+    if h.total_classes is not None and classes > h.total_classes:
+        raise ConfigError(
+            f"total_classes = {h.total_classes}, but the run now has {classes} classes.",
+            action="Start a run with a larger total_classes, or without it.",
+        )
+
+
+def _previous(state: State) -> Mapping[str, Array]:
+    return {
+        name.removeprefix("prev."): array
+        for name, array in state.tensors.items()
+        if name.startswith("prev.")
+    }
+
+
+def _current(state: State) -> int:
+    task = state.meta["task"]
+    assert isinstance(task, int)
+    return task
+
+
+def _tagged(tensors: Mapping[str, Array], task: int) -> Payload:
+    return Payload(tensors, {"task": task})

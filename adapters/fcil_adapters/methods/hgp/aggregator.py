@@ -1,0 +1,205 @@
+"""HGP's server half: average prompts and head, keep Gaussians, rebalance the head (torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fcil_adapters.arrays import sample_weights, weighted_mean
+from fcil_adapters.bridge import to_numpy, to_torch
+from fcil_adapters.contract import Context, Part, Progress, State, Updates
+from fcil_adapters.methods.hgp.drawing import draw_head, draw_pool
+from fcil_adapters.methods.hgp.mixture import Mixture, make_mixture
+from fcil_adapters.methods.hgp.options import HgpHparams
+from fcil_adapters.methods.hgp.parts import CURRENT, HEAD, pool_names, task_part
+from fcil_adapters.methods.hgp.rebalance import Samples, rebalance
+from fcil_adapters.methods.hgp.store import (
+    Entry,
+    entry_tensors,
+    merge_entries,
+    read_entries,
+    sent_entries,
+)
+from fcil_adapters.statistics import class_positions
+from fcil_protocol.payload import Array, Payload
+
+F32 = NDArray[np.float32]
+Head = tuple[F32, F32]  # weight (C, d), bias (C,)
+
+_POOLS, _HEAD, _SAMPLES, _ORDER = 1, 2, 3, 4  # purposes of the random streams
+
+
+class Aggregator:
+    """The state: prompts and Gaussians of every task, and one head for all seen classes.
+
+    ``task.<t>.key.<pool>``, ``task.<t>.prompt.<pool>``, ``gauss.<t>...``, ``head.weight``,
+    ``head.bias``, ``classes``, ``seen``. Gaussians are never broadcast.
+    """
+
+    def init(self, ctx: Context) -> State:
+        """Return the state before the first task."""
+        d = ctx.backbone_info.dim
+        return State(_head_tensors(np.zeros((0, d)), np.zeros(0), np.zeros(0), np.zeros(0)), _NONE)
+
+    def open_task(self, ctx: Context, state: State) -> State:
+        """Freeze the last task; draw orthonormal prompts and keys, and rows of the head."""
+        h: HgpHparams = ctx.hparams
+        t, d = ctx.task.index, ctx.backbone_info.dim
+        assert t == _current(state) + 1, "tasks open one after the other"
+        tensors: dict[str, Array] = dict(state.tensors)
+        for i, name in enumerate(pool_names(h.pools)):
+            shape = (h.prompts, d) if name.startswith("key.") else (h.prompts, h.length, d)
+            past = [state.f32(f"task.{s}.{name}") for s in range(t)]
+            tensors[f"task.{t}.{name}"] = draw_pool(ctx.rng(_POOLS, i), shape, past)
+        weight, bias = draw_head(ctx.rng(_HEAD), len(ctx.task.classes), d)
+        head = _head_tensors(
+            np.concatenate([state.f32("head.weight"), weight]),
+            np.concatenate([state.f32("head.bias"), bias]),
+            np.concatenate([state.i64("classes"), ctx.task.classes]),
+            np.concatenate([state.i64("seen"), np.zeros(len(ctx.task.classes))]),
+        )
+        return State({**tensors, **head, **entry_tensors([], t, d)}, {"task": t})
+
+    def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
+        """Average what was trained, renew the Gaussians, retrain the head on samples of them."""
+        h: HgpHparams = ctx.hparams
+        t, classes = ctx.task.index, ctx.task.classes
+        weights = sample_weights(updates.samples, ctx.max_weight_share)  # (K,)
+        mean = weighted_mean(updates, (*pool_names(h.pools), *HEAD), weights)
+        entries = merge_entries(
+            read_entries(state, [t]),
+            sent_entries(h, updates, t),
+            classes,
+            drop_stale=h.drop_stale,
+        )
+        head = _with_rows(state, classes, (mean["head.weight"], mean["head.bias"]))
+        if len(classes) == 1:
+            head = _with_mean_row(ctx, state, head, entries)
+        head = _rebalanced(ctx, state, head, entries)
+        own = _rows(state, classes)
+        seen = state.i64("seen").copy()
+        seen[own] |= _anyone_has(updates)
+        pools = {f"task.{t}.{name}": mean[name] for name in pool_names(h.pools)}
+        return State(
+            {
+                **state.tensors,
+                **pools,
+                **entry_tensors(entries, t, ctx.backbone_info.dim),
+                **_head_tensors(*head, state.i64("classes"), seen),
+            },
+            state.meta,
+        )
+
+    def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
+        """Return the whole head with the current prompts and, unchanged, all past prompts."""
+        names = pool_names(ctx.hparams.pools)
+        current = _current(state)
+        parts = []
+        for t in range(current + 1):
+            tensors: dict[str, Array] = {n: state.tensors[f"task.{t}.{n}"] for n in names}
+            if t == current:
+                tensors |= {n: state.tensors[n] for n in (*HEAD, "classes", "seen")}
+            parts.append(Part(CURRENT if t == current else task_part(t), _tagged(tensors, t)))
+        return tuple(parts)
+
+
+def mean_row(mean: NDArray[np.float64], past: F32) -> F32:
+    """Return a head row that points to a class mean (d,), as long as past rows (C, d) are.
+
+    It stands in where a task has one class, whose own cross-entropy teaches nothing.
+    """
+    length = float(np.linalg.norm(past.astype(np.float64), axis=1).mean()) if len(past) else 1.0
+    norm = max(float(np.linalg.norm(mean)), float(np.finfo(np.float32).tiny))
+    return (mean / norm * length).astype(np.float32)
+
+
+def _with_mean_row(ctx: Context, state: State, head: Head, entries: Sequence[Entry]) -> Head:
+    """Set the only new class's row to its federated mean; without one it stays as it was."""
+    label = ctx.task.classes[0]
+    mixture = _mixture(ctx, entries)
+    if not mixture.classes:
+        return head
+    past = _rows(state, ctx.task.past)
+    known = past[state.i64("seen")[past] > 0]
+    row = mean_row(mixture.mean(label), head[0][known])
+    return _with_rows(state, [label], (row[None], np.zeros(1, dtype=np.float32)), head)
+
+
+def _rebalanced(ctx: Context, state: State, head: Head, entries: Sequence[Entry]) -> Head:
+    """Retrain the rows of the classes that can be sampled; the others stay."""
+    h: HgpHparams = ctx.hparams
+    if h.rebalance == "off":
+        return head
+    past = read_entries(state, range(ctx.task.index)) if h.rebalance == "seen" else []
+    mixture = _mixture(ctx, [*past, *entries])
+    if len(mixture.classes) < 2:
+        return head  # one column's cross-entropy is 0
+    rows = _rows(state, mixture.classes)
+    total = h.samples_per_class * len(mixture.classes)
+
+    def draw(epoch: int) -> Samples:
+        return mixture.draw(total, h.sampling_scale, ctx.rng(_SAMPLES, epoch))
+
+    weight, bias = rebalance(
+        h,
+        to_torch(head[0][rows], ctx.device),
+        to_torch(head[1][rows], ctx.device),
+        draw,
+        torch.Generator().manual_seed(ctx.torch_seed(_ORDER)),
+        lambda done, loss: ctx.progress(Progress(done, h.server_epochs, loss)),
+    )
+    return _with_rows(state, mixture.classes, (to_numpy(weight), to_numpy(bias)), head)
+
+
+def _mixture(ctx: Context, entries: Sequence[Entry]) -> Mixture:
+    weights = ctx.hparams.class_weights
+    return make_mixture(entries, ctx.task.seen, weights, ctx.max_weight_share)
+
+
+def _with_rows(state: State, classes: Sequence[int], new: Head, head: Head | None = None) -> Head:
+    """Return a head (the state's, unless given) with other rows for some classes."""
+    weight, bias = head or (state.f32("head.weight"), state.f32("head.bias"))
+    weight, bias, rows = weight.copy(), bias.copy(), _rows(state, classes)
+    weight[rows], bias[rows] = new
+    return weight, bias
+
+
+def _rows(state: State, classes: Sequence[int]) -> NDArray[np.int64]:
+    ids = np.asarray(classes, dtype=np.int64)
+    return class_positions(ids, state.i64("classes").tolist())
+
+
+def _anyone_has(updates: Updates) -> NDArray[np.int64]:
+    counts = np.stack([u.payload.i64("count") for u in updates])  # (K, c)
+    owned: NDArray[np.bool_] = np.any(counts > 0, axis=0)
+    return owned.astype(np.int64)
+
+
+def _head_tensors(
+    weight: NDArray[np.floating],
+    bias: NDArray[np.floating],
+    classes: NDArray[np.number],
+    seen: NDArray[np.number],
+) -> dict[str, Array]:
+    return {
+        "head.weight": weight.astype(np.float32),
+        "head.bias": bias.astype(np.float32),
+        "classes": classes.astype(np.int64),
+        "seen": seen.astype(np.int64),
+    }
+
+
+_NONE: Mapping[str, int] = {"task": -1}
+
+
+def _current(state: State) -> int:
+    task = state.meta["task"]
+    assert isinstance(task, int)
+    return task
+
+
+def _tagged(tensors: Mapping[str, Array], task: int) -> Payload:
+    return Payload(tensors, {"task": task})

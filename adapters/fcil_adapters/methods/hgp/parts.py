@@ -1,0 +1,94 @@
+"""Tensor names of HGP's payloads, and what clients may say about their classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fcil_adapters.contract import TaskInfo
+from fcil_adapters.gaussians import gaussian_faults
+from fcil_adapters.methods.hgp.options import HgpHparams
+from fcil_protocol.errors import SchemaMismatch
+from fcil_protocol.payload import Payload
+
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+
+CURRENT = "current"
+HEAD = ("head.weight", "head.bias")
+_FETCH = "Fetch all parts of the state that the round starts from."
+
+
+def pool_names(pools: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ``key.<pool>`` and ``prompt.<pool>`` for every pool, in a fixed order."""
+    return tuple(f"{kind}.{pool}" for pool in pools for kind in ("key", "prompt"))
+
+
+def task_part(task: int) -> str:
+    """Return the name of the part that holds a finished task."""
+    return f"task/{task}"
+
+
+@dataclass(frozen=True)
+class Global:
+    """What a broadcast holds: the prompts of every task and the head of all seen classes.
+
+    Attributes:
+        prompts: per task, the current one last: `pool_names` -> (m, d) or (m, L, d).
+        weight: (C, d); bias: (C,).
+        classes: (C,) global ids, in the order of the head's rows.
+        seen: (C,), whether anybody ever had an image of the class.
+    """
+
+    prompts: tuple[Mapping[str, F32], ...]
+    weight: F32
+    bias: F32
+    classes: I64
+    seen: NDArray[np.bool_]
+
+
+def read_parts(broadcast: Mapping[str, Payload]) -> Global:
+    """Read a broadcast.
+
+    Raises:
+        SchemaMismatch: a part that the current state needs is missing.
+    """
+    if CURRENT not in broadcast:
+        raise SchemaMismatch("the broadcast lacks the part 'current'.", action=_FETCH)
+    current = broadcast[CURRENT]
+    index = current.meta["task"]
+    assert isinstance(index, int)
+    needed = [task_part(t) for t in range(index)]
+    lacking = [name for name in needed if name not in broadcast]
+    if lacking:
+        raise SchemaMismatch(f"the broadcast lacks the part {lacking[0]!r}.", action=_FETCH)
+    return Global(
+        prompts=tuple(_prompts(broadcast[name]) for name in (*needed, CURRENT)),
+        weight=current.f32("head.weight"),
+        bias=current.f32("head.bias"),
+        classes=current.i64("classes"),
+        seen=current.i64("seen").astype(bool),
+    )
+
+
+def _prompts(payload: Payload) -> dict[str, F32]:
+    return {n: payload.f32(n) for n in payload.tensors if n.startswith(("key.", "prompt."))}
+
+
+def check_upload(h: HgpHparams, payload: Payload, task: TaskInfo) -> list[str]:
+    """Return one sentence for every way in which an upload contradicts itself or the task."""
+    classes = payload.i64("classes").tolist()
+    counts = payload.i64("count").tolist()
+    faults = []
+    if classes != list(task.classes):
+        faults.append(f"'classes': expected {list(task.classes)}, got {classes[:20]}")
+    if any(count < 0 for count in counts):
+        faults.append("'count' holds a negative number")
+    total = payload.i64("n").sum()
+    if total != sum(counts):
+        faults.append(f"'n': expected {sum(counts)}, the sum of 'count', got {total}")
+    described = [count for count in counts if count >= h.min_count_upload]
+    return faults + gaussian_faults(payload, described, h.cov, h.cov_rank)

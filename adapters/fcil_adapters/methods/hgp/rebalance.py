@@ -1,0 +1,75 @@
+"""Retrain a linear head on sampled features, all classes at once (torch)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from fcil_adapters.bridge import to_torch
+from fcil_adapters.methods.hgp.options import HgpHparams
+
+_TEMPERATURE = 0.1  # of the logit normalisation, as in CCVR's code
+_SMALLEST_NORM = 1e-12
+
+Samples = tuple[NDArray[np.float32], NDArray[np.int64]]  # features (N, d), columns (N,)
+
+
+def rebalance(
+    h: HgpHparams,
+    weight: Tensor,
+    bias: Tensor,
+    draw: Callable[[int], Samples],
+    generator: Generator,
+    report: Callable[[int, float], None],
+) -> tuple[Tensor, Tensor]:
+    """Fit the rows of a head to samples by SGD with momentum, cosine steps over the epochs.
+
+    Args:
+        h: epochs, batch, step, momentum, loss, and whether each epoch has samples of its own.
+        weight: (C, d), one row per column of the samples; not modified.
+        bias: (C,); not modified.
+        draw: epoch -> samples.
+        generator: orders the samples.
+        report: called with (epochs done, last loss).
+    """
+    device = weight.device
+    rows, offsets = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
+    optimiser = torch.optim.SGD([rows, offsets], lr=h.server_lr, momentum=h.server_momentum)
+    samples: tuple[Tensor, Tensor] | None = None
+    for epoch in range(h.server_epochs):
+        optimiser.param_groups[0]["lr"] = _step_size(h, epoch)
+        if samples is None or h.resample == "epoch":
+            features, columns = draw(epoch)
+            samples = to_torch(features, device), to_torch(columns, device)
+        loss = torch.zeros(())
+        for index in _batches(len(samples[0]), h.server_batch, generator):
+            batch = index.to(device)
+            optimiser.zero_grad()
+            logits = functional.linear(samples[0][batch], rows, offsets)  # (B, C)
+            loss = head_loss(h, logits, samples[1][batch])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+        report(epoch + 1, loss.item())
+    return rows.detach(), offsets.detach()
+
+
+def head_loss(h: HgpHparams, logits: Tensor, columns: Tensor) -> Tensor:
+    """Return the mean cross-entropy of logits (B, C) against columns (B,)."""
+    if h.head_loss == "ce_logit_norm":
+        norms = logits.norm(dim=1, keepdim=True).clamp_min(_SMALLEST_NORM)
+        logits = logits / (norms * _TEMPERATURE)
+    return functional.cross_entropy(logits, columns)
+
+
+def _step_size(h: HgpHparams, epoch: int) -> float:
+    return h.server_lr * 0.5 * (1 + math.cos(math.pi * epoch / h.server_epochs))
+
+
+def _batches(count: int, size: int, generator: Generator) -> Iterator[Tensor]:
+    yield from torch.split(torch.randperm(count, generator=generator), size)

@@ -1,0 +1,77 @@
+"""PLoRA's views of the backbone: the adapted one, and the teacher's, cut at its last block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fcil_adapters.backbone import Backbone, cls_features
+from fcil_adapters.bridge import to_torch
+from fcil_adapters.lora import PROJECTIONS, LoraPair, attach_qv
+from fcil_adapters.methods.plora.options import PloraHparams
+
+Lora = Mapping[str, NDArray[np.float32]]
+
+
+def merged_view(backbone: Backbone, h: PloraHparams, lora: Lora) -> Any:
+    """Return a view in which the LoRA acts, merged into copies of the weights."""
+    view = backbone.view()
+    for block in h.blocks:
+        attach_qv(view, block, past=[_pairs(lora, block, backbone.device)], scale=h.scale)
+    return view
+
+
+def training_view(backbone: Backbone, h: PloraHparams, lora: Lora) -> Any:
+    """Return a view in which the LoRA is trainable."""
+    view = backbone.view()
+    for block in h.blocks:
+        attach_qv(view, block, current=_pairs(lora, block, backbone.device), scale=h.scale)
+    return view
+
+
+class Teacher:
+    """The previous task's model up to the last adapted block, frozen.
+
+    The blocks above never run: distillation compares what comes out of that block.
+    """
+
+    def __init__(self, backbone: Backbone, h: PloraHparams, lora: Lora) -> None:
+        self._view = merged_view(backbone, h, lora)
+        self._view.blocks = self._view.blocks[: max(h.blocks) + 1]
+        self._view.norm = nn.Identity()
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the class token after the last adapted block for input (B, 3, S, S): (B, d)."""
+        tokens: Tensor = self._view.forward_features(x)  # (B, tokens, d)
+        return tokens[:, 0]
+
+
+class Student:
+    """The view that is trained; its forward pass also gives what the teacher is compared with."""
+
+    def __init__(self, view: Any, h: PloraHparams) -> None:
+        self.view = view
+        self._tapped: list[Tensor] = []
+        view.blocks[max(h.blocks)].register_forward_hook(self._tap)
+
+    def _tap(self, _block: nn.Module, _inputs: Any, tokens: Tensor) -> None:
+        self._tapped = [tokens[:, 0]]
+
+    def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the feature and the class token after the last adapted block, both (B, d)."""
+        features = cls_features(self.view, x)
+        return features, self._tapped.pop()
+
+
+def _pairs(lora: Lora, block: int, device: str) -> dict[str, LoraPair]:
+    return {
+        p: LoraPair(
+            to_torch(lora[f"lora.{block}.{p}.A"], device),
+            to_torch(lora[f"lora.{block}.{p}.B"], device),
+        )
+        for p in PROJECTIONS
+    }
