@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import importlib
 import json
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -70,11 +71,21 @@ def make_hparams(method: Method, options: dict[str, Any]) -> Hparams:
     if preset is not None and preset not in method.presets:
         known = ", ".join(sorted(method.presets)) or "none"
         raise ConfigError(f"method {method.name} has no preset {preset!r}; it has: {known}.")
-    merged = {**(method.presets[preset] if preset else {}), **options}
+    merged = _merge(method.presets[preset] if preset else {}, options)
     try:
         return method.hparams.model_validate(merged)
     except ValidationError as error:
         raise ConfigError("; ".join(_fault(method, e) for e in error.errors()) + ".") from error
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay options over a preset; nested sections are merged key by key."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        nested = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merge(old, value) if nested else value  # type: ignore[arg-type]
+    return merged
 
 
 def _fault(method: Method, error: Any) -> str:

@@ -101,6 +101,6 @@ class FedTaloraHparams(Hparams):
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "paper": {"weights": "uniform", "init_a": "gaussian"},
-        "short": {"epochs": 3, "batch_size": 16, "lr_lora": 1e-1},
+        "short": {"epochs": 3, "batch_size": 16, "lr_lora": 1e-2},
     }
 )
