@@ -96,6 +96,7 @@ class Client:
         self.terms: Terms | None = None
         self.progress: tuple[str, int, int] | None = None
         self.counted = 0
+        self._judged = ""
         self._keys = load_keys(home)
         self._line = Connection(enrolment, self._keys, make)
         self._work = RoundWork(home, enrolment, self._keys, options)
@@ -218,10 +219,13 @@ class Client:
             self._fail(error)
 
     def _settle(self, digest: str, counted: bool, reason: str) -> None:
-        if self.home.settle(digest, counted=counted):
-            self.counted += counted
-            if not counted:
-                self.notes("warning", f"the last update was not counted: {reason}")
+        self.home.settle(digest, counted=counted)
+        if digest == self._judged:
+            return  # the server repeats its last verdict until there is another
+        self._judged = digest
+        self.counted += counted
+        if not counted:
+            self.notes("warning", f"the last update was not counted: {reason}")
 
     def _decline(self, key: RoundKey, code: str, text: str) -> None:
         # The sentence may name files and classes: it stays here, the server gets the code.

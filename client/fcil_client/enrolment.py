@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fcil_client.home import Enrolment, Home, state_home
 from fcil_protocol import control
-from fcil_protocol.errors import LinkError, TrustError, Unreachable, UsageError
+from fcil_protocol.errors import FcilError, LinkError, TrustError, Unreachable, UsageError
 from fcil_protocol.ids import ClientId, FederationId
 from fcil_protocol.keys import Certificate, PrivateKeys
 
@@ -67,18 +67,23 @@ def find(data: Path, server: str | None) -> tuple[Home, Enrolment]:
     """
     running = [j for j in join_files() if server is None or _means(j, server)]
     known = [h for h in Home.known(data) if server is None or _home_means(h, server)]
+    if len(running) > 1:  # a server that was killed leaves its join file behind
+        running = [j for j in running if _answers(j)] or running
     if len(running) > 1:
         raise UsageError(
             "several servers run on this machine: "
-            + ", ".join(f"{j.name} ({j.addresses[0]})" for j in running)
+            + ", ".join(f"{j.name} ({j.addresses[0]}) {j.federation[:12]}" for j in running)
             + ".",
             action="Say which one: --server ADDRESS.",
         )
     if running:
         home = Home.of(running[0].federation, data)
-        if home.enrolment() is not None:
+        if home.enrolment() is None:
+            return home, _enrol(home, running[0], data)
+        try:  # a server that lost its ledger takes the same keys in again
+            return home, _enrol(home, running[0], data)
+        except LinkError:  # it is away: the daemon goes on trying with what it knows
             return home, _refresh(home, running[0])
-        return home, _enrol(home, running[0], data)
     if len(known) == 1:
         enrolment = known[0].enrolment()
         assert enrolment is not None
@@ -94,6 +99,15 @@ def find(data: Path, server: str | None) -> tuple[Home, Enrolment]:
         f"no fcil server{asked} runs on this machine as this user, and {data} is not enrolled.",
         action="Start one with: fcil-server serve",
     )
+
+
+def _answers(join: JoinFile) -> bool:
+    """Say whether a join file's own server is there, and not another one in its place."""
+    try:
+        status = control.ask(join.directory, "status")
+    except FcilError:
+        return False
+    return bool(status["federation"]["id"] == join.federation)
 
 
 def _means(join: JoinFile, server: str) -> bool:

@@ -274,6 +274,18 @@ class TestSeveral:
         assert me.federation == ROOT2.federation
         assert servers[0].asked == []
 
+    def test_a_join_file_whose_server_is_gone_does_not_count(
+        self, servers: tuple[Server, Server], data: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def handle(op: str, fields: dict[str, Any]) -> dict[str, Any]:
+            if op == "status":
+                return {"federation": {"id": ROOT2.federation}}
+            return await Server._handle(servers[1], op, fields)
+
+        monkeypatch.setattr(servers[1], "_handle", handle)
+        _, me = servers[1].running(lambda: find(data, None))
+        assert me.federation == ROOT2.federation
+
     def test_asking_leaves_no_directories_behind(
         self, servers: tuple[Server, Server], data: Path
     ) -> None:
