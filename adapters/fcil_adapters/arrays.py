@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.contract import Updates
 from fcil_protocol.errors import DataError
-from fcil_protocol.payload import Array
 
 F64 = NDArray[np.float64]
 
@@ -54,9 +53,3 @@ def weighted_mean(
             term = weight * np.asarray(update.payload.tensors[name], dtype=np.float64)
             sums[name] = sums[name] + term if name in sums else term
     return {name: total.astype(np.float32) for name, total in sums.items()}
-
-
-def l2_norm(tensors: Mapping[str, Array]) -> float:
-    """Return the joint Euclidean norm of all tensors, in float64."""
-    total = sum(float(np.square(a.astype(np.float64)).sum()) for a in tensors.values())
-    return float(np.sqrt(total))

@@ -326,10 +326,6 @@ class Model(Protocol):
         ...
 
 
-def _always(_: Any) -> bool:
-    return True
-
-
 def _no_faults(_payload: Payload, _task: TaskInfo) -> list[str]:
     return []
 

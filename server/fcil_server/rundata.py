@@ -150,12 +150,6 @@ class RunData:
         row = self.clients.get(ClientId(client))
         return client if row is None else row.name
 
-    def task_label(self, task: int) -> str:
-        """Return a task's class names in short, for titles."""
-        names = [self.class_names.get(i, f"#{i}") for i in self.tasks[task].class_ids]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        return ", ".join(names[:3]) + more
-
 
 def collect(ledger: Ledger, run_id: RunId) -> RunData:
     """Read a run.
