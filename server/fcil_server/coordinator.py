@@ -189,7 +189,8 @@ class Coordinator:
             try:
                 await asyncio.wait_for(self._announced.wait(), rules.settle_s if enough else limit)
             except TimeoutError:
-                if enough:
+                # Whoever brought the classes may have left while they settled.
+                if enough and len(self._held_pending()) >= rules.min_new_classes:
                     return
 
     async def _open_task(self, task: TaskInfo) -> None:
