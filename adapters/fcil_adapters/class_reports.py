@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.contract import TaskInfo, Updates
+from fcil_adapters.arrays import class_weights
+from fcil_adapters.contract import TaskInfo, Update, Updates
 from fcil_adapters.statistics import class_positions
 from fcil_protocol.payload import Array, Payload
 from fcil_protocol.schema import Kind, TensorSpec
@@ -98,7 +99,7 @@ class ClassReports:
     """All clients' prototypes and class means, stacked in ClientId order.
 
     Attributes:
-        protos: (K, c, d); the means again where clients sent no prototypes.
+        protos: (K, c, d).
         means: (K, c, d), zero where the client sent none.
         counts: (K, c), images behind each mean; zero where the client sent none.
     """
@@ -108,17 +109,45 @@ class ClassReports:
     counts: I64
 
     @classmethod
-    def of(cls, updates: Updates, classes: Sequence[int], *, with_proto: bool) -> ClassReports:
-        """Read the reports (and ``proto``, (c, d)) of all updates."""
-        protos, means, counts = [], [], []
-        for update in updates:
-            sent = update.payload
-            rows = class_positions(sent.i64("owned"), classes)
-            mean = np.zeros((len(classes), sent.tensors["mean"].shape[1]), dtype=np.float32)
-            mean[rows] = sent.f32("mean")
-            count = np.zeros(len(classes), dtype=np.int64)
-            count[rows] = sent.i64("count")[rows]
-            means.append(mean)
-            counts.append(count)
-            protos.append(sent.f32("proto") if with_proto else mean)
-        return cls(np.stack(protos), np.stack(means), np.stack(counts))
+    def of(cls, updates: Updates, classes: Sequence[int]) -> ClassReports:
+        """Read the reports, and ``proto`` (c, d), of all updates."""
+        read = [(update.payload.f32("proto"), *_read(update, classes)) for update in updates]
+        return cls(*(np.stack(column) for column in zip(*read, strict=True)))
+
+
+def federated_means(
+    updates: Updates, classes: Sequence[int], max_share: float
+) -> tuple[NDArray[np.float64], I64]:
+    """Return the class means over all images of all clients, one report in memory at a time.
+
+    The updates are opened twice: the weights of a class need everybody's counts.
+
+    Args:
+        updates: with reports.
+        classes: the c class ids of the task.
+        max_share: largest weight of one client in a class that others have as well.
+
+    Returns:
+        Means (c, d), zero where nobody has the class, and total counts (c,).
+    """
+    counts = np.stack([_read(update, classes)[1] for update in updates])  # (K, c)
+    weights = class_weights(counts, max_share)  # (K, c)
+    terms = (
+        share[:, None] * _read(update, classes)[0].astype(np.float64)
+        for share, update in zip(weights, updates, strict=True)
+    )
+    merged = next(terms)  # (c, d)
+    for term in terms:
+        merged += term
+    return merged, counts.sum(axis=0, dtype=np.int64)
+
+
+def _read(update: Update, classes: Sequence[int]) -> tuple[F32, I64]:
+    """Return one client's means (c, d) and the images behind each (c,)."""
+    sent = update.payload
+    rows = class_positions(sent.i64("owned"), classes)
+    mean = np.zeros((len(classes), sent.tensors["mean"].shape[1]), dtype=np.float32)
+    mean[rows] = sent.f32("mean")
+    count = np.zeros(len(classes), dtype=np.int64)
+    count[rows] = sent.i64("count")[rows]
+    return mean, count

@@ -38,6 +38,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from fcil_adapters.averaging_rules import PLAIN, Averaging, AveragingRule, mean_only
+from fcil_adapters.cadence import Cadence, Largest
+from fcil_adapters.privacy import OFF, Privacy, Statistic
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payload import Payload
 from fcil_protocol.schema import PayloadSchema
@@ -133,6 +136,8 @@ class Context:
         micro_batch: largest number of images in one forward and backward pass; gradients
             are accumulated to the method's batch size. None: the whole batch.
         max_weight_share: cap on one client's aggregation weight ([trust]).
+        averaging: how tensors are averaged ([trust]).
+        privacy: how a learner clips and noises its statistics ([privacy]).
         progress: to be called about once per step.
     """
 
@@ -147,6 +152,8 @@ class Context:
     backbone: Any = None
     micro_batch: int | None = None
     max_weight_share: float = 1.0
+    averaging: Averaging = PLAIN
+    privacy: Privacy = OFF
     progress: Callable[[Progress], None] = _ignore
 
     def rng(self, *purpose: int) -> np.random.Generator:
@@ -349,6 +356,14 @@ class Exchange:
     keeps_state: bool = False
 
 
+def _as_schemas(_h: Any, _b: BackboneInfo, _t: TaskInfo, _clients: int) -> Largest:
+    return Largest()
+
+
+def _no_statistics(_h: Any, _kind: str, _t: TaskInfo) -> tuple[Statistic, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Method:
     """The torch-free manifest of a method, found through the entry-point group ``fcil.methods``.
@@ -359,6 +374,13 @@ class Method:
         dims: (hparams, backbone, task) -> values of the schemas' known symbols.
         learner, aggregator, model: ``package.module:Class``.
         presets: name -> overrides of the defaults.
+        cadence: part kind -> when it changes; ``ROUND`` for kinds that are not named.
+        largest: (hparams, backbone, task, clients) -> what travels where schemas allow more.
+        averagings: hparams -> the rules of `Averaging` that it can work with; those beyond the
+            mean take effect where it calls `averaging.average`.
+        statistics: (hparams, kind of exchange, task) -> what the learner makes of noised sums when
+            ``ctx.privacy`` is on; other tensors, apart from counts, it does not protect. May raise
+            ConfigError for options that do not go with noise.
         needs_backbone: False for methods that work on pixels or numbers alone.
     """
 
@@ -375,3 +397,7 @@ class Method:
     model: str
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
     needs_backbone: bool = True
+    cadence: Mapping[str, Cadence] = field(default_factory=lambda: MappingProxyType({}))
+    largest: Callable[[Any, BackboneInfo, TaskInfo, int], Largest] = _as_schemas
+    averagings: Callable[[Any], tuple[AveragingRule, ...]] = mean_only
+    statistics: Callable[[Any, str, TaskInfo], tuple[Statistic, ...]] = _no_statistics

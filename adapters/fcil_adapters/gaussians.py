@@ -1,9 +1,11 @@
-"""Gaussians of class features: from features to a few rows, to a payload, and to samples.
+"""Gaussians of class features: from features to a few rows, to a payload, and to a state.
 
-Torch-free; float64 inside. Every covariance is held as ``F^T F + diag(rest)`` with a factor
-F (r, d): all forms that may travel become this one, and samples need nothing else. How many
-rows a class sends follows from its image count alone (`factor_rows`, `is_triangle`), so
-there is no second statement about sizes that could contradict it.
+Torch-free; what a server computes of them is in `gaussian_batches`. What came or was kept in
+float32 stays so until it is used, since a server holds those of all clients and classes.
+Every covariance is held as ``F^T F + diag(rest)`` with a factor F (r, d): all forms that may
+travel become this one, and samples need nothing else. How many rows a class sends follows
+from its image count alone (`factor_rows`, `is_triangle`), so there is no second statement
+about sizes that could contradict it.
 """
 
 from __future__ import annotations
@@ -19,11 +21,9 @@ from fcil_protocol.payload import Array, Payload
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
+Floats = NDArray[np.floating]  # float64, or float32 as it travels
 I64 = NDArray[np.int64]
 Covariance = Literal["lowrank", "full", "diag"]
-
-# Eigenvalues below this share of the largest are rounding errors of the transport.
-_SMALLEST_SHARE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,14 @@ class Gaussian:
     """
 
     count: int
-    mean: F64
-    factor: F64
-    rest: F64
+    mean: Floats
+    factor: Floats
+    rest: Floats
 
     def covariance(self) -> F64:
         """Return the dense covariance (d, d)."""
-        return self.factor.T @ self.factor + np.diag(self.rest)
+        factor = self.factor.astype(np.float64)
+        return factor.T @ factor + np.diag(self.rest)
 
 
 def describe(features: NDArray[Any], covariance: Covariance, rank: int) -> Gaussian:
@@ -99,7 +100,7 @@ def triangle_size(d: int) -> int:
 
 
 def pack_gaussians(gaussians: Sequence[Gaussian], d: int, covariance: Covariance) -> dict[str, F32]:
-    """Return the tensors that describe E Gaussians.
+    """Return the tensors that describe E Gaussians; `gaussian_batches` unpacks them.
 
     Returns:
         ``gauss.mean`` (E, d); ``gauss.rest`` (E, d) unless ``full``; ``gauss.factor`` (R, d)
@@ -118,35 +119,6 @@ def pack_gaussians(gaussians: Sequence[Gaussian], d: int, covariance: Covariance
         triangles = [g.covariance()[upper] for g in tall]
         tensors["gauss.triangle"] = _stack(triangles, triangle_size(d))
     return tensors
-
-
-def unpack_gaussians(
-    payload: Payload, counts: Sequence[int], covariance: Covariance, rank: int
-) -> list[Gaussian]:
-    """Read the Gaussians of E classes with these image counts; the reverse of packing.
-
-    A triangle is made symmetric by construction, and what lies below zero in its spectrum
-    is cut off (`square_root`).
-    """
-    means = payload.f32("gauss.mean").astype(np.float64)
-    d = means.shape[1]
-    zero = np.zeros(d)
-    gaussians, row, triangle = [], 0, 0
-    for e, count in enumerate(counts):
-        rest = zero
-        if covariance != "full":
-            rest = np.maximum(payload.f32("gauss.rest")[e].astype(np.float64), 0)
-        if is_triangle(count, d, covariance):
-            factor = square_root(_symmetric(payload.f32("gauss.triangle")[triangle], d))
-            triangle += 1
-        elif covariance == "diag":
-            factor = np.zeros((0, d))
-        else:
-            rows = factor_rows(count, d, covariance, rank)
-            factor = payload.f32("gauss.factor")[row : row + rows].astype(np.float64)
-            row += rows
-        gaussians.append(Gaussian(count, means[e], factor, rest))
-    return gaussians
 
 
 def gaussian_faults(
@@ -172,40 +144,6 @@ def gaussian_faults(
     return faults
 
 
-def square_root(covariance: F64) -> F64:
-    """Return F (r, d) with F^T F = covariance (d, d), its negative eigenvalues set to 0.
-
-    By eigh: a Cholesky factor does not exist for fewer than d images.
-    """
-    values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
-    kept = values > _SMALLEST_SHARE * max(float(values[-1]), 0.0)
-    kept &= values > 0
-    factor: F64 = np.sqrt(values[kept])[:, None] * vectors[:, kept].T
-    return factor
-
-
-def pooled_covariance(gaussians: Sequence[Gaussian]) -> tuple[F64, F64]:
-    """Return factor and rest of the count-weighted average covariance of some Gaussians."""
-    counts = np.array([g.count for g in gaussians], dtype=np.float64)
-    weights = counts / counts.sum()
-    rows = [np.sqrt(w) * g.factor for w, g in zip(weights, gaussians, strict=True)]
-    factor = np.concatenate(rows)
-    if len(factor) > factor.shape[1]:
-        factor = square_root(factor.T @ factor)
-    rest: F64 = weights @ np.stack([g.rest for g in gaussians])
-    return factor, rest
-
-
-def sample_gaussian(gaussian: Gaussian, count: int, scale: float, rng: np.random.Generator) -> F64:
-    """Draw ``mean + sqrt(scale) (F^T e + sqrt(rest) e')``: (count, d)."""
-    r, d = gaussian.factor.shape
-    noise: F64 = rng.standard_normal((count, r)) @ gaussian.factor
-    if gaussian.rest.any():
-        noise += rng.standard_normal((count, d)) * np.sqrt(gaussian.rest)
-    samples: F64 = gaussian.mean + np.sqrt(scale) * noise
-    return samples
-
-
 def store_gaussians(gaussians: Sequence[Gaussian], d: int) -> dict[str, Array]:
     """Return the tensors by which a server keeps E Gaussians, whatever form they came in.
 
@@ -224,7 +162,7 @@ def store_gaussians(gaussians: Sequence[Gaussian], d: int) -> dict[str, Array]:
 def stored_gaussians(tensors: Mapping[str, Array]) -> list[Gaussian]:
     """Read what `store_gaussians` made."""
     means, rests, factors = (
-        np.asarray(tensors[n], dtype=np.float64) for n in ("mean", "rest", "factor")
+        np.asarray(tensors[n], dtype=np.float32) for n in ("mean", "rest", "factor")
     )
     rows = np.asarray(tensors["rows"], dtype=np.int64)
     blocks = np.split(factors, np.cumsum(rows)[:-1]) if len(rows) else []
@@ -254,16 +192,12 @@ def _leading_factor(scaled: F64, rows: int) -> F64:
     return factor
 
 
-def _symmetric(triangle: F32, d: int) -> F64:
-    dense = np.zeros((d, d))
-    dense[np.triu_indices(d)] = triangle
-    full: F64 = dense + np.triu(dense, 1).T
-    return full
+def _stack(rows: Sequence[Floats], width: int) -> F32:
+    if not rows:
+        return np.zeros((0, width), np.float32)
+    return np.stack(rows, dtype=np.float32, casting="same_kind")
 
 
-def _stack(rows: Sequence[F64], width: int) -> F32:
-    return np.stack(rows).astype(np.float32) if rows else np.zeros((0, width), np.float32)
-
-
-def _concatenate(blocks: Sequence[F64], width: int) -> F32:
-    return np.concatenate([np.zeros((0, width)), *blocks]).astype(np.float32)
+def _concatenate(blocks: Sequence[Floats], width: int) -> F32:
+    none = np.zeros((0, width), np.float32)
+    return np.concatenate([none, *blocks], dtype=np.float32, casting="same_kind")

@@ -1,4 +1,4 @@
-"""Nearest-prototype classification: distances, logits and the distance-based losses.
+"""Heads of classifiers: nearest prototypes, their losses, and the row of a lone class.
 
 Yang et al., Convolutional Prototype Network for Open Set Recognition, TPAMI 2020
 (distance-based cross-entropy and prototype loss), as PILoRA and PLoRA use them.
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 Distance = Literal["rms", "sq", "sq_over_d"]
 
 # Below it the square root's slope grows without bound.
 _SMALLEST = 1e-12
+_SMALLEST_NORM = float(np.finfo(np.float32).tiny)
 
 
 def squared_distances(features: Tensor, prototypes: Tensor) -> Tensor:
@@ -57,3 +60,35 @@ def prototype_losses(distances: Tensor, target: Tensor, delta: float) -> tuple[T
     pull = (distances * own).sum(1)  # (B,)
     cross_entropy = torch.logsumexp(-delta * distances, 1) + delta * pull  # (B,)
     return cross_entropy, pull
+
+
+def mean_row(mean: NDArray[np.floating], past: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return a linear head's row that points to a class mean, as long as past rows are.
+
+    A task of a single class has a cross-entropy of 0, which teaches its row nothing; this row
+    stands in, and competes with past rows on equal terms.
+
+    Args:
+        mean: (..., d), one class mean or several.
+        past: (C, d), the rows of known past classes.
+
+    Returns:
+        (..., d), each of the past rows' mean length, or 1 without any; zero where the mean is.
+    """
+    length = float(np.linalg.norm(past.astype(np.float64), axis=1).mean()) if len(past) else 1.0
+    rows = mean.astype(np.float64)
+    norms = np.linalg.norm(rows, axis=-1, keepdims=True)
+    scaled: NDArray[np.float64] = rows * (length / np.maximum(norms, _SMALLEST_NORM))
+    return scaled
+
+
+def draw_linear(
+    rng: np.random.Generator, c: int, d: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Draw a linear head's weight (c, d) and bias (c,) from U(-1/sqrt(d), 1/sqrt(d)).
+
+    These are the start values of torch's Linear.
+    """
+    bound = 1 / np.sqrt(d)
+    weight = rng.uniform(-bound, bound, (c, d)).astype(np.float32)
+    return weight, rng.uniform(-bound, bound, c).astype(np.float32)

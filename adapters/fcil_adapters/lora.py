@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
+
+from fcil_adapters.bridge import to_torch
 
 PROJECTIONS = ("q", "v")
 _COLUMNS: Mapping[str, int] = MappingProxyType({"q": 0, "v": 2})  # which third of the output
@@ -38,6 +42,18 @@ class LoraPair:
 
 
 Pairs = Mapping[str, LoraPair]  # projection -> pair
+
+
+def read_pair(tensors: Mapping[str, NDArray[np.float32]], place: str, device: str) -> LoraPair:
+    """Return the pair of a place (`lora_tensors`), copied to a device."""
+    return LoraPair(*(to_torch(tensors[f"lora.{place}.{m}"], device) for m in "AB"))
+
+
+def read_pairs(
+    tensors: Mapping[str, NDArray[np.float32]], block: int, device: str
+) -> dict[str, LoraPair]:
+    """Return the q and v pairs of a block."""
+    return {p: read_pair(tensors, f"{block}.{p}", device) for p in PROJECTIONS}
 
 
 def sum_pairs(many: Sequence[Pairs]) -> dict[str, LoraPair]:

@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fcil_adapters.backbone import Backbone, cls_features
-from fcil_adapters.bridge import to_numpy, to_torch
+from fcil_adapters.bridge import to_torch
 from fcil_adapters.heads import squared_distances
+from fcil_adapters.prototype_rows import PrototypeRows, known
+from fcil_adapters.scoring import Scorer
 
 
-class NearestPrototype:
-    """Scores are the negative squared distances of features to the classes' prototypes.
+def nearest_prototype(
+    backbone: Backbone, view: Any, tasks: Iterable[PrototypeRows], micro_batch: int | None
+) -> Scorer:
+    """Return the classifier by the nearest prototype; a score is a negative squared distance.
 
-    Attributes:
-        classes: candidate ids, in the order of the prototypes.
+    Args:
+        backbone: normalises images.
+        view: gives their features.
+        tasks: prototypes of all tasks; classes that nobody ever had are no candidates.
+        micro_batch: images per forward pass.
     """
+    classes, rows = known(tasks, backbone.info.dim)
+    prototypes = to_torch(rows, backbone.device)  # (C, d)
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        view: Any,
-        classes: tuple[int, ...],
-        prototypes: Tensor,  # (C, d)
-        micro_batch: int | None,
-    ) -> None:
-        self.classes = classes
-        self._backbone = backbone
-        self._view = view
-        self._prototypes = prototypes
-        self._micro_batch = micro_batch
+    def score(pixels: Tensor) -> Tensor:
+        features = cls_features(view, backbone.normalise(pixels))  # (b, d)
+        return -squared_distances(features, prototypes)
 
-    def logits(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Score preprocessed images (B, S, S, 3): (B, C)."""
-        with torch.no_grad():
-            parts = torch.split(to_torch(images), self._micro_batch or max(len(images), 1))
-            return np.concatenate([self._score(part) for part in parts])
-
-    def _score(self, pixels: Tensor) -> NDArray[np.float32]:
-        features = cls_features(self._view, self._backbone.normalise(pixels))  # (b, d)
-        return to_numpy(-squared_distances(features, self._prototypes))
+    return Scorer(classes, score, micro_batch)

@@ -10,6 +10,7 @@ changes the attention: its keys take part in the softmax.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ from fcil_protocol.errors import DataError
 
 Score = Literal["cosine", "softmax"]
 Query = Literal["canonical", "view"]
+Pixels = Literal["normalised", "unit"]
 
 
 class PrefixAttention(nn.Module):
@@ -96,6 +98,20 @@ class PromptedView:
         finally:
             for layer in self._layers.values():
                 layer.prompt = None
+
+
+def with_pixels(backbone: Backbone, pixels: Pixels) -> Backbone:
+    """Return the same module behind another preparation of its input.
+
+    Args:
+        backbone: stays as it is; its module is shared.
+        pixels: ``normalised``: as the model was pre-trained; ``unit``: values in [0, 1], without
+            mean and standard deviation.
+    """
+    if pixels == "normalised":
+        return backbone
+    plain = replace(backbone.info.preprocessing, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    return Backbone(backbone.module, replace(backbone.info, preprocessing=plain), backbone.device)
 
 
 def select(query: Tensor, keys: Tensor, pool: Tensor, score: Score = "cosine") -> Tensor:

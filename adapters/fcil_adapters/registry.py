@@ -13,7 +13,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from fcil_adapters.contract import BackboneInfo, Exchange, Hparams, Method, Part, TaskInfo
-from fcil_protocol.errors import ConfigError, MethodMismatch
+from fcil_protocol.egress import schema_faults
+from fcil_protocol.errors import ConfigError, EgressRefused, MethodMismatch
+from fcil_protocol.messages import NO_PRIVACY, PrivacyTerms
 
 GROUP = "fcil.methods"
 
@@ -27,23 +29,44 @@ def load_method(name: str) -> Method:
     """Load a manifest (no torch).
 
     Raises:
-        ConfigError: no installed package offers the name, or its door leads to no manifest.
+        ConfigError: no installed package offers the name, or two do, or its door leads to no
+            manifest.
     """
-    for entry in entry_points(group=GROUP):
-        if entry.name == name:
-            return _load(entry)
+    entries = _entries(name)
+    if len({e.value for e in entries}) > 1:
+        packages = " and ".join(sorted(_package(e) for e in entries))
+        raise ConfigError(
+            f"{packages} both offer a method {name[:80]!r}.", action="Uninstall one of them."
+        )
+    if entries:
+        return _load(entries[0])
     known = method_names()
     near = difflib.get_close_matches(name, known, 1)
     hint = f"Did you mean {near[0]!r}?" if near else f"Known are: {', '.join(known)}."
     raise ConfigError(f"no installed package offers the method {name[:80]!r}.", action=hint)
 
 
+def package_of(name: str) -> str:
+    """Return the installed package that brings a method and its version; "" if unknown."""
+    entries = _entries(name)
+    return _package(entries[0]) if entries else ""
+
+
+def _entries(name: str) -> list[EntryPoint]:
+    return [e for e in entry_points(group=GROUP) if e.name == name]
+
+
+def _package(entry: EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else ""
+
+
 def _load(entry: EntryPoint) -> Method:
     try:
         manifest = entry.load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever a stranger's module does when it is imported
         raise ConfigError(
-            f"the method {entry.name!r} ({entry.value}) cannot be imported: {error}.",
+            f"the method {entry.name!r} ({entry.value}) cannot be imported: "
+            f"{type(error).__name__}: {error}.",
             action="Install its package again.",
         ) from error
     if not isinstance(manifest, Method) or manifest.name != entry.name:
@@ -97,13 +120,21 @@ def _fault(method: Method, error: Any) -> str:
     return f"option {key!r} of method {method.name}: {error['msg']}, got {error['input']!r}"
 
 
-def schema_digest(method: Method, hparams: Hparams, backbone: BackboneInfo) -> str:
+def schema_digest(
+    method: Method,
+    hparams: Hparams,
+    backbone: BackboneInfo,
+    privacy: PrivacyTerms = NO_PRIVACY,
+) -> str:
     """Return the SHA-256 that both sides of a federation must agree on (hex).
 
-    It covers the method's name and version, its hyper-parameters and all its schemas.
+    It covers the method's name and version, its hyper-parameters and all its schemas, and terms
+    of privacy if there are any: a client that does not know them cannot take part then.
     """
+    extra = {} if privacy == NO_PRIVACY else {"privacy": privacy.model_dump(mode="json")}
     text = json.dumps(
         {
+            **extra,
             "name": method.name,
             "version": method.version,
             "hparams": hparams.model_dump(mode="json"),
@@ -119,6 +150,42 @@ def schema_digest(method: Method, hparams: Hparams, backbone: BackboneInfo) -> s
         sort_keys=True,
     )
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_averaging(method: Method, hparams: Hparams, rule: str) -> None:
+    """Check that a method can work with a rule of averaging.
+
+    Raises:
+        ConfigError: it cannot; the message names the rules that it can work with.
+    """
+    offered = method.averagings(hparams)
+    if rule not in offered:
+        raise ConfigError(
+            f"trust.averaging is {rule!r}, but the method {method.name} with these options works "
+            f"only with: {', '.join(offered)}.",
+            action=f"Set trust.averaging to {offered[0]!r}, or choose another method or options.",
+        )
+
+
+def check_uploads(method: Method, hparams: Hparams, backbone: BackboneInfo) -> None:
+    """Check that a method declares nothing in its uploads that may not leave a client.
+
+    Raises:
+        EgressRefused: names every such tensor and field.
+    """
+    first = TaskInfo(0, (0,))  # which symbols are known is the same in every task
+    known = method.dims(hparams, backbone, first)
+    faults = [
+        f"{exchange.kind}: {fault}"
+        for exchange in method.exchanges(hparams, backbone)
+        for fault in schema_faults(exchange.upload, known)
+    ]
+    if faults:
+        raise EgressRefused(
+            f"method {method.name!r} declares what may not leave a client: "
+            f"{'; '.join(faults[:10])}.",
+            action="Report it to the method's author: nothing is sent with it.",
+        )
 
 
 def part_faults(

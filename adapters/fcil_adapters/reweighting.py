@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fcil_adapters.arrays import class_weights
+from fcil_adapters.bridge import to_torch
 from fcil_adapters.reweight_options import ReweightOptions
 
 SMALLEST_DISTANCE = 1e-12
@@ -27,6 +29,7 @@ def reweight(
     weights: Tensor,
     *,
     options: ReweightOptions,
+    max_share: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Combine prototypes; all classes and clients at once, in float64.
 
@@ -37,6 +40,8 @@ def reweight(
         previous: (C, d), the global prototypes before this round.
         weights: (K,), the clients' sample weights, used by plain averaging; they sum to 1.
         options: what is done where.
+        max_share: cap on one owner's part of the owners' weight in a class that several have,
+            and with ``count_weighted`` on its part of the class's images; at 1 there is none.
 
     Returns:
         The new prototypes (C, d), and omega (K, C): each column sums to 1, or is all zero
@@ -46,9 +51,9 @@ def reweight(
     K = protos.shape[0]
     owners = counts >= options.min_count  # (K, C)
     if options.enabled:
-        distances = _distances(protos, means.double(), counts.double(), owners, options)
+        distances = _distances(protos, means.double(), counts, owners, options, max_share)
         takes_part = owners if options.owners_only else torch.ones_like(owners)
-        omega = _omega(distances, takes_part, options)  # (K, C)
+        omega = _capped(_omega(distances, takes_part, options), owners, max_share)  # (K, C)
     else:
         omega = weights[:, None].expand_as(owners)
     empty = ~owners.any(0)  # (C,)
@@ -61,7 +66,12 @@ def reweight(
 
 
 def _distances(
-    protos: Tensor, means: Tensor, counts: Tensor, owners: Tensor, options: ReweightOptions
+    protos: Tensor,
+    means: Tensor,
+    counts: Tensor,
+    owners: Tensor,
+    options: ReweightOptions,
+    max_share: float,
 ) -> Tensor:
     """Sum over the owners i of the distance from each client's prototype to i's mean: (K, C)."""
     means = torch.where(owners[:, :, None], means, 0)
@@ -73,8 +83,24 @@ def _distances(
     )
     if options.distance == "squared":
         pairwise = pairwise.square()
-    share = (counts if options.count_weighted else torch.ones_like(counts)) * owners  # (K, C)
+    share = owners.double()  # (K, C)
+    if options.count_weighted:
+        images = (counts * owners).cpu().numpy()
+        share = to_torch(class_weights(images, max_share), counts.device)
     return torch.einsum("cki,ic->kc", pairwise, share)
+
+
+def _capped(omega: Tensor, owners: Tensor, max_share: float) -> Tensor:
+    """Cap each owner's part of the owners' weight; what it loses goes to the other owners.
+
+    Whoever says that it has images of a class sends a mean as well, and can send one that lies
+    at its own prototype and far from the others'.
+    """
+    if max_share >= 1:
+        return omega
+    own = omega * owners
+    shares = to_torch(class_weights(own.cpu().numpy(), max_share), omega.device)
+    return torch.where(owners, shares * own.sum(0), omega)
 
 
 def _omega(distances: Tensor, takes_part: Tensor, options: ReweightOptions) -> Tensor:

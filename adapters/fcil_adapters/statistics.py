@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.arrays import sample_weights
+from fcil_adapters.arrays import class_weights
 from fcil_protocol.errors import BackboneMismatch
 
 F64 = NDArray[np.float64]
@@ -58,18 +58,14 @@ def merge_means(means: NDArray[Any], counts: I64, max_share: float = 1.0) -> tup
         means: (K, C, d); the row of a client without images of a class is ignored.
         counts: (K, C).
         max_share: largest weight of one client in a class that others have as well
-            (`arrays.sample_weights`); at 1 the result is the exact mean.
+            (`arrays.class_weights`); at 1 the result is the exact mean.
 
     Returns:
         Means (C, d), zero where nobody has the class, and total counts (C,).
     """
-    _, C, d = means.shape
-    merged = np.zeros((C, d), dtype=np.float64)
-    for c in range(C):
-        owners = np.flatnonzero(counts[:, c] > 0)
-        if owners.size:
-            weights = sample_weights(counts[owners, c].tolist(), max_share)  # (|S_c|,)
-            merged[c] = weights @ means[owners, c].astype(np.float64)
+    weights = class_weights(counts, max_share)  # (K, C)
+    owned = np.where((counts > 0)[:, :, None], means, 0)  # (K, C, d)
+    merged: F64 = np.einsum("kc,kcd->cd", weights, owned)
     return merged, counts.sum(axis=0, dtype=np.int64)
 
 

@@ -16,11 +16,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fcil_adapters.averaging_rules import Averaging
 from fcil_adapters.contract import Context, Method, Progress, TaskInfo
 from fcil_adapters.describe import backbone_fields, backbone_from_fields
+from fcil_adapters.privacy import Privacy
 from fcil_adapters.worker_pipe import Blobs, Fields, Pipe
 from fcil_protocol.errors import FcilError, InternalError, WireError, WorkerError, from_code
 
@@ -158,6 +160,8 @@ def context_fields(ctx: Context) -> Fields:
         "seed": list(ctx.seed),
         "micro_batch": ctx.micro_batch,
         "max_weight_share": ctx.max_weight_share,
+        "averaging": asdict(ctx.averaging),
+        "privacy": [ctx.privacy.noise_multiplier, ctx.privacy.clip],
     }
 
 
@@ -187,6 +191,8 @@ def context_from(
             backbone=backbone,
             micro_batch=fields["micro_batch"],
             max_weight_share=fields["max_weight_share"],
+            averaging=Averaging(**fields["averaging"]),
+            privacy=Privacy(*fields["privacy"]),  # noise is drawn where it is added
             **({} if progress is None else {"progress": progress}),
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""HePCo's formulas once more, in float64 and by loops over clients, images and prompts."""
+"""HePCo's formulas once more, in float64 and by loops; and a small federation to try them on."""
 
 from __future__ import annotations
 
@@ -9,14 +9,35 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from adapters.kit import DIM, Images
+from adapters.kit import DIM, Federation, Images, client_id, make_tasks, toy_images
+from fcil_adapters.contract import Update, UpdateList
 from fcil_protocol.payload import Array
 
 SMALL = {
     "blocks": [0, 1], "pool_size": 3, "prompt_length": 4, "epochs": 1, "batch_size": 4,
     "lr": 1e-2, "noise": 4, "hidden": [8, 8], "generator_steps": 4, "distillation_steps": 3,
-    "server_batch_size": 8, "augment": "none",
+    "server_batch_size": 8, "augment": "none", "pixels": "normalised",
 }  # fmt: skip
+
+TASKS = make_tasks([0, 1, 2], [5, 4])
+CLIENTS = [
+    toy_images({0: 6, 1: 2, 5: 3}, 1),
+    toy_images({0: 1, 5: 3, 4: 1}, 2),
+    toy_images({1: 4, 4: 2}, 3),
+]
+POOLS = ("prompt.0", "key.0", "prompt.1", "key.1")
+
+
+def federation(clients=CLIENTS, task=TASKS[0], **kw) -> Federation:
+    fed = Federation.of("hepco", clients, **{**SMALL, **kw})
+    fed.open(task)
+    return fed
+
+
+def uploads(fed: Federation) -> UpdateList:
+    return UpdateList.of(
+        [Update(client_id(k), fed.upload("train", k)) for k in range(len(fed.clients))]
+    )
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:

@@ -44,14 +44,15 @@ def in_order(parts: Mapping[str, Payload]) -> list[Payload]:
     return sorted(parts.values(), key=lambda p: p.meta["task"])
 
 
-def normalised(images: Images) -> torch.Tensor:
-    return (torch.tensor(images.pictures).double().permute(0, 3, 1, 2) / 255 - 0.5) / 0.5
+def normalised(images: Images, *, unit=False) -> torch.Tensor:
+    pixels = torch.tensor(images.pictures).double().permute(0, 3, 1, 2) / 255
+    return pixels if unit else (pixels - 0.5) / 0.5
 
 
-def frozen_features(backbone, images: Images) -> np.ndarray:
+def frozen_features(backbone, images: Images, *, unit=False) -> np.ndarray:
     module = copy.deepcopy(backbone.module).double()
     with torch.no_grad():
-        return module.forward_features(normalised(images))[:, 0].numpy()
+        return module.forward_features(normalised(images, unit=unit))[:, 0].numpy()
 
 
 def mixed(query, tensors: Sequence[Mapping[str, np.ndarray]], pool: str, score="cosine"):
@@ -93,12 +94,12 @@ def attention(attn, x: torch.Tensor, prompt) -> torch.Tensor:
     return attn.proj(out)
 
 
-def prompted_features(backbone, parts, images, *, score="cosine", shared=False, queries=None):
-    """The features (N, d) that inference sees; queries: (N, d), of the plain images if None."""
+def prompted_features(backbone, parts, images, *, score="cosine", shared=False, unit=False):
+    """The features (N, d) that inference sees, prompted as the plain images ask for."""
     tensors = [p.tensors for p in in_order(parts)]
-    q = frozen_features(backbone, images) if queries is None else queries
+    q = frozen_features(backbone, images, unit=unit)
     rows = []
-    for i, picture in enumerate(normalised(images)):
+    for i, picture in enumerate(normalised(images, unit=unit)):
         prompts = {b: mixed(q[i], tensors, "shared" if shared else str(b), score) for b in BLOCKS}
         rows.append(prompted_feature(backbone, picture, prompts))
     return np.stack(rows)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fcil_adapters.averaging_rules import PLAIN, Averaging
 from fcil_adapters.backbone import Backbone, VisionTransformer, wrap_backbone
 from fcil_adapters.contract import (
     Context,
@@ -23,6 +24,7 @@ from fcil_adapters.contract import (
     Update,
     UpdateList,
 )
+from fcil_adapters.privacy import OFF, Privacy
 from fcil_adapters.registry import load_half, load_method, make_hparams
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payload import Payload, pack, unpack
@@ -107,6 +109,8 @@ class Federation:
     seed: int = 0
     micro_batch: int | None = None
     max_weight_share: float = 1.0
+    averaging: Averaging = PLAIN
+    privacy: Privacy = OFF
     state: State = field(init=False)
     progress: list[Progress] = field(default_factory=list)
 
@@ -121,7 +125,8 @@ class Federation:
     def of(
         cls, name: str, clients: Sequence[Images], backbone: Backbone | None = None, /, **kw: Any
     ) -> Federation:
-        extra = {k: kw.pop(k) for k in ("seed", "micro_batch", "max_weight_share") if k in kw}
+        settings = ("seed", "micro_batch", "max_weight_share", "averaging", "privacy")
+        extra = {k: kw.pop(k) for k in settings if k in kw}
         method = load_method(name)
         return cls(method, make_hparams(method, kw), backbone or toy_backbone(), clients, **extra)
 
@@ -137,6 +142,8 @@ class Federation:
             backbone=self.backbone,
             micro_batch=self.micro_batch,
             max_weight_share=self.max_weight_share,
+            averaging=self.averaging,
+            privacy=self.privacy,
             progress=self.progress.append,
         )
 

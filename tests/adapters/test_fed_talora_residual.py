@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from adapters.fed_talora_reference import SHAPES, effective_change, mean_effective_change
 from adapters.kit import DIM, Federation, client_id, make_tasks, toy_images
 from fcil_adapters.backbone import backbone_digest
 from fcil_adapters.contract import Update, UpdateList
 from fcil_adapters.methods.fed_talora.parts import dense_bytes
-from fcil_protocol.payload import Payload, pack
+from fcil_protocol.payload import Payload, pack, unpack
 
 TASKS = make_tasks([0, 1], [2, 3])
 PLACES = [f"{b}.{m}" for b in (0, 1) for m in SHAPES]
@@ -158,6 +159,45 @@ class TestFactors:
         assert part.tensors["0.q.L"].shape == (DIM, 0)
         assert part.tensors["1.q.L"].shape == (DIM, 4)
 
+    @pytest.mark.parametrize(
+        ("values", "rank"),
+        [([1, 2**-10, 2**-23], 3), ([1, 2**-10, 2**-24], 2), ([1, 2**-24, 2**-25], 1)],
+    )
+    def test_singular_values_below_1e_7_of_the_largest_are_dropped(self, values, rank):
+        """Two opposite clients: the means are 0, so W_res = B A has the given values.
+
+        2^-23 is 1.2e-7, 2^-24 is 6.0e-8.
+        """
+        fed = federation(rank=3)
+        moved = {}
+        for place in PLACES:
+            out, width = SHAPES[place.split(".")[1]]
+            moved[f"lora.{place}.A"] = np.eye(3, width, dtype=np.float32)
+            moved[f"lora.{place}.B"] = (np.eye(out, 3) * values).astype(np.float32)
+        template = sized(fed.upload("train", 0), 2)
+        sent = [{**template.tensors, **{n: s * a for n, a in moved.items()}} for s in (1, -1)]
+        updates = [Update(client_id(k), Payload(t, template.meta)) for k, t in enumerate(sent)]
+        fed.state = fed.aggregate("train", UpdateList.of(updates))
+        part = fed.parts()["residual/1"]
+        for place in PLACES:
+            L, R = (part.tensors[f"{place}.{m}"].astype(np.float64) for m in "LR")
+            assert L.shape[1] == rank
+            got = np.linalg.svd(L @ R, compute_uv=False)[:rank]
+            np.testing.assert_allclose(got, values[:rank], rtol=1e-5)
+
+    @pytest.mark.parametrize("clients", [3, 8])  # as factors, and summed densely
+    def test_matrices_of_one_shape_are_decomposed_together(self, clients, monkeypatch):
+        """q and v of both blocks at once, then fc1 and fc2, whatever the number of clients."""
+        fed = federation(catch_up="factors")
+        updates = noisy_updates(fed, 1, clients)
+        shapes = []
+        svd = torch.linalg.svd
+        monkeypatch.setattr(
+            torch.linalg, "svd", lambda x, **kw: shapes.append(tuple(x.shape)) or svd(x, **kw)
+        )
+        fed.aggregate("train", updates)
+        assert sorted(shape[0] for shape in shapes) == [2, 2, 4]
+
     def test_do_not_show_who_sent_what(self):
         """The columns are singular vectors: orthogonal, unlike any client's own factors."""
         fed = federation()
@@ -230,6 +270,101 @@ class TestCatchUp:
         two = fed.aggregate("train", UpdateList.of(kept))
         assert pack(one) == pack(two)
         assert pack(fed.aggregate("train", UpdateList.of([stale]))) == pack(fed.state)
+
+
+class Fleet:
+    """Clients that keep the parts they fetched, and fetch only those that they lack."""
+
+    def __init__(self, fed: Federation) -> None:
+        self.fed = fed
+        self.kept: dict[int, dict[str, bytes]] = {}
+
+    def fetch(self, k: int) -> tuple[set[str], int]:
+        """Bring client k up to date; the names of what it fetched besides, and its bytes."""
+        state = {n: pack(p) for n, p in self.fed.parts().items()}
+        before = self.kept.get(k, {})
+        new = {n: b for n, b in state.items() if before.get(n) != b}
+        self.kept[k] = {n: new.get(n, before.get(n)) for n in state}
+        del new["current"]
+        return set(new), sum(len(b) for b in new.values())
+
+    def change(self, k: int, place: str) -> np.ndarray:
+        """What client k adds to its frozen weight, from nothing but what it has kept."""
+        return effective_change({n: unpack(b) for n, b in self.kept[k].items()}, place)
+
+
+class TestManyRounds:
+    """Client 0 is always there, 1 misses rounds 2, 3 and 6 to 8, 2 joins in round 7."""
+
+    ROUNDS = 10
+    PRESENT = (
+        (0, 1), (0, 1), (0,), (0,), (0, 1), (0, 1), (0,), (0, 2), (0, 2), (0, 1, 2),
+    )  # fmt: skip
+
+    def run(self, **options):
+        """Yield (round, fleet, present clients, what each fetched, the ideal weights)."""
+        fed = federation(**options)
+        fleet = Fleet(fed)
+        base = {place: np.zeros(SHAPES[place.split(".")[1]]) for place in PLACES}
+        ideal = dict(base)
+        for r, present in enumerate(self.PRESENT):
+            yield r, fleet, {k: fleet.fetch(k) for k in present}, ideal
+            updates = UpdateList.of(
+                Update(client_id(k), noisy(sent, 100 * r + k))
+                for k in present
+                for sent in [sized(fed.upload("train", 0), 2 * k + 1)]
+            )
+            w = weights_of(updates)
+            base, ideal = exact_average(base, updates, w)
+            fed.state = fed.aggregate("train", updates)
+        yield self.ROUNDS, fleet, {k: fleet.fetch(k) for k in (0, 1, 2)}, ideal
+
+    @pytest.mark.parametrize("residual", ["factored", "dense"])
+    def test_everybody_has_the_mean_of_all_rounds_however_late_it_came(self, residual):
+        """Against the recursion W_(n+1) = W_n + sum_k w_k B_k A_k - B A in float64 by hand."""
+        for _, fleet, fetched, ideal in self.run(residual=residual):
+            for k in fetched:
+                for place in PLACES:
+                    size = max(np.abs(ideal[place]).max(), 1e-3)
+                    assert np.abs(fleet.change(k, place) - ideal[place]).max() < 1e-6 * size
+
+    def test_a_client_that_missed_rounds_fetches_the_residuals_of_these_alone(self):
+        """Rounds with more than one client leave a residual: 0, 1, 4, 5, 7 and 8."""
+        rounds = {r: fetched for r, _, fetched, _ in self.run(catch_up="factors")}
+        assert [sorted(rounds[r][0][0]) for r in (1, 2, 3)] == [["residual/1"], ["residual/2"], []]
+        assert sorted(rounds[4][1][0]) == ["residual/2"]
+        assert sorted(rounds[9][1][0]) == [f"residual/{n}" for n in (4, 5, 6)]
+        assert sorted(rounds[7][2][0]) == [f"residual/{n}" for n in (1, 2, 3, 4)]
+
+    def test_a_newcomer_fetches_no_more_than_two_dense_sums(self):
+        dense = dense_bytes(federation().hparams, federation().backbone.info)
+        fetched = {r: f for r, _, f, _ in self.run(rank=4)}
+        names, size = fetched[7][2]
+        assert sorted(names) == ["base/3", "residual/4"]
+        assert size < 2 * dense
+
+
+def sized(payload: Payload, n: int) -> Payload:
+    """The upload of a client with n images of the first class."""
+    counts = {"count": np.array([n, 0]), "n": np.array([n])}
+    return Payload({**payload.tensors, **counts}, payload.meta)
+
+
+def exact_average(base, updates, weights):
+    """The next base and effective weights in float64, from the uploads alone."""
+    after, ideal = {}, {}
+    for place in PLACES:
+        pairs = [
+            tuple(u.payload.tensors[f"lora.{place}.{m}"].astype(np.float64) for m in "AB")
+            for u in updates
+        ]
+        ideal[place] = base[place] + sum(
+            w * B @ A for w, (A, B) in zip(weights, pairs, strict=True)
+        )
+        A = sum(w * A for w, (A, _) in zip(weights, pairs, strict=True))
+        B = sum(w * B for w, (_, B) in zip(weights, pairs, strict=True))
+        after[place] = ideal[place] - B @ A
+    return after, ideal
 
 
 def test_a_wide_model_pays_the_published_sizes():

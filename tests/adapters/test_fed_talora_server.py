@@ -279,6 +279,12 @@ class TestOptions:
     def test_presets_are_valid(self, preset):
         make_hparams(METHOD, {"preset": preset})
 
+    def test_the_paper_preset_is_the_papers_letter(self):
+        h = make_hparams(METHOD, {"preset": "paper"})
+        assert (h.weights, h.init_a, h.residual) == ("uniform", "gaussian", "factored")
+        assert (h.blocks, h.modules, h.rank) == ((0, 1, 2, 3), ("q", "v", "fc1", "fc2"), 4)
+        assert (h.lr_lora, h.lr_head, h.batch_size, h.epochs) == (1e-3, 1e-2, 64, 5)
+
     def test_every_option_is_described(self):
         assert all(field.description for field in METHOD.hparams.model_fields.values())
 

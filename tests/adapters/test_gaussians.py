@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
+from fcil_adapters import gaussian_batches
+from fcil_adapters.gaussian_batches import (
+    pooled_covariances,
+    sample_gaussians,
+    square_roots,
+    unpack_gaussians,
+)
 from fcil_adapters.gaussians import (
+    Gaussian,
     describe,
     factor_rows,
     gaussian_faults,
     is_triangle,
     pack_gaussians,
-    pooled_covariance,
-    sample_gaussian,
-    square_root,
     store_gaussians,
     stored_gaussians,
-    unpack_gaussians,
 )
 from fcil_protocol.payload import Payload
 
@@ -75,6 +80,14 @@ class TestForms:
         assert g.factor.shape == (3, D)
         assert not g.rest.any()
         np.testing.assert_allclose(g.covariance(), covariance(x), atol=1e-10)
+
+    def test_the_rest_is_never_negative_where_the_factor_takes_all(self):
+        """By rounding, what is left of a covariance of rank 3 falls below zero now and then."""
+        for seed in range(20):
+            x = features(30, seed)[:, :3] @ features(3, seed, D)
+            rest = describe(x, "lowrank", 3).rest
+            assert rest.min() >= 0
+            np.testing.assert_allclose(rest, 0, atol=1e-9)
 
     def test_no_factor_row_is_an_images_feature(self):
         x = features(3)
@@ -137,49 +150,99 @@ class TestFaults:
         np.testing.assert_allclose(g.covariance(), np.diag([2, 0, 0.5]), atol=1e-7)
 
 
-class TestSquareRoot:
-    @pytest.mark.parametrize("n", [2, 5, 400])
-    def test_works_where_cholesky_does_not(self, n):
-        S = covariance(features(n, d=20))
-        F = square_root(S)
-        np.testing.assert_allclose(F.T @ F, S, atol=1e-9)
-        assert len(F) == min(n - 1, 20)
+def roots(*covariances):
+    return square_roots(torch.tensor(np.stack(covariances)))
 
-    def test_of_zero_and_of_something_negative_has_no_rows(self):
-        assert square_root(np.zeros((4, 4))).shape == (0, 4)
-        assert square_root(-np.eye(4)).shape == (0, 4)
 
-    def test_ignores_an_asymmetry(self):
+class TestSquareRoots:
+    def test_work_where_cholesky_does_not_all_at_once(self):
+        many = [covariance(features(n, d=20)) for n in (2, 5, 400)]
+        for n, S, F in zip((2, 5, 400), many, roots(*many), strict=True):
+            np.testing.assert_allclose(F.T @ F, S, atol=1e-5 * np.abs(S).max())
+            assert len(F) == min(n - 1, 20)
+
+    def test_of_zero_and_of_something_negative_have_no_rows(self):
+        assert [F.shape for F in roots(np.zeros((4, 4)), -np.eye(4))] == [(0, 4)] * 2
+
+    def test_ignore_an_asymmetry(self):
         S = covariance(features(30))
         twisted = S + np.triu(np.ones_like(S), 1) - np.tril(np.ones_like(S), -1)
-        F = square_root(twisted)
-        np.testing.assert_allclose(F.T @ F, S, atol=1e-9)
+        (F,) = roots(twisted)
+        np.testing.assert_allclose(F.T @ F, S, atol=1e-5 * np.abs(S).max())
+
+
+def draw(gaussians, counts, scale=3.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return sample_gaussians(gaussians, np.array(counts), scale, generator).numpy()
+
+
+class TestSamples:
+    @pytest.mark.parametrize("form", ["full", "lowrank", "diag"])
+    def test_have_their_means_and_scaled_covariances_in_order(self, form):
+        """Gaussians of different heights and numbers of samples, one of them with none."""
+        sets = [features(n, seed=n) for n in (40, 7, 5, 40)]
+        counts = (100_000, 0, 90_000, 20_000)
+        h = draw([describe(x, form, 3) for x in sets], counts)
+        assert h.dtype == np.float32
+        for x, own in zip(
+            sets, np.split(h.astype(np.float64), np.cumsum(counts)[:-1]), strict=True
+        ):
+            if len(own):
+                S = 3 * by_definition(x, form, 3)
+                size = np.abs(S).max()
+                near = {"atol": 0.03 * np.sqrt(size), "rtol": 0}
+                np.testing.assert_allclose(own.mean(0), x.mean(0), **near)
+                np.testing.assert_allclose(np.cov(own, rowvar=False), S, atol=0.03 * size)
+
+    def test_of_different_gaussians_and_of_one_are_independent(self):
+        g = describe(features(40), "lowrank", 3)
+        h = draw([g, g], [20_000, 20_000])
+        pairs = [(h[:20_000], h[20_000:]), (h[:20_000:2], h[1:20_000:2])]
+        for one, other in pairs:
+            both = np.corrcoef(one, other, rowvar=False)[:D, D:]
+            assert np.abs(both).max() < 0.06
+
+    def test_of_a_single_image_are_that_image(self):
+        x = features(1)
+        h = draw([describe(x, "lowrank", 3)], [5])
+        np.testing.assert_allclose(h, np.repeat(x, 5, 0), rtol=1e-6)
+
+    def test_come_from_their_generator_alone(self):
+        many = [describe(features(n), "lowrank", 3) for n in COUNTS]
+        counts = [3, 0, 1, 9, 2, 5]
+        np.testing.assert_array_equal(draw(many, counts), draw(many, counts))
+        assert np.abs(draw(many, counts) - draw(many, counts, seed=1)).max() > 0.1
+
+    def test_need_few_operations_and_little_memory(self, monkeypatch):
+        """A thousand Gaussians of alike sizes are a handful of products, none of them large."""
+        products = []
+        original = gaussian_batches._padded
+
+        def watch(factors, device):
+            products.append(len(factors))
+            return original(factors, device)
+
+        monkeypatch.setattr(gaussian_batches, "_padded", watch)
+        many = [describe(features(n), "lowrank", 3) for n in (4, 9, 12, 30)] * 250
+        counts = np.random.default_rng(0).integers(0, 40, len(many))
+        whole = draw(many, counts)
+        assert sum(products) == np.count_nonzero(counts)
+        assert len(products) <= 6
+        monkeypatch.setattr(gaussian_batches, "_SAMPLE_NUMBERS", 20_000)
+        assert draw(many, counts).shape == whole.shape
+        assert max(n * 32 * D for n in products[6:]) <= 2 * 20_000
 
 
 @pytest.mark.parametrize("form", ["full", "lowrank", "diag"])
-def test_samples_have_the_mean_and_the_scaled_covariance(form):
-    x = features(40)
-    g = describe(x, form, 3)
-    h = sample_gaussian(g, 200_000, 3.0, np.random.default_rng(0))
-    S = 3 * by_definition(x, form, 3)
-    tolerance = 0.02 * np.abs(S).max()
-    np.testing.assert_allclose(h.mean(0), x.mean(0), atol=0.02 * np.sqrt(np.abs(S).max()))
-    np.testing.assert_allclose(np.cov(h, rowvar=False), S, atol=tolerance)
-
-
-def test_samples_of_a_single_image_are_that_image():
-    x = features(1)
-    h = sample_gaussian(describe(x, "lowrank", 3), 5, 3.0, np.random.default_rng(0))
-    np.testing.assert_allclose(h, np.repeat(x, 5, 0))
-
-
-@pytest.mark.parametrize("form", ["full", "lowrank", "diag"])
-def test_pooling_is_the_count_weighted_average(form):
-    many = [describe(features(n), form, 3) for n in (3, 12, 30)]
-    factor, rest = pooled_covariance(many)
-    expected = sum(g.count * g.covariance() for g in many) / 45
-    np.testing.assert_allclose(factor.T @ factor + np.diag(rest), expected, atol=1e-9)
-    assert len(factor) <= D
+def test_pooling_is_the_count_weighted_average_of_each_group(form):
+    groups = [[describe(features(n, seed=s), form, 3) for s, n in enumerate(counts)]
+              for counts in ((3, 12, 30), (4, 4), (9, 9, 9, 9, 9))]  # fmt: skip
+    for group, (factor, rest) in zip(groups, pooled_covariances(groups), strict=True):
+        expected = sum(g.count * g.covariance() for g in group) / sum(g.count for g in group)
+        got = factor.astype(np.float64).T @ factor + np.diag(rest)
+        np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
+        assert len(factor) <= D
+    assert pooled_covariances([]) == []
 
 
 @pytest.mark.parametrize("form", ["full", "lowrank", "diag"])
@@ -190,3 +253,29 @@ def test_the_servers_store_keeps_every_form(form):
         np.testing.assert_allclose(other.mean, one.mean, rtol=1e-6, atol=1e-6)
         assert other.count == one.count
     assert stored_gaussians(store_gaussians([], D)) == []
+
+
+def widened(gaussian):
+    wide = (a.astype(np.float64) for a in (gaussian.mean, gaussian.factor, gaussian.rest))
+    return Gaussian(gaussian.count, *wide)
+
+
+@pytest.mark.parametrize("form", ["full", "lowrank", "diag"])
+def test_what_travelled_is_kept_in_float32_and_used_in_float64(form):
+    """A server holds the Gaussians of all clients and classes; copies would be twice as large."""
+    many = travelled([describe(features(n), form, 3) for n in COUNTS[1:]], form, 3)
+    wide = [widened(g) for g in many]
+    for g, w in zip(many, wide, strict=True):
+        assert {a.dtype for a in (g.mean, g.factor, g.rest)} == {np.dtype(np.float32)}
+        np.testing.assert_array_equal(draw([g], [4]), draw([w], [4]))
+        np.testing.assert_allclose(g.covariance(), w.covariance(), rtol=1e-13, atol=1e-13)
+    (ours,), (theirs,) = pooled_covariances([many]), pooled_covariances([wide])
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_the_servers_store_is_read_without_copies():
+    tensors = store_gaussians([describe(features(n), "lowrank", 3) for n in COUNTS], D)
+    for g in stored_gaussians(tensors):
+        assert np.shares_memory(g.mean, tensors["mean"])
+        assert g.factor.size == 0 or np.shares_memory(g.factor, tensors["factor"])

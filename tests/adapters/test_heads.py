@@ -12,7 +12,13 @@ from adapters.kit import Images
 from fcil_adapters import augment as augmentation
 from fcil_adapters.augment import augment
 from fcil_adapters.evaluation import evaluate, predict
-from fcil_adapters.heads import prototype_distances, prototype_losses, squared_distances
+from fcil_adapters.heads import (
+    draw_linear,
+    mean_row,
+    prototype_distances,
+    prototype_losses,
+    squared_distances,
+)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -70,6 +76,33 @@ class TestLosses:
         dce.sum().backward()
         assert dce.tolist() == [0, 0, 0, 0]
         assert D.grad.tolist() == [[0], [0], [0], [0]]
+
+
+class TestMeanRow:
+    def test_points_to_the_mean_and_is_as_long_as_past_rows_are_on_average(self):
+        row = mean_row(np.array([3.0, 4.0]), np.array([[0, 2], [4, 0], [0, -6]], np.float32))
+        np.testing.assert_allclose(row, [0.6 * 4, 0.8 * 4], rtol=1e-12)
+
+    def test_of_several_means_sets_each_ones_length(self):
+        means = np.random.default_rng(0).normal(size=(3, 2, 5))
+        rows = mean_row(means, np.full((2, 5), 1.0, np.float32))
+        expected = means / np.linalg.norm(means, axis=-1, keepdims=True) * math.sqrt(5)
+        np.testing.assert_allclose(rows, expected, rtol=1e-12)
+
+    def test_has_length_one_without_past(self):
+        row = mean_row(np.array([0.0, -7.0], np.float32), np.zeros((0, 2), np.float32))
+        assert row.tolist() == [0, -1]
+
+    def test_of_a_mean_of_zeros_is_zero(self):
+        assert not mean_row(np.zeros(4), np.zeros((0, 4))).any()
+
+
+def test_drawn_rows_are_those_of_a_fresh_linear_layer():
+    weight, bias = draw_linear(np.random.default_rng(0), 400, 16)
+    assert (weight.shape, bias.shape) == ((400, 16), (400,))
+    for values in (weight, bias):
+        assert np.abs(values).max() <= 0.25
+        assert values.std() == pytest.approx(0.25 / math.sqrt(3), rel=0.1)
 
 
 class TestAugment:

@@ -13,7 +13,6 @@ from adapters.hepco_reference import SMALL, client_loss, features
 from adapters.kit import DIM, Federation, make_tasks, toy_backbone, toy_images
 from fcil_adapters.backbone import backbone_digest
 from fcil_adapters.contract import Context, State
-from fcil_adapters.evaluation import evaluate
 from fcil_adapters.methods.hepco import METHOD
 from fcil_adapters.methods.hepco.learner import Learner, schedule_factor
 from fcil_adapters.methods.hepco.model import Model
@@ -146,6 +145,15 @@ class TestTraining:
         for options in ({"epochs": 1}, {"schedule": "constant"}):
             assert schedule_factor(make_hparams(METHOD, options), 0) == 1
 
+    def test_every_step_of_an_epoch_has_its_factor(self, backbone, monkeypatch):
+        used = []
+        monkeypatch.setattr(
+            torch.optim.Adam, "step", lambda adam: used.append(adam.param_groups[0]["lr"])
+        )
+        learn(context(backbone, epochs=3, lr=2.0))  # 11 images in batches of 4
+        factors = [1, math.cos(99 * math.pi / 400), math.cos(99 * math.pi / 200)]
+        assert used == pytest.approx([2 * f for f in factors for _ in range(3)])
+
     def test_the_first_adam_step_is_the_learning_rate(self, backbone):
         sent = learn(context(backbone, epochs=1, batch_size=64, lr=1e-3))
         moved = np.abs(sent.tensors["prompt.1"] - broadcast()["current"].tensors["prompt.1"])
@@ -169,6 +177,11 @@ class TestEdges:
         sent = learn(context(backbone), images=toy_images({9: 1}))
         assert sent.tensors["count"].tolist() == [0, 1]
         assert all(np.isfinite(a).all() for a in sent.tensors.values())
+
+    def test_counts_may_be_withheld(self, backbone):
+        sent = learn(context(backbone, send_counts=False)).tensors
+        assert "count" not in sent
+        assert sent["n"].tolist() == [11]
 
     @pytest.mark.parametrize("count", [5, 0])
     def test_a_single_class_sends_its_mean_prompted_feature(self, backbone, count):
@@ -199,10 +212,15 @@ class TestEdges:
             ({"classes": [1, 0]}, "'classes': expected [0, 1]"),
             ({"count": [7, -2]}, "'count' holds a negative number"),
             ({"n": [6]}, "'n': expected 5, the sum of 'count', got 6"),
+            ({"withheld": [1]}, None),
+            ({"withheld": [1], "classes": [1, 0]}, "'classes': expected [0, 1]"),
+            ({"withheld": [1], "classes": [0, 0]}, "'classes': expected [0, 1], got [0, 0]"),
         ],
     )
     def test_contradictions_in_an_upload_are_named(self, change, part):
-        fed = Federation.of("hepco", [toy_images({0: 3, 1: 2})], **SMALL)
+        change = dict(change)
+        extra = {"send_counts": not change.pop("withheld", None)}
+        fed = Federation.of("hepco", [toy_images({0: 3, 1: 2})], **{**SMALL, **extra})
         fed.open(make_tasks([0, 1])[0])
         payload = fed.upload("train", 0)
         altered = {k: np.array(v, dtype=np.int64) for k, v in change.items()}
@@ -247,6 +265,29 @@ class TestOptions:
     def test_presets_are_valid(self, preset):
         make_hparams(METHOD, {"preset": preset})
 
+    def test_presets_are_the_papers_letter_and_the_published_code(self):
+        paper, repo = (make_hparams(METHOD, {"preset": p}) for p in ("paper", "repo"))
+        assert (paper.detach_query, paper.mse_reduction, paper.kl) == (
+            False, "mean", "student_teacher",
+        )  # fmt: skip
+        assert (paper.weights, paper.labels, paper.send_counts) == ("none", "uniform", False)
+        assert (paper.old_generator_steps(4), paper.batch_norm) == (100, False)
+        assert [schedule_factor(paper, e) for e in (0, 9)] == [1, 1]
+        assert (repo.detach_query, repo.mse_reduction, repo.kl) == (True, "sum", "teacher_student")
+        assert (repo.weights, repo.labels, repo.lr) == ("repo", "counts", 5e-3)
+        assert (repo.old_generator_steps(4), repo.batch_norm) == (300, True)
+        assert schedule_factor(repo, 9) < 0.02
+        for h in (paper, repo):
+            assert (h.query, h.pixels, h.average, h.replay_ratio) == (
+                "view",
+                "unit",
+                "uniform",
+                0.5,
+            )
+
+    def test_inputs_are_plain_unless_asked_otherwise(self):
+        assert make_hparams(METHOD, {}).pixels == "unit"
+
     def test_every_option_is_described(self):
         assert all(field.description for field in METHOD.hparams.model_fields.values())
 
@@ -285,56 +326,3 @@ class TestOptions:
         assert schema_digest(METHOD, h, backbone.info) != schema_digest(
             METHOD, other, backbone.info
         )
-
-
-PAPER = {
-    k: v for k, v in METHOD.presets["paper"].items() if k not in ("query", "pixels", "schedule")
-}
-VARIANTS = [
-    {},
-    {**PAPER, "average": "samples"},
-    {"weights": "repo", "total_classes": 6, "query": "view"},
-    {"distill": "head", "augment": "jitter"},
-]
-LEARNS = {
-    **SMALL, "epochs": 8, "batch_size": 8, "lr": 3e-2, "schedule": "constant", "noise": 8, "hidden": [16, 32],
-    "server_batch_size": 16, "generator_steps": 30, "lr_generator": 3e-3,
-    "distillation_steps": 20, "lr_distillation": 1e-3,
-}  # fmt: skip
-
-
-def run_three_tasks(options) -> Federation:
-    """Two clients that have all classes in different shares; three tasks of two classes."""
-    clients = [
-        toy_images(dict.fromkeys((3, 4, 7, 2, 5, 9), 8), 1),
-        toy_images({3: 8, 4: 3, 7: 3, 2: 8, 9: 4, 5: 4}, 2),
-    ]
-    fed = Federation.of("hepco", clients, **{**LEARNS, **options})
-    for task in TASKS:
-        fed.run(task, rounds=2)
-    return fed
-
-
-def accuracy(fed: Federation, classes) -> float:
-    _, correct, total = evaluate(fed.predictor(), toy_images(dict.fromkeys(classes, 10), 5))
-    return float(correct.sum() / total.sum())
-
-
-@pytest.mark.parametrize("options", VARIANTS, ids=lambda o: str(o)[:40])
-def test_a_federation_of_three_tasks_learns_all_classes(options):
-    """More than twice the 17 % of guessing over all six classes at the end."""
-    fed = run_three_tasks(options)
-    assert accuracy(fed, (3, 4, 7, 2, 5, 9)) > 0.35
-    assert backbone_digest(fed.backbone.module.state_dict()) == fed.backbone.info.digest
-
-
-def test_a_federation_of_single_class_tasks_learns_the_first_and_the_next():
-    clients = [toy_images({0: 6, 1: 6}, 1), toy_images({0: 3, 1: 4}, 2)]
-    fed = Federation.of("hepco", clients, **SMALL)
-    tasks = make_tasks([0], [1])
-    for task in tasks:
-        fed.run(task)
-    test = toy_images({0: 10, 1: 10}, 5)
-    _, correct, total = evaluate(fed.predictor(), test)
-    assert fed.predictor().classes == (0, 1)
-    assert correct.sum() / total.sum() > 0.7

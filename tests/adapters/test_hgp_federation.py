@@ -13,10 +13,10 @@ from fcil_adapters.backbone import backbone_digest
 from fcil_adapters.contract import Context, Update, UpdateList
 from fcil_adapters.evaluation import evaluate
 from fcil_adapters.methods.hgp import METHOD
+from fcil_adapters.methods.hgp.mixture import Mixture
 from fcil_adapters.methods.hgp.model import Model
 from fcil_adapters.methods.hgp.store import read_entries
-from fcil_adapters.registry import make_hparams, schema_digest
-from fcil_protocol.errors import ConfigError
+from fcil_adapters.registry import make_hparams
 from fcil_protocol.payload import pack, unpack
 
 TASKS = make_tasks([3, 4], [7, 2], [5, 9])
@@ -104,6 +104,24 @@ class TestAggregate:
         off = plain.aggregate("train", updates)
         changed = {n for n in on.tensors if not np.array_equal(on.tensors[n], off.tensors[n])}
         assert changed == {"head.weight", "head.bias"}
+
+    @pytest.mark.parametrize(
+        ("options", "scale"), [({}, 3), ({"cov": "diag"}, 1), ({"cov_scale": 2.5}, 2.5)]
+    )
+    def test_samples_are_as_many_and_as_wide_as_the_options_say(self, options, scale, monkeypatch):
+        asked = []
+        original = Mixture.draw
+
+        def draw(mixture, total, s, *rest):
+            asked.append((total, s))
+            return original(mixture, total, s, *rest)
+
+        monkeypatch.setattr(Mixture, "draw", draw)
+        fed = federation(**options)
+        fed.round()
+        fed.open(TASKS[1])
+        fed.round()
+        assert asked == [(16 * 2, scale)] * 2 + [(16 * 4, scale)] * 2
 
     @pytest.mark.parametrize(("mode", "past_moves"), [("seen", True), ("current", False)])
     def test_past_rows_move_only_when_all_seen_classes_are_sampled(self, mode, past_moves):
@@ -272,10 +290,11 @@ class TestCompose:
     def test_scores_are_the_heads_over_features_prompted_by_all_tasks(
         self, backbone, count, score, sharing
     ):
-        shared = sharing == "shared"
+        shared, unit = sharing == "shared", score == "softmax"
         parts = hand_made(TASKS[:count], unseen=(4,), pools=("shared",) if shared else ("0", "1"))
-        predictor = self.compose(backbone, parts, score=score, pool_sharing=sharing)
-        f = prompted_features(backbone, parts, self.IMAGES, score=score, shared=shared)
+        pixels = "unit" if unit else "normalised"
+        predictor = self.compose(backbone, parts, score=score, pool_sharing=sharing, pixels=pixels)
+        f = prompted_features(backbone, parts, self.IMAGES, score=score, shared=shared, unit=unit)
         head = parts["current"].tensors
         kept = head["seen"] > 0
         expected = logits(f, head["head.weight"][kept], head["head.bias"][kept])
@@ -293,52 +312,11 @@ class TestCompose:
         assert backbone_digest(backbone.module.state_dict()) == backbone.info.digest
 
 
-class TestOptions:
-    @pytest.mark.parametrize("preset", sorted(METHOD.presets))
-    def test_presets_are_valid(self, preset):
-        make_hparams(METHOD, {"preset": preset})
-
-    def test_every_option_is_described(self):
-        assert all(field.description for field in METHOD.hparams.model_fields.values())
-
-    def test_the_scale_follows_the_covariance_unless_given(self):
-        scales = {c: make_hparams(METHOD, {"cov": c}).sampling_scale for c in ("full", "lowrank")}
-        assert scales == {"full": 3, "lowrank": 3}
-        assert make_hparams(METHOD, {"cov": "diag"}).sampling_scale == 1
-        assert make_hparams(METHOD, {"cov": "diag", "cov_scale": 2}).sampling_scale == 2
-
-    @pytest.mark.parametrize(
-        "options", [{"blocks": [0, 0]}, {"blocks": [-1]}, {"blocks": []}, {"length": 3}]
-    )
-    def test_wrong_values_are_refused(self, options):
-        with pytest.raises(ConfigError, match=next(iter(options))):
-            make_hparams(METHOD, options)
-
-    def test_a_block_that_the_backbone_lacks_is_named(self, backbone):
-        h = make_hparams(METHOD, {"blocks": [0, 2]})
-        for schemas in (METHOD.exchanges, METHOD.broadcast):
-            with pytest.raises(ConfigError, match="block 2 does not exist; .* blocks 0 to 1"):
-                schemas(h, backbone.info)
-
-    def test_options_that_change_payloads_change_the_digest(self, backbone):
-        options = ({}, {"pool_sharing": "shared"}, {"cov": "full"}, {"cov": "diag"}, {"prompts": 4})
-        digests = {
-            schema_digest(METHOD, make_hparams(METHOD, {**SMALL, **o}), backbone.info)
-            for o in options
-        }
-        assert len(digests) == len(options)
-
-
-def test_uploads_carry_prompts_head_gaussians_and_counts_alone(backbone):
-    h = make_hparams(METHOD, SMALL)
-    kinds = {t.kind for e in METHOD.exchanges(h, backbone.info) for t in e.upload.tensors}
-    assert kinds == {"prompt", "key", "head", "gaussian", "count"}
-
-
 VARIANTS = [
     {},
-    {"cov": "full", "query": "view", "resample": "round"},
-    {"cov": "diag", "class_weights": "uniform", "head_loss": "ce_logit_norm"},
+    {**METHOD.presets["paper"], "pixels": "normalised"},
+    {**METHOD.presets["repo"], "query": "canonical"},
+    {"cov": "diag", "class_weights": "uniform", "pixels": "unit"},
     {"pool_sharing": "shared", "score": "softmax", "schedule": "constant", "cov_scale": 2.0},
     {"drop_stale": True, "min_count_upload": 2, "augment": "jitter"},
 ]

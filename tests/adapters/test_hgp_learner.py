@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from adapters.hgp_reference import (
     SMALL,
@@ -17,7 +18,7 @@ from adapters.hgp_reference import (
 from adapters.kit import DIM, make_tasks, toy_backbone, toy_images
 from fcil_adapters.backbone import backbone_digest
 from fcil_adapters.contract import Context, State
-from fcil_adapters.gaussians import unpack_gaussians
+from fcil_adapters.gaussian_batches import unpack_gaussians
 from fcil_adapters.methods.hgp import METHOD
 from fcil_adapters.methods.hgp.learner import Learner, _schedule
 from fcil_adapters.registry import make_hparams
@@ -55,7 +56,13 @@ def learn(ctx, parts=None, images=IMAGES) -> Payload:
 class TestTraining:
     @pytest.mark.parametrize(
         "options",
-        [{}, {"query": "view"}, {"score": "softmax"}, {"pool_sharing": "shared"}],
+        [
+            {},
+            {"query": "view"},
+            {"score": "softmax"},
+            {"pool_sharing": "shared"},
+            {"pixels": "unit"},
+        ],
         ids=str,
     )
     def test_the_first_loss_is_the_cross_entropy_over_the_tasks_own_classes(
@@ -66,9 +73,8 @@ class TestTraining:
         seen = []
         ctx = context(backbone, augment="none", batch_size=64, progress=seen.append, **options)
         learn(ctx, parts)
-        f = prompted_features(
-            backbone, parts, IMAGES, shared=shared, score=options.get("score", "cosine")
-        )
+        score, unit = options.get("score", "cosine"), options.get("pixels") == "unit"
+        f = prompted_features(backbone, parts, IMAGES, shared=shared, score=score, unit=unit)
         head = parts["current"].tensors
         scores = logits(f, head["head.weight"][2:], head["head.bias"][2:])
         expected = cross_entropy(scores, (IMAGES.labels == 9).astype(int))
@@ -102,6 +108,24 @@ class TestTraining:
         ]
         assert np.abs(sent[0].tensors["prompt.0"] - sent[1].tensors["prompt.0"]).max() > 1e-6
 
+    @pytest.mark.parametrize("micro", [None, 3])
+    def test_no_step_sees_a_longer_gradient_than_allowed(self, backbone, micro, monkeypatch):
+        def lengths(**kw):
+            seen = []
+
+            def step(optimiser):
+                grads = [p.grad.flatten() for g in optimiser.param_groups for p in g["params"]]
+                seen.append(torch.cat(grads).norm().item())
+
+            monkeypatch.setattr(torch.optim.Adam, "step", step)
+            learn(context(backbone, micro_batch=micro, **kw))
+            return np.array(seen)
+
+        free = lengths()
+        bound = float(np.median(free))
+        assert free.min() < bound < free.max()
+        np.testing.assert_allclose(lengths(clip_norm=bound), np.minimum(free, bound), rtol=1e-4)
+
     def test_schedule(self):
         h = make_hparams(METHOD, {})
         assert [_schedule(h, s, 4) for s in range(4)] == pytest.approx(
@@ -109,6 +133,15 @@ class TestTraining:
         )
         constant = make_hparams(METHOD, {"schedule": "constant"})
         assert [_schedule(constant, s, 4) for s in range(4)] == [1] * 4
+
+    def test_every_step_has_its_factor_of_both_rates(self, backbone, monkeypatch):
+        used = []
+        monkeypatch.setattr(
+            torch.optim.Adam, "step", lambda adam: used.append([g["lr"] for g in adam.param_groups])
+        )
+        learn(context(backbone, lr_prompt=2.0, lr_head=6.0))  # 7 images in batches of 4, twice
+        factors = np.array([1, 0.853553, 0.5, 0.146447])
+        np.testing.assert_allclose(used, np.outer(factors, [2, 6]), rtol=1e-5)
 
     def test_same_context_same_bytes_and_another_seed_others(self, backbone):
         one, same = (learn(context(backbone)) for _ in range(2))

@@ -13,8 +13,7 @@ from adapters.kit import DIM, client_id
 from fcil_adapters.contract import State
 from fcil_adapters.gaussians import describe
 from fcil_adapters.methods.hgp import METHOD
-from fcil_adapters.methods.hgp.aggregator import mean_row
-from fcil_adapters.methods.hgp.drawing import draw_head, draw_pool, orthonormal_rows
+from fcil_adapters.methods.hgp.drawing import draw_pool, orthonormal_rows
 from fcil_adapters.methods.hgp.mixture import make_mixture
 from fcil_adapters.methods.hgp.rebalance import head_loss, rebalance
 from fcil_adapters.methods.hgp.store import Entry, entry_tensors, merge_entries, read_entries
@@ -23,6 +22,10 @@ from fcil_adapters.registry import make_hparams
 
 def rng(seed=0):
     return np.random.default_rng(seed)
+
+
+def stream(seed=0):
+    return torch.Generator().manual_seed(seed)
 
 
 def entry(task, label, k, n, form="lowrank", seed=0):
@@ -54,13 +57,6 @@ class TestDrawing:
         rows = orthonormal_rows(rng().normal(size=(DIM - 1, DIM)), past)
         assert np.abs(rows @ past[0].T).max() < 1e-9
 
-    def test_head_rows_are_those_of_a_fresh_linear_layer(self):
-        weight, bias = draw_head(rng(), 400, DIM)
-        bound = 1 / np.sqrt(DIM)
-        for values in (weight, bias):
-            assert np.abs(values).max() <= bound
-            assert values.std() == pytest.approx(bound / np.sqrt(3), rel=0.1)
-
 
 class TestStore:
     def test_new_entries_replace_those_of_the_same_client_and_class_alone(self):
@@ -71,6 +67,12 @@ class TestStore:
             (4, "a", 3), (4, "b", 5), (2, "a", 5), (2, "b", 3),
         ]  # fmt: skip
         assert merge_entries(old, new, (4, 2), drop_stale=True) == [new[0], new[1]]
+
+    def test_a_class_that_nobody_has_now_is_not_stale(self):
+        old = [entry(0, 4, 0, 3), entry(0, 2, 1, 3)]
+        new = [entry(0, 4, 1, 5)]
+        assert merge_entries(old, new, (4, 2), drop_stale=True) == [new[0], old[1]]
+        assert merge_entries(old, [], (4, 2), drop_stale=True) == old
 
     def test_order_of_arrival_does_not_matter(self):
         many = [entry(0, c, k, 3) for c in (1, 0) for k in (2, 0, 1)]
@@ -116,7 +118,7 @@ class TestMixture:
         entries = [entry(0, 5, 0, 60, form), entry(0, 5, 1, 20, form), entry(0, 7, 1, 20, form)]
         s = 3.0
         mixture = make_mixture(entries, (7, 5), "counts")
-        x, columns = mixture.draw(200_000, s, rng())
+        x, columns = (t.numpy() for t in mixture.draw(200_000, s, rng(), stream()))
         np.testing.assert_allclose(np.bincount(columns) / 200_000, [0.2, 0.8], atol=0.005)
         g = [e.gaussian for e in entries[:2]]
         E = 0.75 * g[0].mean + 0.25 * g[1].mean
@@ -130,9 +132,10 @@ class TestMixture:
 
     def test_draws_depend_on_the_generator_alone(self):
         mixture = make_mixture(self.ENTRIES, (5, 7, 3), "counts")
-        one, same, other = (mixture.draw(50, 1.0, rng(s))[0] for s in (1, 1, 2))
-        np.testing.assert_array_equal(one, same)
-        assert not np.array_equal(one, other)
+        seeds = ((1, 1), (1, 1), (1, 2))
+        one, same, other = (mixture.draw(50, 1.0, rng(a), stream(b))[0] for a, b in seeds)
+        assert torch.equal(one, same)
+        assert not torch.equal(one, other)
 
     def test_a_capped_client_neither_rules_a_class_nor_the_choice_of_classes(self):
         big = replace(self.ENTRIES[0].gaussian, count=10**9)
@@ -141,9 +144,9 @@ class TestMixture:
         assert free.omega[0] > 0.999
         capped = make_mixture(entries, (5, 7, 3), "counts", 0.5)
         np.testing.assert_allclose(capped.pi[0], [0.5, 0.5], atol=1e-6)
-        # Of task 0, client a has half of all images, b the other half: a fifth in class 5.
-        N = 10**9 + 10
-        totals = np.array([0.5 * N + 0.1 * N, 0.4 * N, 4])
+        # Of task 0, client a has as many as client b, whose 10 are 2 of class 5 and 8 of class
+        # 7; task 1 keeps its share.
+        totals = np.array([10 + 2, 8, 4])
         np.testing.assert_allclose(capped.omega, totals / totals.sum(), rtol=1e-6)
 
 
@@ -194,7 +197,7 @@ class TestRebalance:
         return rebalance(
             h,
             *self.start(),
-            draw or (lambda _: (x, y)),
+            draw or (lambda _: (torch.tensor(x), torch.tensor(y))),
             torch.Generator().manual_seed(1),
             lambda *_: None,
         )
@@ -212,7 +215,7 @@ class TestRebalance:
                 dW, db = numeric_gradient(W, b, xi, yi, loss)
                 vW, vb = 0.9 * vW + dW, 0.9 * vb + db
                 W, b = W - lr * vW, b - lr * vb
-        weight, bias = self.run(lambda _: (x, y), head_loss=loss)
+        weight, bias = self.run(lambda _: (torch.tensor(x), torch.tensor(y)), head_loss=loss)
         np.testing.assert_allclose(weight, W, atol=1e-4)
         np.testing.assert_allclose(bias, b, atol=1e-4)
 
@@ -222,7 +225,7 @@ class TestRebalance:
 
             def draw(epoch, asked=asked):
                 asked.append(epoch)
-                return rng(epoch).normal(size=(6, DIM)).astype(np.float32), np.arange(6) % 3
+                return torch.randn(6, DIM), torch.arange(6) % 3
 
             self.run(draw, resample=resample)
             assert asked == expected
@@ -230,10 +233,8 @@ class TestRebalance:
     def test_the_start_is_not_modified(self):
         weight, bias = self.start()
         h = make_hparams(METHOD, {})
-        x = np.ones((6, DIM), np.float32)
-        rebalance(
-            h, weight, bias, lambda _: (x, np.arange(6) % 3), torch.Generator(), lambda *_: None
-        )
+        samples = torch.ones(6, DIM), torch.arange(6) % 3
+        rebalance(h, weight, bias, lambda _: samples, torch.Generator(), lambda *_: None)
         assert torch.equal(weight, self.start()[0])
         assert torch.equal(bias, self.start()[1])
 
@@ -261,19 +262,3 @@ def numeric_gradient(W, b, x, y, loss):
             gradient[i] = (at(up) - at(down)) / (2 * step)
         gradients.append(gradient)
     return gradients
-
-
-class TestMeanRow:
-    def test_points_to_the_mean_and_is_as_long_as_past_rows(self):
-        mean = rng().normal(size=DIM)
-        past = rng(1).normal(size=(3, DIM)).astype(np.float32)
-        row = mean_row(mean, past)
-        expected = mean / np.linalg.norm(mean) * np.linalg.norm(past, axis=1).mean()
-        np.testing.assert_allclose(row, expected, rtol=1e-5)
-
-    def test_has_length_one_without_past(self):
-        row = mean_row(rng().normal(size=DIM), np.zeros((0, DIM), np.float32))
-        assert np.linalg.norm(row) == pytest.approx(1, abs=1e-6)
-
-    def test_of_a_mean_of_zeros_is_zero(self):
-        assert not mean_row(np.zeros(DIM), np.zeros((0, DIM), np.float32)).any()

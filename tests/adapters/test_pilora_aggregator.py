@@ -54,6 +54,11 @@ class TestOpening:
         assert drawn["proto"].std() == pytest.approx(0.1, rel=0.05)
         assert drawn["seen"].tolist() == [0] * 200
 
+    def test_or_a_gaussian_of_variance_1_over_d(self):
+        A = of_task(federation(rank=64, init_a="gaussian").state, 0)["lora.0.q.A"]
+        assert A.std() == pytest.approx(1 / np.sqrt(DIM), rel=0.05)
+        assert np.abs(A).max() > 2 / np.sqrt(DIM)  # beyond any uniform of this width
+
     def test_draws_depend_on_seed_and_task_alone(self):
         one, same, other = federation(), federation(), federation(seed=1)
         assert pack(one.state) == pack(same.state)
@@ -195,6 +200,14 @@ class TestSeen:
         fed.clients = [CLIENTS[0].of([1]), CLIENTS[2].of([1])]
         fed.round()
         assert of_task(fed.state, 0)["seen"].tolist() == [1, 1, 0]
+
+    def test_a_class_without_an_owner_of_enough_images_keeps_its_prototype_unseen(self):
+        fed = federation(init="random", reweight={"min_count": 5})
+        before = of_task(fed.state, 0)["proto"]
+        fed.round()  # 6 and 1 images of class 0; 2 and 4 of class 1
+        after = of_task(fed.state, 0)
+        assert after["seen"].tolist() == [1, 0, 0]
+        assert (after["proto"] != before).any(1).tolist() == [True, False, False]
 
     def test_a_class_whose_means_all_stay_at_home_is_not_seen(self):
         fed = federation(min_count_upload=5)

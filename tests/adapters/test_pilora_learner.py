@@ -21,7 +21,7 @@ from adapters.pilora_reference import (
 from fcil_adapters.backbone import backbone_digest
 from fcil_adapters.contract import Context, State
 from fcil_adapters.methods.pilora import METHOD
-from fcil_adapters.methods.pilora.learner import Learner, _schedule
+from fcil_adapters.methods.pilora.learner import Learner
 from fcil_adapters.registry import make_hparams
 from fcil_protocol.errors import SchemaMismatch
 from fcil_protocol.payload import Payload, pack
@@ -215,17 +215,19 @@ class TestTraining:
             moved = np.abs(sent.tensors["proto"] - parts["current"].tensors["proto"])
             assert np.median(moved) == pytest.approx(1e-3 * factor, rel=1e-2)
 
-    @pytest.mark.parametrize(
-        ("schedule", "factors"),
-        [
-            ("cosine", [1, 0.853553, 0.5, 0.146447]),
-            ("cosine_repeat", [1, 1, 0.853553, 0.5]),
-            ("constant", [1, 1, 1, 1]),
-        ],
-    )
-    def test_schedule(self, backbone, schedule, factors):
-        h = make_hparams(METHOD, {"schedule": schedule})
-        assert [_schedule(h, e, 4) for e in range(4)] == pytest.approx(factors, abs=1e-6)
+    def test_the_option_chooses_the_schedule(self, backbone):
+        parts = broadcast()
+        one_step = {"epochs": 1, "batch_size": 64, "lr_prototype": 1e-3}
+        for schedule, factor in (("cosine", 0.75), ("cosine_repeat", 1.0), ("constant", 1.0)):
+            sent = learn(context(backbone, round=1, schedule=schedule, **one_step))
+            moved = np.abs(sent.tensors["proto"] - parts["current"].tensors["proto"])
+            assert np.median(moved) == pytest.approx(1e-3 * factor, rel=1e-2)
+
+    def test_the_option_chooses_the_views(self, backbone):
+        sent = [learn(context(backbone, augment=a)).tensors["proto"] for a in
+                ("none", "jitter", "flip_jitter")]  # fmt: skip
+        assert not np.array_equal(sent[0], sent[1])
+        assert not np.array_equal(sent[1], sent[2])
 
     def test_progress_counts_every_step(self, backbone):
         seen = []

@@ -100,6 +100,25 @@ class TestOptions:
     def test_presets_are_valid(self, preset):
         make_hparams(METHOD, {"preset": preset})
 
+    def test_the_paper_preset_is_the_papers_letter(self):
+        h = make_hparams(METHOD, {"preset": "paper"})
+        assert (h.dce, h.delta, h.lambda_pl, h.gamma_ort, h.l1) == ("sq", 1, 0.001, 0.5, 0)
+        assert (h.compose, h.train_with) == ("product_of_sums", "current_only")
+        assert (h.init, h.init_a, h.candidates) == ("random", "gaussian", "seen")
+        assert (h.rank, h.blocks, h.scale, h.epochs, h.batch_size) == (4, (0,), 1, 5, 64)
+        assert (h.lr_prototype, h.lr_lora, h.weight_decay, h.schedule) == (2e-3, 1e-5, 0, "cosine")
+        w = h.reweight
+        assert (w.temperature, w.eta, w.distance, w.empty) == ("mul", 0.2, "squared", "uniform")
+        assert (w.owners_only, w.count_weighted, w.min_count) == (False, False, 1)
+
+    def test_the_repo_preset_is_what_the_published_code_does(self):
+        h = make_hparams(METHOD, {"preset": "repo"})
+        assert (h.dce, h.l1, h.weight_decay, h.schedule) == ("rms", 0.01, 1e-5, "cosine_repeat")
+        assert (h.compose, h.train_with) == ("task0_only", "current_only")
+        assert (h.init, h.init_a, h.mean_from, h.epochs) == ("random", "uniform", "training", 10)
+        w = h.reweight
+        assert (w.temperature, w.eta, w.distance, w.empty) == ("div", 0.2, "plain", "uniform")
+
     def test_every_option_is_described(self):
         assert all(field.description for field in METHOD.hparams.model_fields.values())
 
@@ -184,6 +203,20 @@ def test_re_weighting_helps_when_every_client_holds_one_class():
         return float(np.linalg.norm(proto - np.stack(means)))
 
     assert error(True) < 0.9 * error(False)
+
+
+@pytest.mark.parametrize("init", ["class_means", "random"])
+def test_a_run_of_lone_classes_learns_them_all(init):
+    """The very first has no other column; the later ones have the past prototypes."""
+    clients = [toy_images({0: 8, 1: 8, 2: 8}, 1), toy_images({0: 4, 2: 6}, 2)]
+    fed = Federation.of(
+        "pilora", clients, rank=RANK, epochs=10, lr_prototype=0.1, lr_lora=1e-3,
+        lambda_pl=1.0, augment="none", init=init,
+    )  # fmt: skip
+    for task in make_tasks([0], [1], [2]):
+        fed.run(task, rounds=2)
+    _, correct, total = evaluate(fed.predictor(), toy_images({0: 9, 1: 9, 2: 9}, 5))
+    assert correct.sum() / total.sum() > 0.8
 
 
 def test_a_federation_with_one_image_per_class_works():

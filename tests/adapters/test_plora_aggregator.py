@@ -92,6 +92,11 @@ class TestOpening:
             np.testing.assert_array_equal(fed.state.tensors[name], final[name])
             np.testing.assert_array_equal(fed.state.tensors[f"teacher.{name}"], final[name])
 
+    def test_a_may_be_gaussian_of_variance_1_over_d(self):
+        fed = federation(rank=64, init_a="gaussian")
+        A = np.concatenate([fed.state.tensors[n] for n in LORA if n.endswith("A")])
+        assert A.std() == pytest.approx(1 / np.sqrt(DIM), rel=0.05)
+
     def test_tasks_cannot_open_out_of_order(self):
         fed = Federation.of("plora", CLIENTS, **FAST)
         with pytest.raises(AssertionError, match="one after the other"):
@@ -229,6 +234,21 @@ class TestBroadcast:
         assert sorted(after) == ["current", "task/0", "teacher/0"]
         assert [n for n in after if after[n] != before[n]] == ["current"]
         assert sorted(fed.parts()["task/0"].tensors) == ["classes", "proto", "seen"]
+
+    def test_a_client_that_joins_late_distils_from_the_same_teacher(self):
+        """It has nothing but the parts; its upload is that of a client that was always there."""
+        fed = federation(gamma_kd=50.0)
+        fed.round()
+        fed.open(TASKS[1])
+        fed.round()  # the LoRA has left the teacher
+        late = federation(gamma_kd=50.0)
+        late.state, late.task = fed.state, fed.task
+        assert pack(late.upload("train", 2)) == pack(fed.upload("train", 2))
+        blind = federation(gamma_kd=0.0)
+        blind.state = State({n: a for n, a in fed.state.tensors.items() if "teacher" not in n},
+                            fed.state.meta)  # fmt: skip
+        blind.task = fed.task
+        assert pack(blind.upload("train", 2)) != pack(fed.upload("train", 2))
 
     def test_only_the_last_teacher_is_sent(self):
         fed = federation()

@@ -70,6 +70,15 @@ class TestOptions:
     def test_presets_are_valid(self, preset):
         make_hparams(METHOD, {"preset": preset})
 
+    def test_the_paper_preset_is_the_papers_letter(self):
+        h = make_hparams(METHOD, {"preset": "paper"})
+        assert (h.dce, h.delta, h.lambda_pl) == ("sq", 1, 0.001)
+        assert (h.gamma_kd, h.kd_reduction, h.init) == (5, "sum_d", "random")
+        assert (h.rank, h.blocks, h.epochs, h.batch_size) == (4, (0, 1, 2, 3, 4), 5, 64)
+        assert (h.lr_prototype, h.lr_lora, h.weight_decay, h.schedule) == (2e-3, 1e-5, 0, "cosine")
+        w = h.reweight
+        assert (w.temperature, w.eta, w.distance, w.empty) == ("mul", 0.2, "squared", "uniform")
+
     def test_every_option_is_described(self):
         assert all(field.description for field in METHOD.hparams.model_fields.values())
 
@@ -114,6 +123,20 @@ def test_a_federation_of_three_tasks_learns_all_classes(options):
     _, correct, total = evaluate(fed.predictor(), test)
     assert correct.sum() / total.sum() > 0.6
     assert backbone_digest(fed.backbone.module.state_dict()) == fed.backbone.info.digest
+
+
+@pytest.mark.parametrize("init", ["class_means", "random"])
+def test_a_run_of_lone_classes_learns_them_all(init):
+    """The very first has no other column; the later ones have the past prototypes."""
+    clients = [toy_images({0: 8, 1: 8, 2: 8}, 1), toy_images({0: 4, 2: 6}, 2)]
+    fed = Federation.of(
+        "plora", clients, rank=RANK, blocks=[0, 1], epochs=10, lr_prototype=0.1, lr_lora=1e-3,
+        lambda_pl=1.0, augment="none", init=init,
+    )  # fmt: skip
+    for task in make_tasks([0], [1], [2]):
+        fed.run(task, rounds=2)
+    _, correct, total = evaluate(fed.predictor(), toy_images({0: 9, 1: 9, 2: 9}, 5))
+    assert correct.sum() / total.sum() > 0.8
 
 
 def test_tasks_of_one_class_with_one_image_each_work():

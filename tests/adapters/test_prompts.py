@@ -10,7 +10,7 @@ from adapters.hgp_reference import frozen_features, mixed, normalised, prompted_
 from adapters.kit import DIM, SIZE, toy_backbone, toy_images
 from fcil_adapters.backbone import VisionTransformer, backbone_digest, cls_features, wrap_backbone
 from fcil_adapters.contract import Preprocessing
-from fcil_adapters.prompts import PromptedView, Queries, query_features, select
+from fcil_adapters.prompts import PromptedView, Queries, query_features, select, with_pixels
 from fcil_protocol.errors import DataError
 
 IMAGES = toy_images({0: 2, 1: 3}, seed=3)
@@ -78,6 +78,19 @@ class TestPromptedView:
         wrapped = wrap_backbone(module, "odd", Preprocessing(SIZE, (0.5,) * 3, (0.5,) * 3))
         with pytest.raises(DataError, match="'odd' has norms or gates"):
             PromptedView(wrapped, (0,))
+
+
+class TestPixels:
+    def test_in_the_unit_range_have_neither_mean_nor_deviation(self, backbone):
+        plain = with_pixels(backbone, "unit")
+        expected = normalised(IMAGES, unit=True)
+        np.testing.assert_allclose(plain.normalise(IMAGES.pictures), expected, atol=1e-6)
+        q = query_features(plain, IMAGES.pictures)
+        np.testing.assert_allclose(q, frozen_features(backbone, IMAGES, unit=True), atol=2e-5)
+        assert plain.module is backbone.module
+
+    def test_as_pre_trained_are_the_backbones_own(self, backbone):
+        assert with_pixels(backbone, "normalised") is backbone
 
 
 class TestSelect:

@@ -9,20 +9,19 @@ functions, and every deviation, is in NOTES.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
+from fcil_adapters.averaging_rules import AveragingRule, every_rule, mean_only
+from fcil_adapters.cadence import Cadence
 from fcil_adapters.class_reports import count_faults, count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
+from fcil_adapters.lora_tensors import lora_specs, module_of, module_shape
 from fcil_adapters.methods.fed_talora.options import PRESETS, FedTaloraHparams
-from fcil_adapters.methods.fed_talora.parts import (
-    factor_names,
-    module_of,
-    module_shape,
-    places,
-    trained_names,
-)
-from fcil_protocol.errors import ConfigError
+from fcil_adapters.methods.fed_talora.parts import factor_names, places, trained_names
+from fcil_adapters.methods.fed_talora.traffic import largest
+from fcil_adapters.placement import check_blocks
+from fcil_adapters.privacy import Statistic
 from fcil_protocol.payload import Payload
 from fcil_protocol.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
 
@@ -33,9 +32,9 @@ def exchanges(hparams: FedTaloraHparams, backbone: BackboneInfo) -> tuple[Exchan
     Raises:
         ConfigError: ``blocks`` names a block that the backbone lacks.
     """
-    _check_blocks(hparams, backbone)
+    check_blocks("fed_talora", hparams.blocks, backbone)
     upload = (
-        *_factors(trained_names(hparams), backbone),
+        *lora_specs(trained_names(hparams), backbone),
         *_head("rows"),
         TensorSpec("mean", Kind.PROTOTYPE, (1, "d"), optional=True),
         count_spec("classes", "c"),
@@ -48,9 +47,9 @@ def exchanges(hparams: FedTaloraHparams, backbone: BackboneInfo) -> tuple[Exchan
 
 def broadcast(hparams: FedTaloraHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
     """Return the schemas of the current part, finished tasks, fixed A's, residuals and base."""
-    _check_blocks(hparams, backbone)
+    check_blocks("fed_talora", hparams.blocks, backbone)
     flags = (count_spec("classes", "rows"), count_spec("seen", "rows"))
-    current = (*_factors(trained_names(hparams), backbone), *_head("rows"), *flags)
+    current = (*lora_specs(trained_names(hparams), backbone), *_head("rows"), *flags)
     meta = tuple(MetaSpec(name, "int") for name in ("task", "version", "base"))
     kinds = {"current": PayloadSchema(current, meta)}
     if hparams.head_loss != "all":
@@ -62,7 +61,7 @@ def broadcast(hparams: FedTaloraHparams, backbone: BackboneInfo) -> Mapping[str,
         task = (MetaSpec("task", "int"),)
         kinds["task"] = PayloadSchema(finished, task, at_most=(("finished", "past"),))
     if hparams.freeze_a:
-        kinds["fixed"] = PayloadSchema(_factors(factor_names(hparams, of="A"), backbone))
+        kinds["fixed"] = PayloadSchema(lora_specs(factor_names(hparams, of="A"), backbone))
     if hparams.corrects:
         kinds |= _residual_schemas(hparams, backbone)
     return kinds
@@ -80,24 +79,19 @@ def dims(hparams: FedTaloraHparams, backbone: BackboneInfo, task: TaskInfo) -> d
     }
 
 
-def _check_blocks(hparams: FedTaloraHparams, backbone: BackboneInfo) -> None:
-    beyond = [b for b in hparams.blocks if b >= backbone.depth]
-    if beyond:
-        raise ConfigError(
-            f"option 'blocks' of method fed_talora: block {beyond[0]} does not exist; the "
-            f"backbone {backbone.name} has the blocks 0 to {backbone.depth - 1}.",
-            action="Name existing blocks.",
-        )
+def statistics(hparams: FedTaloraHparams, _kind: str, task: TaskInfo) -> tuple[Statistic, ...]:
+    """Return what noise protects: the mean feature, which stands in for training if need be."""
+    return (Statistic("class means", ("mean",)),) if hparams.single_column(task) else ()
 
 
-def _factors(names: Iterable[str], backbone: BackboneInfo) -> tuple[TensorSpec, ...]:
-    specs = []
-    for name in names:
-        _, _, module, matrix = name.split(".")
-        out, width = module_shape(module, backbone)
-        shape = ("r", width) if matrix == "A" else (out, "r")
-        specs.append(TensorSpec(name, Kind.LORA, shape))
-    return tuple(specs)
+def averagings(hparams: FedTaloraHparams) -> tuple[AveragingRule, ...]:
+    """Return the rules of averaging that it can work with.
+
+    The residual repairs what the plain mean loses (Eq. 4); beside another average it would put
+    the outliers back. Rows with weights of their own are plain means too.
+    """
+    plain = hparams.corrects or hparams.head_average == "rows"
+    return mean_only(hparams) if plain else every_rule(hparams)
 
 
 def _head(rows: str) -> tuple[TensorSpec, ...]:
@@ -156,4 +150,13 @@ METHOD = Method(
     aggregator=_half("aggregator:Aggregator"),
     model=_half("model:Model"),
     presets=PRESETS,
+    cadence={
+        "task": Cadence.TASK,
+        "fixed": Cadence.RUN,
+        "residual": Cadence.LOG,
+        "base": Cadence.BASE,
+    },
+    largest=largest,
+    averagings=averagings,
+    statistics=statistics,
 )

@@ -8,22 +8,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.arrays import sample_weights, weighted_mean
+from fcil_adapters.arrays import sample_weights
+from fcil_adapters.averaging import average
 from fcil_adapters.contract import Context, Part, State, Update, Updates
-from fcil_adapters.methods.fed_talora.head import average_head, first_rows, mean_row
+from fcil_adapters.lora_tensors import draw_lora
+from fcil_adapters.methods.fed_talora.head import average_head, first_rows, lone_row
 from fcil_adapters.methods.fed_talora.history import extended, parts_of, position
 from fcil_adapters.methods.fed_talora.options import FedTaloraHparams
 from fcil_adapters.methods.fed_talora.parts import (
-    CURRENT,
     FIXED,
     HEAD_TENSORS,
     HeadRows,
     factor_names,
-    module_shape,
-    task_part,
+    places,
     trained_names,
 )
 from fcil_adapters.methods.fed_talora.residuals import Residual
+from fcil_adapters.tasks import CURRENT, current_task, task_part
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payload import Array, Payload
 
@@ -48,10 +49,11 @@ class Aggregator:
         """Draw the task's head rows, and at first the LoRA; else everything goes on as it is."""
         h: FedTaloraHparams = ctx.hparams
         task = ctx.task
-        assert task.index == _current(state) + 1, "tasks open one after the other"
+        assert task.index == current_task(state) + 1, "tasks open one after the other"
         tensors = dict(state.tensors)
         if task.index == 0:
-            tensors.update(_draw_lora(ctx))
+            rng = ctx.rng(_LORA)
+            tensors.update(draw_lora(factor_names(h), h.rank, ctx.backbone_info, rng, h.init_a))
         rows = first_rows(ctx)
         if h.head_loss == "all" and task.index > 0:
             rows = HeadRows.joined((_rows(h, state, task.index - 1), rows))
@@ -71,25 +73,27 @@ class Aggregator:
         if not facts.fresh.all():
             updates = _Fresh(updates, facts.fresh)
             facts = facts.of_fresh()
-        rows = _rows(h, state, _current(state))
-        past = tuple(_rows(h, state, t) for t in range(_current(state)) if h.head_loss != "all")
+        current = current_task(state)
+        rows = _rows(h, state, current)
+        past = tuple(_rows(h, state, t) for t in range(current) if h.head_loss != "all")
         if h.single_column(ctx.task):
-            return _with_rows(h, state, mean_row(facts.means, facts.counts, rows, past, ctx))
+            return _with_rows(h, state, lone_row(facts.means, facts.counts, rows, past, ctx))
         counted = updates.samples if h.weights == "samples" else (1,) * len(updates)
         weights = sample_weights(counted, ctx.max_weight_share)  # (K,)
-        mean = weighted_mean(updates, (*trained_names(h), *HEAD_TENSORS[:2]), weights)
+        names = (*trained_names(h), *HEAD_TENSORS[:2])
+        mean = average(ctx, updates, names, weights, {**state.tensors, **_named(rows)})
         lora = {name: mean[name] for name in trained_names(h)}
         rows = average_head(updates, mean, facts.counts, rows, ctx)
         after = _with_rows(h, State({**state.tensors, **lora}, state.meta), rows)
         if not h.corrects or len(updates) == 1:
             return after
-        residual = Residual(updates, weights, lora, h, ctx.device)
+        residual = Residual(updates, weights, lora, places(h), ctx.device)
         return extended(after, residual, h, ctx.backbone_info, ctx.device)
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
         """Return the current LoRA and rows, finished tasks' rows, and the residuals."""
         h: FedTaloraHparams = ctx.hparams
-        current = _current(state)
+        current = current_task(state)
         if current < 0:
             return ()
         version, base = position(state)
@@ -167,31 +171,6 @@ class _Fresh:
         return (u for u, ok in zip(self.updates, self.fresh, strict=True) if ok)
 
 
-def _draw_lora(ctx: Context) -> dict[str, F32]:
-    """Draw A with entries of variance 1 / (3 in) (Kaiming-uniform) or 1 / in (normal); B = 0."""
-    h: FedTaloraHparams = ctx.hparams
-    rng = ctx.rng(_LORA)
-    drawn: dict[str, F32] = {}
-    for name in factor_names(h):
-        _, _, module, matrix = name.split(".")
-        out, width = module_shape(module, ctx.backbone_info)
-        bound = 1 / np.sqrt(width)
-        if matrix == "B":
-            values = np.zeros((out, h.rank))
-        elif h.init_a == "uniform":
-            values = rng.uniform(-bound, bound, (h.rank, width))
-        else:
-            values = bound * rng.standard_normal((h.rank, width))
-        drawn[name] = values.astype(np.float32)
-    return drawn
-
-
-def _current(state: State) -> int:
-    task = state.meta["task"]
-    assert isinstance(task, int)
-    return task
-
-
 def _prefix(h: FedTaloraHparams, task: int) -> str:
     return "task.all." if h.head_loss == "all" else f"task.{task}."
 
@@ -207,6 +186,6 @@ def _named(rows: HeadRows) -> Mapping[str, Array]:
 
 
 def _with_rows(h: FedTaloraHparams, state: State, rows: HeadRows) -> State:
-    prefix = _prefix(h, _current(state))
+    prefix = _prefix(h, current_task(state))
     named = {f"{prefix}{name}": array for name, array in _named(rows).items()}
     return State({**state.tensors, **named}, state.meta)

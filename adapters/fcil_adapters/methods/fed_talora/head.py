@@ -1,4 +1,4 @@
-"""The server's linear head: first rows, averages, and the row of a lone class (torch-free)."""
+"""The server's linear head: first rows, averages, and the row of a lone class."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.arrays import sample_weights
+from fcil_adapters.arrays import class_weights
 from fcil_adapters.contract import Context, Updates
+from fcil_adapters.heads import mean_row
 from fcil_adapters.methods.fed_talora.options import FedTaloraHparams
 from fcil_adapters.methods.fed_talora.parts import HeadRows
 from fcil_adapters.statistics import merge_means
@@ -50,7 +51,7 @@ def average_head(
     owned = counts.sum(0) > 0  # (c,)
     fresh = np.concatenate([np.full(len(rows.classes) - c, h.head_average == "samples"), owned])
     if h.head_average == "rows":
-        mean = _average_rows(updates, _row_weights(counts, ctx.max_weight_share), rows)
+        mean = _average_rows(updates, class_weights(counts, ctx.max_weight_share), rows)
     now = np.concatenate([np.zeros(len(rows.classes) - c, dtype=bool), owned])
     return HeadRows(
         weight=np.where(fresh[:, None], mean["head.weight"], rows.weight),
@@ -60,7 +61,7 @@ def average_head(
     )
 
 
-def mean_row(
+def lone_row(
     means: F32,
     counts: I64,
     rows: HeadRows,
@@ -82,25 +83,13 @@ def mean_row(
     if means.shape[1] == 0:
         return rows
     merged, total = merge_means(means[:, None, :], counts, ctx.max_weight_share)  # (1, d), (1,)
-    length = float(np.linalg.norm(merged))
-    if total[0] == 0 or length == 0:
+    if total[0] == 0 or not merged.any():
         return rows
-    norms = [np.linalg.norm(one.weight[one.seen], axis=1) for one in past]
-    others = np.concatenate(norms) if norms else np.zeros(0)
-    wanted = float(others.mean()) if others.size else 1.0
+    others = np.concatenate([rows.weight[:0], *(one.weight[one.seen] for one in past)])
     weight, seen = rows.weight.copy(), rows.seen.copy()
-    weight[-1] = merged[0] * (wanted / length)
+    weight[-1] = mean_row(merged[0], others)
     seen[-1] = True
     return replace(rows, weight=weight, seen=seen)
-
-
-def _row_weights(counts: I64, max_share: float) -> F64:
-    """Return each client's weight in each class row, (K, c): its share of the class's images."""
-    weights = np.zeros(counts.shape, dtype=np.float64)
-    for column in np.flatnonzero(counts.sum(0) > 0):
-        owners = np.flatnonzero(counts[:, column] > 0)
-        weights[owners, column] = sample_weights(counts[owners, column].tolist(), max_share)
-    return weights
 
 
 def _average_rows(updates: Updates, weights: F64, rows: HeadRows) -> dict[str, F32]:

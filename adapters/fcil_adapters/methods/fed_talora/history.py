@@ -59,7 +59,7 @@ def extended(
         return state
     version = position(state)[0]
     new = {
-        f"residual.{version + 1}.{place}.{name}": to_numpy(factor)
+        f"residual.{version + 1}.{place}.{name}": factor
         for place, pair in factors.items()
         for name, factor in zip("LR", pair, strict=True)
     }

@@ -8,29 +8,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from fcil_adapters.augment import augment
 from fcil_adapters.backbone import Backbone, cls_features
 from fcil_adapters.bridge import to_numpy, to_torch
-from fcil_adapters.contract import Context, ImageSet, Progress, State
+from fcil_adapters.contract import Context, ImageSet, State
 from fcil_adapters.local_passes import (
+    I64,
     class_counts,
-    cosine_factor,
-    shuffled_batches,
-    step_count,
+    micro_batches,
+    optimise,
+    schedule_factor,
     sum_features,
 )
 from fcil_adapters.lora_linear import trained_params
 from fcil_adapters.methods.fed_talora.options import FedTaloraHparams
 from fcil_adapters.methods.fed_talora.parts import HeadRows, Received, read_parts
 from fcil_adapters.methods.fed_talora.views import training_view
-from fcil_adapters.statistics import class_positions
 from fcil_protocol.payload import Array, Payload
-
-_BATCHES = 1  # purpose of the random stream that orders and augments images
 
 
 class Learner:
@@ -116,38 +112,28 @@ class _Bench:
 def _train(ctx: Context, bench: _Bench, data: ImageSet) -> None:
     """Run the local epochs."""
     h = bench.h
-    factor = cosine_factor(ctx.round, ctx.rounds) if h.schedule == "cosine" else 1.0
+    factor = schedule_factor(h.schedule, ctx.round, ctx.rounds)
     groups = [
         {"params": [bench.weight, bench.bias], "lr": h.lr_head * factor},
         {"params": list(bench.lora.values()), "lr": h.lr_lora * factor},
     ]
     optimiser = torch.optim.SGD(groups, momentum=h.momentum, weight_decay=h.weight_decay)
-    generator = Generator().manual_seed(ctx.torch_seed(_BATCHES))
-    sizes = {"epochs": h.epochs, "batch_size": h.batch_size}
-    steps = step_count(len(data), **sizes)
-    for step, index in enumerate(shuffled_batches(len(data), **sizes, generator=generator)):
-        optimiser.zero_grad()
-        loss = _backward(ctx, bench, data, index, generator)
-        optimiser.step()
-        ctx.progress(Progress(step + 1, steps, loss))
+
+    def objective(index: I64, generator: Generator) -> float:
+        return _backward(ctx, bench, data, index, generator)
+
+    optimise(ctx, data, optimiser, objective, epochs=h.epochs, batch_size=h.batch_size)
 
 
 def _backward(
-    ctx: Context, bench: _Bench, data: ImageSet, index: NDArray[np.int64], generator: Generator
+    ctx: Context, bench: _Bench, data: ImageSet, index: I64, generator: Generator
 ) -> float:
-    """Add the gradient of one batch's mean cross-entropy; return its value.
-
-    The batch may pass in several micro-batches; the views are drawn for the whole batch
-    first, and every image counts 1 / B, so the gradient is the same.
-    """
-    pixels = augment(to_torch(data.take(index)), bench.h.augment, generator)  # (B, S, S, 3)
+    """Add the gradient of one batch's mean cross-entropy; return its value."""
     first = len(bench.weight) - len(ctx.task.classes)  # the task's rows are the last
-    rows = first + class_positions(data.labels[index], ctx.task.classes)
-    target = to_torch(rows, bench.backbone.device)  # (B,)
     total = 0.0
-    micro = ctx.micro_batch or len(index)
-    for part, labels in zip(torch.split(pixels, micro), torch.split(target, micro), strict=True):
-        logits = bench.logits(bench.features(part))  # (b, columns)
+    for pixels, rows in micro_batches(ctx, data, index, bench.h.augment, generator):
+        logits = bench.logits(bench.features(pixels))  # (b, columns)
+        labels = first + rows.to(logits.device)
         loss = functional.cross_entropy(logits, labels, reduction="sum") / len(index)
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fcil_adapters.contract import Hparams, TaskInfo
+from fcil_adapters.placement import Blocks
 
 Module = Literal["q", "v", "fc1", "fc2"]
 
@@ -17,9 +18,7 @@ class FedTaloraHparams(Hparams):
     """Defaults are the published settings; what the paper leaves open is in NOTES.md."""
 
     rank: int = Field(default=4, ge=1, description="Rank r of every LoRA.")
-    blocks: tuple[int, ...] = Field(
-        default=(0, 1, 2, 3), min_length=1, description="Transformer blocks that get LoRA."
-    )
+    blocks: Blocks = Field(default=(0, 1, 2, 3), description="Transformer blocks that get LoRA.")
     modules: tuple[Module, ...] = Field(
         default=("q", "v", "fc1", "fc2"),
         min_length=1,
@@ -80,8 +79,6 @@ class FedTaloraHparams(Hparams):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if len(set(self.blocks)) != len(self.blocks) or min(self.blocks) < 0:
-            raise ValueError(f"blocks must be different numbers >= 0, got {list(self.blocks)}")
         if len(set(self.modules)) != len(self.modules):
             raise ValueError(f"modules must be different, got {list(self.modules)}")
         return self
@@ -101,6 +98,6 @@ class FedTaloraHparams(Hparams):
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "paper": {"weights": "uniform", "init_a": "gaussian"},
-        "short": {"epochs": 3, "batch_size": 16, "lr_lora": 1e-2},
+        "short": {"epochs": 3, "batch_size": 16, "lr_lora": 1e-2, "lr_head": 0.1},
     }
 )

@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.contract import BackboneInfo
+from fcil_adapters.lora_tensors import lora_names, lora_of, lora_places, module_of, module_shape
 from fcil_adapters.methods.fed_talora.options import FedTaloraHparams
-from fcil_protocol.errors import SchemaMismatch
+from fcil_adapters.tasks import CURRENT, current_task, find_part, meta_number, task_part
 from fcil_protocol.payload import Array, Payload
 
 F32 = NDArray[np.float32]
-CURRENT = "current"
-FIXED = "fixed"  # the A's that no client trains
+FIXED = "fixed"  # the part with the A's that no client trains
 HEAD_TENSORS = ("head.weight", "head.bias", "classes", "seen")
 FLOAT_BYTES = 4
 
 
-def module_shape(module: str, backbone: BackboneInfo) -> tuple[int, int]:
-    """Return (out, in) of a module's weight."""
-    d, mlp = backbone.dim, backbone.mlp_dim
-    return {"fc1": (mlp, d), "fc2": (d, mlp)}.get(module, (d, d))
-
-
 def places(h: FedTaloraHparams) -> tuple[str, ...]:
     """Return ``<block>.<module>`` for every adapted matrix, in a fixed order."""
-    return tuple(f"{b}.{m}" for b in sorted(h.blocks) for m in sorted(h.modules))
-
-
-def module_of(place: str) -> str:
-    """Return the module of a place."""
-    return place.partition(".")[2]
+    return lora_places(h.blocks, h.modules)
 
 
 def factor_names(h: FedTaloraHparams, *, of: str = "AB") -> tuple[str, ...]:
     """Return ``lora.<block>.<module>.<A|B>`` for the factors named in ``of``."""
-    return tuple(f"lora.{place}.{m}" for place in places(h) for m in of)
+    return lora_names(places(h), of)
 
 
 def trained_names(h: FedTaloraHparams) -> tuple[str, ...]:
@@ -50,11 +39,6 @@ def dense_bytes(h: FedTaloraHparams, backbone: BackboneInfo) -> int:
     """Return the size of one dense sum of residuals."""
     shapes = [module_shape(module_of(place), backbone) for place in places(h)]
     return FLOAT_BYTES * sum(out * width for out, width in shapes)
-
-
-def task_part(task: int) -> str:
-    """Return the name of the part with a finished task's head rows."""
-    return f"task/{task}"
 
 
 def residual_part(version: int) -> str:
@@ -133,36 +117,29 @@ def read_parts(h: FedTaloraHparams, broadcast: Mapping[str, Payload]) -> Receive
     Raises:
         SchemaMismatch: a part that the current state needs is missing.
     """
-    current = _find(broadcast, CURRENT)
-    task, version, base = (_number(current, name) for name in ("task", "version", "base"))
-    fixed = _find(broadcast, FIXED) if h.freeze_a else Payload()
-    finished = 0 if h.head_loss == "all" else task
-    heads = [_find(broadcast, task_part(t)) for t in range(finished)]
-    dense = _find(broadcast, base_part(base)) if base else Payload()
-    log = [_find(broadcast, residual_part(n)) for n in range(base + 1, version + 1)]
+    current = find_part(broadcast, CURRENT)
+    version, base = meta_number(current, "version"), meta_number(current, "base")
+    fixed = find_part(broadcast, FIXED) if h.freeze_a else Payload()
+    finished = 0 if h.head_loss == "all" else current_task(current)
+    heads = [find_part(broadcast, task_part(t)) for t in range(finished)]
+    dense = find_part(broadcast, base_part(base)) if base else Payload()
+    log = [find_part(broadcast, residual_part(n)) for n in range(base + 1, version + 1)]
     return Received(
         version=version,
-        lora=_floats(current, "lora.") | _floats(fixed, "lora."),
+        lora={**lora_of(current), **lora_of(fixed)},
         base=_floats(dense),
         residuals=tuple(_floats(part) for part in log),
         tasks=tuple(HeadRows.of(part.tensors) for part in (*heads, current)),
     )
 
 
-def _find(broadcast: Mapping[str, Payload], name: str) -> Payload:
-    if name not in broadcast:
-        raise SchemaMismatch(
-            f"the broadcast lacks the part {name!r}.",
-            action="Fetch all parts of the state that the round starts from.",
-        )
-    return broadcast[name]
+def _floats(payload: Payload) -> dict[str, F32]:
+    return {name: payload.f32(name) for name in payload.tensors}
 
 
-def _number(payload: Payload, name: str) -> int:
-    value = payload.meta[name]
-    assert isinstance(value, int)
-    return value
+def is_wide(width: int, shapes: Iterable[tuple[int, int]]) -> bool:
+    """Say whether factors of ``width`` columns can have the full rank of a matrix (out, in).
 
-
-def _floats(payload: Payload, start: str = "") -> dict[str, F32]:
-    return {name: payload.f32(name) for name in payload.tensors if name.startswith(start)}
+    Beyond that, a dense sum costs the server less than ever wider stacks.
+    """
+    return width >= min(min(shape) for shape in shapes)

@@ -11,39 +11,39 @@ norms of the factors and is cut off with everything else that float32 weights ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fcil_adapters.bridge import to_torch
+from fcil_adapters.bridge import to_numpy, to_torch
 from fcil_adapters.contract import Updates
-from fcil_adapters.methods.fed_talora.options import FedTaloraHparams
+from fcil_adapters.methods.fed_talora.parts import is_wide
 from fcil_protocol.payload import Array
 
 Tensors = Mapping[str, Array]
-Factors = dict[str, tuple[Tensor, Tensor]]  # place -> L (out, R), R (R, in)
+F32 = NDArray[np.float32]
+Factors = dict[str, tuple[F32, F32]]  # place -> L (out, R), R (R, in)
 
 _FLOAT32 = 2.0**-23
 _RELATIVE = 1e-7  # singular values below this share of the largest are rounding
 
 
 class Residual:
-    """The residual of all adapted matrices; blocks of one module are computed together.
+    """The residual of all adapted matrices; those of one shape are computed together.
 
     Args:
         updates: the clients' LoRA; opened one at a time.
         weights: (K,), they sum to 1.
         mean: the averaged LoRA as it is broadcast.
-        h: rank, blocks, modules.
+        places: the adapted matrices.
         device: torch device name.
 
     Attributes:
-        wide: whether stacked factors would be no smaller than the dense sum; the sum is then
-            kept dense, so memory does not depend on K.
+        wide: whether the stacked factors can have full rank (`is_wide`); the sum is then kept
+            dense, so memory does not depend on K.
     """
 
     def __init__(
@@ -51,86 +51,99 @@ class Residual:
         updates: Updates,
         weights: NDArray[np.float64],
         mean: Tensors,
-        h: FedTaloraHparams,
+        places: Sequence[str],
         device: str,
     ) -> None:
-        self._h = h
         self._device = device
-        self._blocks = sorted(h.blocks)
-        self._floors = {m: self._floor(mean, m) for m in h.modules}  # (blocks,)
-        self.wide = (len(updates) + 1) * h.rank >= self._smallest_side(mean)
-        self._left: dict[str, list[Tensor]] = {m: [] for m in h.modules}
-        self._right: dict[str, list[Tensor]] = {m: [] for m in h.modules}
-        terms: Iterator[tuple[float, Tensors]] = (
-            (float(w), u.payload.tensors) for w, u in zip(weights, updates, strict=True)
+        shapes = {place: _shape(mean, place) for place in places}
+        self._groups = tuple(
+            tuple(place for place in places if shapes[place] == shape)
+            for shape in sorted(set(shapes.values()))
         )
-        for weight, tensors in chain(terms, [(-1.0, mean)]):
-            self._add(weight, tensors)
+        rank = len(mean[f"lora.{places[0]}.A"])
+        width = (len(updates) + 1) * rank  # m, of all terms side by side
+        self.wide = is_wide(width, shapes.values())
+        self._sums, self._left, self._right = [], [], []
+        for group in self._groups:
+            P, (out, into) = len(group), shapes[group[0]]
+            if self.wide:
+                self._sums.append(_zeros((P, out, into), device))
+            else:
+                self._left.append(_zeros((P, out, width), device))
+                self._right.append(_zeros((P, width, into), device))
+        for k, (weight, update) in enumerate(zip(weights.tolist(), updates, strict=True)):
+            self._add(k, weight, update.payload.tensors)
+        self._add(len(updates), -1.0, mean)
+        # What float32 cannot hold of B A, for every matrix of a group.
+        self._floors = [
+            _FLOAT32 * _norms(A) * _norms(B)
+            for A, B in (self._factors(mean, group) for group in self._groups)
+        ]
 
-    def _pair(self, tensors: Tensors, module: str) -> tuple[Tensor, Tensor]:
-        """Return a module's A (blocks, r, in) and B (blocks, out, r) in float64."""
-        A, B = (np.stack([tensors[f"lora.{b}.{module}.{m}"] for b in self._blocks]) for m in "AB")
+    def _factors(self, tensors: Tensors, group: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Return A (P, r, in) and B (P, out, r) of the P places of a group, in float64."""
+        A, B = (np.stack([tensors[f"lora.{place}.{m}"] for place in group]) for m in "AB")
         return to_torch(A, self._device, torch.float64), to_torch(B, self._device, torch.float64)
 
-    def _smallest_side(self, mean: Tensors) -> int:
-        pairs = [self._pair(mean, module) for module in self._h.modules]
-        return min(min(A.shape[2], B.shape[1]) for A, B in pairs)
-
-    def _floor(self, mean: Tensors, module: str) -> Tensor:
-        A, B = self._pair(mean, module)
-        return _FLOAT32 * _norms(A) * _norms(B)
-
-    def _add(self, weight: float, tensors: Tensors) -> None:
-        for module in self._h.modules:
-            A, B = self._pair(tensors, module)
-            left = self._left[module]
-            if not self.wide:
-                left.append(weight * B)
-                self._right[module].append(A)
-            elif left:
-                left[0] = torch.baddbmm(left[0], B, A, alpha=weight)
+    def _add(self, k: int, weight: float, tensors: Tensors) -> None:
+        """Add the k-th term, or put it to its place in the stacks."""
+        for g, group in enumerate(self._groups):
+            A, B = self._factors(tensors, group)
+            if self.wide:
+                self._sums[g].baddbmm_(B, A, alpha=weight)
             else:
-                left.append(weight * (B @ A))
+                own = slice(k * A.shape[1], (k + 1) * A.shape[1])
+                self._left[g][:, :, own] = weight * B
+                self._right[g][:, own] = A
 
     def dense(self) -> dict[str, Tensor]:
         """Return the residual of each place as a matrix (out, in); empty if all are nothing."""
-        sums, nothing = {}, True
-        for module in self._h.modules:
-            W = self._left[module][0] if self.wide else torch.bmm(*self._stacked(module))
-            nothing &= bool((_norms(W) <= self._floors[module]).all())
-            sums.update({f"{b}.{module}": W[i] for i, b in enumerate(self._blocks)})
+        sums: dict[str, Tensor] = {}
+        nothing = True
+        for g, group in enumerate(self._groups):
+            W = self._sums[g] if self.wide else torch.bmm(self._left[g], self._right[g])
+            nothing &= bool((_norms(W) <= self._floors[g]).all())
+            sums.update(zip(group, W, strict=True))
         return {} if nothing else sums
 
     def factors(self) -> Factors:
-        """Return the residual of each place in as few factors as it takes; empty if nothing."""
+        """Return the residual of each place in as few factors as it takes; empty if nothing.
+
+        They are float32 already: for many clients they are as large as the dense sum.
+        """
         found: Factors = {}
-        for module in self._h.modules:
+        for g, group in enumerate(self._groups):
             U, s, V = (
-                torch.linalg.svd(self._left[module][0], full_matrices=False)
+                torch.linalg.svd(self._sums[g], full_matrices=False)
                 if self.wide
-                else self._thin_svd(module)
+                else self._thin_svd(g)
             )
-            least = torch.maximum(_RELATIVE * s[:, 0], self._floors[module])  # (blocks,)
-            for i, b in enumerate(self._blocks):
-                R = int((s[i] > least[i]).sum())
-                root = s[i, :R].sqrt()
-                found[f"{b}.{module}"] = (U[i, :, :R] * root, root[:, None] * V[i, :R])
+            least = torch.maximum(_RELATIVE * s[:, 0], self._floors[g])  # (P,)
+            ranks = (s > least[:, None]).sum(1).tolist()  # singular values come in order
+            root = s.sqrt()  # (P, m)
+            L, R = U * root[:, None, :], root[:, :, None] * V  # (P, out, m), (P, m, in)
+            for i, (place, rank) in enumerate(zip(group, ranks, strict=True)):
+                found[place] = (to_numpy(L[i, :, :rank]), to_numpy(R[i, :rank]))
         return found if any(L.shape[1] for L, _ in found.values()) else {}
 
-    def _stacked(self, module: str) -> tuple[Tensor, Tensor]:
-        """Return the terms side by side: L (blocks, out, m), R (blocks, m, in)."""
-        return torch.cat(self._left[module], 2), torch.cat(self._right[module], 1)
-
-    def _thin_svd(self, module: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the SVD of L R from a core (m, m): U (blocks, out, m), s, V (blocks, m, in)."""
-        L, R = self._stacked(module)
-        Ql, Rl = torch.linalg.qr(L)
-        Qr, Rr = torch.linalg.qr(R.mT)
+    def _thin_svd(self, g: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the SVD of L R from a core (m, m): U (P, out, m), s (P, m), V (P, m, in)."""
+        Ql, Rl = torch.linalg.qr(self._left[g])
+        Qr, Rr = torch.linalg.qr(self._right[g].mT)
         U, s, V = torch.linalg.svd(Rl @ Rr.mT)
         return Ql @ U, s, V @ Qr.mT
 
 
+def _shape(mean: Tensors, place: str) -> tuple[int, int]:
+    """Return (out, in) of a place."""
+    return mean[f"lora.{place}.B"].shape[0], mean[f"lora.{place}.A"].shape[1]
+
+
+def _zeros(shape: tuple[int, int, int], device: str) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float64, device=device)
+
+
 def _norms(matrices: Tensor) -> Tensor:
-    """Return the Frobenius norm of each matrix (blocks, m, n): (blocks,)."""
+    """Return the Frobenius norm of each matrix (P, m, n): (P,)."""
     norms: Tensor = torch.linalg.matrix_norm(matrices)
     return norms

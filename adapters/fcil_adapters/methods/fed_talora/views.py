@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fcil_adapters.backbone import Backbone
-from fcil_adapters.bridge import to_torch
-from fcil_adapters.lora import LoraPair
+from fcil_adapters.lora import LoraPair, read_pair
 from fcil_adapters.lora_linear import attach
 from fcil_adapters.methods.fed_talora.history import total
 from fcil_adapters.methods.fed_talora.options import FedTaloraHparams
@@ -26,7 +24,7 @@ def training_view(backbone: Backbone, h: FedTaloraHparams, received: Received) -
             if dense is not None:
                 change[module] = h.scale * dense
         current: dict[str, LoraPair] = {
-            m: _pair(received, block, m, backbone.device) for m in h.modules
+            m: read_pair(received.lora, f"{block}.{m}", backbone.device) for m in h.modules
         }
         attach(view, block, change=change, current=current, scale=h.scale, train_a=not h.freeze_a)
     return view
@@ -45,13 +43,7 @@ def merged_view(backbone: Backbone, h: FedTaloraHparams, received: Received) -> 
 
 def _effective(received: Received, block: int, module: str, device: str) -> Tensor:
     """Return all that is added to a weight, before the scale, in float64 (out, in)."""
-    product = _pair(received, block, module, device).product()
-    dense = total(f"{block}.{module}", received.base, received.residuals, device)
+    place = f"{block}.{module}"
+    product = read_pair(received.lora, place, device).product()
+    dense = total(place, received.base, received.residuals, device)
     return product if dense is None else dense + product
-
-
-def _pair(received: Received, block: int, module: str, device: str) -> LoraPair:
-    A, B = (
-        to_torch(received.lora[f"lora.{block}.{module}.{m}"], device, torch.float32) for m in "AB"
-    )
-    return LoraPair(A, B)

@@ -11,11 +11,16 @@ functions, and every deviation, is in NOTES.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from fcil_adapters.averaging_rules import every_rule
+from fcil_adapters.cadence import Cadence
+from fcil_adapters.class_reports import count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
 from fcil_adapters.methods.hepco.options import PRESETS, HepcoHparams
 from fcil_adapters.methods.hepco.parts import check_upload, pool_names
-from fcil_protocol.errors import ConfigError
+from fcil_adapters.placement import check_blocks
+from fcil_adapters.privacy import Statistic
 from fcil_protocol.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
 
 
@@ -25,9 +30,10 @@ def exchanges(hparams: HepcoHparams, backbone: BackboneInfo) -> tuple[Exchange, 
     Raises:
         ConfigError: ``blocks`` names a block that the backbone lacks.
     """
-    _check_blocks(hparams, backbone)
-    counts = (_counts("classes", "c"), _counts("count", "c"), _counts("n", 1))
-    schema = PayloadSchema((*_pool_specs(hparams), *_head_specs("c"), *counts))
+    check_blocks("hepco", hparams.blocks, backbone)
+    count = replace(count_spec("count", "c"), optional=True)  # not in the paper
+    facts = (count_spec("classes", "c"), count, count_spec("n", 1))
+    schema = PayloadSchema((*_pool_specs(hparams), *_head_specs("c"), *facts))
     return (Exchange("train", schema, check=check_upload),)
 
 
@@ -37,14 +43,12 @@ def broadcast(hparams: HepcoHparams, backbone: BackboneInfo) -> Mapping[str, Pay
     Raises:
         ConfigError: ``blocks`` names a block that the backbone lacks.
     """
-    _check_blocks(hparams, backbone)
+    check_blocks("hepco", hparams.blocks, backbone)
     meta = (MetaSpec("task", "int"),)
     model = (*_pool_specs(hparams), *_head_specs("all"))
     return {
-        "current": PayloadSchema((*model, _counts("classes", "c"), _counts("seen", "c")), meta),
-        "task": PayloadSchema(
-            (_counts("classes", "rows"), _counts("seen", "rows")), meta, (("rows", "past"),)
-        ),
+        "current": PayloadSchema((*model, *_flags("c")), meta),
+        "task": PayloadSchema(_flags("rows"), meta, (("rows", "past"),)),
     }
 
 
@@ -58,16 +62,6 @@ def dims(hparams: HepcoHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[
         "past": len(task.past),
         "all": len(task.seen),
     }
-
-
-def _check_blocks(hparams: HepcoHparams, backbone: BackboneInfo) -> None:
-    beyond = [b for b in hparams.blocks if b >= backbone.depth]
-    if beyond:
-        raise ConfigError(
-            f"option 'blocks' of method hepco: block {beyond[0]} does not exist; the backbone "
-            f"{backbone.name} has the blocks 0 to {backbone.depth - 1}.",
-            action="Name existing blocks.",
-        )
 
 
 def _pool_specs(hparams: HepcoHparams) -> tuple[TensorSpec, ...]:
@@ -86,8 +80,13 @@ def _head_specs(rows: str) -> tuple[TensorSpec, ...]:
     )
 
 
-def _counts(name: str, rows: int | str) -> TensorSpec:
-    return TensorSpec(name, Kind.COUNT, (rows,), dtype="I64", non_negative=True)
+def _flags(rows: str) -> tuple[TensorSpec, ...]:
+    return count_spec("classes", rows), count_spec("seen", rows)
+
+
+def statistics(_hparams: HepcoHparams, _kind: str, task: TaskInfo) -> tuple[Statistic, ...]:
+    """Return what noise protects: in a task of one class, the mean feature as its head row."""
+    return (Statistic("class means", ("head.weight",)),) if len(task.classes) == 1 else ()
 
 
 def _half(name: str) -> str:
@@ -107,4 +106,7 @@ METHOD = Method(
     aggregator=_half("aggregator:Aggregator"),
     model=_half("model:Model"),
     presets=PRESETS,
+    cadence={"task": Cadence.TASK},
+    averagings=every_rule,
+    statistics=statistics,
 )

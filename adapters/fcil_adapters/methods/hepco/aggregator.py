@@ -8,30 +8,32 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from fcil_adapters.arrays import sample_weights, weighted_mean
+from fcil_adapters.arrays import sample_weights
+from fcil_adapters.averaging import average
 from fcil_adapters.bridge import to_torch
 from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.heads import draw_linear, mean_row
 from fcil_adapters.methods.hepco.consolidation import (
     Model,
     Source,
-    as_head,
     consolidate,
     new_source,
     old_source,
 )
 from fcil_adapters.methods.hepco.options import HepcoHparams
-from fcil_adapters.methods.hepco.parts import CURRENT, HEAD, pool_names, task_part
-from fcil_adapters.methods.hepco.teachers import Teachers, capped_counts, label_shares
+from fcil_adapters.methods.hepco.parts import HEAD, image_counts, pool_names
+from fcil_adapters.methods.hepco.teachers import Head, Teachers, capped_counts, label_shares
+from fcil_adapters.tasks import CURRENT, current_task, tagged, task_part
 from fcil_protocol.errors import ConfigError
-from fcil_protocol.payload import Array, Payload
+from fcil_protocol.payload import Array
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 _POOLS, _HEAD = 1, 2  # purposes of the random streams
-_SMALLEST_NORM = 1e-12
 
 
 class Aggregator:
@@ -46,14 +48,11 @@ class Aggregator:
         """Return the state before the first task: no class, and nothing drawn."""
         d = ctx.backbone_info.dim
         none = np.zeros(0, dtype=np.int64)
-        return State(
-            {
-                HEAD[0]: np.zeros((0, d), dtype=np.float32),
-                HEAD[1]: np.zeros(0, dtype=np.float32),
-                **dict.fromkeys(_PER_CLASS, none),
-            },
-            {"task": -1},
-        )
+        head = {
+            HEAD[0]: np.zeros((0, d), dtype=np.float32),
+            HEAD[1]: np.zeros(0, dtype=np.float32),
+        }
+        return tagged({**head, **dict.fromkeys(_PER_CLASS, none)}, -1)
 
     def open_task(self, ctx: Context, state: State) -> State:
         """Draw the new head rows, at first the pools; keep the server as the previous one.
@@ -63,14 +62,15 @@ class Aggregator:
         """
         h: HepcoHparams = ctx.hparams
         task = ctx.task
-        assert task.index == _current(state) + 1, "tasks open one after the other"
+        assert task.index == current_task(state) + 1, "tasks open one after the other"
         c = len(task.classes)
         _check_total(h, len(state.tensors["classes"]) + c)
         tensors: dict[str, Array] = dict(state.tensors)
         if task.index == 0:
             tensors |= _draw_pools(ctx)
-        for name, drawn in _draw_rows(ctx).items():
-            tensors[name] = np.concatenate([tensors[name], drawn])
+        drawn = draw_linear(ctx.rng(_HEAD), c, ctx.backbone_info.dim)
+        for name, rows in zip(HEAD, drawn, strict=True):
+            tensors[name] = np.concatenate([tensors[name], rows])
         if task.index > 0 and h.old_batch > 0:
             for name in (*pool_names(h.blocks), *HEAD):
                 tensors[f"prev.{name}"] = tensors[name]
@@ -80,9 +80,9 @@ class Aggregator:
             "counted": np.zeros(c, dtype=np.int64),
             "recent": np.zeros(c, dtype=np.int64),
         }
-        for name, rows in new.items():
-            tensors[name] = np.concatenate([tensors[name], rows])
-        return State(tensors, {"task": task.index})
+        for name, numbers in new.items():
+            tensors[name] = np.concatenate([tensors[name], numbers])
+        return tagged(tensors, task.index)
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Average the clients' pools and rows, then distil clients and past into the average."""
@@ -91,10 +91,11 @@ class Aggregator:
         weights = np.full(len(updates), 1 / len(updates))  # (K,)
         if h.average == "samples":
             weights = sample_weights(updates.samples, ctx.max_weight_share)
-        provisional: dict[str, Array] = {
-            **weighted_mean(updates, pool_names(h.blocks), weights),
-            **reports.provisional_head(ctx, state, weights),
-        }
+        c = reports.weight.shape[1]
+        start = {name: state.tensors[name] for name in pool_names(h.blocks)}
+        start |= {name: state.tensors[name][-c:] for name in HEAD}
+        mean = average(ctx, updates, tuple(start), weights, start)
+        provisional: dict[str, Array] = {**mean, **reports.provisional_head(ctx, state, mean)}
         counts = _with_counts(ctx, state, reports.counts)
         known = counts["counted"] > 0  # (C,)
         sources = [_new(ctx, state, updates, reports, known)]
@@ -106,7 +107,7 @@ class Aggregator:
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
         """Return the model, and the classes of each finished task, which change no more."""
-        current = _current(state)
+        current = current_task(state)
         if current < 0:
             return ()
         task_of = state.i64("task_of")
@@ -120,7 +121,7 @@ class Aggregator:
             if t == current:
                 for name in (*pool_names(ctx.hparams.blocks), *HEAD):
                     tensors[name] = state.tensors[name]
-            parts.append(Part(CURRENT if t == current else task_part(t), _tagged(tensors, t)))
+            parts.append(Part(CURRENT if t == current else task_part(t), tagged(tensors, t)))
         return tuple(parts)
 
 
@@ -133,11 +134,12 @@ class _Reports:
 
     Attributes:
         weight: (K, c, d), bias: (K, c); in a task of a single class, mean features whose
-            lengths were set to ``norm``, with bias 0.
-        counts: (K, c), images, each client's scaled to its allowed share.
+            lengths were set to that of the past rows, with bias 0.
+        counts: (K, c), images, each client's scaled to its allowed share; a client that tells
+            only how many it has in all has as many of each class.
         samples: (K,).
         means: (K, d), the mean features as they came; None with more classes.
-        norm: the length of a row made of a mean feature.
+        past: (P, d), the head's rows of known past classes.
     """
 
     weight: F64
@@ -145,35 +147,35 @@ class _Reports:
     counts: F64
     samples: tuple[int, ...]
     means: F64 | None
-    norm: float
+    past: F32
 
     @classmethod
     def of(cls, ctx: Context, state: State, updates: Updates) -> _Reports:
         sent = [
-            (u.payload.f32(HEAD[0]), u.payload.f32(HEAD[1]), u.payload.i64("count"))
+            (*(u.payload.f32(name).astype(np.float64) for name in HEAD), image_counts(u.payload))
             for u in updates
         ]
-        weight = np.stack([w for w, _, _ in sent]).astype(np.float64)
-        counts = np.stack([count for _, _, count in sent])
+        weight, bias, counts = (np.stack(column) for column in zip(*sent, strict=True))
         single = weight.shape[1] == 1
-        norm = _row_norm(ctx, state) if single else 0.0
+        past = _past_rows(ctx, state)
         return cls(
-            weight=_scaled(weight, norm) if single else weight,
-            bias=np.stack([b for _, b, _ in sent]).astype(np.float64) * (not single),
+            weight=mean_row(weight, past) if single else weight,
+            bias=bias * (not single),
             counts=capped_counts(counts, ctx.max_weight_share),
             samples=updates.samples,
             means=weight[:, 0] if single else None,
-            norm=norm,
+            past=past,
         )
 
-    def provisional_head(self, ctx: Context, state: State, weights: F64) -> dict[str, F32]:
-        """Average the task's rows; in a task of a single class, make one of the class's mean."""
-        rows = np.tensordot(weights, self.weight, 1)  # (c, d)
-        bias: F64 = np.tensordot(weights, self.bias, 1)  # (c,)
-        if self.means is not None:
-            share = sample_weights(self.samples, ctx.max_weight_share)
-            rows = _scaled((share @ self.means)[None], self.norm)
-        return _with_rows(state, rows, bias)
+    def provisional_head(
+        self, ctx: Context, state: State, mean: Mapping[str, F32]
+    ) -> dict[str, F32]:
+        """Put in the average rows; in a task of a single class, one made of the class's mean."""
+        if self.means is None:
+            return _with_rows(state, mean[HEAD[0]], mean[HEAD[1]])
+        share = sample_weights(self.samples, ctx.max_weight_share)
+        row = mean_row((share @ self.means)[None], self.past)  # (1, d)
+        return _with_rows(state, row, np.zeros(1))
 
 
 def _new(
@@ -188,13 +190,7 @@ def _new(
         ctx.max_weight_share,
     )  # fmt: skip
     keeps = bool(shares[-1].any())
-    heads: list[Model] = [
-        _with_rows(state, weight, bias)
-        for weight, bias in zip(reports.weight, reports.bias, strict=True)
-    ]
-    if keeps:
-        heads.append(state.tensors)
-    else:
+    if not keeps:
         shares = shares[:-1]
 
     def on_columns(values: F64) -> F64:
@@ -210,14 +206,33 @@ def _new(
             yield state.tensors
 
     teachers = Teachers(
-        as_head(heads, known, ctx.device),
+        _heads(state, reports, known, ctx.device, with_start=keeps),
         to_torch(on_columns(shares), ctx.device, torch.float64),
         to_torch(on_columns(labels), ctx.device, torch.float64),
     )
     return new_source(h, teachers, models)
 
 
-def _with_rows(state: State, rows: F64, bias: F64) -> dict[str, F32]:
+def _heads(
+    state: State, reports: _Reports, known: NDArray[np.bool_], device: str, *, with_start: bool
+) -> Head:
+    """Stack the clients' heads over the known classes: past rows as they were, then their own.
+
+    With ``with_start`` the head that the round began with is the last one.
+    """
+    columns = to_torch(known, device)
+
+    def all_rows(name: str, own: F64) -> Tensor:
+        start = to_torch(state.f32(name), device, torch.float64)  # (C, ...)
+        rows = to_torch(own, device)  # (K, c, ...)
+        past = start[: -rows.shape[1]]
+        heads = torch.cat([past.expand(len(rows), *past.shape), rows], 1)  # (K, C, ...)
+        return torch.cat([heads, start[None]] if with_start else [heads])[:, columns]
+
+    return Head(all_rows(HEAD[0], reports.weight), all_rows(HEAD[1], reports.bias))
+
+
+def _with_rows(state: State, rows: F32 | F64, bias: F32 | F64) -> dict[str, F32]:
     """Return the head with the task's rows replaced: (C, d) and (C,), float32."""
     head = {name: state.f32(name).copy() for name in HEAD}
     head[HEAD[0]][-len(rows) :] = rows
@@ -236,18 +251,10 @@ def _with_counts(ctx: Context, state: State, counts: F64) -> dict[str, I64]:
     return {"counted": counted, "recent": recent}
 
 
-def _row_norm(ctx: Context, state: State) -> float:
-    """Return the mean length of the known past head rows; 1 before there are any."""
+def _past_rows(ctx: Context, state: State) -> F32:
+    """Return the head's rows of known past classes, (P, d)."""
     past = (state.i64("task_of") < ctx.task.index) & (state.i64("counted") > 0)
-    rows = state.f32(HEAD[0])[past].astype(np.float64)
-    return float(np.linalg.norm(rows, axis=1).mean()) if len(rows) else 1.0
-
-
-def _scaled(rows: F64, norm: float) -> F64:
-    """Set the length of rows (..., d)."""
-    lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
-    scaled: F64 = rows * (norm / np.maximum(lengths, _SMALLEST_NORM))
-    return scaled
+    return state.f32(HEAD[0])[past]
 
 
 def _draw_pools(ctx: Context) -> dict[str, F32]:
@@ -259,17 +266,6 @@ def _draw_pools(ctx: Context) -> dict[str, F32]:
     return {
         name: rng.random(shapes[name.partition(".")[0]], dtype=np.float32)
         for name in pool_names(h.blocks)
-    }
-
-
-def _draw_rows(ctx: Context) -> dict[str, F32]:
-    """Draw the new head rows as torch does for a Linear: U(-1/sqrt(d), 1/sqrt(d))."""
-    c, d = len(ctx.task.classes), ctx.backbone_info.dim
-    bound = 1 / np.sqrt(d)
-    rng = ctx.rng(_HEAD)
-    return {
-        HEAD[0]: rng.uniform(-bound, bound, (c, d)).astype(np.float32),
-        HEAD[1]: rng.uniform(-bound, bound, c).astype(np.float32),
     }
 
 
@@ -287,13 +283,3 @@ def _previous(state: State) -> Mapping[str, Array]:
         for name, array in state.tensors.items()
         if name.startswith("prev.")
     }
-
-
-def _current(state: State) -> int:
-    task = state.meta["task"]
-    assert isinstance(task, int)
-    return task
-
-
-def _tagged(tensors: Mapping[str, Array], task: int) -> Payload:
-    return Payload(tensors, {"task": task})

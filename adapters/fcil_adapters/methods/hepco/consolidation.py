@@ -49,6 +49,11 @@ class Source:
     batch: int
     purpose: int
 
+    @property
+    def count(self) -> int:
+        """K, the number of teachers."""
+        return len(self.teachers.heads.bias)
+
 
 def new_source(
     h: HepcoHparams, teachers: Teachers, models: Callable[[], Iterable[Model]]
@@ -70,10 +75,11 @@ def old_source(
         counts: (C,), images of past classes over all their rounds, 0 for the current task's.
     """
     h: HepcoHparams = ctx.hparams
-    head = as_head([previous], known, ctx.device)
+    head = head_of(previous, known, ctx.device)
     odds = counts[known] if h.labels == "counts" else counts[known] > 0
     labels = to_torch(odds, ctx.device, torch.float64)
-    teachers = Teachers(head, torch.ones_like(head.bias), labels / labels.sum())
+    alone = Head(head.weight[None], head.bias[None])
+    teachers = Teachers(alone, torch.ones_like(alone.bias), labels / labels.sum())
     steps = h.old_generator_steps(ctx.task.index)
     return Source(teachers, lambda: (previous,), steps, h.old_batch, _OLD)
 
@@ -105,32 +111,44 @@ def consolidate(
     if prompts:
         shares = _joint_shares(sources, latents)
         for block in h.blocks:
-            start = _block([provisional], block, ctx.device)
-            models = (model for source in sources for model in source.models())
-            teachers = _block(models, block, ctx.device)
-            result = distill_pools(
-                Pools(start.keys[0], start.prompts[0]), teachers, z, shares, h, meter.tick
-            )
-            shape = provisional[f"prompt.{block}"].shape
-            repaired[f"prompt.{block}"] = to_numpy(result.prompts).reshape(shape)
-            repaired[f"key.{block}"] = to_numpy(result.keys)
+            repaired |= _repaired_block(ctx, block, provisional, sources, z, shares, meter)
     if head:
         own = torch.cat([batch.own for batch in latents], dim=1)  # (S, B, C)
-        start_head = _only(as_head([provisional], known, ctx.device))
-        trained = distill_head(start_head, z, own, h, meter.tick)
+        start = head_of(provisional, known, ctx.device)
+        trained = distill_head(start, z, own, h, meter.tick)
         for name, rows in zip(HEAD, (trained.weight, trained.bias), strict=True):
             repaired[name] = np.array(provisional[name], dtype=np.float32)
             repaired[name][known] = to_numpy(rows)
     return repaired
 
 
-def as_head(models: Iterable[Model], known: NDArray[np.bool_], device: str) -> Head:
-    """Stack the models' head rows of the known classes: (K, C, d) and (K, C)."""
-    pairs = [(model[HEAD[0]][known], model[HEAD[1]][known]) for model in models]
-    return Head(
-        to_torch(np.stack([weight for weight, _ in pairs]), device, torch.float64),
-        to_torch(np.stack([bias for _, bias in pairs]), device, torch.float64),
+def _repaired_block(
+    ctx: Context,
+    block: int,
+    provisional: Model,
+    sources: Sequence[Source],
+    z: Tensor,
+    shares: Tensor,
+    meter: _Meter,
+) -> dict[str, NDArray[np.float32]]:
+    """Distil the pools of one block; its teachers are gone before the next block's come."""
+    start = _block([provisional], block, ctx.device, 1)
+    models = (model for source in sources for model in source.models())
+    teachers = _block(models, block, ctx.device, sum(source.count for source in sources))
+    result = distill_pools(
+        Pools(start.keys[0], start.prompts[0]), teachers, z, shares, ctx.hparams, meter.tick
     )
+    shape = provisional[f"prompt.{block}"].shape
+    return {
+        f"prompt.{block}": to_numpy(result.prompts).reshape(shape),
+        f"key.{block}": to_numpy(result.keys),
+    }
+
+
+def head_of(model: Model, known: NDArray[np.bool_], device: str) -> Head:
+    """Return a model's head rows of the known classes: (C, d) and (C,)."""
+    weight, bias = (to_torch(model[name][known], device, torch.float64) for name in HEAD)
+    return Head(weight, bias)
 
 
 def _latents(
@@ -143,19 +161,22 @@ def _latents(
     """Train one source's generator from the start, and draw all its batches."""
     h: HepcoHparams = ctx.hparams
     draws = Generator().manual_seed(ctx.torch_seed(source.purpose))
-    server = _only(as_head([provisional], known, ctx.device))
+    server = head_of(provisional, known, ctx.device)
     classes, width = server.weight.shape
     generator = LatentGenerator(h, classes, width, draws).to(ctx.device)
-    gaps = []
-    if not h.detach_query and h.lambda_mse > 0:
-        for block in h.blocks:
-            ours = _block([provisional], block, ctx.device)
-            theirs = _block(source.models(), block, ctx.device)
-            gaps.append(PoolGap.of(ours.keys[0], ours.prompts[0], theirs.keys, theirs.prompts))
+    asked = h.blocks if not h.detach_query and h.lambda_mse > 0 else ()
+    gaps = [_gap(source, provisional, block, ctx.device) for block in asked]
     entries = h.prompt_length * width
     objective = Objective(h, source.teachers, server, gaps, entries)
     train_generator(generator, objective, source.teachers, source.steps, h, draws, meter.tick)
     return make_latents(generator, source.teachers, h.distillation_steps, source.batch, draws)
+
+
+def _gap(source: Source, provisional: Model, block: int, device: str) -> PoolGap:
+    """Compare one block's pools; only inner products outlast the call."""
+    ours = _block([provisional], block, device, 1)
+    theirs = _block(source.models(), block, device, source.count)
+    return PoolGap.of(ours.keys[0], ours.prompts[0], theirs.keys, theirs.prompts)
 
 
 def _joint_shares(sources: Sequence[Source], latents: Sequence[Latents]) -> Tensor:
@@ -170,16 +191,20 @@ def _joint_shares(sources: Sequence[Source], latents: Sequence[Latents]) -> Tens
     return torch.cat(padded, dim=1)
 
 
-def _block(models: Iterable[Model], block: int, device: str) -> Pools:
-    """Stack one block's pools in float64: keys (K, M, d), prompts (K, M, L d)."""
-    pairs = [(model[f"key.{block}"], model[f"prompt.{block}"]) for model in models]
-    keys = np.stack([key for key, _ in pairs])
-    prompts = np.stack([prompt.reshape(len(prompt), -1) for _, prompt in pairs])
-    return Pools(to_torch(keys, device, torch.float64), to_torch(prompts, device, torch.float64))
+def _block(models: Iterable[Model], block: int, device: str, count: int) -> Pools:
+    """Stack one block's pools of ``count`` models in float64: keys (K, M, d), prompts (K, M, L d).
 
-
-def _only(head: Head) -> Head:
-    return Head(head.weight[0], head.bias[0])
+    They are gigabytes for many clients, so each model is copied to its place when it comes.
+    """
+    keys = prompts = torch.empty(0)
+    for k, model in enumerate(models):
+        key = to_torch(model[f"key.{block}"], device)
+        prompt = to_torch(model[f"prompt.{block}"], device).flatten(1)
+        if k == 0:
+            keys = key.new_empty((count, *key.shape), dtype=torch.float64)
+            prompts = prompt.new_empty((count, *prompt.shape), dtype=torch.float64)
+        keys[k], prompts[k] = key, prompt
+    return Pools(keys, prompts)
 
 
 @dataclass

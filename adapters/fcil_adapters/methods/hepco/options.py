@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fcil_adapters.contract import Hparams
+from fcil_adapters.placement import Blocks
 
 
 class HepcoHparams(Hparams):
@@ -18,8 +19,8 @@ class HepcoHparams(Hparams):
     prompt_length: int = Field(
         default=20, ge=2, multiple_of=2, description="Rows L of a prompt; half go to the keys."
     )
-    blocks: tuple[int, ...] = Field(
-        default=(0, 1, 2, 3, 4), min_length=1, description="Transformer blocks that take prompts."
+    blocks: Blocks = Field(
+        default=(0, 1, 2, 3, 4), description="Transformer blocks that take prompts."
     )
     epochs: int = Field(default=10, ge=1, description="Local epochs per round.")
     batch_size: int = Field(default=64, ge=1, description="Images per optimiser step.")
@@ -39,9 +40,14 @@ class HepcoHparams(Hparams):
         "or of each augmented view (paper).",
     )
     pixels: Literal["normalised", "unit"] = Field(
-        default="normalised",
-        description="Input of the backbone: normalised as it was pre-trained, or plain [0, 1] "
-        "(paper, published code).",
+        default="unit",
+        description="Input of the backbone: plain [0, 1] (paper, published code), or normalised "
+        "as it was pre-trained.",
+    )
+    send_counts: bool = Field(
+        default=True,
+        description="Whether clients tell how many images of each class they have (published "
+        "code). False (paper): the server takes them as spread evenly over the task's classes.",
     )
     average: Literal["uniform", "samples"] = Field(
         default="uniform", description="Weights of the clients in the provisional server."
@@ -130,8 +136,6 @@ class HepcoHparams(Hparams):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if len(set(self.blocks)) != len(self.blocks) or min(self.blocks) < 0:
-            raise ValueError(f"blocks must be different numbers >= 0, got {list(self.blocks)}")
         if min(self.hidden) < 1:
             raise ValueError(f"hidden must be two widths >= 1, got {list(self.hidden)}")
         if not self.detach_query and self.mse_reduction == "sum":
@@ -149,6 +153,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "schedule": "constant",
             "query": "view",
             "pixels": "unit",
+            "send_counts": False,
             "weights": "none",
             "labels": "uniform",
             "kl": "student_teacher",
@@ -164,15 +169,16 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "weights": "repo",
         },
         "short": {
+            "pixels": "normalised",
             "pool_size": 20,
             "prompt_length": 8,
             "epochs": 3,
             "batch_size": 16,
             "lr": 1e-2,
             "hidden": (64, 256),
-            "lr_generator": 1e-3,
             "distillation_steps": 100,
             "lr_distillation": 5e-5,
+            "replay_ratio": 2.0,
         },
     }
 )

@@ -8,25 +8,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fcil_adapters.class_reports import count_faults
 from fcil_adapters.contract import TaskInfo
-from fcil_protocol.errors import SchemaMismatch
+from fcil_adapters.tasks import CURRENT, current_task, find_part, task_part
 from fcil_protocol.payload import Array, Payload
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
-CURRENT = "current"
 HEAD = ("head.weight", "head.bias")
 
 
 def pool_names(blocks: Iterable[int]) -> tuple[str, ...]:
     """Return ``prompt.<block>`` and ``key.<block>`` for every pool, in a fixed order."""
     return tuple(f"{kind}.{b}" for b in sorted(blocks) for kind in ("prompt", "key"))
-
-
-def task_part(task: int) -> str:
-    """Return the name of the part that tells of a finished task's classes."""
-    return f"task/{task}"
 
 
 @dataclass(frozen=True)
@@ -56,16 +52,9 @@ def read_parts(broadcast: Mapping[str, Payload]) -> GlobalModel:
     Raises:
         SchemaMismatch: a part that the current state needs is missing.
     """
-    if CURRENT not in broadcast:
-        raise SchemaMismatch("the broadcast lacks the part 'current'.", action=_FETCH)
-    model = broadcast[CURRENT]
-    index = model.meta["task"]
-    assert isinstance(index, int)
-    needed = [task_part(t) for t in range(index)]
-    lacking = [name for name in needed if name not in broadcast]
-    if lacking:
-        raise SchemaMismatch(f"the broadcast lacks the part {lacking[0]!r}.", action=_FETCH)
-    tasks = [*(broadcast[name] for name in needed), model]
+    model = find_part(broadcast, CURRENT)
+    finished = [find_part(broadcast, task_part(t)) for t in range(current_task(model))]
+    tasks = [*finished, model]
     return GlobalModel(
         pools={n: model.f32(n) for n in model.tensors if n.startswith(("prompt.", "key."))},
         weight=model.f32("head.weight"),
@@ -76,29 +65,31 @@ def read_parts(broadcast: Mapping[str, Payload]) -> GlobalModel:
     )
 
 
-_FETCH = "Fetch all parts of the state that the round starts from."
-
-
-def upload(trained: Mapping[str, Array], classes: tuple[int, ...], counts: I64) -> Payload:
-    """Return what a client sends: its pools and head rows, and its image counts (c,)."""
-    facts = {
+def upload(
+    trained: Mapping[str, Array], classes: tuple[int, ...], counts: I64, *, send_counts: bool
+) -> Payload:
+    """Return what a client sends: pools and head rows, and its image counts (c,) or their sum."""
+    facts: dict[str, Array] = {
         "classes": np.asarray(classes, dtype=np.int64),
-        "count": counts,
         "n": counts.sum(dtype=np.int64).reshape(1),
     }
+    if send_counts:
+        facts["count"] = counts
     return Payload({**trained, **facts})
+
+
+def image_counts(payload: Payload) -> F64:
+    """Return a client's images of each class (c,), all alike if it tells only how many in all."""
+    if "count" in payload.tensors:
+        return payload.i64("count").astype(np.float64)
+    c = len(payload.tensors["classes"])
+    return np.full(c, payload.i64("n").sum() / c)
 
 
 def check_upload(payload: Payload, task: TaskInfo) -> list[str]:
     """Return one sentence for every way in which an upload contradicts itself or the task."""
+    if "count" in payload.tensors:
+        return count_faults(payload, task)
     classes = payload.i64("classes").tolist()
-    counts = payload.i64("count").tolist()
-    faults = []
-    if classes != list(task.classes):
-        faults.append(f"'classes': expected {list(task.classes)}, got {classes[:20]}")
-    if any(count < 0 for count in counts):
-        faults.append("'count' holds a negative number")
-    total = payload.i64("n").sum()
-    if total != sum(counts):
-        faults.append(f"'n': expected {sum(counts)}, the sum of 'count', got {total}")
-    return faults
+    expected = list(task.classes)
+    return [] if classes == expected else [f"'classes': expected {expected}, got {classes[:20]}"]

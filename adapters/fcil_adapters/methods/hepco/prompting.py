@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from torch import Tensor
 
 from fcil_adapters.backbone import Backbone
 from fcil_adapters.methods.hepco.options import HepcoHparams
-from fcil_adapters.prompts import PromptedView, select
+from fcil_adapters.prompts import PromptedView, select, with_pixels
 
 Pools = Mapping[str, Tensor]  # ``prompt.<block>`` (M, L, d) and ``key.<block>`` (M, d)
 
@@ -23,7 +22,7 @@ class PromptedModel:
     """
 
     def __init__(self, backbone: Backbone, h: HepcoHparams) -> None:
-        self.backbone = _unit_range(backbone) if h.pixels == "unit" else backbone
+        self.backbone = with_pixels(backbone, h.pixels)
         self._blocks = h.blocks
         self._view = PromptedView(self.backbone, h.blocks)
 
@@ -39,10 +38,3 @@ class PromptedModel:
             b: select(queries, pools[f"key.{b}"], pools[f"prompt.{b}"]) for b in self._blocks
         }
         return self._view.forward(self.backbone.normalise(pixels), prompts)
-
-
-def _unit_range(backbone: Backbone) -> Backbone:
-    """Return the same module behind inputs in [0, 1], without mean and standard deviation."""
-    plain = replace(backbone.info.preprocessing, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-    info = replace(backbone.info, preprocessing=plain)
-    return Backbone(backbone.module, info, backbone.device)

@@ -7,13 +7,14 @@ client that never saw y has an untrained row for it and must not pull latents th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fcil_adapters.arrays import sample_weights
+from fcil_adapters.arrays import allowed_counts, class_weights
 from fcil_adapters.methods.hepco.options import HepcoHparams
 
 F64 = NDArray[np.float64]
@@ -83,24 +84,22 @@ def label_shares(
         shares[-1] = kept > 0
         shares[:-1, totals <= 0] = 0
     elif h.weights == "repo":
-        shares = images / (np.maximum(totals, 1).sum() + others)
+        capped = class_weights(images, max_share) * images.sum(0)
+        shares = capped / (np.maximum(totals, 1).sum() + others)
     else:
-        shares = np.zeros_like(images)
-        for c in np.flatnonzero(has_teacher):
-            owners = np.flatnonzero(images[:, c] > 0)
-            shares[owners, c] = sample_weights(images[owners, c].tolist(), max_share)
+        shares = class_weights(images, max_share)
     wanted = images.sum(0) if h.labels == "counts" else has_teacher.astype(np.float64)
     return shares, wanted / wanted.sum()
 
 
-def capped_counts(counts: NDArray[np.int64], max_share: float) -> F64:
-    """Scale each client's counts (K, c) so that no client has more than its share of all.
+def capped_counts(counts: NDArray[Any], max_share: float) -> F64:
+    """Lower each client's counts (K, c) so that no client has more than its share of all.
 
     At 1 the counts stay as they are; below, a client that inflates its counts cannot fill
-    the latents with its classes.
+    the latents with its classes, now or when they are past ones.
     """
     samples = counts.sum(1)  # (K,)
-    factors = sample_weights(samples.tolist(), max_share) * samples.sum() / samples
+    factors = allowed_counts(samples.tolist(), max_share) / samples
     scaled: F64 = counts * factors[:, None]
     return scaled
 

@@ -13,11 +13,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from fcil_adapters.averaging_rules import every_rule
+from fcil_adapters.cadence import Cadence
+from fcil_adapters.class_reports import count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
 from fcil_adapters.gaussians import max_factor_rows, triangle_size
 from fcil_adapters.methods.hgp.options import PRESETS, HgpHparams
 from fcil_adapters.methods.hgp.parts import check_upload, pool_names
-from fcil_protocol.errors import ConfigError
+from fcil_adapters.methods.hgp.traffic import largest
+from fcil_adapters.placement import check_blocks
+from fcil_adapters.privacy import Statistic
 from fcil_protocol.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
 
 
@@ -27,15 +32,15 @@ def exchanges(hparams: HgpHparams, backbone: BackboneInfo) -> tuple[Exchange, ..
     Raises:
         ConfigError: ``blocks`` names a block that the backbone lacks.
     """
-    _check_blocks(hparams, backbone)
+    check_blocks("hgp", hparams.blocks, backbone)
     upload = PayloadSchema(
         (
             *_pool_specs(hparams),
             *_head_specs("c"),
-            _counts("classes", "c"),
-            _counts("count", "c"),
+            count_spec("classes", "c"),
+            count_spec("count", "c"),
             *_gaussian_specs(hparams),
-            _counts("n", 1),
+            count_spec("n", 1),
         ),
         at_most=(("owned", "c"), ("rows", "factor_rows"), ("tall", "c")),
     )
@@ -43,10 +48,14 @@ def exchanges(hparams: HgpHparams, backbone: BackboneInfo) -> tuple[Exchange, ..
 
 
 def broadcast(hparams: HgpHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
-    """Return the schemas of the current part (its prompts, the whole head) and of a past task."""
-    _check_blocks(hparams, backbone)
+    """Return the schemas of the current part (its prompts, the whole head) and of a past task.
+
+    Raises:
+        ConfigError: ``blocks`` names a block that the backbone lacks.
+    """
+    check_blocks("hgp", hparams.blocks, backbone)
     meta = (MetaSpec("task", "int"),)
-    head = (*_head_specs("s"), _counts("classes", "s"), _counts("seen", "s"))
+    head = (*_head_specs("s"), count_spec("classes", "s"), count_spec("seen", "s"))
     return {
         "current": PayloadSchema((*_pool_specs(hparams), *head), meta),
         "task": PayloadSchema(_pool_specs(hparams), meta),
@@ -68,14 +77,13 @@ def dims(hparams: HgpHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[st
     }
 
 
-def _check_blocks(hparams: HgpHparams, backbone: BackboneInfo) -> None:
-    beyond = [b for b in hparams.blocks if b >= backbone.depth]
-    if beyond:
-        raise ConfigError(
-            f"option 'blocks' of method hgp: block {beyond[0]} does not exist; the backbone "
-            f"{backbone.name} has the blocks 0 to {backbone.depth - 1}.",
-            action="Name existing blocks.",
-        )
+def statistics(hparams: HgpHparams, _kind: str, _task: TaskInfo) -> tuple[Statistic, ...]:
+    """Return what noise protects: the Gaussians of the classes."""
+    covariance = tuple(spec.name for spec in _gaussian_specs(hparams)[1:])
+    return (
+        Statistic("class means", ("gauss.mean",)),
+        Statistic("class covariances", covariance),
+    )
 
 
 def _pool_specs(hparams: HgpHparams) -> tuple[TensorSpec, ...]:
@@ -110,10 +118,6 @@ def _gaussian_specs(hparams: HgpHparams) -> tuple[TensorSpec, ...]:
     return (mean, rest, factor) if hparams.cov == "lowrank" else (mean, factor, triangle)
 
 
-def _counts(name: str, rows: int | str) -> TensorSpec:
-    return TensorSpec(name, Kind.COUNT, (rows,), dtype="I64", non_negative=True)
-
-
 def _half(name: str) -> str:
     return f"fcil_adapters.methods.hgp.{name}"
 
@@ -132,4 +136,8 @@ METHOD = Method(
     aggregator=_half("aggregator:Aggregator"),
     model=_half("model:Model"),
     presets=PRESETS,
+    cadence={"task": Cadence.TASK},
+    largest=largest,
+    averagings=every_rule,
+    statistics=statistics,
 )

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fcil_adapters.arrays import sample_weights, weighted_mean
+from fcil_adapters.arrays import sample_weights
+from fcil_adapters.averaging import average
 from fcil_adapters.bridge import to_numpy, to_torch
 from fcil_adapters.contract import Context, Part, Progress, State, Updates
-from fcil_adapters.methods.hgp.drawing import draw_head, draw_pool
+from fcil_adapters.heads import draw_linear, mean_row
+from fcil_adapters.methods.hgp.drawing import draw_pool
 from fcil_adapters.methods.hgp.mixture import Mixture, make_mixture
 from fcil_adapters.methods.hgp.options import HgpHparams
-from fcil_adapters.methods.hgp.parts import CURRENT, HEAD, pool_names, task_part
+from fcil_adapters.methods.hgp.parts import HEAD, pool_names
 from fcil_adapters.methods.hgp.rebalance import Samples, rebalance
 from fcil_adapters.methods.hgp.store import (
     Entry,
@@ -24,7 +26,8 @@ from fcil_adapters.methods.hgp.store import (
     sent_entries,
 )
 from fcil_adapters.statistics import class_positions
-from fcil_protocol.payload import Array, Payload
+from fcil_adapters.tasks import CURRENT, current_task, of_task, tagged, task_part
+from fcil_protocol.payload import Array
 
 F32 = NDArray[np.float32]
 Head = tuple[F32, F32]  # weight (C, d), bias (C,)
@@ -42,46 +45,45 @@ class Aggregator:
     def init(self, ctx: Context) -> State:
         """Return the state before the first task."""
         d = ctx.backbone_info.dim
-        return State(_head_tensors(np.zeros((0, d)), np.zeros(0), np.zeros(0), np.zeros(0)), _NONE)
+        head = _head_tensors(np.zeros((0, d)), np.zeros(0), np.zeros(0), np.zeros(0))
+        return tagged(head, -1)
 
     def open_task(self, ctx: Context, state: State) -> State:
         """Freeze the last task; draw orthonormal prompts and keys, and rows of the head."""
         h: HgpHparams = ctx.hparams
         t, d = ctx.task.index, ctx.backbone_info.dim
-        assert t == _current(state) + 1, "tasks open one after the other"
+        assert t == current_task(state) + 1, "tasks open one after the other"
         tensors: dict[str, Array] = dict(state.tensors)
         for i, name in enumerate(pool_names(h.pools)):
             shape = (h.prompts, d) if name.startswith("key.") else (h.prompts, h.length, d)
             past = [state.f32(f"task.{s}.{name}") for s in range(t)]
             tensors[f"task.{t}.{name}"] = draw_pool(ctx.rng(_POOLS, i), shape, past)
-        weight, bias = draw_head(ctx.rng(_HEAD), len(ctx.task.classes), d)
+        weight, bias = draw_linear(ctx.rng(_HEAD), len(ctx.task.classes), d)
         head = _head_tensors(
             np.concatenate([state.f32("head.weight"), weight]),
             np.concatenate([state.f32("head.bias"), bias]),
             np.concatenate([state.i64("classes"), ctx.task.classes]),
             np.concatenate([state.i64("seen"), np.zeros(len(ctx.task.classes))]),
         )
-        return State({**tensors, **head, **entry_tensors([], t, d)}, {"task": t})
+        return tagged({**tensors, **head, **entry_tensors([], t, d)}, t)
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Average what was trained, renew the Gaussians, retrain the head on samples of them."""
         h: HgpHparams = ctx.hparams
         t, classes = ctx.task.index, ctx.task.classes
         weights = sample_weights(updates.samples, ctx.max_weight_share)  # (K,)
-        mean = weighted_mean(updates, (*pool_names(h.pools), *HEAD), weights)
-        entries = merge_entries(
-            read_entries(state, [t]),
-            sent_entries(h, updates, t),
-            classes,
-            drop_stale=h.drop_stale,
-        )
+        own = _rows(state, classes)
+        start = of_task(state, t, pool_names(h.pools)) | {n: state.f32(n)[own] for n in HEAD}
+        mean = average(ctx, updates, tuple(start), weights, start)
+        sent, counts = sent_entries(h, updates, t, ctx.device)
+        known = read_entries(state, [t])
+        entries = merge_entries(known, sent, classes, drop_stale=h.drop_stale)
         head = _with_rows(state, classes, (mean["head.weight"], mean["head.bias"]))
         if len(classes) == 1:
             head = _with_mean_row(ctx, state, head, entries)
         head = _rebalanced(ctx, state, head, entries)
-        own = _rows(state, classes)
         seen = state.i64("seen").copy()
-        seen[own] |= _anyone_has(updates)
+        seen[own] |= counts.any(axis=0)
         pools = {f"task.{t}.{name}": mean[name] for name in pool_names(h.pools)}
         return State(
             {
@@ -96,24 +98,14 @@ class Aggregator:
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
         """Return the whole head with the current prompts and, unchanged, all past prompts."""
         names = pool_names(ctx.hparams.pools)
-        current = _current(state)
+        current = current_task(state)
         parts = []
         for t in range(current + 1):
-            tensors: dict[str, Array] = {n: state.tensors[f"task.{t}.{n}"] for n in names}
+            tensors = of_task(state, t, names)
             if t == current:
                 tensors |= {n: state.tensors[n] for n in (*HEAD, "classes", "seen")}
-            parts.append(Part(CURRENT if t == current else task_part(t), _tagged(tensors, t)))
+            parts.append(Part(CURRENT if t == current else task_part(t), tagged(tensors, t)))
         return tuple(parts)
-
-
-def mean_row(mean: NDArray[np.float64], past: F32) -> F32:
-    """Return a head row that points to a class mean (d,), as long as past rows (C, d) are.
-
-    It stands in where a task has one class, whose own cross-entropy teaches nothing.
-    """
-    length = float(np.linalg.norm(past.astype(np.float64), axis=1).mean()) if len(past) else 1.0
-    norm = max(float(np.linalg.norm(mean)), float(np.finfo(np.float32).tiny))
-    return (mean / norm * length).astype(np.float32)
 
 
 def _with_mean_row(ctx: Context, state: State, head: Head, entries: Sequence[Entry]) -> Head:
@@ -124,7 +116,7 @@ def _with_mean_row(ctx: Context, state: State, head: Head, entries: Sequence[Ent
         return head
     past = _rows(state, ctx.task.past)
     known = past[state.i64("seen")[past] > 0]
-    row = mean_row(mixture.mean(label), head[0][known])
+    row = mean_row(mixture.mean(label), head[0][known]).astype(np.float32)
     return _with_rows(state, [label], (row[None], np.zeros(1, dtype=np.float32)), head)
 
 
@@ -141,7 +133,9 @@ def _rebalanced(ctx: Context, state: State, head: Head, entries: Sequence[Entry]
     total = h.samples_per_class * len(mixture.classes)
 
     def draw(epoch: int) -> Samples:
-        return mixture.draw(total, h.sampling_scale, ctx.rng(_SAMPLES, epoch))
+        draws = torch.Generator().manual_seed(ctx.torch_seed(_SAMPLES, epoch))
+        rng = ctx.rng(_SAMPLES, epoch)
+        return mixture.draw(total, h.sampling_scale, rng, draws, ctx.device)
 
     weight, bias = rebalance(
         h,
@@ -156,7 +150,7 @@ def _rebalanced(ctx: Context, state: State, head: Head, entries: Sequence[Entry]
 
 def _mixture(ctx: Context, entries: Sequence[Entry]) -> Mixture:
     weights = ctx.hparams.class_weights
-    return make_mixture(entries, ctx.task.seen, weights, ctx.max_weight_share)
+    return make_mixture(entries, ctx.task.seen, weights, ctx.max_weight_share, ctx.device)
 
 
 def _with_rows(state: State, classes: Sequence[int], new: Head, head: Head | None = None) -> Head:
@@ -172,12 +166,6 @@ def _rows(state: State, classes: Sequence[int]) -> NDArray[np.int64]:
     return class_positions(ids, state.i64("classes").tolist())
 
 
-def _anyone_has(updates: Updates) -> NDArray[np.int64]:
-    counts = np.stack([u.payload.i64("count") for u in updates])  # (K, c)
-    owned: NDArray[np.bool_] = np.any(counts > 0, axis=0)
-    return owned.astype(np.int64)
-
-
 def _head_tensors(
     weight: NDArray[np.floating],
     bias: NDArray[np.floating],
@@ -190,16 +178,3 @@ def _head_tensors(
         "classes": classes.astype(np.int64),
         "seen": seen.astype(np.int64),
     }
-
-
-_NONE: Mapping[str, int] = {"task": -1}
-
-
-def _current(state: State) -> int:
-    task = state.meta["task"]
-    assert isinstance(task, int)
-    return task
-
-
-def _tagged(tensors: Mapping[str, Array], task: int) -> Payload:
-    return Payload(tensors, {"task": task})

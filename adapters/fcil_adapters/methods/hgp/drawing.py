@@ -1,4 +1,4 @@
-"""First values of a task's prompts, keys and head rows, drawn by the server (torch-free)."""
+"""First values of a task's prompts and keys, drawn by the server (torch-free)."""
 
 from __future__ import annotations
 
@@ -51,13 +51,6 @@ def orthonormal_rows(fresh: F64, past: Sequence[F64]) -> F64:
         basis = np.concatenate([basis, rows])
         done = np.concatenate([done, rows])
     return done
-
-
-def draw_head(rng: np.random.Generator, c: int, d: int) -> tuple[F32, F32]:
-    """Draw weight (c, d) and bias (c,) from U(-1/sqrt(d), 1/sqrt(d)), torch's Linear."""
-    bound = 1 / np.sqrt(d)
-    weight = rng.uniform(-bound, bound, (c, d)).astype(np.float32)
-    return weight, rng.uniform(-bound, bound, c).astype(np.float32)
 
 
 def _basis(rows: F64) -> F64:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,19 +12,18 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from fcil_adapters.augment import augment
 from fcil_adapters.backbone import Backbone
 from fcil_adapters.bridge import to_numpy, to_torch
 from fcil_adapters.contract import Context, ImageSet, Progress, State
-from fcil_adapters.gaussians import describe, pack_gaussians
+from fcil_adapters.gaussians import pack_gaussians
+from fcil_adapters.local_passes import I64, class_counts, micro_batches, optimise
 from fcil_adapters.methods.hgp.options import HgpHparams
 from fcil_adapters.methods.hgp.parts import Global, read_parts
 from fcil_adapters.methods.hgp.pools import Pools
-from fcil_adapters.prompts import PromptedView, Queries
+from fcil_adapters.private_gaussians import describe_with
+from fcil_adapters.prompts import PromptedView, Queries, with_pixels
 from fcil_adapters.statistics import class_positions
 from fcil_protocol.payload import Array, Payload
-
-_BATCHES = 1  # purpose of the random stream that orders and augments images
 
 
 class Learner:
@@ -35,11 +34,13 @@ class Learner:
     ) -> tuple[State, Payload]:
         """Train the task's prompts, keys and head rows; send them with the classes' Gaussians."""
         bench = _Bench.of(ctx, read_parts(broadcast), data)
+        # Noise covers features of the model as it came: trained here, it depends on each image.
+        facts = _facts(ctx, bench, data) if ctx.privacy.on else None
         # The cross-entropy of a single column is 0, whatever the prompts: nothing to train,
         # and the server takes the head's row from the class mean.
         if len(ctx.task.classes) > 1:
             _train(ctx, bench, data)
-        return state, Payload({**bench.trained(), **_facts(ctx, bench, data)})
+        return state, Payload({**bench.trained(), **(facts or _facts(ctx, bench, data))})
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class _Bench:
     @classmethod
     def of(cls, ctx: Context, known: Global, data: ImageSet) -> _Bench:
         h: HgpHparams = ctx.hparams
-        backbone: Backbone = ctx.backbone
+        backbone = with_pixels(ctx.backbone, h.pixels)
         rows = class_positions(np.asarray(ctx.task.classes), known.classes.tolist())
         return cls(
             h=h,
@@ -69,7 +70,12 @@ class _Bench:
             bias=nn.Parameter(to_torch(known.bias[rows], backbone.device)),
         )
 
-    def features(self, index: NDArray[np.int64], pixels: Tensor) -> Tensor:
+    @property
+    def parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """What is trained: prompts and keys, and the head's rows."""
+        return list(self.pools.current.values()), [self.weight, self.bias]
+
+    def features(self, index: I64, pixels: Tensor) -> Tensor:
         """Return the prompted features (B, d) of the images ``index`` (B,), seen as pixels."""
         prompts = self.pools.prompts(self.queries.of(index, pixels))
         return self.view.forward(self.backbone.normalise(pixels), prompts)
@@ -81,56 +87,51 @@ class _Bench:
 
 
 def _train(ctx: Context, bench: _Bench, data: ImageSet) -> None:
+    """Run the local epochs; Adam starts anew in each round."""
     h = bench.h
     rates = (h.lr_prompt, h.lr_head)
     optimiser = torch.optim.Adam(
-        [
-            {"params": list(bench.pools.current.values()), "lr": rates[0]},
-            {"params": [bench.weight, bench.bias], "lr": rates[1]},
-        ]
+        [{"params": some, "lr": lr} for some, lr in zip(bench.parameters, rates, strict=True)]
     )
-    generator = Generator().manual_seed(ctx.torch_seed(_BATCHES))
-    steps = h.epochs * math.ceil(len(data) / h.batch_size)
-    for step, index in enumerate(_batches(len(data), h, generator)):
-        for group, rate in zip(optimiser.param_groups, rates, strict=True):
-            group["lr"] = rate * _schedule(h, step, steps)
-        optimiser.zero_grad()
+
+    def objective(index: I64, generator: Generator) -> float:
         loss = _backward(ctx, bench, data, index, generator)
-        optimiser.step()
-        ctx.progress(Progress(step + 1, steps, loss))
+        if h.clip_norm is not None:
+            nn.utils.clip_grad_norm_([p for some in bench.parameters for p in some], h.clip_norm)
+        return loss
+
+    def factor(step: int, steps: int) -> float:
+        return _schedule(h, step, steps)
+
+    optimise(
+        ctx, data, optimiser, objective, epochs=h.epochs, batch_size=h.batch_size, factor=factor
+    )
 
 
 def _backward(
-    ctx: Context, bench: _Bench, data: ImageSet, index: NDArray[np.int64], generator: Generator
+    ctx: Context, bench: _Bench, data: ImageSet, index: I64, generator: Generator
 ) -> float:
-    """Add the gradient of one batch's mean cross-entropy over the task's classes.
-
-    The batch may pass in several micro-batches; the views are drawn for the whole batch
-    first, and every image counts 1 / B, so the gradient is the same.
-    """
-    pixels = augment(to_torch(data.take(index)), bench.h.augment, generator)  # (B, S, S, 3)
-    target = class_positions(data.labels[index], ctx.task.classes)  # (B,)
-    micro = ctx.micro_batch or len(index)
-    total = 0.0
-    for start in range(0, len(index), micro):
-        part = slice(start, start + micro)
-        features = bench.features(index[part], pixels[part])  # (b, d)
+    """Add the gradient of one batch's mean cross-entropy over the task's classes; return it."""
+    total, done = 0.0, 0
+    for pixels, columns in micro_batches(ctx, data, index, bench.h.augment, generator):
+        features = bench.features(index[done : done + len(pixels)], pixels)  # (b, d)
         logits = functional.linear(features, bench.weight, bench.bias)  # (b, c)
-        columns = to_torch(target[part], logits.device)
-        loss = functional.cross_entropy(logits, columns, reduction="sum") / len(index)
+        targets = columns.to(logits.device)
+        loss = functional.cross_entropy(logits, targets, reduction="sum") / len(index)
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
+        done += len(pixels)
     return total
 
 
 def _facts(ctx: Context, bench: _Bench, data: ImageSet) -> dict[str, Array]:
-    """Return image counts and Gaussians of the trained, local model on plain images."""
+    """Return image counts, and Gaussians of the model as it is now on plain images."""
     h = bench.h
     rows = class_positions(data.labels, ctx.task.classes)  # (N,)
-    counts = np.bincount(rows, minlength=len(ctx.task.classes)).astype(np.int64)  # (c,)
+    counts = class_counts(data, ctx.task.classes)  # (c,)
     features = _plain_features(ctx, bench, data)  # (N, d)
     owned = np.flatnonzero(counts >= h.min_count_upload)
-    gaussians = [describe(features[rows == c], h.cov, h.cov_rank) for c in owned]
+    gaussians = [describe_with(ctx.privacy, features[rows == c], h.cov, h.cov_rank) for c in owned]
     return {
         **pack_gaussians(gaussians, features.shape[1], h.cov),
         "classes": np.asarray(ctx.task.classes, dtype=np.int64),
@@ -155,10 +156,3 @@ def _plain_features(ctx: Context, bench: _Bench, data: ImageSet) -> NDArray[np.f
 def _schedule(h: HgpHparams, step: int, steps: int) -> float:
     """Return the factor of both rates at a step (from 0) of a round's local training."""
     return 1.0 if h.schedule == "constant" else 0.5 * (1 + math.cos(math.pi * step / steps))
-
-
-def _batches(count: int, h: HgpHparams, generator: Generator) -> Iterator[NDArray[np.int64]]:
-    for _ in range(h.epochs):
-        order = torch.randperm(count, generator=generator).numpy()
-        for start in range(0, count, h.batch_size):
-            yield order[start : start + h.batch_size]

@@ -1,22 +1,25 @@
-"""The two tiers of HGP's generative prototypes: clients within a class, classes (torch-free)."""
+"""The two tiers of HGP's generative prototypes: clients within a class, and classes (torch)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from itertools import chain
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Generator, Tensor
 
-from fcil_adapters.arrays import sample_weights
-from fcil_adapters.gaussians import Gaussian, pooled_covariance, sample_gaussian
+from fcil_adapters.arrays import allowed_counts, sample_weights
+from fcil_adapters.bridge import to_torch
+from fcil_adapters.gaussian_batches import pooled_covariances, sample_gaussians
+from fcil_adapters.gaussians import Gaussian
 from fcil_adapters.methods.hgp.store import Entry
 
-F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
+
+_Group = tuple[str, int, str]  # kind, task, and the class or client
 
 # Variance where no client has two images of any class of a task.
 _LAST_RESORT = 1e-4
@@ -45,24 +48,31 @@ class Mixture:
         mean: F64 = self.pi[c] @ means
         return mean
 
-    def draw(self, total: int, scale: float, rng: np.random.Generator) -> tuple[F32, I64]:
-        """Draw features.
+    def draw(
+        self,
+        total: int,
+        scale: float,
+        rng: np.random.Generator,
+        draws: Generator,
+        device: str = "cpu",
+    ) -> tuple[Tensor, Tensor]:
+        """Draw features: how many of each class, of each of its clients, and then all at once.
 
         Args:
             total: N, the number of samples over all classes.
             scale: s.
-            rng: the source; the draws depend on it and on the mixture alone.
+            rng: the source of the numbers; with ``draws`` and the mixture it decides all.
+            draws: the source of the features.
+            device: where to compute.
 
         Returns:
             Features (N, d), grouped by class, and their columns in ``classes`` (N,).
         """
-        chunks, columns = [], []
-        for c, n in enumerate(rng.multinomial(total, self.omega)):
-            for gaussian, m in zip(self.gaussians[c], rng.multinomial(n, self.pi[c]), strict=True):
-                if m:
-                    chunks.append(sample_gaussian(gaussian, m, scale, rng).astype(np.float32))
-                    columns.append(np.full(m, c, dtype=np.int64))
-        return np.concatenate(chunks), np.concatenate(columns)
+        sizes = rng.multinomial(total, self.omega)  # (C,)
+        shares = [rng.multinomial(n, pi) for n, pi in zip(sizes, self.pi, strict=True)]
+        gaussians = tuple(chain(*self.gaussians))
+        features = sample_gaussians(gaussians, np.concatenate(shares), scale, draws, device)
+        return features, to_torch(np.repeat(np.arange(len(sizes)), sizes), device)
 
 
 def make_mixture(
@@ -70,6 +80,7 @@ def make_mixture(
     classes: Sequence[int],
     class_weights: Literal["counts", "uniform"],
     max_share: float = 1.0,
+    device: str = "cpu",
 ) -> Mixture:
     """Weigh the entries by their image counts.
 
@@ -79,9 +90,10 @@ def make_mixture(
         class_weights: ``counts``: omega_c = N_c / N; ``uniform``: 1 / C.
         max_share: largest share of one client in a task's images, and in a class that others
             have as well; at 1 the weights are the plain shares.
+        device: where to compute.
     """
-    filled = _with_covariances(entries)
-    counts = _capped_counts(filled, max_share)  # (E,)
+    counts = _capped_counts(entries, max_share)  # (E,)
+    filled = _with_covariances(entries, counts, max_share, device)
     present, totals, pi, gaussians = [], [], [], []
     for label in classes:
         own = [i for i, e in enumerate(filled) if e.label == label]
@@ -96,9 +108,10 @@ def make_mixture(
 
 
 def _capped_counts(entries: Sequence[Entry], max_share: float) -> F64:
-    """Return each entry's count (E,), scaled so that no client exceeds its share of a task.
+    """Return each entry's count (E,), lowered so that no client exceeds its share of a task.
 
-    Without this, one client could claim so many images of a class that nothing else is sampled.
+    Without this, one client could claim so many images of a class that nothing else is sampled,
+    of this task or of any other.
     """
     counts = np.array([e.gaussian.count for e in entries], dtype=np.float64)
     rows: dict[int, dict[str, list[int]]] = {}  # task -> client -> its entries
@@ -106,34 +119,43 @@ def _capped_counts(entries: Sequence[Entry], max_share: float) -> F64:
         rows.setdefault(e.task, {}).setdefault(e.client, []).append(i)
     for clients in rows.values():
         totals = np.array([counts[own].sum() for own in clients.values()])
-        factors = sample_weights(totals.tolist(), max_share) * totals.sum() / totals
+        factors = allowed_counts(totals.tolist(), max_share) / totals
         for own, factor in zip(clients.values(), factors, strict=True):
             counts[own] *= factor
     return counts
 
 
-def _with_covariances(entries: Sequence[Entry]) -> list[Entry]:
-    """Give entries of a single image the covariance that describes them best."""
-    lenders: dict[tuple[object, ...], list[Gaussian]] = {}
-    for e in entries:
+def _with_covariances(
+    entries: Sequence[Entry], counts: F64, max_share: float, device: str
+) -> list[Entry]:
+    """Give entries of a single image the covariance that describes them best.
+
+    Lenders are weighed by ``counts`` (E,), those of one class with the cap of a class.
+    """
+    lenders: dict[_Group, list[int]] = {}
+    for i, e in enumerate(entries):
         for group in _groups(e) if e.gaussian.count > 1 else ():
-            lenders.setdefault(group, []).append(e.gaussian)
-    average = cache(lambda group: pooled_covariance(lenders[group]))
-    filled = []
-    for e in entries:
-        found = next((group for group in _groups(e) if group in lenders), None)
-        if e.gaussian.count > 1:
-            filled.append(e)
-        elif found is None:
-            flat = np.full_like(e.gaussian.mean, _LAST_RESORT)
-            filled.append(replace(e, gaussian=replace(e.gaussian, rest=flat)))
-        else:
-            factor, rest = average(found)
-            filled.append(replace(e, gaussian=replace(e.gaussian, factor=factor, rest=rest)))
+            lenders.setdefault(group, []).append(i)
+    lonely = [i for i, e in enumerate(entries) if e.gaussian.count == 1]
+    found = {i: next((g for g in _groups(entries[i]) if g in lenders), None) for i in lonely}
+    asked = sorted({group for group in found.values() if group is not None})
+    groups = [[entries[i].gaussian for i in lenders[g]] for g in asked]
+    shares = [
+        sample_weights(counts[lenders[g]].tolist(), max_share if g[0] == "class" else 1.0)
+        for g in asked
+    ]
+    pooled = dict(zip(asked, pooled_covariances(groups, device, shares), strict=True))
+    filled = list(entries)
+    for i, lender in found.items():
+        own = entries[i].gaussian
+        flat = np.full(own.mean.shape, _LAST_RESORT, dtype=np.float32)
+        factor, rest = (own.factor, flat) if lender is None else pooled[lender]
+        filled[i] = replace(entries[i], gaussian=replace(own, factor=factor, rest=rest))
     return filled
 
 
-def _groups(entry: Entry) -> tuple[tuple[object, ...], ...]:
+def _groups(entry: Entry) -> tuple[_Group, _Group, _Group]:
     """Return who may lend a covariance: the same class, the client's task, the task."""
     task = entry.task
-    return ("class", task, entry.label), ("client", task, entry.client), ("task", task)
+    of_class = ("class", task, str(entry.label))
+    return of_class, ("client", task, entry.client), ("task", task, "")

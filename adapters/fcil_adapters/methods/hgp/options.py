@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fcil_adapters.contract import Hparams
+from fcil_adapters.placement import Blocks
 
 SHARED = "shared"  # name of the one pool of ``pool_sharing = "shared"``
 
@@ -23,8 +24,8 @@ class HgpHparams(Hparams):
         multiple_of=2,
         description="Rows of a prompt: half go before the keys, half before the values.",
     )
-    blocks: tuple[int, ...] = Field(
-        default=(0, 1, 2, 3, 4), min_length=1, description="Transformer blocks that take prompts."
+    blocks: Blocks = Field(
+        default=(0, 1, 2, 3, 4), description="Transformer blocks that take prompts."
     )
     pool_sharing: Literal["per_layer", "shared"] = Field(
         default="per_layer", description="A pool for each block, or one pool for all of them."
@@ -35,7 +36,12 @@ class HgpHparams(Hparams):
     query: Literal["canonical", "view"] = Field(
         default="canonical",
         description="The frozen feature that chooses prompts in training: of the image as it is, "
-        "computed once per round, or of each augmented view, one more pass per batch.",
+        "computed once per round, or of each augmented view (paper), one more pass per batch.",
+    )
+    pixels: Literal["normalised", "unit"] = Field(
+        default="normalised",
+        description="Input of the backbone: normalised as it was pre-trained, or plain [0, 1] "
+        "(paper).",
     )
     epochs: int = Field(default=5, ge=1, description="Local epochs per round.")
     batch_size: int = Field(default=64, ge=1, description="Images per optimiser step.")
@@ -45,6 +51,11 @@ class HgpHparams(Hparams):
     lr_head: float = Field(default=1e-3, gt=0, description="Adam's step for the head's rows.")
     schedule: Literal["cosine", "constant"] = Field(
         default="cosine", description="Steps over the local training of one round."
+    )
+    clip_norm: float | None = Field(
+        default=None,
+        gt=0,
+        description="Largest length of a batch's gradient (published code: 1). None: no bound.",
     )
     augment: Literal["flip_jitter", "jitter", "crop_flip", "none"] = Field(
         default="crop_flip",
@@ -60,7 +71,8 @@ class HgpHparams(Hparams):
     cov_scale: float | None = Field(
         default=None,
         gt=0,
-        description="Factor of the covariances in sampling. None: 3, and 1 for 'diag'.",
+        description="Factor of the covariances in sampling. None: 3, and 1 for 'diag' "
+        "(published code: 3 for its diagonals).",
     )
     min_count_upload: int = Field(
         default=1,
@@ -70,7 +82,8 @@ class HgpHparams(Hparams):
     )
     drop_stale: bool = Field(
         default=False,
-        description="Forget the current task's Gaussians of clients that sent none this round.",
+        description="Forget a class's Gaussians of earlier rounds once somebody sends new ones "
+        "(published code), also of clients that are absent.",
     )
     rebalance: Literal["seen", "current", "off"] = Field(
         default="seen",
@@ -78,11 +91,13 @@ class HgpHparams(Hparams):
         "classes only, or not at all (the ablation).",
     )
     class_weights: Literal["counts", "uniform"] = Field(
-        default="counts", description="How often a class is sampled."
+        default="counts",
+        description="How often a class is sampled: in proportion to its images, or all alike "
+        "(published code).",
     )
     head_loss: Literal["ce", "ce_logit_norm"] = Field(
         default="ce",
-        description="Cross-entropy of the logits, or of logits / (0.1 norm), as CCVR's code does.",
+        description="Cross-entropy of the logits, or of logits / (0.1 norm) (published code).",
     )
     resample: Literal["epoch", "round"] = Field(
         default="epoch", description="Draw new samples in each epoch, or once per round."
@@ -109,21 +124,27 @@ class HgpHparams(Hparams):
             return self.cov_scale
         return 1.0 if self.cov == "diag" else 3.0
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if len(set(self.blocks)) != len(self.blocks) or min(self.blocks) < 0:
-            raise ValueError(f"blocks must be different numbers >= 0, got {list(self.blocks)}")
-        return self
 
-
-# The paper's letter; the server of the only public relative (CCVR's code in fed-mammoth);
-# few rounds on a small backbone (NOTES.md).
+# The paper's letter; the authors' code as it runs; CCVR's server from the same repository; few
+# rounds on a small backbone (NOTES.md).
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "paper": {"cov": "full", "query": "view", "resample": "round"},
+        "paper": {"cov": "full", "query": "view", "pixels": "unit", "resample": "round"},
+        "repo": {
+            "query": "view",
+            "schedule": "constant",
+            "clip_norm": 1.0,
+            "cov": "diag",
+            "cov_scale": 3.0,
+            "min_count_upload": 2,
+            "drop_stale": True,
+            "class_weights": "uniform",
+            "head_loss": "ce_logit_norm",
+        },
         "ccvr": {
             "cov": "diag",
             "min_count_upload": 2,
+            "drop_stale": True,
             "rebalance": "current",
             "class_weights": "uniform",
             "head_loss": "ce_logit_norm",

@@ -8,28 +8,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fcil_adapters.class_reports import count_faults
 from fcil_adapters.contract import TaskInfo
 from fcil_adapters.gaussians import gaussian_faults
 from fcil_adapters.methods.hgp.options import HgpHparams
-from fcil_protocol.errors import SchemaMismatch
+from fcil_adapters.tasks import CURRENT, current_task, find_part, task_part
 from fcil_protocol.payload import Payload
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 
-CURRENT = "current"
 HEAD = ("head.weight", "head.bias")
-_FETCH = "Fetch all parts of the state that the round starts from."
 
 
 def pool_names(pools: tuple[str, ...]) -> tuple[str, ...]:
     """Return ``key.<pool>`` and ``prompt.<pool>`` for every pool, in a fixed order."""
     return tuple(f"{kind}.{pool}" for pool in pools for kind in ("key", "prompt"))
-
-
-def task_part(task: int) -> str:
-    """Return the name of the part that holds a finished task."""
-    return f"task/{task}"
 
 
 @dataclass(frozen=True)
@@ -56,17 +50,10 @@ def read_parts(broadcast: Mapping[str, Payload]) -> Global:
     Raises:
         SchemaMismatch: a part that the current state needs is missing.
     """
-    if CURRENT not in broadcast:
-        raise SchemaMismatch("the broadcast lacks the part 'current'.", action=_FETCH)
-    current = broadcast[CURRENT]
-    index = current.meta["task"]
-    assert isinstance(index, int)
-    needed = [task_part(t) for t in range(index)]
-    lacking = [name for name in needed if name not in broadcast]
-    if lacking:
-        raise SchemaMismatch(f"the broadcast lacks the part {lacking[0]!r}.", action=_FETCH)
+    current = find_part(broadcast, CURRENT)
+    finished = [find_part(broadcast, task_part(t)) for t in range(current_task(current))]
     return Global(
-        prompts=tuple(_prompts(broadcast[name]) for name in (*needed, CURRENT)),
+        prompts=tuple(_prompts(part) for part in (*finished, current)),
         weight=current.f32("head.weight"),
         bias=current.f32("head.bias"),
         classes=current.i64("classes"),
@@ -80,15 +67,7 @@ def _prompts(payload: Payload) -> dict[str, F32]:
 
 def check_upload(h: HgpHparams, payload: Payload, task: TaskInfo) -> list[str]:
     """Return one sentence for every way in which an upload contradicts itself or the task."""
-    classes = payload.i64("classes").tolist()
     counts = payload.i64("count").tolist()
-    faults = []
-    if classes != list(task.classes):
-        faults.append(f"'classes': expected {list(task.classes)}, got {classes[:20]}")
-    if any(count < 0 for count in counts):
-        faults.append("'count' holds a negative number")
-    total = payload.i64("n").sum()
-    if total != sum(counts):
-        faults.append(f"'n': expected {sum(counts)}, the sum of 'count', got {total}")
     described = [count for count in counts if count >= h.min_count_upload]
-    return faults + gaussian_faults(payload, described, h.cov, h.cov_rank)
+    faults = gaussian_faults(payload, described, h.cov, h.cov_rank)
+    return count_faults(payload, task) + faults

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from fcil_adapters.bridge import to_torch
 from fcil_adapters.methods.hgp.options import HgpHparams
 
 _TEMPERATURE = 0.1  # of the logit normalisation, as in CCVR's code
 _SMALLEST_NORM = 1e-12
 
-Samples = tuple[NDArray[np.float32], NDArray[np.int64]]  # features (N, d), columns (N,)
+Samples = tuple[Tensor, Tensor]  # features (N, d), columns (N,)
 
 
 def rebalance(
@@ -34,19 +31,18 @@ def rebalance(
         h: epochs, batch, step, momentum, loss, and whether each epoch has samples of its own.
         weight: (C, d), one row per column of the samples; not modified.
         bias: (C,); not modified.
-        draw: epoch -> samples.
+        draw: epoch -> samples on the device of the weight.
         generator: orders the samples.
         report: called with (epochs done, last loss).
     """
     device = weight.device
     rows, offsets = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
     optimiser = torch.optim.SGD([rows, offsets], lr=h.server_lr, momentum=h.server_momentum)
-    samples: tuple[Tensor, Tensor] | None = None
+    samples: Samples | None = None
     for epoch in range(h.server_epochs):
         optimiser.param_groups[0]["lr"] = _step_size(h, epoch)
         if samples is None or h.resample == "epoch":
-            features, columns = draw(epoch)
-            samples = to_torch(features, device), to_torch(columns, device)
+            samples = draw(epoch)
         loss = torch.zeros(())
         for index in _batches(len(samples[0]), h.server_batch, generator):
             batch = index.to(device)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fcil_adapters.contract import State, Update, Updates
-from fcil_adapters.gaussians import Gaussian, store_gaussians, stored_gaussians, unpack_gaussians
+from fcil_adapters.gaussian_batches import unpack_gaussians
+from fcil_adapters.gaussians import I64, Gaussian, store_gaussians, stored_gaussians
 from fcil_adapters.methods.hgp.options import HgpHparams
 from fcil_protocol.payload import Array
 
@@ -36,9 +37,19 @@ def read_entries(state: State, tasks: Iterable[int]) -> list[Entry]:
     return [entry for task in tasks for entry in _of_task(state, task)]
 
 
-def sent_entries(h: HgpHparams, updates: Updates, task: int) -> list[Entry]:
-    """Return what this round's clients sent of the current task's classes."""
-    return [entry for update in updates for entry in _of_update(h, update, task)]
+def sent_entries(
+    h: HgpHparams, updates: Updates, task: int, device: str
+) -> tuple[list[Entry], I64]:
+    """Return what this round's clients sent of the task's classes, and their image counts (K, c).
+
+    One update is open at a time; of it stay its Gaussians, which the state will hold anyway.
+    """
+    entries: list[Entry] = []
+    counts: list[I64] = []
+    for update in updates:
+        entries += _of_update(h, update, task, device)
+        counts.append(update.payload.i64("count"))
+    return entries, np.stack(counts)
 
 
 def merge_entries(
@@ -50,9 +61,10 @@ def merge_entries(
         old: entries of the task so far.
         new: entries of this round; one per client and class.
         classes: the task's class ids, in order.
-        drop_stale: forget the old ones altogether.
+        drop_stale: forget the old ones of each class of which there are new ones.
     """
-    kept = {(e.label, e.client): e for e in ([] if drop_stale else old)}
+    renewed = {e.label for e in new} if drop_stale else set()
+    kept = {(e.label, e.client): e for e in old if e.label not in renewed}
     kept.update({(e.label, e.client): e for e in new})
     position = {c: i for i, c in enumerate(classes)}
     return sorted(kept.values(), key=lambda e: (position[e.label], e.client))
@@ -81,11 +93,11 @@ def _of_task(state: State, task: int) -> list[Entry]:
     return [Entry(task, c, k, g) for c, k, g in zip(labels, clients, gaussians, strict=True)]
 
 
-def _of_update(h: HgpHparams, update: Update, task: int) -> list[Entry]:
+def _of_update(h: HgpHparams, update: Update, task: int, device: str) -> list[Entry]:
     counts = update.payload.i64("count").tolist()
     labels = update.payload.i64("classes").tolist()
     owned = [(c, n) for c, n in zip(labels, counts, strict=True) if n >= h.min_count_upload]
-    gaussians = unpack_gaussians(update.payload, [n for _, n in owned], h.cov, h.cov_rank)
+    gaussians = unpack_gaussians(update.payload, [n for _, n in owned], h.cov, h.cov_rank, device)
     return [
         Entry(task, c, str(update.client), g) for (c, _), g in zip(owned, gaussians, strict=True)
     ]

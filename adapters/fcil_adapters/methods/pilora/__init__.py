@@ -10,13 +10,20 @@ functions, and every deviation, is in NOTES.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
+from fcil_adapters.averaging_rules import every_rule
+from fcil_adapters.cadence import Cadence
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
+from fcil_adapters.lora_tensors import lora_names, lora_places, lora_specs
 from fcil_adapters.methods.pilora.options import PRESETS, PiloraHparams
-from fcil_adapters.methods.pilora.parts import check_upload, lora_names
-from fcil_protocol.errors import ConfigError
-from fcil_protocol.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
+from fcil_adapters.placement import check_blocks
+from fcil_adapters.prototype_rows import (
+    prototype_exchanges,
+    prototype_spec,
+    prototype_statistics,
+    row_specs,
+)
+from fcil_protocol.schema import MetaSpec, PayloadSchema, TensorSpec
 
 
 def exchanges(hparams: PiloraHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
@@ -25,32 +32,18 @@ def exchanges(hparams: PiloraHparams, backbone: BackboneInfo) -> tuple[Exchange,
     Raises:
         ConfigError: ``blocks`` names a block that the backbone lacks.
     """
-    _check_blocks(hparams, backbone)
-    check = partial(check_upload, hparams.min_count_upload)
-    train = Exchange(
-        "train",
-        PayloadSchema(
-            (*_lora_specs(hparams), _prototypes("proto", "c"), *_statistics()),
-            at_most=(("owned", "c"),),
-        ),
-        check=check,
-    )
-    if hparams.init != "class_means":
-        return (train,)
-    prepare = Exchange(
-        "prepare", PayloadSchema(_statistics(), at_most=(("owned", "c"),)), rounds=1, check=check
-    )
-    return (prepare, train)
+    return prototype_exchanges(hparams, _lora(hparams, backbone))
 
 
 def broadcast(hparams: PiloraHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
     """Return the schemas of the current task's part and of a finished task's part."""
-    _check_blocks(hparams, backbone)
     meta = (MetaSpec("task", "int"),)
-    future = (_prototypes("future", "future"),) if hparams.candidates == "all" else ()
+    future = (prototype_spec("future", "future"),) if hparams.candidates == "all" else ()
+    current = (*_task_specs(hparams, backbone, "c"), *future)
+    finished = _task_specs(hparams, backbone, "rows")
     return {
-        "current": PayloadSchema((*_task_specs(hparams, "c"), *future), meta),
-        "task": PayloadSchema(_task_specs(hparams, "rows"), meta, at_most=(("rows", "past"),)),
+        "current": PayloadSchema(current, meta),
+        "task": PayloadSchema(finished, meta, at_most=(("rows", "past"),)),
     }
 
 
@@ -65,49 +58,15 @@ def dims(hparams: PiloraHparams, backbone: BackboneInfo, task: TaskInfo) -> dict
     }
 
 
-def _check_blocks(hparams: PiloraHparams, backbone: BackboneInfo) -> None:
-    beyond = [b for b in hparams.blocks if b >= backbone.depth]
-    if beyond:
-        raise ConfigError(
-            f"option 'blocks' of method pilora: block {beyond[0]} does not exist; the backbone "
-            f"{backbone.name} has the blocks 0 to {backbone.depth - 1}.",
-            action="Name existing blocks.",
-        )
+def _task_specs(
+    hparams: PiloraHparams, backbone: BackboneInfo, rows: str
+) -> tuple[TensorSpec, ...]:
+    return (*_lora(hparams, backbone), *row_specs(rows))
 
 
-def _lora_specs(hparams: PiloraHparams) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(name, Kind.LORA, ("r", "d") if name.endswith("A") else ("d", "r"))
-        for name in lora_names(hparams.blocks)
-    )
-
-
-def _prototypes(name: str, rows: str) -> TensorSpec:
-    return TensorSpec(name, Kind.PROTOTYPE, (rows, "d"))
-
-
-def _counts(name: str, rows: int | str) -> TensorSpec:
-    return TensorSpec(name, Kind.COUNT, (rows,), dtype="I64", non_negative=True)
-
-
-def _statistics() -> tuple[TensorSpec, ...]:
-    """Describe what a client tells of its classes; means only of those it owns enough of."""
-    return (
-        _prototypes("mean", "owned"),
-        _counts("owned", "owned"),
-        _counts("classes", "c"),
-        _counts("count", "c"),
-        _counts("n", 1),
-    )
-
-
-def _task_specs(hparams: PiloraHparams, rows: str) -> tuple[TensorSpec, ...]:
-    return (
-        *_lora_specs(hparams),
-        _prototypes("proto", rows),
-        _counts("classes", rows),
-        _counts("seen", rows),
-    )
+def _lora(hparams: PiloraHparams, backbone: BackboneInfo) -> tuple[TensorSpec, ...]:
+    check_blocks("pilora", hparams.blocks, backbone)
+    return lora_specs(lora_names(lora_places(hparams.blocks)), backbone)
 
 
 def _half(name: str) -> str:
@@ -128,4 +87,7 @@ METHOD = Method(
     aggregator=_half("aggregator:Aggregator"),
     model=_half("model:Model"),
     presets=PRESETS,
+    cadence={"task": Cadence.TASK},
+    averagings=every_rule,
+    statistics=prototype_statistics,
 )

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.arrays import sample_weights, weighted_mean
-from fcil_adapters.bridge import to_numpy, to_torch
+from fcil_adapters.arrays import sample_weights
+from fcil_adapters.averaging import average
 from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.lora_tensors import draw_lora, lora_names, lora_places
 from fcil_adapters.methods.pilora.options import PiloraHparams
-from fcil_adapters.methods.pilora.parts import CURRENT, lora_names, task_part
-from fcil_adapters.reweighting import reweight
-from fcil_adapters.statistics import class_positions, merge_means
+from fcil_adapters.prototype_rounds import combine, start_at_means
+from fcil_adapters.prototype_rows import ROW_TENSORS, PrototypeRows, draw_prototypes
+from fcil_adapters.tasks import CURRENT, current_task, of_task, tagged, task_part, with_task
 from fcil_protocol.errors import ConfigError
-from fcil_protocol.payload import Array, Payload
 
 F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
 
-_TASK_TENSORS = ("proto", "classes", "seen")
 _TABLE = "table"  # 0.1 N(0, I) for every class of the run, drawn once (candidates = all)
-_SPREAD = 0.1  # standard deviation of random prototypes
 _LORA, _PROTOTYPES, _FUTURE = 1, 2, 3  # purposes of the random streams
 
 
@@ -34,121 +28,59 @@ class Aggregator:
         """Return the state before the first task."""
         h: PiloraHparams = ctx.hparams
         if h.candidates != "all":
-            return State({}, {"task": -1})
+            return tagged({}, -1)
         assert h.total_classes is not None
-        return State({_TABLE: _draw_prototypes(ctx, h.total_classes, _FUTURE)}, {"task": -1})
+        table = draw_prototypes(h.total_classes, ctx.backbone_info.dim, ctx.rng(_FUTURE))
+        return tagged({_TABLE: table}, -1)
 
     def open_task(self, ctx: Context, state: State) -> State:
-        """Freeze the last task; draw A (Kaiming-uniform), B = 0 and random prototypes.
+        """Freeze the last task; draw its A's, B = 0 and random prototypes.
 
         Raises:
             ConfigError: the run has more classes than ``total_classes``.
         """
+        h: PiloraHparams = ctx.hparams
         task = ctx.task
-        assert task.index == _current(state) + 1, "tasks open one after the other"
-        tensors: dict[str, Array] = {
-            **_draw_lora(ctx),
-            "proto": _first_prototypes(ctx, state),
-            "classes": np.asarray(task.classes, dtype=np.int64),
-            "seen": np.zeros(len(task.classes), dtype=np.int64),
-        }
-        return _with_task(state, task.index, tensors)
+        assert task.index == current_task(state) + 1, "tasks open one after the other"
+        lora = draw_lora(_names(h), h.rank, ctx.backbone_info, ctx.rng(_LORA), h.init_a)
+        rows = PrototypeRows.first(_first_prototypes(ctx, state), task.classes)
+        opened = tagged(state.tensors, task.index)
+        return with_task(opened, task.index, {**lora, **rows.tensors})
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Combine class means (``prepare``) or LoRA and prototypes (``train``)."""
-        reports = _Reports.of(updates, ctx.task.classes, with_proto=ctx.kind == "train")
-        proto = _task(state, ctx.task.index, "proto")  # (c, d)
-        if ctx.kind == "prepare":
-            means, totals = merge_means(reports.means, reports.counts, ctx.max_weight_share)
-            merged = np.where((totals > 0)[:, None], means, proto).astype(np.float32)
-            return _with_task(
-                state, ctx.task.index, {"proto": merged, "seen": _seen(ctx, state, totals > 0)}
-            )
         h: PiloraHparams = ctx.hparams
+        t = ctx.task.index
+        rows = PrototypeRows.of(of_task(state, t, ROW_TENSORS))
+        if ctx.kind == "prepare":
+            return with_task(state, t, start_at_means(ctx, updates, rows).tensors)
         weights = sample_weights(updates.samples, ctx.max_weight_share)  # (K,)
-        combined, _ = reweight(
-            to_torch(reports.protos, ctx.device),
-            to_torch(reports.means, ctx.device),
-            to_torch(reports.counts, ctx.device),
-            to_torch(proto, ctx.device),
-            to_torch(weights, ctx.device),
-            options=h.reweight,
-        )
-        owned: NDArray[np.bool_] = np.any(reports.counts >= h.reweight.min_count, axis=0)  # (c,)
-        tensors: dict[str, Array] = {
-            **weighted_mean(updates, lora_names(h.blocks), weights),
-            "proto": to_numpy(combined),
-            "seen": _seen(ctx, state, owned),
-        }
-        return _with_task(state, ctx.task.index, tensors)
+        start = of_task(state, t, _names(h))
+        lora = average(ctx, updates, _names(h), weights, start)
+        rows = combine(ctx, updates, rows, weights, h.reweight)
+        return with_task(state, t, {**lora, **rows.tensors})
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
         """Return the current task and, each once and unchanged, all finished tasks."""
-        current = _current(state)
-        names = (*lora_names(ctx.hparams.blocks), *_TASK_TENSORS)
+        current = current_task(state)
         parts = []
         for t in range(current + 1):
-            tensors: dict[str, Array] = {name: _task(state, t, name) for name in names}
+            tensors = of_task(state, t, (*_names(ctx.hparams), *ROW_TENSORS))
             if t == current and _TABLE in state.tensors:
                 tensors["future"] = state.tensors[_TABLE][_class_count(state) :]
-            parts.append(Part(CURRENT if t == current else task_part(t), _tagged(tensors, t)))
+            parts.append(Part(CURRENT if t == current else task_part(t), tagged(tensors, t)))
         return tuple(parts)
 
 
-@dataclass(frozen=True)
-class _Reports:
-    """The clients' prototypes and class means, stacked.
-
-    Attributes:
-        protos: (K, c, d).
-        means: (K, c, d), zero where the client sent none.
-        counts: (K, c), images behind each mean; zero where the client sent none.
-    """
-
-    protos: F32
-    means: F32
-    counts: I64
-
-    @classmethod
-    def of(cls, updates: Updates, classes: tuple[int, ...], *, with_proto: bool) -> _Reports:
-        protos, means, counts = [], [], []
-        for update in updates:
-            sent = update.payload
-            rows = class_positions(sent.i64("owned"), classes)
-            mean = np.zeros((len(classes), sent.tensors["mean"].shape[1]), dtype=np.float32)
-            mean[rows] = sent.f32("mean")
-            count = np.zeros(len(classes), dtype=np.int64)
-            count[rows] = sent.i64("count")[rows]
-            means.append(mean)
-            counts.append(count)
-            protos.append(sent.f32("proto") if with_proto else mean)
-        return cls(np.stack(protos), np.stack(means), np.stack(counts))
-
-
-def _draw_lora(ctx: Context) -> dict[str, F32]:
-    """Draw A from U(-1/sqrt(d), 1/sqrt(d)), which is Kaiming-uniform with a = sqrt(5); B = 0."""
-    h: PiloraHparams = ctx.hparams
-    d = ctx.backbone_info.dim
-    rng = ctx.rng(_LORA)
-    bound = 1 / np.sqrt(d)
-    return {
-        name: rng.uniform(-bound, bound, (h.rank, d)).astype(np.float32)
-        if name.endswith("A")
-        else np.zeros((d, h.rank), dtype=np.float32)
-        for name in lora_names(h.blocks)
-    }
-
-
-def _draw_prototypes(ctx: Context, rows: int, purpose: int) -> F32:
-    shape = (rows, ctx.backbone_info.dim)
-    return (_SPREAD * ctx.rng(purpose).standard_normal(shape)).astype(np.float32)
+def _names(h: PiloraHparams) -> tuple[str, ...]:
+    return lora_names(lora_places(h.blocks))
 
 
 def _first_prototypes(ctx: Context, state: State) -> F32:
     """Return (c, d): fresh draws, or the rows that were the fixed negatives of these classes."""
     c = len(ctx.task.classes)
     if _TABLE not in state.tensors:
-        return _draw_prototypes(ctx, c, _PROTOTYPES)
+        return draw_prototypes(c, ctx.backbone_info.dim, ctx.rng(_PROTOTYPES))
     table, first = state.f32(_TABLE), _class_count(state)
     if first + c > len(table):
         raise ConfigError(
@@ -158,30 +90,7 @@ def _first_prototypes(ctx: Context, state: State) -> F32:
     return table[first : first + c]
 
 
-def _current(state: State) -> int:
-    task = state.meta["task"]
-    assert isinstance(task, int)
-    return task
-
-
 def _class_count(state: State) -> int:
     """Return how many classes all tasks up to the current one have."""
-    return sum(len(_task(state, t, "classes")) for t in range(_current(state) + 1))
-
-
-def _task(state: State, task: int, name: str) -> Array:
-    return state.tensors[f"task.{task}.{name}"]
-
-
-def _seen(ctx: Context, state: State, now: NDArray[np.bool_]) -> I64:
-    before = _task(state, ctx.task.index, "seen").astype(bool)
-    return (before | now).astype(np.int64)
-
-
-def _tagged(tensors: Mapping[str, Array], task: int) -> Payload:
-    return Payload(tensors, {"task": task})
-
-
-def _with_task(state: State, task: int, tensors: Mapping[str, Array]) -> State:
-    named = {f"task.{task}.{name}": array for name, array in tensors.items()}
-    return _tagged({**state.tensors, **named}, task)
+    tasks = range(current_task(state) + 1)
+    return sum(len(of_task(state, t, ["classes"])["classes"]) for t in tasks)

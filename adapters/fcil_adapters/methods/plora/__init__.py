@@ -10,14 +10,15 @@ functions, and every deviation, is in NOTES.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
-from fcil_adapters.class_reports import REPORT_AT_MOST, count_spec, report_faults, report_specs
+from fcil_adapters.averaging_rules import every_rule
+from fcil_adapters.cadence import Cadence
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
+from fcil_adapters.lora_tensors import lora_names, lora_places, lora_specs
 from fcil_adapters.methods.plora.options import PRESETS, PloraHparams
-from fcil_adapters.methods.plora.parts import lora_names
-from fcil_protocol.errors import ConfigError
-from fcil_protocol.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
+from fcil_adapters.placement import check_blocks
+from fcil_adapters.prototype_rows import prototype_exchanges, prototype_statistics, row_specs
+from fcil_protocol.schema import MetaSpec, PayloadSchema, TensorSpec
 
 
 def exchanges(hparams: PloraHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
@@ -26,24 +27,16 @@ def exchanges(hparams: PloraHparams, backbone: BackboneInfo) -> tuple[Exchange, 
     Raises:
         ConfigError: ``blocks`` names a block that the backbone lacks.
     """
-    _check_blocks(hparams, backbone)
-    check = partial(report_faults, hparams.min_count_upload)
-    trained = (*_lora_specs(hparams), _prototypes("c"), *report_specs())
-    train = Exchange("train", PayloadSchema(trained, at_most=REPORT_AT_MOST), check=check)
-    if hparams.init != "class_means":
-        return (train,)
-    report = PayloadSchema(report_specs(), at_most=REPORT_AT_MOST)
-    return (Exchange("prepare", report, rounds=1, check=check), train)
+    return prototype_exchanges(hparams, _lora(hparams, backbone))
 
 
 def broadcast(hparams: PloraHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
     """Return the schemas of the current part, a finished task's part and the teacher's part."""
-    _check_blocks(hparams, backbone)
     meta = (MetaSpec("task", "int"),)
-    lora = _lora_specs(hparams)
+    lora = _lora(hparams, backbone)
     kinds = {
-        "current": PayloadSchema((*lora, *_row_specs("c")), meta),
-        "task": PayloadSchema(_row_specs("rows"), meta, at_most=(("rows", "past"),)),
+        "current": PayloadSchema((*lora, *row_specs("c")), meta),
+        "task": PayloadSchema(row_specs("rows"), meta, at_most=(("rows", "past"),)),
     }
     if hparams.gamma_kd > 0:
         kinds["teacher"] = PayloadSchema(lora, meta)
@@ -60,29 +53,9 @@ def dims(hparams: PloraHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[
     }
 
 
-def _check_blocks(hparams: PloraHparams, backbone: BackboneInfo) -> None:
-    beyond = [b for b in hparams.blocks if b >= backbone.depth]
-    if beyond:
-        raise ConfigError(
-            f"option 'blocks' of method plora: block {beyond[0]} does not exist; the backbone "
-            f"{backbone.name} has the blocks 0 to {backbone.depth - 1}.",
-            action="Name existing blocks.",
-        )
-
-
-def _lora_specs(hparams: PloraHparams) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(name, Kind.LORA, ("r", "d") if name.endswith("A") else ("d", "r"))
-        for name in lora_names(hparams.blocks)
-    )
-
-
-def _prototypes(rows: str) -> TensorSpec:
-    return TensorSpec("proto", Kind.PROTOTYPE, (rows, "d"))
-
-
-def _row_specs(rows: str) -> tuple[TensorSpec, ...]:
-    return (_prototypes(rows), count_spec("classes", rows), count_spec("seen", rows))
+def _lora(hparams: PloraHparams, backbone: BackboneInfo) -> tuple[TensorSpec, ...]:
+    check_blocks("plora", hparams.blocks, backbone)
+    return lora_specs(lora_names(lora_places(hparams.blocks)), backbone)
 
 
 def _half(name: str) -> str:
@@ -103,4 +76,7 @@ METHOD = Method(
     aggregator=_half("aggregator:Aggregator"),
     model=_half("model:Model"),
     presets=PRESETS,
+    cadence={"task": Cadence.TASK, "teacher": Cadence.OPENING},
+    averagings=every_rule,
+    statistics=prototype_statistics,
 )

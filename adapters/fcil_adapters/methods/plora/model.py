@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from fcil_adapters.backbone import Backbone
-from fcil_adapters.bridge import to_torch
 from fcil_adapters.contract import Context, Predictor
 from fcil_adapters.methods.plora.parts import read_parts
 from fcil_adapters.methods.plora.views import merged_view
-from fcil_adapters.nearest_prototype import NearestPrototype
+from fcil_adapters.nearest_prototype import nearest_prototype
 from fcil_protocol.payload import Payload
 
 
@@ -23,8 +20,5 @@ class Model:
     ) -> Predictor:
         """Merge the LoRA into a view; candidates are the classes that anybody had."""
         received = read_parts(broadcast, with_teacher=False)
-        known = [task.known for task in received.tasks]
-        classes = tuple(int(c) for ids, _ in known for c in ids)
-        prototypes = to_torch(np.concatenate([rows for _, rows in known]), backbone.device)
         view = merged_view(backbone, ctx.hparams, received.lora)
-        return NearestPrototype(backbone, view, classes, prototypes, ctx.micro_batch)
+        return nearest_prototype(backbone, view, received.tasks, ctx.micro_batch)

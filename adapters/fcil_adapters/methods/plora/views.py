@@ -10,31 +10,30 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fcil_adapters.backbone import Backbone, cls_features
-from fcil_adapters.bridge import to_torch
-from fcil_adapters.lora import PROJECTIONS, LoraPair, attach_qv
+from fcil_adapters.lora import attach_qv, read_pairs
 from fcil_adapters.methods.plora.options import PloraHparams
 
 Lora = Mapping[str, NDArray[np.float32]]
 
 
 def merged_view(backbone: Backbone, h: PloraHparams, lora: Lora) -> Any:
-    """Return a view in which the LoRA acts, merged into copies of the weights."""
+    """Return a view in which the LoRA acts, merged into copies of the weights (Eq. 3)."""
     view = backbone.view()
     for block in h.blocks:
-        attach_qv(view, block, past=[_pairs(lora, block, backbone.device)], scale=h.scale)
+        attach_qv(view, block, past=[read_pairs(lora, block, backbone.device)], scale=h.scale)
     return view
 
 
 def training_view(backbone: Backbone, h: PloraHparams, lora: Lora) -> Any:
-    """Return a view in which the LoRA is trainable."""
+    """Return a view in which the LoRA is trainable (Eq. 3)."""
     view = backbone.view()
     for block in h.blocks:
-        attach_qv(view, block, current=_pairs(lora, block, backbone.device), scale=h.scale)
+        attach_qv(view, block, current=read_pairs(lora, block, backbone.device), scale=h.scale)
     return view
 
 
 class Teacher:
-    """The previous task's model up to the last adapted block, frozen.
+    """The previous task's model up to the last adapted block, frozen (Eq. 11).
 
     The blocks above never run: distillation compares what comes out of that block.
     """
@@ -65,13 +64,3 @@ class Student:
         """Return the feature and the class token after the last adapted block, both (B, d)."""
         features = cls_features(self.view, x)
         return features, self._tapped.pop()
-
-
-def _pairs(lora: Lora, block: int, device: str) -> dict[str, LoraPair]:
-    return {
-        p: LoraPair(
-            to_torch(lora[f"lora.{block}.{p}.A"], device),
-            to_torch(lora[f"lora.{block}.{p}.B"], device),
-        )
-        for p in PROJECTIONS
-    }

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
+from fcil_adapters.cadence import Cadence
 from fcil_adapters.contract import BackboneInfo, Exchange, Hparams, Method, TaskInfo
+from fcil_adapters.privacy import Statistic
 from fcil_protocol.payload import Payload
 from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
 
@@ -62,6 +64,11 @@ def dims(hparams: RunningMeanHparams, _backbone: BackboneInfo, task: TaskInfo) -
     return {"c": len(task.classes), "past": len(task.past), "pixels": hparams.side**2}
 
 
+def statistics(_hparams: RunningMeanHparams, _kind: str, _task: TaskInfo) -> tuple[Statistic, ...]:
+    """Return what noise protects: all that is sent but counts."""
+    return (Statistic("class means", ("mean",)),)
+
+
 METHOD = Method(
     name="running_mean",
     version="1",
@@ -76,4 +83,6 @@ METHOD = Method(
     aggregator="fcil_adapters.methods.running_mean.aggregator:Aggregator",
     model="fcil_adapters.methods.running_mean.model:Model",
     needs_backbone=False,
+    cadence={"task": Cadence.TASK},
+    statistics=statistics,
 )

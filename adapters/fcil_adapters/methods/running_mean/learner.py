@@ -27,9 +27,10 @@ class Learner:
         counts = np.zeros(len(classes), dtype=np.int64)  # (c,)
         for start in range(0, len(data), _BATCH):
             index = np.arange(start, min(start + _BATCH, len(data)), dtype=np.int64)
-            small = thumbnails(data.take(index), side)  # (B, pixels)
+            small = ctx.privacy.clipped(thumbnails(data.take(index), side))  # (B, pixels)
             more = class_sums(small, data.labels[index], classes)
             sums, counts = sums + more[0], counts + more[1]
             ctx.progress(Progress(int(index[-1]) + 1, len(data)))
-        means = class_means(sums, counts).astype(np.float32)
+        means = class_means(ctx.privacy.released_sums(sums, counts), counts)
+        means = np.clip(means, 0, 1).astype(np.float32)  # noise may leave what pixels can be
         return state, Payload({"mean": means, "count": counts, "n": counts.sum().reshape(1)})

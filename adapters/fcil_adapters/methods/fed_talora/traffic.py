@@ -1,0 +1,35 @@
+"""What of Fed-TaLoRA's schemas can really travel (torch-free)."""
+
+from __future__ import annotations
+
+from fcil_adapters.cadence import Largest
+from fcil_adapters.contract import BackboneInfo, TaskInfo
+from fcil_adapters.lora_tensors import module_of, module_shape
+from fcil_adapters.methods.fed_talora.options import FedTaloraHparams
+from fcil_adapters.methods.fed_talora.parts import is_wide, places
+
+
+def largest(h: FedTaloraHparams, backbone: BackboneInfo, task: TaskInfo, clients: int) -> Largest:
+    """Return the ranks (K - 1) r of K clients' residuals, and which of the forms are sent.
+
+    The mean feature is sent in tasks of a single class only, and these have no residual.
+    """
+    shapes = {place: module_shape(module_of(place), backbone) for place in places(h)}
+    ranks = {
+        f"rank.{place}": min((clients - 1) * h.rank, *shape) for place, shape in shapes.items()
+    }
+    if h.single_column(task):
+        return Largest(ranks, without_parts=("residual", "base"))
+    # As `residuals.Residual`: so many factors are kept as a dense sum.
+    wide = is_wide((clients + 1) * h.rank, shapes.values())
+    return Largest(ranks, ("mean",), _without(h, clients, wide=wide))
+
+
+def _without(h: FedTaloraHparams, clients: int, *, wide: bool) -> tuple[str, ...]:
+    if clients == 1:
+        return ("residual", "base")
+    if h.residual == "dense":
+        return ("residual",)
+    if h.catch_up == "factors":
+        return ("base",)
+    return ("residual",) if wide else ()
