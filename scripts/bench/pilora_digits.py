@@ -13,56 +13,24 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
-from sklearn.datasets import load_digits
+from bench_data import digit_images
+from simulation import Images, Simulation, make_tasks
 
 from fcil_adapters.backbone import Backbone, load_backbone
-from fcil_adapters.contract import Context, TaskInfo, Update, UpdateList
-from fcil_adapters.evaluation import evaluate
-from fcil_adapters.images import preprocess
-from fcil_adapters.registry import load_half, load_method, make_hparams
-from fcil_protocol.ids import ClientId
 
-CLASSES_PER_TASK, TASKS = 2, 5
+TASKS = make_tasks([(c, c + 1) for c in range(0, 10, 2)])
 TRAIN = 1400  # of 1,797 pictures
 SHARES = (0.6, 0.3, 0.1)  # of each class, on the uneven clients
 
 
-@dataclass(frozen=True)
-class Images:
-    """Pictures in memory; the `ImageSet` of this script."""
-
-    pictures: NDArray[np.uint8]  # (N, S, S, 3)
-    labels: NDArray[np.int64]  # (N,)
-
-    @property
-    def size(self) -> int:
-        return int(self.pictures.shape[1])
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def take(self, index: NDArray[np.int64]) -> NDArray[np.uint8]:
-        return self.pictures[index]
-
-    def where(self, chosen: NDArray[Any]) -> Images:
-        return Images(self.pictures[chosen], self.labels[chosen])
-
-
 def digits(backbone: Backbone, seed: int) -> tuple[Images, Images]:
-    """Return train and test pictures, preprocessed for the backbone, in an order of the seed."""
-    raw = load_digits()
-    grey = (raw.images * 255 / 16).astype(np.uint8)  # (N, 8, 8)
-    p = backbone.info.preprocessing
-    pictures = np.stack([preprocess(Image.fromarray(g), p) for g in grey])
-    order = np.random.default_rng(seed).permutation(len(pictures))
-    everything = Images(pictures, raw.target.astype(np.int64))
+    """Return train and test pictures in an order of the seed."""
+    everything = digit_images(backbone.info.preprocessing)
+    order = np.random.default_rng(seed).permutation(len(everything))
     return everything.where(order[:TRAIN]), everything.where(order[TRAIN:])
 
 
@@ -86,44 +54,21 @@ def skewed(train: Images, clients: int = 6) -> list[Images]:
     return [train.where(owner == k) for k in range(clients)]
 
 
-def federation(
-    backbone: Backbone, hparams: Any, clients: list[Images], test: Images, rounds: int, seed: int
-) -> list[float]:
-    """Run all tasks; return the mean accuracy over the seen classes after each task."""
-    method = load_method("pilora")
-    learner, aggregator = load_half(method.learner), load_half(method.aggregator)
-    base = Context(
-        "train", TaskInfo(0, ()), 0, rounds, hparams, backbone.info, seed=(seed,), backbone=backbone
+def accuracy(
+    backbone: Backbone,
+    options: dict[str, Any],
+    clients: list[Images],
+    test: Images,
+    rounds: int,
+    seed: int,
+) -> float:
+    """Run all tasks; return the mean accuracy over all classes at the end, in percent."""
+    simulation = Simulation.of(
+        "pilora", options, backbone, clients, seed=seed, max_weight_share=1.0
     )
-    state, accuracies = aggregator.init(base), []
-    for task in tasks():
-        state = aggregator.open_task(replace(base, task=task), state)
-        for exchange in method.exchanges(hparams, backbone.info):
-            for r in range(exchange.rounds or rounds):
-                ctx = replace(
-                    base, kind=exchange.kind, task=task, round=r, rounds=exchange.rounds or rounds
-                )
-                parts = {p.name: p.payload for p in aggregator.broadcast(ctx, state)}
-                sent = []
-                for k, images in enumerate(clients):
-                    own = images.where(np.isin(images.labels, task.classes))
-                    local = replace(ctx, seed=(seed, k))
-                    _, payload = learner.run(local, state, parts, own)
-                    sent.append(Update(ClientId(f"client{k:02d}"), payload))
-                state = aggregator.aggregate(ctx, state, UpdateList.of(sent))
-        parts = {p.name: p.payload for p in aggregator.broadcast(base, state)}
-        predictor = load_half(method.model).compose(base, parts, backbone)
-        _, right, total = evaluate(predictor, test.where(np.isin(test.labels, task.seen)))
-        accuracies.append(float(np.mean(right / total)))
-    return accuracies
-
-
-def tasks() -> Iterable[TaskInfo]:
-    """Return the tasks: digits 0 and 1, then 2 and 3, and so on."""
-    ids = tuple(range(CLASSES_PER_TASK * TASKS))
-    for t in range(TASKS):
-        first = t * CLASSES_PER_TASK
-        yield TaskInfo(t, ids[first : first + CLASSES_PER_TASK], ids[:first])
+    final = simulation.run(TASKS, test, rounds).metrics.macro[-1]
+    assert final is not None, "every class has test images"
+    return final
 
 
 Row = tuple[str, Callable[[Images], list[Images]], dict[str, Any], int]
@@ -151,17 +96,14 @@ def main() -> None:
         ],
     }
     backbone = load_backbone()
-    method = load_method("pilora")
     for row in [r for name in args.only or rows for r in rows[name]]:
         title, split, chosen, rounds = row
         final = []
         for seed in range(args.seeds):
             train, test = digits(backbone, seed)
-            hparams = make_hparams(method, dict(chosen))
-            series = federation(backbone, hparams, split(train), test, rounds, seed)
-            final.append(series[-1])
-        spread = " ".join(f"{100 * a:.1f}" for a in final)
-        print(f"{title:38s} {100 * np.mean(final):5.1f} %  ({spread})", flush=True)
+            final.append(accuracy(backbone, chosen, split(train), test, rounds, seed))
+        spread = " ".join(f"{a:.1f}" for a in final)
+        print(f"{title:38s} {np.mean(final):5.1f} %  ({spread})", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,189 @@
+"""Images for the simulations, and how clients share them (METHODS.md section 8).
+
+* digits: scikit-learn's, 1,797 scans of 8 x 8 pixels, in their order;
+* CIFAR-100: a slice of a zip with ``train/<class>/*`` and ``test/<class>/*``, classes in
+  PyCIL's order (seed 1993).
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from simulation import Images, make_tasks
+from sklearn.datasets import load_digits
+
+from fcil_adapters.contract import Preprocessing, TaskInfo
+from fcil_adapters.images import decode, preprocess
+
+I64 = NDArray[np.int64]
+Partition = Callable[[Images, Sequence[TaskInfo], int, int], list[Images]]
+
+MAX_DRAWS = 1000
+PYCIL_SEED = 1993
+
+
+@dataclass(frozen=True)
+class Data:
+    """Train and held-out test images of some tasks."""
+
+    train: Images
+    test: Images
+    tasks: tuple[TaskInfo, ...]
+
+
+@cache
+def digit_images(p: Preprocessing) -> Images:
+    """Return all of scikit-learn's digits, in its order."""
+    raw = load_digits()
+    grey = (raw.images * 255 / 16).astype(np.uint8)  # 0..16 -> 0..255, (N, 8, 8)
+    pictures = np.stack([preprocess(Image.fromarray(g), p) for g in grey])
+    return Images(pictures, raw.target.astype(np.int64))
+
+
+def digits(p: Preprocessing, seed: int, train: int, test: int, groups: tuple[int, int]) -> Data:
+    """Return the digits in their order, so many train and test images per class."""
+    everything = digit_images(p)
+    sides: tuple[list[I64], list[I64]] = ([], [])
+    for c in range(groups[0] * groups[1]):
+        rng = np.random.default_rng([seed, c, 2])
+        order = rng.permutation(np.flatnonzero(everything.labels == c))
+        sides[0].append(order[:train])
+        sides[1].append(order[train : train + test])
+    chosen = [everything.where(np.concatenate(side)) for side in sides]
+    return Data(chosen[0], chosen[1], _tasks(groups))
+
+
+def cifar100(
+    p: Preprocessing, path: Path, seed: int, train: int, test: int, groups: tuple[int, int]
+) -> Data:
+    """Return the first classes of PyCIL's order, drawn anew for each seed.
+
+    Args:
+        p: the backbone's preprocessing.
+        path: the zip.
+        seed: which images.
+        train: train images per class.
+        test: test images per class.
+        groups: tasks, classes per task.
+    """
+    tasks, size = groups
+    with zipfile.ZipFile(path) as archive:
+        files = _files(archive)
+        names = sorted({name for _, name in files})  # the label ids of CIFAR-100
+        order = pycil_order(len(names))[: tasks * size]
+        sides = []
+        for side, count in (("train", train), ("test", test)):
+            pictures, labels = [], []
+            for c, old in enumerate(order):
+                found = files[side, names[old]]
+                rng = np.random.default_rng([seed, c, side == "test"])
+                for i in rng.choice(len(found), min(count, len(found)), replace=False):
+                    pictures.append(preprocess(decode(archive.read(found[i])), p))
+                    labels.append(c)
+            sides.append(Images(np.stack(pictures), np.array(labels, dtype=np.int64)))
+    return Data(sides[0], sides[1], _tasks(groups))
+
+
+def _tasks(groups: tuple[int, int]) -> tuple[TaskInfo, ...]:
+    """Return tasks of consecutive class ids: how many tasks, classes per task."""
+    ids = range(groups[0] * groups[1])
+    return tuple(make_tasks([ids[i : i + groups[1]] for i in ids[:: groups[1]]]))
+
+
+def pycil_order(classes: int) -> list[int]:
+    """Return PyCIL's class order: ``np.random.seed(1993); np.random.permutation(C)``."""
+    legacy = np.random.RandomState(PYCIL_SEED)  # the papers' generator
+    return [int(c) for c in legacy.permutation(classes)]
+
+
+def _files(archive: zipfile.ZipFile) -> dict[tuple[str, str], list[str]]:
+    """Return (side, class) -> names of its images, sorted."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name in sorted(archive.namelist()):
+        parts = PurePosixPath(name).parts
+        if len(parts) >= 3 and not name.endswith("/"):
+            found.setdefault((parts[-3], parts[-2]), []).append(name)
+    return found
+
+
+def dirichlet(beta: float) -> Partition:
+    """Split each class by a draw from Dirichlet(beta), cut at floor(cumsum(p) n_c).
+
+    A task is drawn again until every client has an image of it, `MAX_DRAWS` times at most;
+    after that, clients without images sit the task out.
+    """
+
+    def owners(labels: I64, clients: int, rng: np.random.Generator) -> I64:
+        owner = np.zeros(len(labels), dtype=np.int64)
+        for _ in range(MAX_DRAWS):
+            for c in np.unique(labels):
+                rows = rng.permutation(np.flatnonzero(labels == c))
+                shares = rng.dirichlet([beta] * clients)
+                cuts = np.floor(np.cumsum(shares)[:-1] * len(rows)).astype(np.int64)
+                for k, part in enumerate(np.split(rows, cuts)):
+                    owner[part] = k
+            if len(np.unique(owner)) == clients:
+                break
+        return owner
+
+    return _per_task(owners)
+
+
+def quantity(alpha: int) -> Partition:
+    """Give every client alpha classes of each task; owners of a class share it equally.
+
+    It is drawn again until every class has an owner, `MAX_DRAWS` times at most; then a client
+    takes each missing class in exchange for one that others own as well.
+    """
+
+    def owners(labels: I64, clients: int, rng: np.random.Generator) -> I64:
+        classes = np.unique(labels)
+        held = _held(len(classes), min(alpha, len(classes)), clients, rng)  # (K, C)
+        owner = np.zeros(len(labels), dtype=np.int64)
+        for c, label in enumerate(classes):
+            rows = rng.permutation(np.flatnonzero(labels == label))
+            holders = np.flatnonzero(held[:, c])
+            for k, part in zip(holders, np.array_split(rows, len(holders)), strict=True):
+                owner[part] = k
+        return owner
+
+    return _per_task(owners)
+
+
+def _held(classes: int, alpha: int, clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    if alpha * clients < classes:
+        raise SystemExit(f"{clients} clients of {alpha} classes cannot own {classes} classes.")
+    held = np.zeros((clients, classes), dtype=bool)
+    for _ in range(MAX_DRAWS):
+        held[:] = False
+        for k in range(clients):
+            held[k, rng.choice(classes, alpha, replace=False)] = True
+        if held.any(axis=0).all():
+            return held
+    for c in np.flatnonzero(~held.any(axis=0)):
+        spare = held & (held.sum(axis=0) > 1)
+        k = rng.choice(np.flatnonzero(spare.any(axis=1)))
+        held[k, rng.choice(np.flatnonzero(spare[k]))] = False
+        held[k, c] = True
+    return held
+
+
+def _per_task(owners: Callable[[I64, int, np.random.Generator], I64]) -> Partition:
+    """Draw each task from its own stream: ``default_rng([seed, task])``, the same every round."""
+
+    def split(train: Images, tasks: Sequence[TaskInfo], clients: int, seed: int) -> list[Images]:
+        owner = np.full(len(train), -1, dtype=np.int64)
+        for task in tasks:
+            rows = np.flatnonzero(np.isin(train.labels, task.classes))
+            rng = np.random.default_rng([seed, task.index])
+            owner[rows] = owners(train.labels[rows], clients, rng)
+        return [train.where(owner == k) for k in range(clients)]
+
+    return split
