@@ -1,0 +1,39 @@
+"""When the parts of a broadcast change, and what the schemas' bounds leave open (torch-free).
+
+A manifest states both, so that the bytes of a method can be told before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Cadence(StrEnum):
+    """When there is a new part of a kind, and what becomes of the older ones.
+
+    A client fetches each part once, so this decides what a kind of part costs.
+    """
+
+    ROUND = "round"  # one part, replaced by every round
+    LOG = "log"  # every round adds one; all since the last base are needed
+    BASE = "base"  # replaces the log once the log is as large; without a log, every round
+    TASK = "task"  # every finished task adds one, with all its classes; all are needed
+    OPENING = "opening"  # one part, replaced when a task opens; none in the first task
+    RUN = "run"  # one part, the same from the first round to the last
+
+
+@dataclass(frozen=True)
+class Largest:
+    """What can travel in one task with so many clients, where the schemas would allow more.
+
+    Attributes:
+        sizes: free symbol of a schema -> its largest value, instead of its ``at_most`` bound.
+        without_tensors: optional tensors that nobody sends.
+        without_parts: kinds of parts that are not broadcast.
+    """
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    without_tensors: tuple[str, ...] = ()
+    without_parts: tuple[str, ...] = ()

@@ -1,0 +1,6 @@
+"""Makes the package importable, as installing it does."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
