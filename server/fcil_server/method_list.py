@@ -1,0 +1,76 @@
+"""Gather what ``fcil-server methods`` is asked for: methods, options, backbone, setting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fcil_adapters import registry
+from fcil_adapters.vit_sizes import backbone_by_name
+from fcil_protocol.errors import UsageError
+from fcil_server.config import Config, load
+from fcil_server.show_methods import describe_method
+from fcil_server.traffic import Setting
+
+
+def describe_methods(
+    name: str | None,
+    *,
+    directory: Path | None = None,
+    overrides: Sequence[str] = (),
+    backbone: str | None = None,
+    classes: int = 10,
+    past: int = 0,
+    clients: int = 10,
+) -> list[dict[str, Any]]:
+    """Describe one method, or all of them.
+
+    Args:
+        name: None: all.
+        directory: a federation whose method options, backbone and rounds are the defaults.
+        overrides: ``section.key=value``; ``method.`` options need a name.
+        backbone: ``embedded`` or a timm name; None: the configured one.
+        classes: per task.
+        past: classes of earlier tasks.
+        clients: that answer each round.
+
+    Raises:
+        ConfigError: an unknown method, option, preset or backbone.
+        UsageError: options without a name.
+        StorageError: the directory holds no federation.
+    """
+    if name is None and any(text.strip().startswith("method.") for text in overrides):
+        raise UsageError(
+            "options were given, but not of which method.",
+            action="For example: fcil-server methods pilora -c method.rank=8",
+        )
+    config = load(_config_file(directory) if directory else None, overrides)
+    setting = Setting(
+        backbone=backbone_by_name(backbone or config.run.backbone),
+        classes=classes,
+        past=past,
+        clients=clients,
+        rounds=config.round.rounds_per_task,
+        evaluate=config.run.evaluate,
+    )
+    rows = []
+    for one in [name] if name else registry.method_names():
+        method = registry.load_method(one)
+        hparams = registry.make_hparams(method, _options(one, config, overrides))
+        rows.append(describe_method(method, hparams, setting))
+    return rows
+
+
+def _config_file(directory: Path) -> Path:
+    # Federations bring the ledger and the ciphers, which the list itself does without.
+    from fcil_server.federation import CONFIG, find_directory
+
+    return find_directory(directory) / CONFIG
+
+
+def _options(name: str, config: Config, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return a method's options: the configured ones only if they are that method's."""
+    if config.method.name == name:
+        return config.method.options
+    return load(None, overrides).method.options
