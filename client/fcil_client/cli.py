@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fcil_protocol.errors import UsageError
 from fcil_protocol.terminal import Format, Lines, chosen, emit, errors, printable
 
 if TYPE_CHECKING:
+    from fcil_client.home import Enrolment, Home
     from fcil_client.notes import Note
 
 app = typer.Typer(
@@ -35,6 +38,10 @@ def join(
         Path,
         typer.Option(help="FOLDER/<class>/<image>, FOLDER/train/<class>/..., or a zip of either."),
     ],
+    ticket: Annotated[
+        Path | None,
+        typer.Option(help="The ticket's file, or - to read it from standard input."),
+    ] = None,
     server: Annotated[
         str | None, typer.Option(help="Which server, if several could be meant: name or address.")
     ] = None,
@@ -47,22 +54,55 @@ def join(
         int, typer.Option(min=0, help="Most images in one pass; 0: the method's batch.")
     ] = 0,
     memory_mb: Annotated[int, typer.Option(min=16, help="Memory for decoded images, MB.")] = 2000,
+    min_noise: Annotated[
+        float, typer.Option(min=0, help="Decline rounds with a smaller noise multiplier.")
+    ] = 0.0,
+    max_epsilon: Annotated[
+        float, typer.Option(min=0, help="Decline noised rounds beyond this epsilon; 0: no limit.")
+    ] = 0.0,
+    min_count: Annotated[int, typer.Option(min=1, help="Leave out classes with fewer images.")] = 1,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="Noise on statistics alone is enough.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would leave this device; send nothing.")
+    ] = False,
+    method: Annotated[
+        str | None, typer.Option(help="Dry run: with this installed method; no server is asked.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("-c", metavar="KEY=VALUE", help="Dry run: method.OPTION or run.backbone."),
+    ] = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
 ) -> None:
     """Join the federation and stay: learn when asked, until Ctrl-C.
 
     Images, their names and everything else stay in the folder; what leaves is what the
-    method's schema names. Started again, the client goes on where it was.
+    method's schema names, and --dry-run shows it. Started again, the client goes on where it was.
     """
+    form = chosen(form, json_flag)
+    if dry_run:
+        with errors(form):
+            _dry_run(data, server, method, overrides or [], form, ticket=ticket is not None)
+        return
     with errors():
+        if method is not None or overrides or form is not Format.TEXT:
+            raise UsageError("--method, -c and --format are for --dry-run.")
         import asyncio
 
         from fcil_client.enrolment import find
         from fcil_client.home import find_data
+        from fcil_client.privacy import Limits
         from fcil_client.rounds import Options
         from fcil_protocol.files import DirectoryLock
 
         folder = find_data(str(data))
-        home, enrolment = find(folder, server)
+        if ticket is not None:
+            home, enrolment = asyncio.run(_redeem(ticket, folder))
+        else:
+            home, enrolment = find(folder, server)
         options = Options(
             data=folder,
             device=device,
@@ -70,6 +110,7 @@ def join(
             threads=threads,
             micro_batch=micro_batch or None,
             memory_bytes=memory_mb * 1_000_000,
+            limits=Limits(min_noise, max_epsilon, min_count, allow_partial),
         )
         lines = Lines()
 
@@ -83,6 +124,48 @@ def join(
 
         with DirectoryLock.acquire(home.directory, "client"):
             asyncio.run(run())
+
+
+def _dry_run(
+    data: Path,
+    server: str | None,
+    method: str | None,
+    overrides: list[str],
+    form: Format,
+    *,
+    ticket: bool,
+) -> None:
+    from fcil_client.dry_run import count_images
+    from fcil_client.dry_run import dry_run as predict
+    from fcil_client.home import find_data
+    from fcil_client.inquiry import look
+    from fcil_client.show_egress import show_dry_run
+
+    if ticket:
+        raise UsageError(
+            "a dry run enrols nobody, so it uses no ticket.",
+            action="Leave --ticket out, and name the method: --method NAME",
+        )
+    folder = find_data(str(data))
+    outlook, home = look(folder, server, method, overrides)
+    row = predict(folder, outlook, count_images(folder, home), enrolled=home is not None)
+    emit(row, form, lambda: show_dry_run(row))
+
+
+async def _redeem(source: Path, folder: Path) -> tuple[Home, Enrolment]:
+    import sys
+
+    from fcil_client.home import Home
+    from fcil_client.redeem import redeem
+    from fcil_protocol.files import DirectoryLock
+    from fcil_protocol.ticket import read_ticket
+
+    def say(text: str) -> None:
+        typer.echo(printable(text), err=True)
+
+    ticket = read_ticket(source, sys.stdin.buffer)
+    with DirectoryLock.acquire(Home.of(ticket.federation, folder).directory, "client"):
+        return await redeem(ticket, folder, say)
 
 
 @app.command()
@@ -99,6 +182,127 @@ def status(
         homes = Home.known(data) if data is not None else Home.all()
         rows = [_one_status(h) for h in homes]
         emit({"clients": rows}, form, lambda: _show(rows), rows=rows)
+
+
+@app.command()
+def leave(
+    data: Annotated[Path, typer.Option(help="The folder whose client leaves.")],
+    server: Annotated[
+        str | None, typer.Option(help="Which server, if several could be meant: name or address.")
+    ] = None,
+    without_server: Annotated[
+        bool, typer.Option("--without-server", help="Remove the files though no server was told.")
+    ] = False,
+) -> None:
+    """Leave the federation for good: the server is told, and keys and caches are removed.
+
+    Images stay, and the journal of what left this device. What the server has averaged into the
+    model stays in it. To come back, join with a new ticket.
+    """
+    with errors():
+        import asyncio
+
+        from fcil_client import leaving
+        from fcil_client.visit import stop_daemon
+
+        home, enrolment = _enrolled(data, server)
+        with stop_daemon(home):
+            if not without_server:
+                asyncio.run(leaving.tell(home, enrolment))
+            kept = leaving.clear(home)
+        name = printable(enrolment.name)
+        typer.echo(f"{name} has left; its keys and caches are removed.", err=True)
+        for path in kept:
+            typer.echo(f"The journal of what left this device stays: {path}", err=True)
+
+
+@app.command("rotate-keys")
+def rotate_keys(
+    data: Annotated[Path, typer.Option(help="The folder whose client gets new keys.")],
+    server: Annotated[
+        str | None, typer.Option(help="Which server, if several could be meant: name or address.")
+    ] = None,
+) -> None:
+    """Give the client new keys; it stays the same member. Start its daemon again afterwards."""
+    with errors():
+        import asyncio
+
+        from fcil_client.rotation import rotate
+        from fcil_client.visit import stop_daemon
+
+        home, enrolment = _enrolled(data, server)
+        with stop_daemon(home):
+            keys = asyncio.run(rotate(home, enrolment))
+        typer.echo(f"{printable(enrolment.name)} has the key {keys.fingerprint} now.", err=True)
+
+
+def _enrolled(data: Path, server: str | None) -> tuple[Home, Enrolment]:
+    from fcil_client.enrolment import find_enrolled
+
+    found = find_enrolled(data, server)
+    if found is None:
+        raise UsageError(
+            f"{data} is not enrolled with a federation.",
+            action="See which folders are: fcil-client status",
+        )
+    return found
+
+
+@app.command()
+def journal(
+    data: Annotated[Path | None, typer.Option(help="Only the client of this folder.")] = None,
+    since: Annotated[
+        datetime | None, typer.Option(help="Only what left, or was answered, from then on (UTC).")
+    ] = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Show what has left this device: every sealed envelope, what is in it, and its answer."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_client.home import Home
+        from fcil_client.show_egress import show_journal
+
+        homes = Home.known(data) if data is not None else Home.all()
+        journals = [_one_journal(home, since) for home in homes]
+        rows = [{"client": j["client"], **row} for j in journals for row in j["envelopes"]]
+        emit({"journals": journals}, form, lambda: show_journal(journals), rows=rows)
+
+
+def _one_journal(home: Home, since: datetime | None) -> dict[str, Any]:
+    from fcil_client import egress
+
+    enrolment = home.enrolment()
+    assert enrolment is not None, "a home is found by its enrolment"
+    rows, damaged = egress.read(home.directory)
+    if since is not None:
+        rows = [row for row in rows if egress.last_event(row) >= since.replace(tzinfo=UTC)]
+    return {
+        "client": enrolment.client_id,
+        "name": enrolment.name,
+        "federation": enrolment.federation,
+        "data": enrolment.data,
+        "files": [str(path) for path in egress.files(home.directory)],
+        "damaged_lines": damaged,
+        "envelopes": rows,
+    }
+
+
+@app.command()
+def privacy(
+    data: Annotated[Path | None, typer.Option(help="Only the client of this folder.")] = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Show how much privacy the noised statistics have spent, and what remains."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_client.home import Home
+        from fcil_client.show_privacy import one_privacy, show_privacy
+
+        homes = Home.known(data) if data is not None else Home.all()
+        rows = [one_privacy(home, _one_status(home)) for home in homes]
+        emit({"clients": rows}, form, lambda: show_privacy(rows), rows=rows)
 
 
 def _one_status(home: Any) -> dict[str, Any]:
@@ -138,11 +342,23 @@ def _show(rows: list[dict[str, Any]]) -> None:
         typer.echo(f"  work     {doing}")
         if row["run"]:
             typer.echo(f"  run      {row['run']}, {row['method']} on {row['backbone']}")
+        if row["privacy"]:
+            typer.echo(f"  privacy  {_terms_line(row['privacy'])}")
         typer.echo(f"  device   {row['device'] or 'not loaded yet'}")
         if row["classes"]:
             train = sum(c["train"] for c in row["classes"].values())
             typer.echo(f"  images   {train} for training in {len(row['classes'])} classes")
         typer.echo(f"  counted  {row['counted']} updates since the start")
+
+
+def _terms_line(fields: dict[str, Any]) -> str:
+    from fcil_adapters.privacy_terms import describe_terms
+    from fcil_client.show_privacy import describe_limits
+    from fcil_protocol.messages import PrivacyTerms
+
+    own = describe_limits(fields["own"])
+    terms = describe_terms(PrivacyTerms.model_validate(fields))
+    return f"{terms}; own limits: {own}" if own else terms
 
 
 def main() -> None:

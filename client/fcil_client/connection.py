@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from dataclasses import replace
 
 from fcil_client.home import Enrolment
 from fcil_protocol.channel import Channel
+from fcil_protocol.dialling import Dial, dial
 from fcil_protocol.errors import WireError
 from fcil_protocol.keys import Certificate, PrivateKeys, PublicKeys
 from fcil_protocol.messages import Bye, Decline, Hello, Message, Nack, Received, Welcome
-from fcil_protocol.transport import ClientLink, Dealer, LinkNews
-
-Dial = Callable[[str, PrivateKeys, PublicKeys], ClientLink]
-
-
-def dial(address: str, keys: PrivateKeys, server: PublicKeys) -> ClientLink:
-    """Start connecting to HOST:PORT."""
-    host, _, port = address.rpartition(":")
-    link = Dealer(
-        curve_secret=keys.curve_secret, curve_public=keys.public.curve, server_key=server.curve
-    )
-    link.connect(host.strip("[]"), int(port))
-    return link
+from fcil_protocol.transport import ClientLink, LinkNews
 
 
 class Connection:
@@ -42,6 +31,7 @@ class Connection:
         certificate = Certificate.from_bytes(bytes.fromhex(enrolment.certificate))
         self.server = certificate.verify(enrolment.federation, time.time())
         self._addresses = enrolment.addresses
+        self._relay_key = bytes.fromhex(enrolment.link_key)
         self._at = 0
         self._keys = keys
         self._make = make
@@ -59,7 +49,8 @@ class Connection:
 
     def open(self) -> None:
         """Start connecting; `recv` tells what comes of it."""
-        self._link = self._make(self.address, self._keys, self.server)
+        peer = replace(self.server, curve=self._relay_key) if self._relay_key else self.server
+        self._link = self._make(self.address, self._keys, peer)
 
     def turn(self) -> None:
         """Try the next address instead; nothing must wait in `recv` meanwhile."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from fcil_client import greeting
 from fcil_client import session_events as events
-from fcil_client.connection import Connection, Dial, dial
+from fcil_client.connection import Connection
 from fcil_client.enrolment import load_keys
 from fcil_client.greeting import Terms
 from fcil_client.home import Enrolment, Home
@@ -28,11 +28,11 @@ from fcil_client.session import Session
 from fcil_client.session_events import Link, RoundKey, Work, key_of
 from fcil_client.transfers import Transfers
 from fcil_protocol import control
+from fcil_protocol.dialling import REFUSALS, Dial, dial
 from fcil_protocol.errors import (
     FcilError,
     StorageError,
     TrustError,
-    UnknownClient,
     WireError,
     from_code,
 )
@@ -60,16 +60,8 @@ TWO_LINKS = "two_links"  # the code of a Bye: another connection with this clien
 # Refusals of the session that trying again cannot mend.
 FATAL = frozenset({
     "version_mismatch", "method_mismatch", "backbone_mismatch", "not_trusted", "unknown_client",
-    "wrong_federation", "key_file",
+    "wrong_federation", "key_file", "revoked", "membership_expired",
 })  # fmt: skip
-
-REFUSALS = {
-    "unknown_client": f"the server does not admit this client's key. "
-    f"{UnknownClient.default_action()}",
-    "wrong_server_key": "the server's key is not the one from the enrolment: it is another "
-    "server, or its keys were replaced. Compare fingerprints, then enrol again.",
-    "not_fcil": "the program at this address is not an fcil server. Check the address.",
-}
 
 
 class Client:
@@ -97,13 +89,16 @@ class Client:
         self.progress: tuple[str, int, int] | None = None
         self.counted = 0
         self._judged = ""
-        self._keys = load_keys(home)
+        self._keys = load_keys(home.keys_path)
+        self._limits = options.limits
         self._line = Connection(enrolment, self._keys, make)
         self._work = RoundWork(home, enrolment, self._keys, options)
         self._jobs = Jobs(
             self._work, self.notes, feed=self._feed, fail=self._fail, progress=self._trained
         )
-        self._transfers = Transfers(home, enrolment, self._keys, self._line, self.notes, self._feed)
+        self._transfers = Transfers(
+            home, enrolment, self._keys, self._line, self._work.journal, self.notes, self._feed
+        )
         self._session = Session.resume(*self._transfers.waiting())
         self._timers: dict[events.Event, asyncio.TimerHandle] = {}
         self._stopping = asyncio.Event()
@@ -130,7 +125,7 @@ class Client:
         finally:
             door.close()
             control.socket_path(self.home.directory).unlink(missing_ok=True)
-            self._line.send(Bye(reason="the client stops"))
+            self._line.send(greeting.goodbye(self._failure))
             for timer in self._timers.values():
                 timer.cancel()
             await self._jobs.stop()
@@ -270,12 +265,16 @@ class Client:
             self._line.turn()
 
     def _greet(self) -> None:
+        methods, faults = greeting.installed_methods()
+        for text in faults:
+            self.notes.once(text, "warning", text)
         self._line.begin()
         self._line.send(
             greeting.hello(
                 self.enrolment,
                 nonce=self._line.nonce,
                 package=version("fcil"),
+                methods=methods,
                 device=self._work.device or f"{platform.system()} {platform.machine()}",
                 terms=self.terms,
                 claim=self._work.claim,
@@ -315,13 +314,21 @@ class Client:
         if welcome.nonce != self._line.nonce or self._session.link is not Link.GREETING:
             return  # the answer to an earlier Hello
         try:
-            terms, server = greeting.read_welcome(welcome, self.enrolment)
+            server = greeting.read_server(welcome, self.enrolment)
         except FcilError as error:
             self._fail(error)
             return
         self._line.accept(received, welcome, server)
-        self.terms = terms
-        self._feed(events.Welcomed(terms.run, welcome.ready, welcome.verdict))
+        try:
+            self.enrolment = self.home.keep_certificate(self.enrolment, welcome.certificate)
+        except StorageError as error:  # it comes with every Welcome
+            self.notes("warning", str(error))
+        try:
+            self.terms = greeting.read_terms(welcome)
+        except FcilError as error:
+            self._fail(error)  # in a session that stands, so the server learns why
+            return
+        self._feed(events.Welcomed(self.terms.run, welcome.ready, welcome.verdict))
 
     def _nacked(self, nack: Nack) -> None:
         error = from_code(nack.code, nack.text, nack.action)
@@ -358,15 +365,7 @@ class Client:
             return
         self._last_progress = now
         self._line.send(
-            Progress(
-                run=key.run,
-                task=key.task,
-                kind=key.kind,
-                round=key.round,
-                phase=phase,  # type: ignore[arg-type]
-                done=done,
-                total=total,
-            )
+            Progress(**vars(key), phase=phase, done=done, total=total)  # type: ignore[arg-type]
         )
 
     async def _command(self, op: str, _fields: dict[str, Any]) -> dict[str, Any]:
@@ -376,6 +375,13 @@ class Client:
         if op == "status":
             return self.status()
         raise WireError(f"this client knows no command {op!r}.")
+
+    def _privacy(self) -> dict[str, Any] | None:
+        """Return the terms as they are in force here, the client's own limits beside them."""
+        if self.terms is None:
+            return None
+        limits = vars(self._limits)
+        return {**self.terms.privacy.model_dump(), "own": limits}
 
     def status(self) -> dict[str, Any]:
         """Return everything that one wants to know of a running client."""
@@ -396,6 +402,7 @@ class Client:
             "run": self.terms.run if self.terms else None,
             "method": self.terms.method.name if self.terms else None,
             "backbone": self.terms.backbone.name if self.terms else None,
+            "privacy": self._privacy(),
             "device": self._work.device,
             "classes": inventory.counts() if inventory else None,
             "outbox": len(self.home.outbox()),

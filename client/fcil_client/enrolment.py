@@ -2,7 +2,7 @@
 
 A server that runs as the same user leaves a join file (0600) that names its control
 socket. The client makes its keys on the spot and hands over the public halves; private
-keys never travel. Enrolment from other machines needs a ticket.
+keys never travel. Enrolment from other machines needs a ticket (`redeem`).
 """
 
 from __future__ import annotations
@@ -65,8 +65,33 @@ def find(data: Path, server: str | None) -> tuple[Home, Enrolment]:
         Unreachable: no server runs here and the folder was never enrolled.
         UsageError: several servers could be meant.
     """
+    running = find_server(server)
+    if running is not None:
+        home = Home.of(running.federation, data)
+        if home.enrolment() is None:
+            return home, _enrol(home, running, data)
+        try:  # a server that lost its ledger takes the same keys in again
+            return home, _enrol(home, running, data)
+        except LinkError:  # it is away: the daemon goes on trying with what it knows
+            return home, _refresh(home, running)
+    enrolled = find_enrolled(data, server)
+    if enrolled is not None:
+        return enrolled
+    asked = f" that is called {server!r}" if server else ""
+    raise Unreachable(
+        f"no fcil server{asked} runs on this machine as this user, and {data} is not enrolled.",
+        action="Start one with: fcil-server serve. To join one on another machine, ask its "
+        "operator for a ticket: fcil-client join --ticket FILE",
+    )
+
+
+def find_server(server: str | None) -> JoinFile | None:
+    """Return the server of this user and machine that is meant, if one says that it runs.
+
+    Raises:
+        UsageError: several could be meant.
+    """
     running = [j for j in join_files() if server is None or _means(j, server)]
-    known = [h for h in Home.known(data) if server is None or _home_means(h, server)]
     if len(running) > 1:  # a server that was killed leaves its join file behind
         running = [j for j in running if _answers(j)] or running
     if len(running) > 1:
@@ -76,29 +101,24 @@ def find(data: Path, server: str | None) -> tuple[Home, Enrolment]:
             + ".",
             action="Say which one: --server ADDRESS.",
         )
-    if running:
-        home = Home.of(running[0].federation, data)
-        if home.enrolment() is None:
-            return home, _enrol(home, running[0], data)
-        try:  # a server that lost its ledger takes the same keys in again
-            return home, _enrol(home, running[0], data)
-        except LinkError:  # it is away: the daemon goes on trying with what it knows
-            return home, _refresh(home, running[0])
-    if len(known) == 1:
-        enrolment = known[0].enrolment()
-        assert enrolment is not None
-        return known[0], enrolment
-    if known:
+    return running[0] if running else None
+
+
+def find_enrolled(data: Path, server: str | None) -> tuple[Home, Enrolment] | None:
+    """Return the membership of a folder that is meant, if it has one.
+
+    Raises:
+        UsageError: several could be meant.
+    """
+    known = [h for h in Home.known(data) if server is None or _home_means(h, server)]
+    if len(known) > 1:
         raise UsageError(
             f"{data} is enrolled with {len(known)} federations and none of their servers runs "
             "here.",
             action="Say which one: --server ADDRESS.",
         )
-    asked = f" that is called {server!r}" if server else ""
-    raise Unreachable(
-        f"no fcil server{asked} runs on this machine as this user, and {data} is not enrolled.",
-        action="Start one with: fcil-server serve",
-    )
+    enrolment = known[0].enrolment() if known else None
+    return (known[0], enrolment) if enrolment is not None else None
 
 
 def _answers(join: JoinFile) -> bool:
@@ -132,7 +152,7 @@ def _refresh(home: Home, join: JoinFile) -> Enrolment:
 
 
 def _enrol(home: Home, join: JoinFile, data: Path) -> Enrolment:
-    keys = load_keys(home)
+    keys = load_keys(home.keys_path)
     name = f"{socket.gethostname()}:{data.resolve().name}"[:128]
     public = {k: v.hex() for k, v in keys.public.to_fields().items()}
     try:
@@ -158,10 +178,10 @@ def _enrol(home: Home, join: JoinFile, data: Path) -> Enrolment:
     return enrolment
 
 
-def load_keys(home: Home) -> PrivateKeys:
-    """Return the client's keys, made at the first call."""
-    if home.keys_path.exists():
-        return PrivateKeys.load(home.keys_path)
+def load_keys(path: Path) -> PrivateKeys:
+    """Return the keys of a file, made at the first call."""
+    if path.exists():
+        return PrivateKeys.load(path)
     keys = PrivateKeys.generate()
-    keys.save(home.keys_path)
+    keys.save(path)
     return keys

@@ -13,18 +13,41 @@ import fcil_protocol
 from fcil_adapters import registry
 from fcil_adapters.contract import BackboneInfo, Hparams, Method, TaskInfo
 from fcil_adapters.describe import backbone_from_fields, preprocessing_digest
+from fcil_adapters.privacy_terms import check_privacy
 from fcil_client.home import Enrolment
+from fcil_client.privacy import check_installed
+from fcil_protocol.egress import schema_faults
 from fcil_protocol.errors import (
     BackboneMismatch,
     ConfigError,
+    EgressRefused,
+    FcilError,
     MethodMismatch,
+    TrustError,
     VersionMismatch,
     WireError,
 )
 from fcil_protocol.ids import is_run_id
 from fcil_protocol.keys import Certificate, PublicKeys
-from fcil_protocol.messages import BackboneClaim, Hello, Welcome
-from fcil_protocol.wellknown import EVALUATE, EVALUATE_SCHEMA
+from fcil_protocol.messages import (
+    NO_PRIVACY,
+    BackboneClaim,
+    Bye,
+    Hello,
+    PrivacyTerms,
+    Welcome,
+)
+from fcil_protocol.payload import Payload
+from fcil_protocol.schema import PayloadSchema
+from fcil_protocol.wellknown import (
+    EVALUATE,
+    EVALUATE_SCHEMA,
+    INVENTORY,
+    INVENTORY_SCHEMA,
+    result_faults,
+)
+
+_OWN_SCHEMAS = {EVALUATE: EVALUATE_SCHEMA, INVENTORY: INVENTORY_SCHEMA}
 
 
 @dataclass(frozen=True)
@@ -38,6 +61,7 @@ class Terms:
     schema_digest: str
     max_payload_bytes: int
     credit: int
+    privacy: PrivacyTerms = NO_PRIVACY
 
     def dims(self, task: TaskInfo, kind: str) -> dict[str, int]:
         """Return the known symbols of an upload's schema."""
@@ -45,12 +69,24 @@ class Terms:
             return {"seen": len(task.seen)}
         return self.method.dims(self.hparams, self.backbone, task)
 
-    def check_upload(self, kind: str, payload: fcil_protocol.Payload, task: TaskInfo) -> list[str]:
+    def upload_schema(self, kind: str) -> PayloadSchema:
+        """Return the schema of what is sent in rounds of one kind, or as the inventory.
+
+        Raises:
+            MethodMismatch: the method has no such exchange.
+        """
+        if kind in _OWN_SCHEMAS:
+            return _OWN_SCHEMAS[kind]
+        return registry.find_exchange(self.method, self.hparams, self.backbone, kind).upload
+
+    def check_upload(self, kind: str, payload: Payload, task: TaskInfo) -> list[str]:
         """Return every way in which a payload must not leave the device."""
+        dims = self.dims(task, kind)
+        schema = self.upload_schema(kind)
         if kind == EVALUATE:
-            return EVALUATE_SCHEMA.check(payload, self.dims(task, kind))
+            return schema.check(payload, dims) or result_faults(payload, task.seen)
+        faults = schema_faults(schema, dims) or schema.check(payload, dims)
         exchange = registry.find_exchange(self.method, self.hparams, self.backbone, kind)
-        faults = exchange.upload.check(payload, self.dims(task, kind))
         return faults or exchange.check(payload, task)
 
 
@@ -59,6 +95,7 @@ def hello(
     *,
     nonce: bytes,
     package: str,
+    methods: list[str],
     device: str,
     terms: Terms | None,
     claim: BackboneClaim | None,
@@ -70,6 +107,7 @@ def hello(
         enrolment: who we are.
         nonce: ours, drawn for this session.
         package: version of the fcil package.
+        methods: what `installed_methods` found.
         device: where we compute, for people.
         terms: of the last Welcome; the Hello names its run.
         claim: about the backbone of that run, if its method uses one.
@@ -84,51 +122,73 @@ def hello(
         federation=enrolment.federation,
         client=enrolment.client_id,
         device=device[:128],
-        methods=installed_methods(),
+        methods=methods,
         run=terms.run if terms else "",
         schema_digest=terms.schema_digest if terms and ready else "",
         backbone=claim if ready else None,
     )
 
 
-def installed_methods() -> list[str]:
-    """Return ``name==version`` of every method that loads on this machine."""
+def installed_methods() -> tuple[list[str], list[str]]:
+    """Return ``name==version`` of every method that loads here, and why others do not."""
     found: list[str] = []
+    faults: list[str] = []
     for name in registry.method_names():
         try:
             found.append(f"{name}=={registry.load_method(name).version}")
-        except ConfigError:
-            continue  # a broken third-party package must not keep the others from joining
-    return found
+        except ConfigError as error:  # a broken package must not keep the others from joining
+            faults.append(str(error))
+    return found, faults
 
 
-def read_welcome(welcome: Welcome, enrolment: Enrolment) -> tuple[Terms, PublicKeys]:
-    """Check a Welcome against what was pinned at enrolment and what is installed here.
+def read_server(welcome: Welcome, enrolment: Enrolment) -> PublicKeys:
+    """Return the keys of the server that a Welcome is from, as the pinned root certifies them.
 
     Raises:
-        TrustError, VersionMismatch, MethodMismatch, WireError: with both values.
+        TrustError, WireError: the certificate is not to be believed.
+        VersionMismatch: the server's protocol is not spoken here.
     """
     certificate = Certificate.from_bytes(welcome.certificate)
     keys = certificate.verify(enrolment.federation, time.time())
+    known = Certificate.from_bytes(bytes.fromhex(enrolment.certificate))
+    if certificate.serial < known.serial:
+        raise TrustError(
+            f"the server shows its certificate {certificate.serial}, and this client knows the "
+            f"later one {known.serial}.",
+            action="Its keys were replaced since: a copy of the old ones is in use somewhere.",
+        )
     if not welcome.protocol >= fcil_protocol.OLDEST_PROTOCOL_VERSION:
         raise VersionMismatch(
             f"the server speaks protocol {welcome.protocol}, this client "
             f"{fcil_protocol.OLDEST_PROTOCOL_VERSION} to {fcil_protocol.PROTOCOL_VERSION}.",
             action="Install the same fcil version on both sides.",
         )
+    return keys
+
+
+def read_terms(welcome: Welcome) -> Terms:
+    """Check a signed Welcome against what is installed here.
+
+    Raises:
+        MethodMismatch, WireError: with both values.
+        EgressRefused: the method would send what may not leave a client.
+    """
     if not is_run_id(welcome.run):
         raise WireError(f"the server names a run {welcome.run[:40]!r}, which is no run id.")
     method = _method(welcome)
     hparams = _hparams(method, welcome)
     backbone = backbone_from_fields(_json(welcome.backbone))
-    digest = registry.schema_digest(method, hparams, backbone)
+    digest = registry.schema_digest(method, hparams, backbone, welcome.privacy)
     if digest != welcome.schema_digest:
         raise MethodMismatch(
-            f"method {method.name} {method.version} has schema {digest[:12]} here and "
-            f"{welcome.schema_digest[:12]} on the server.",
-            action="Install the same version of its package on both sides.",
+            f"method {method.name!r} is version {method.version} on both sides, but its schemas "
+            f"differ: {digest[:12]} on the client, {welcome.schema_digest[:12]} on the server.",
+            action=_install(welcome),
         )
-    terms = Terms(
+    registry.check_uploads(method, hparams, backbone)
+    check_privacy(method, hparams, backbone, welcome.privacy)
+    check_installed(welcome.privacy)
+    return Terms(
         run=welcome.run,
         method=method,
         hparams=hparams,
@@ -136,8 +196,24 @@ def read_welcome(welcome: Welcome, enrolment: Enrolment) -> tuple[Terms, PublicK
         schema_digest=digest,
         max_payload_bytes=welcome.max_payload_bytes,
         credit=max(1, min(welcome.credit, 64)),
+        privacy=welcome.privacy,
     )
-    return terms, keys
+
+
+def goodbye(failure: FcilError | None) -> Bye:
+    """Build the Bye of a client that ends, by an error or as it was told.
+
+    The server hears the sentence only if it is about what is installed: others may name files.
+    """
+    if failure is None:
+        return Bye(reason="the client stops")
+    told = isinstance(failure, VersionMismatch | MethodMismatch | BackboneMismatch | EgressRefused)
+    return Bye(code=failure.code, reason=failure.message[:2000] if told else "")
+
+
+def _install(welcome: Welcome) -> str:
+    package = welcome.method_package or "the package that brings the method on the server"
+    return f"Install the server's {package} on the client and start it again."
 
 
 def _method(welcome: Welcome) -> Method:
@@ -145,15 +221,15 @@ def _method(welcome: Welcome) -> Method:
         method = registry.load_method(welcome.method)
     except ConfigError as error:
         raise MethodMismatch(
-            f"the server runs the method {welcome.method!r} {welcome.method_version}, which is "
-            "not installed here.",
-            action="Install its package on this client.",
+            f"the server runs method {welcome.method!r} version {welcome.method_version}, the "
+            "client has no such method.",
+            action=_install(welcome),
         ) from error
     if method.version != welcome.method_version:
         raise MethodMismatch(
-            f"method {method.name} is version {method.version} here and "
-            f"{welcome.method_version} on the server.",
-            action="Install the same version of its package on both sides.",
+            f"the server runs method {welcome.method!r} version {welcome.method_version}, the "
+            f"client has version {method.version}.",
+            action=_install(welcome),
         )
     return method
 
@@ -165,9 +241,9 @@ def _hparams(method: Method, welcome: Welcome) -> Hparams:
         fault = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(x) for x in fault["loc"])
         raise MethodMismatch(
-            f"method {method.name} {method.version} of this client does not take the server's "
-            f"options: {where[:80]}: {fault['msg'][:200]}.",
-            action="Install the same version of its package on both sides.",
+            f"method {method.name!r} is version {method.version} on both sides, but the client's "
+            f"does not take the server's options: {where[:80]}: {fault['msg'][:200]}.",
+            action=_install(welcome),
         ) from error
 
 

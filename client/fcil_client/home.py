@@ -5,13 +5,14 @@ One directory per (federation, data folder)::
     <state home>/fcil/<federation>/<digest of the data path>/
         lock  control.sock  salt
         client.json            who we are to this federation (0600)
-        keys.json              private keys (0600)
+        keys.json              private keys (0600); keys.next.json until a ticket is used
         outbox/<digest>.update sealed updates that the server has not acknowledged
         outbox/<digest>.json   the round each belongs to
         parts/<digest>.part    sealed parts of broadcasts
         incoming/              parts that are still arriving
         state.safetensors      the method's state after the last counted update
         provisional/<digest>.safetensors  states whose updates are not counted yet
+        egress.jsonl           what left, one line per event (0600); full ones have a number
         manifest.json          which images there are, and on which side each is for ever
 """
 
@@ -20,13 +21,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import platformdirs
 
 from fcil_protocol.errors import CorruptFile, DataError
-from fcil_protocol.files import storage_errors, write_atomic
+from fcil_protocol.files import make_private, storage_errors, write_atomic
 from fcil_protocol.ids import ClientId, FederationId, is_client_id
 from fcil_protocol.payload import Payload, pack, unpack
 
@@ -50,6 +51,8 @@ class Enrolment:
     Attributes:
         certificate: hex of the server's root-signed certificate, as given at enrolment.
         addresses: HOST:PORT of the server; where nobody answers, the next one is tried.
+        ticket: digest of the ticket that it came in with; empty without one.
+        link_key: hex of the CURVE key of the relay that it connects to; empty: the server's.
     """
 
     client_id: ClientId
@@ -58,6 +61,8 @@ class Enrolment:
     certificate: str
     addresses: tuple[str, ...]
     data: str
+    ticket: str = ""
+    link_key: str = ""
 
 
 class Home:
@@ -87,7 +92,7 @@ class Home:
     def make(self) -> None:
         """Create the directories, readable by this user alone."""
         with storage_errors("create the client directory", self.directory):
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self.directory)
             for name in ("outbox", "parts", "incoming", "provisional"):
                 (self.directory / name).mkdir(mode=0o700, exist_ok=True)
 
@@ -97,6 +102,27 @@ class Home:
     def keys_path(self) -> Path:
         """Private keys, 0600."""
         return self.directory / "keys.json"
+
+    @property
+    def next_keys_path(self) -> Path:
+        """Private keys that a ticket is being used for, 0600."""
+        return self.directory / "keys.next.json"
+
+    def take_next_keys(self, *, keep_state: bool = False) -> None:
+        """Begin to use the keys that the server took last; what the old ones signed is dropped.
+
+        Args:
+            keep_state: the same member goes on; else what was learned is another's.
+        """
+        if self.next_keys_path.exists():
+            if keep_state:
+                for digest in self.outbox():
+                    self.drop_outgoing(digest)
+                self.prune_parts(set())  # they are sealed for the old keys
+            else:
+                self.reset_state()
+            with storage_errors("replace the keys", self.keys_path):
+                self.next_keys_path.replace(self.keys_path)
 
     def enrolment(self) -> Enrolment | None:
         """Return who we are, or None before the enrolment.
@@ -111,6 +137,7 @@ class Home:
             enrolment = Enrolment(**fields)
             if not is_client_id(enrolment.client_id):
                 raise ValueError("client_id")
+            bytes.fromhex(enrolment.link_key)
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError) as error:
@@ -124,6 +151,14 @@ class Home:
         """Keep who we are."""
         text = json.dumps(asdict(enrolment), indent=1)
         write_atomic(self.directory / "client.json", text.encode())
+
+    def keep_certificate(self, enrolment: Enrolment, certificate: bytes) -> Enrolment:
+        """Keep the server's newest certificate: an older one is refused from then on."""
+        if enrolment.certificate == certificate.hex():
+            return enrolment
+        enrolment = replace(enrolment, certificate=certificate.hex())
+        self.save_enrolment(enrolment)
+        return enrolment
 
     def salt(self) -> bytes:
         """Return the bytes that fix this client's split of its images, drawn once.

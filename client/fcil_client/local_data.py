@@ -6,6 +6,7 @@ learner never meets a test image nor an image of an earlier task.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from fcil_adapters.contract import Preprocessing
@@ -49,13 +50,14 @@ class LocalData:
         """Give back threads, files and memory."""
         self._store.close()
 
-    def learner_door(self, class_ids: Mapping[str, int]) -> Door:
+    def learner_door(self, class_ids: Mapping[str, int], least: int = 1) -> Door:
         """Open the train images of exactly these classes.
 
         Args:
             class_ids: class name -> global id; names are matched as the federation does.
+            least: classes with fewer images are left out, so that nothing is learned of them.
         """
-        return self._open("train", class_ids)
+        return self._open("train", class_ids, least)
 
     def select_door(self, class_ids: Mapping[str, int]) -> Door:
         """Open the images for tuning of exactly these classes."""
@@ -65,8 +67,9 @@ class LocalData:
         """Open the test images of exactly these classes."""
         return self._open("test", class_ids)
 
-    def _open(self, side: Side, class_ids: Mapping[str, int]) -> Door:
+    def _open(self, side: Side, class_ids: Mapping[str, int], least: int = 1) -> Door:
         ids = {class_key(name): number for name, number in class_ids.items()}
         keyed = ((image, class_key(image.entry.class_name)) for image in self.manifest.images)
         wanted = [(i, ids[key]) for i, key in keyed if i.side == side and key in ids]
-        return self._store.door(wanted)
+        counts = Counter(number for _, number in wanted)
+        return self._store.door([(i, n) for i, n in wanted if counts[n] >= least])

@@ -18,6 +18,7 @@ from fcil_protocol.errors import CorruptFile, DataError
 from fcil_protocol.files import storage_errors, write_atomic
 
 FORMAT = 1
+NAME = "manifest.json"  # in the client's directory
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,14 @@ class Outbox:
         """Keep an envelope for this session only (an inventory is made anew each time)."""
         self._held = {digest: envelope}
 
+    def load(self, digest: str) -> None:
+        """Open an envelope; `offer` does not touch the disk any more then.
+
+        Raises:
+            CorruptFile, StorageError: the file in the outbox is damaged, or gone.
+        """
+        self._envelope(digest)
+
     def offer(self, digest: str, send: Send, credit: int) -> None:
         """Send an envelope's header and its first chunks.
 

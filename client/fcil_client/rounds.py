@@ -13,20 +13,36 @@ import numpy as np
 import fcil_protocol
 from fcil_adapters import describe, registry
 from fcil_adapters.contract import BackboneInfo, Context, Part, TaskInfo
+from fcil_adapters.privacy import Privacy
 from fcil_adapters.worker_host import WorkerHost
 from fcil_adapters.worker_ops import context_fields
 from fcil_client.downloads import open_part
+from fcil_client.egress import Journal
 from fcil_client.greeting import Terms, check_backbone
 from fcil_client.home import Enrolment, Home
 from fcil_client.outbox import Outbox
+from fcil_client.privacy import NO_LIMITS, Limits, PrivacyLedger
 from fcil_client.session_events import RoundKey, key_of
 from fcil_protocol.envelope import Core, seal, wrap_key
-from fcil_protocol.errors import DataError, EgressRefused, SchemaMismatch, StorageError
+from fcil_protocol.errors import (
+    DataError,
+    EgressRefused,
+    SchemaMismatch,
+    StorageError,
+    TooLarge,
+)
 from fcil_protocol.keys import PrivateKeys, PublicKeys
 from fcil_protocol.messages import BackboneClaim, RoundOpen
 from fcil_protocol.payload import Payload, pack, unpack
+from fcil_protocol.schema import class_key
 from fcil_protocol.stored import StoredEnvelope
-from fcil_protocol.wellknown import EVALUATE, INVENTORY, REGISTRY, REGISTRY_SCHEMA
+from fcil_protocol.wellknown import (
+    EVALUATE,
+    INVENTORY,
+    REGISTRY,
+    REGISTRY_SCHEMA,
+    inventory_faults,
+)
 
 CHUNK_BYTES = 256 * 1024  # 13 s at 20 kB/s, inside the heartbeat's patience
 WORKER_IDLE_S = 600.0
@@ -34,7 +50,7 @@ WORKER_IDLE_S = 600.0
 
 @dataclass(frozen=True)
 class Options:
-    """What a client decides for itself: data and resources, never hyper-parameters."""
+    """What a client decides for itself: data, resources, limits; never hyper-parameters."""
 
     data: Path
     device: str = "auto"
@@ -42,6 +58,7 @@ class Options:
     threads: int = 0
     micro_batch: int | None = None
     memory_bytes: int = 2_000_000_000
+    limits: Limits = NO_LIMITS
 
 
 @dataclass
@@ -62,11 +79,30 @@ class Inventory:
         """Return class name -> images for training and for testing."""
         return {n: {"train": self.train.get(n, 0), "test": self.test.get(n, 0)} for n in self.names}
 
+    def told(self, least: int) -> Inventory:
+        """Return what may be announced if a class needs ``least`` images on a side."""
+        train, test = (
+            {name: n for name, n in side.items() if n >= least} for side in (self.train, self.test)
+        )
+        return Inventory(train, test)
+
+    def payload(self) -> Payload:
+        """Return what is announced; it keeps ``wellknown.INVENTORY_SCHEMA``."""
+        names = self.names
+        return Payload(
+            {
+                "train": np.array([self.train.get(n, 0) for n in names], np.int64),
+                "test": np.array([self.test.get(n, 0) for n in names], np.int64),
+            },
+            {"names": names},
+        )
+
 
 class RoundWork:
     """Everything a client computes; the computing itself is in the worker process.
 
     Attributes:
+        journal: notes every envelope that is sealed here.
         device: the worker's device, once it has said so.
         claim: digest, preprocessing and probe features of the loaded backbone.
         faults: images of the last round that vanished or broke since the scan.
@@ -75,6 +111,7 @@ class RoundWork:
     def __init__(
         self, home: Home, enrolment: Enrolment, keys: PrivateKeys, options: Options
     ) -> None:
+        self.journal = Journal(home.directory)
         self.device = ""
         self.claim: BackboneClaim | None = None
         self.faults: list[str] = []
@@ -83,6 +120,7 @@ class RoundWork:
         self._keys = keys
         self._options = options
         self._outbox = Outbox(home)
+        self._ledger = PrivacyLedger(home.directory)
         self._turn = asyncio.Lock()  # the worker does one thing at a time
         self._host = WorkerHost(
             "fcil_client.worker",
@@ -163,17 +201,19 @@ class RoundWork:
 
         Returns:
             The envelope and its digest.
+
+        Raises:
+            EgressRefused: the list is not of the form that may leave the device.
+            DiskFull, StorageError: it cannot be written down that it leaves.
         """
-        names = inventory.names
-        payload = Payload(
-            {
-                "train": np.array([inventory.train.get(n, 0) for n in names], np.int64),
-                "test": np.array([inventory.test.get(n, 0) for n in names], np.int64),
-            },
-            {"names": names},
-        )
-        core = self._core(terms, RoundKey(terms.run, -1, INVENTORY, 0), base=0)
-        return self._seal(payload, core, server)
+        payload = inventory.told(self.least(terms)).payload()
+        _refuse("the list of classes holds", inventory_faults(payload))
+        key = RoundKey(terms.run, -1, INVENTORY, 0)
+        return self._seal(payload, key, terms, server, base=0)
+
+    def least(self, terms: Terms) -> int:
+        """Return how many images a class must have to take part."""
+        return max(terms.privacy.min_count, self._options.limits.min_count)
 
     # --- a round ----------------------------------------------------------------------------
 
@@ -187,8 +227,10 @@ class RoundWork:
             DataError: no image of the classes in question.
             SchemaMismatch: a part is not of the form that its kind has.
             StaleUpdate: a part was damaged on disk.
-            DiskFull, StorageError: the update cannot be kept; nothing of it stays.
+            DiskFull, StorageError: the update cannot be kept, or not be written down in the
+                journal of what leaves; nothing of it stays.
             EgressRefused: the method produced something that must not leave the device.
+            PrivacyRefused: the terms or the budget do not allow it to take part.
             WorkerError, WorkerDied: the computation failed.
         """
         parts = {ref.name: open_part(self._home, ref, self._keys, server) for ref in order.parts}
@@ -213,15 +255,26 @@ class RoundWork:
             backbone_info=terms.backbone,
             seed=tuple(order.seed),
             micro_batch=self._options.micro_batch,
+            privacy=Privacy(terms.privacy.noise_multiplier, terms.privacy.clip),
         )
+        if order.kind != EVALUATE:
+            await asyncio.to_thread(self._charge, terms, key_of(order), task, list(classes))
         state, payload = await self._compute(ctx, terms, classes, parts, progress)
         if order.kind == EVALUATE:
-            payload = withhold(payload, order.min_count)
+            payload = withhold(payload, max(order.min_count, self.least(terms)))
         self._guard(terms, order.kind, payload, task)
-        core = self._core(terms, key_of(order), base=order.base)
-        envelope, digest = await asyncio.to_thread(self._seal, payload, core, server)
+        envelope, digest = await asyncio.to_thread(
+            self._seal, payload, key_of(order), terms, server, base=order.base
+        )
         self._keep(digest, envelope, order, state)
         return digest
+
+    def _charge(self, terms: Terms, key: RoundKey, task: TaskInfo, classes: list[str]) -> None:
+        names: list[str] = []
+        if terms.privacy.noise_multiplier > 0:
+            names = [s.name for s in terms.method.statistics(terms.hparams, key.kind, task)]
+        keys = [class_key(name) for name in classes]
+        self._ledger.charge(terms.privacy, self._options.limits, key, keys, names)
 
     def _keep(
         self, digest: str, envelope: StoredEnvelope, order: RoundOpen, state: Payload | None
@@ -250,6 +303,7 @@ class RoundWork:
             "classes": classes,
             "parts": list(parts),
             "backbone": self._backbone_fields(terms),
+            "min_count": self.least(terms),
             **self._data_fields(),
         }
         evaluate = ctx.kind == EVALUATE
@@ -272,14 +326,7 @@ class RoundWork:
 
     def _guard(self, terms: Terms, kind: str, payload: Payload, task: TaskInfo) -> None:
         """Egress: nothing leaves that the schema of this exchange does not name."""
-        faults = terms.check_upload(kind, payload, task)
-        if faults:
-            raise EgressRefused(
-                "the method produced what must not leave the device: "
-                + "; ".join(faults[:10])
-                + ".",
-                action=EgressRefused.default_action(),
-            )
+        _refuse("the method produced", terms.check_upload(kind, payload, task))
 
     def _core(self, terms: Terms, key: RoundKey, *, base: int) -> Core:
         return Core(
@@ -298,11 +345,29 @@ class RoundWork:
             base=base,
         )
 
-    def _seal(self, payload: Payload, core: Core, server: PublicKeys) -> tuple[StoredEnvelope, str]:
+    def _seal(
+        self, payload: Payload, key: RoundKey, terms: Terms, server: PublicKeys, *, base: int
+    ) -> tuple[StoredEnvelope, str]:
         plain = pack(payload)
-        sealed, key = seal(plain, core, self._keys, chunk_bytes=CHUNK_BYTES)
-        wrap = wrap_key(key, sealed.header, server)
+        if len(plain) > terms.max_payload_bytes:
+            raise TooLarge(
+                f"an upload of {len(plain)} bytes exceeds the {terms.max_payload_bytes} that the "
+                "server takes."
+            )
+        core = self._core(terms, key, base=base)
+        sealed, content_key = seal(plain, core, self._keys, chunk_bytes=CHUNK_BYTES)
+        wrap = wrap_key(content_key, sealed.header, server)
+        # Before anybody can send it: what is not written down does not leave.
+        self.journal.sealed(payload, terms.upload_schema(key.kind), sealed.parsed)
         return sealed.stored(wrap), str(sealed.parsed.update_id)
+
+
+def _refuse(what: str, faults: list[str]) -> None:
+    if faults:
+        raise EgressRefused(
+            f"{what} what must not leave the device: {'; '.join(faults[:10])}.",
+            action=EgressRefused.default_action(),
+        )
 
 
 def withhold(results: Payload, min_count: int) -> Payload:

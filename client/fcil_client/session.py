@@ -48,6 +48,7 @@ from fcil_client.session_events import (
     LoadBackbone,
     Nacked,
     Offer,
+    OfferFailed,
     PartsLost,
     PartsReady,
     Refuse,
@@ -269,6 +270,14 @@ class Session:
         self.work, self.order = Work.IDLE, None
         return [Refuse(event.key, event.code, event.text), *self._idle()]
 
+    def _unoffered(self, event: OfferFailed) -> list[Instruction]:
+        if event.digest != self.outgoing or self.order is None:
+            return []
+        # The server may have had it before: then its state waits for the verdict.
+        key = key_of(self.order)
+        self.work, self.order, self.outgoing = Work.IDLE, None, ""
+        return [Forget(event.digest), Refuse(key, event.code, event.text), *self._idle()]
+
     def _acked(self, event: Acked) -> list[Instruction]:
         if event.digest != self.outgoing:
             return [Forget(event.digest)]
@@ -320,6 +329,7 @@ class Session:
         (Work.WORKING, PartsLost): _lost,
         (None, WorkDone): _done,
         (Work.WORKING, WorkFailed): _failed,
+        (Work.SENDING, OfferFailed): _unoffered,
         (None, Acked): _acked,
         (None, Nacked): _nacked,
         (Work.SENDING, RetryDue): _retry,

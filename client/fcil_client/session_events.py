@@ -180,6 +180,19 @@ class WorkFailed:
 
 
 @dataclass(frozen=True)
+class OfferFailed:
+    """The update may not go out: it cannot be written down that it does.
+
+    Attributes:
+        code, text: as in `WorkFailed`.
+    """
+
+    digest: str
+    code: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Acked:
     """The server has the update on disk."""
 
@@ -212,8 +225,8 @@ class RoundOver:
 Event = (
     LinkUp | LinkDown | Welcomed | HelloRefused | BackboneReady | BackboneFailed | Scanned
     | ScanFailed | Announced | InventoryRefused | TryAgain | FolderChanged | RoundOpened
-    | PartsReady | FetchFailed | PartsLost | WorkDone | WorkFailed | Acked | Nacked | RetryDue
-    | RoundOver
+    | PartsReady | FetchFailed | PartsLost | WorkDone | WorkFailed | OfferFailed | Acked | Nacked
+    | RetryDue | RoundOver
 )  # fmt: skip
 
 # --- instructions ---------------------------------------------------------------------------

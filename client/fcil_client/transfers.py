@@ -8,23 +8,25 @@ from collections.abc import Callable
 from fcil_client import session_events as events
 from fcil_client.connection import Connection
 from fcil_client.downloads import Downloads
+from fcil_client.egress import Journal
 from fcil_client.greeting import Terms
 from fcil_client.home import Enrolment, Home
 from fcil_client.notes import Notes
 from fcil_client.outbox import Outbox
 from fcil_client.rounds import Inventory, RoundWork
 from fcil_client.session_events import RoundKey, key_of
-from fcil_protocol.errors import FcilError, StorageError, from_code
+from fcil_protocol.errors import CorruptFile, FcilError, StorageError, from_code
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import Chunk, Nack, Parts, Received, RoundOpen, Want
 
-RECENT = 8  # inventories of this process whose late answers are known as such
+RECENT = 8  # inventories of this process whose late answers are known as such, and offers
 
 
 class Transfers:
     """Moves envelopes over the connection, for the session.
 
     Args:
+        journal: notes what goes out before it does.
         feed: takes an event.
     """
 
@@ -34,17 +36,20 @@ class Transfers:
         enrolment: Enrolment,
         keys: PrivateKeys,
         line: Connection,
+        journal: Journal,
         notes: Notes,
         feed: Callable[[events.Event], None],
     ) -> None:
         self._home = home
         self._line = line
+        self._journal = journal
         self._notes = notes
         self._feed = feed
         self._outbox = Outbox(home)
         self._downloads = Downloads(home, enrolment, keys, line.send)
         self._key: RoundKey | None = None  # of the order whose parts are fetched
         self._inventories: deque[str] = deque(maxlen=RECENT)  # digests, the newest last
+        self._offered: deque[str] = deque(maxlen=RECENT)  # digests that have no answer yet
 
     def waiting(self) -> tuple[RoundOpen | None, str]:
         """Return what an earlier process left in the outbox: order and digest."""
@@ -105,7 +110,7 @@ class Transfers:
             sealed, digest = work.seal_inventory(terms, self._line.server, inventory)
             self._inventories.append(digest)
             self._outbox.hold(digest, sealed)
-            self._outbox.offer(digest, self._line.send, terms.credit)
+            self._offer(digest, terms)
         except FcilError as error:
             self._notes("error", f"the classes cannot be announced: {error}")
             self._feed(events.InventoryRefused(error.code))
@@ -113,12 +118,23 @@ class Transfers:
     def offer(self, digest: str, terms: Terms) -> None:
         """Send an update from the outbox (again)."""
         try:
-            self._outbox.offer(digest, self._line.send, terms.credit)
-        except FcilError as error:
+            self._offer(digest, terms)
+        except CorruptFile as error:
             self._unreadable(digest, error)
+        except FcilError as error:
+            self._feed(events.OfferFailed(digest, error.code, str(error)))
+
+    def _offer(self, digest: str, terms: Terms) -> None:
+        self._outbox.load(digest)
+        self._journal.sent(digest)
+        if digest not in self._offered:
+            self._offered.append(digest)
+        self._outbox.offer(digest, self._line.send, terms.credit)
 
     def want(self, message: Want) -> None:
-        """Send the chunks that the server asks for; none of what is not held any more."""
+        """Send the chunks that the server asks for; none of what is not offered or held."""
+        if message.digest not in self._offered:
+            return
         held = self._home.outbox_path(message.digest).exists()
         if held or message.digest in self._newest:
             try:
@@ -137,6 +153,7 @@ class Transfers:
 
     def acked(self, digest: str) -> None:
         """The server has an envelope."""
+        self._answered(digest, lambda: self._journal.acked(digest))
         if digest in self._inventories:
             self._feed(events.Announced())
         else:
@@ -146,6 +163,7 @@ class Transfers:
     def nacked(self, nack: Nack) -> None:
         """The server refuses an envelope, or has no such part."""
         error = from_code(nack.code, nack.text, nack.action)
+        self._answered(nack.digest, lambda: self._journal.refused(nack.digest, nack.code))
         if nack.digest in self._downloads.refs:
             self._unfetched(error)
         elif nack.digest not in self._inventories:
@@ -154,3 +172,12 @@ class Transfers:
         elif nack.digest in self._newest:
             self._notes("error", f"the server refused the list of classes: {error}")
             self._feed(events.InventoryRefused(nack.code))
+
+    def _answered(self, digest: str, write: Callable[[], None]) -> None:
+        """Note the answer to an offer, once; the server cannot make this device write more."""
+        if digest in self._offered:
+            self._offered.remove(digest)
+            try:
+                write()
+            except StorageError as error:  # it did leave, and this is written down
+                self._notes("warning", str(error))

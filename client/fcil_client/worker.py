@@ -18,10 +18,8 @@ from fcil_client import manifest as manifests
 from fcil_client.local_data import LocalData
 from fcil_client.manifest import Manifest
 from fcil_client.split import SIDES
-from fcil_protocol.errors import WireError
+from fcil_protocol.errors import DataError, WireError
 from fcil_protocol.payload import unpack
-
-MANIFEST_NAME = "manifest.json"
 
 
 class ClientWorker:
@@ -63,7 +61,8 @@ class ClientWorker:
         """Let the method's learner take part in one round.
 
         Fields: those of `Engine.prepare` and `scan`, ``classes`` {name: id} of the
-        task's classes, ``memory_bytes``, ``parts`` (names). Payloads: state, then the parts.
+        task's classes, ``min_count`` (images without which a class takes no part),
+        ``memory_bytes``, ``parts`` (names). Payloads: state, then the parts.
         Result: ``images`` (how many the learner saw), ``faults``; payloads: the new state
         and the upload.
         """
@@ -73,7 +72,10 @@ class ClientWorker:
         state, *rest = call.payloads
         parts = read_parts(call, rest)
         data = self._local_data(call, ctx)
-        door = data.learner_door(_class_ids(call.fields, ctx.task.classes))
+        least = call.fields["min_count"]
+        door = data.learner_door(_class_ids(call.fields, ctx.task.classes), least)
+        if least > 1 and not len(door):
+            raise DataError(f"no class of the current task has {least} images here.")
         learner = registry.load_half(method.learner)
         new_state, upload = learner.run(ctx, unpack(state), parts, door)
         return {"images": len(door), "faults": list(data.faults)}, [new_state, upload]
@@ -141,7 +143,7 @@ class ClientWorker:
 
 
 def _manifest_path(fields: Fields) -> Path:
-    return Path(fields["cache"]) / MANIFEST_NAME
+    return Path(fields["cache"]) / manifests.NAME
 
 
 def _class_ids(fields: Fields, allowed: tuple[int, ...]) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """A signed session between one client and the server, above the link.
 
-Each side draws a nonce when the session begins (client in Hello, server in Welcome) and
+Each side draws a nonce when the session begins (client in Hello or Enrol, server in Welcome) and
 puts the *other's* nonce and a growing number into every message it signs. So a message of
 another session, an older one of this session, or one for somebody else is refused, on a
 direct link and through a relay alike.
@@ -12,9 +12,18 @@ import os
 
 from fcil_protocol.errors import BadSignature, WireError
 from fcil_protocol.keys import PrivateKeys, PublicKeys, verify_signature
-from fcil_protocol.messages import NONCE_BYTES, Hello, Message, Received, encode
+from fcil_protocol.messages import (
+    NONCE_BYTES,
+    Enrol,
+    Hello,
+    Message,
+    Received,
+    Uplink,
+    encode,
+)
 
 PURPOSE = "message"
+_OPENERS = (Hello, Enrol, Uplink)  # they carry the sender's own nonce: nobody's else is known yet
 
 
 def new_nonce() -> bytes:
@@ -47,7 +56,7 @@ class Channel:
         if not message.signed:
             return [encode(message), b"", *blobs]
         self._sent += 1
-        nonce = self.nonce if isinstance(message, Hello) else self.peer_nonce
+        nonce = self.nonce if isinstance(message, _OPENERS) else self.peer_nonce
         body = encode(message.model_copy(update={"nonce": nonce, "seq": self._sent}))
         return [body, self._keys.sign(PURPOSE, body), *blobs]
 
@@ -62,7 +71,7 @@ class Channel:
         if not message.signed:
             return message  # a chunk: its hash stands in a signed header
         verify_signature(self._peer.signing, PURPOSE, received.body, received.signature)
-        if isinstance(message, Hello):
+        if isinstance(message, _OPENERS):
             return message  # opens a session: its nonce is the peer's own
         if message.nonce != self.nonce:
             raise BadSignature(f"a {message.type} of another session was refused.")

@@ -38,7 +38,7 @@ from fcil_protocol.header import (
     parse_header,
     sealed_size,
 )
-from fcil_protocol.keys import PrivateKeys, PublicKeys, verify_signature
+from fcil_protocol.keys import PrivateKeys, PublicKeys, Secret, verify_signature
 from fcil_protocol.stored import StoredEnvelope, read_envelope, write_envelope
 
 __all__ = [
@@ -70,7 +70,7 @@ _STEP_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class ContentKey:
+class ContentKey(Secret):
     """The key of one body. Its repr does not show it."""
 
     value: bytes = field(repr=False)

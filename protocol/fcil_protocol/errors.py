@@ -11,6 +11,11 @@ The tree (each class says what happened, what to do, and carries a stable code):
     |   +-- Unreachable        unreachable           2
     +-- TrustError             not_trusted           2
     |   +-- UnknownClient      unknown_client        2
+    |   +-- Revoked            revoked               2
+    |   +-- MembershipExpired  membership_expired    2
+    |   +-- BadTicket          bad_ticket            2
+    |   |   +-- TicketUsed     ticket_used           2
+    |   |   +-- TicketExpired  ticket_expired        2
     |   +-- WrongFederation    wrong_federation      2
     |   +-- BadSignature       bad_signature         2
     |   +-- CannotOpen         cannot_open           2
@@ -20,6 +25,7 @@ The tree (each class says what happened, what to do, and carries a stable code):
     |   +-- VersionMismatch    version_mismatch      1
     |   +-- SchemaMismatch     schema_mismatch       1
     |   +-- EgressRefused      egress_refused        1
+    |   +-- PrivacyRefused     privacy_refused       1
     |   +-- MethodMismatch     method_mismatch       1
     |   +-- BackboneMismatch   backbone_mismatch     1
     |   +-- StaleUpdate        stale_update          1
@@ -157,6 +163,52 @@ class UnknownClient(TrustError):
     code = "unknown_client"
 
 
+class Revoked(TrustError):
+    """The operator took this client off the allow-list, or the client left by itself.
+
+    Ask the operator; to come back, join anew with a new ticket.
+    """
+
+    code = "revoked"
+
+
+class MembershipExpired(TrustError):
+    """The time for which this client was enrolled is over.
+
+    Ask the operator for a new ticket and join with it.
+    """
+
+    code = "membership_expired"
+
+
+class BadTicket(TrustError):
+    """A ticket is none, was altered or cut short, or the server does not know it.
+
+    Copy the whole line again, or ask the operator for a new one: fcil-server enrol NAME.
+    """
+
+    code = "bad_ticket"
+
+
+class TicketUsed(BadTicket):
+    """A ticket lets one client in, once, and another client has used this one.
+
+    Ask the operator for a new one. If you did not expect this, tell the operator: somebody
+    else may have read the ticket.
+    """
+
+    code = "ticket_used"
+
+
+class TicketExpired(BadTicket):
+    """The server's clock is past the time until which the ticket was good.
+
+    Ask the operator for a new one: fcil-server enrol NAME --expires 24h.
+    """
+
+    code = "ticket_expired"
+
+
 class WrongFederation(TrustError):
     """A message or a client state belongs to another federation or another run.
 
@@ -237,6 +289,16 @@ class EgressRefused(WireError):
     """
 
     code = "egress_refused"
+
+
+class PrivacyRefused(WireError):
+    """The client does not send what the server's terms of privacy would let leave.
+
+    The message says which terms are too weak, or how much of the budget is spent. Ask the
+    operator for stricter terms, or join with other limits; ``fcil-client privacy`` shows both.
+    """
+
+    code = "privacy_refused"
 
 
 class MethodMismatch(WireError):

@@ -148,6 +148,16 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
+def make_private(directory: Path) -> None:
+    """Make a directory, and every one above it that is missing, for this user alone.
+
+    ``Path.mkdir`` gives its mode to the last one only.
+    """
+    for place in (*reversed(directory.parents), directory):
+        if not place.exists():
+            place.mkdir(mode=0o700, exist_ok=True)
+
+
 def read_private(path: Path) -> bytes:
     """Read a file that only its owner may read, such as a key file.
 

@@ -19,13 +19,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.hpke import MLKEM768X25519PrivateKey, MLKEM768X25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fcil_protocol.errors import BadSignature, KeyFileError, TrustError, WireError, WrongFederation
 from fcil_protocol.fields import Fields, pack_map
@@ -147,7 +149,14 @@ def _check_x25519(key: bytes, name: str) -> None:
         raise WireError(f"public keys: {name!r} holds an X25519 key of low order.") from error
 
 
-class PrivateKeys:
+class Secret:
+    """Base of what holds secrets: it cannot be pickled, to another process or a file."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} holds secrets and is never pickled.")
+
+
+class PrivateKeys(Secret):
     """The three key pairs of a participant. The repr shows the fingerprint only.
 
     Attributes:
@@ -174,13 +183,22 @@ class PrivateKeys:
         return f"PrivateKeys({self.public.fingerprint})"
 
     @classmethod
-    def generate(cls) -> Self:
-        """Draw new keys from the operating system's generator."""
+    def generate(cls, *, curve: bytes | None = None) -> Self:
+        """Draw new keys from the operating system's generator; a given link key stays."""
         return cls(
-            curve=os.urandom(SECRET_BYTES),
+            curve=curve or os.urandom(SECRET_BYTES),
             signing=os.urandom(SECRET_BYTES),
             sealing=os.urandom(SECRET_BYTES),
         )
+
+    @classmethod
+    def derive(cls, secret: bytes, purpose: bytes) -> Self:
+        """Make keys from a secret (HKDF-SHA256): the same from the same secret and purpose."""
+        made = HKDF(SHA256(), 3 * SECRET_BYTES, salt=None, info=purpose).derive(secret)
+        curve, signing, sealing = (
+            made[i * SECRET_BYTES : (i + 1) * SECRET_BYTES] for i in range(3)
+        )
+        return cls(curve=curve, signing=signing, sealing=sealing)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -223,7 +241,7 @@ class PrivateKeys:
         return self._signer.sign(_signed(purpose, data))
 
 
-class RootKey:
+class RootKey(Secret):
     """The federation's own key; it certifies servers and signs nothing else."""
 
     def __init__(self, secret: bytes) -> None:
@@ -365,6 +383,7 @@ def _save(path: Path, kind: str, secrets: Mapping[str, bytes], check: str) -> No
 def _load(path: Path, kind: str, names: tuple[str, ...]) -> tuple[dict[str, bytes], str]:
     """Return the secrets of a key file and the digest of its public keys."""
     data = read_private(path)
+    secrets, check = {}, ""
     try:
         fields = json.loads(data)
         found = (fields["format"], fields["version"])
@@ -373,15 +392,14 @@ def _load(path: Path, kind: str, names: tuple[str, ...]) -> tuple[dict[str, byte
                 f"{path}: expected format {kind} 1, got {str(found[0])[:40]} {str(found[1])[:9]}.",
                 action="Check the path, or use the fcil version that wrote it.",
             )
+        check = str(fields["check"])
         secrets = {name: base64.b64decode(fields[name], validate=True) for name in names}
-        check = fields["check"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        # The cause is not chained: a JSON error carries the whole document, keys included.
-        raise KeyFileError(
-            f"the key file {path} is damaged.", action="Restore it from a backup."
-        ) from None
+        pass  # told below, where it is no context: a JSON error carries the whole document
+    if not secrets:
+        raise KeyFileError(f"the key file {path} is damaged.", action="Restore it from a backup.")
     _compare(path, [SECRET_BYTES] * len(names), [len(s) for s in secrets.values()])
-    return secrets, str(check)
+    return secrets, check
 
 
 def _compare(path: Path, expected: object, got: object) -> None:

@@ -33,12 +33,14 @@ class Incoming:
         route: where an answer goes; meaningless after the peer has gone.
         conn: number of the connection, unique for the life of the server.
         key: the CURVE public key that the connection was authenticated with (32 bytes).
+        relayed: a relay authenticated that key and passes on what it hears.
     """
 
     route: bytes
     conn: int
     key: bytes
     frames: tuple[bytes, ...] = ()
+    relayed: bool = False
 
 
 class ServerLink(Protocol):

@@ -16,7 +16,9 @@ import msgpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fcil_protocol.errors import TooLarge, WireError
+from fcil_protocol.lanes import is_laned
 
+LEFT = "left"  # the code of a client's Bye that ends its membership
 MAX_BODY_BYTES = 256 * 1024
 MAX_BLOBS = 3
 MAX_HEADER_BLOB_BYTES = 8 << 20  # a header lists 32 bytes per chunk
@@ -85,6 +87,20 @@ class Verdict(Strict):
     reason: Text = ""
 
 
+class PrivacyTerms(Strict):
+    """What clients do before anything that images could show through leaves them."""
+
+    min_count: Annotated[int, Field(ge=1, lt=2**53)] = 1  # images of a class that takes part
+    noise_multiplier: Annotated[float, Field(ge=0)] = 0.0  # 0: no noise
+    clip: Annotated[float, Field(ge=0)] = 0.0  # largest length of one image's feature
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    max_epsilon: Annotated[float, Field(ge=0)] = 0.0  # 0: no limit
+    partial: bool = False  # what is trained is sent as it is
+
+
+NO_PRIVACY = PrivacyTerms()
+
+
 class Welcome(Message):
     """Server -> client: who answers, what runs, and whether the client may take part."""
 
@@ -95,6 +111,7 @@ class Welcome(Message):
     run: Name
     method: Name
     method_version: Name
+    method_package: Name = ""  # who lacks the method can install this
     hparams: Annotated[str, Field(max_length=65536)]  # JSON
     schema_digest: Hex
     backbone: Annotated[str, Field(max_length=8192)]  # JSON of BackboneInfo
@@ -102,6 +119,7 @@ class Welcome(Message):
     ready: bool
     max_payload_bytes: Count
     credit: Count  # chunks that may be in flight unasked
+    privacy: PrivacyTerms = NO_PRIVACY
     verdict: Verdict | None = None
 
 
@@ -229,8 +247,81 @@ class Nack(Message):
     digest: str = Field("", pattern=r"^([0-9a-f]{64})?$")
 
 
+class Enrol(Message):
+    """A ticket's holder -> server: take these keys in. Signed with the guest's keys.
+
+    ``proof`` is the new signing key's own signature over the ticket's CURVE key, so that
+    nobody enrols keys of somebody else. It opens a session like a Hello.
+    """
+
+    type = "enrol"
+    device: Name = ""
+    curve: Annotated[bytes, Field(min_length=32, max_length=32)]
+    signing: Annotated[bytes, Field(min_length=32, max_length=32)]
+    sealing: Annotated[bytes, Field(min_length=1216, max_length=1216)]
+    proof: Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+
+
+class Rotate(Message):
+    """Client -> server: from now on these are my keys. Signed with the old ones.
+
+    ``proof`` is the new signing key's own signature over the old CURVE key and the new keys.
+    The answer is an Ack with the digest of the new keys.
+    """
+
+    type = "rotate"
+    curve: Annotated[bytes, Field(min_length=32, max_length=32)]
+    signing: Annotated[bytes, Field(min_length=32, max_length=32)]
+    sealing: Annotated[bytes, Field(min_length=1216, max_length=1216)]
+    proof: Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+
+
+class Enrolled(Message):
+    """Server -> a ticket's holder: you are on the allow-list; the session ends here."""
+
+    type = "enrolled"
+    client: Name
+    name: Name
+    certificate: Annotated[bytes, Field(max_length=8192)]
+    addresses: list[Name] = Field(min_length=1, max_length=16)
+
+
+LinkKey = Annotated[bytes, Field(min_length=32, max_length=32)]
+
+
+class Uplink(Message):
+    """A relay -> server, first of its session: these are its versions, here it listens."""
+
+    type = "uplink"
+    protocol: Count
+    oldest: Count
+    package: Name
+    federation: Name
+    relay: Name
+    address: Name
+
+
+class Admit(Message):
+    """Server -> a relay: answers `Uplink`, and comes again whenever the lists change.
+
+    Lets in whoever has one of these CURVE keys, members freely, guests a few at a time, and
+    nobody else; who is a member no more is cut.
+    """
+
+    type = "admit"
+    protocol: Count
+    server_nonce: Nonce
+    certificate: Annotated[bytes, Field(max_length=8192)]
+    credit: Count
+    members: list[LinkKey] = Field(max_length=4_000)
+    guests: list[LinkKey] = Field(max_length=1_000)
+
+
 class Bye(Message):
-    """Either way: this side ends the session on purpose; the code says why, if it matters."""
+    """Either way: this side ends the session on purpose; the code says why, if it matters.
+
+    A client that an error ends says its code; the sentence only where it is about versions.
+    """
 
     type = "bye"
     reason: Text = ""
@@ -241,7 +332,7 @@ MESSAGES: dict[str, type[Message]] = {
     cls.type: cls
     for cls in (
         Hello, Welcome, RoundOpen, RoundClosed, Decline, Progress,
-        Update, Want, Parts, Chunk, Ack, Nack, Bye,
+        Update, Want, Parts, Chunk, Ack, Nack, Enrol, Enrolled, Rotate, Uplink, Admit, Bye,
     )
 }  # fmt: skip
 
@@ -270,6 +361,8 @@ def parse(frames: Sequence[bytes]) -> Received:
     Raises:
         TooLarge, WireError: with what was expected and got.
     """
+    if is_laned(frames):
+        raise WireError("only the connection of a relay has lanes.")
     if not 2 <= len(frames) <= 2 + MAX_BLOBS:
         raise WireError(f"a message has 2 to {2 + MAX_BLOBS} frames, got {len(frames)}.")
     body, signature, *blobs = frames

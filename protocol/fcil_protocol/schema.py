@@ -73,6 +73,20 @@ class MetaSpec:
 
 
 @dataclass(frozen=True)
+class TensorBound:
+    """The largest form that a schema allows one tensor; ``exact`` if it has no other."""
+
+    spec: TensorSpec
+    shape: tuple[int, ...]
+    exact: bool
+
+    @property
+    def bytes(self) -> int:
+        """Its bytes."""
+        return WIRE_DTYPES[self.spec.dtype].itemsize * math.prod(self.shape)
+
+
+@dataclass(frozen=True)
 class PayloadSchema:
     """All that a payload of one exchange and direction may hold."""
 
@@ -95,13 +109,26 @@ class PayloadSchema:
         )
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def bounds(self, dims: Mapping[str, int]) -> tuple[TensorBound, ...]:
+        """Return the largest form of each tensor, in the schema's order.
+
+        Raises:
+            KeyError: nothing bounds a size.
+        """
+        limits = {**{free: dims[known] for free, known in self.at_most}, **dims}
+        return tuple(
+            TensorBound(
+                spec,
+                tuple(s if isinstance(s, int) else limits[s] for s in spec.shape),
+                exact=not spec.optional
+                and all(isinstance(s, int) or s in dims for s in spec.shape),
+            )
+            for spec in self.tensors
+        )
+
     def max_bytes(self, dims: Mapping[str, int]) -> int:
         """Return the bytes of the largest payload allowed, tensors alone."""
-        bounds = {**{free: dims[known] for free, known in self.at_most}, **dims}
-        return sum(
-            WIRE_DTYPES[t.dtype].itemsize * math.prod(_value(s, bounds) for s in t.shape)
-            for t in self.tensors
-        )
+        return sum(bound.bytes for bound in self.bounds(dims))
 
     def check(self, payload: Payload, dims: Mapping[str, int]) -> list[str]:
         """Return one sentence for every way in which the payload breaks the schema."""
@@ -119,9 +146,19 @@ class PayloadSchema:
         faults.extend(_check_meta(self.meta, payload))
         return faults
 
+    def check_upload(self, payload: Payload, dims: Mapping[str, int]) -> list[str]:
+        """Check what one client sends: `check`, and no count beyond `MAX_COUNT`.
 
-def _value(size: Dim, dims: Mapping[str, int]) -> int:
-    return size if isinstance(size, int) else dims[size]
+        What a server broadcasts may hold sums over clients and rounds.
+        """
+        faults = self.check(payload, dims)
+        for spec in self.tensors if not faults else ():
+            array = payload.tensors.get(spec.name)
+            if spec.kind is not Kind.COUNT or array is None or array.size == 0:
+                continue
+            if int(np.max(array)) > MAX_COUNT:
+                faults.append(f"tensor {spec.name!r} holds a count above {MAX_COUNT}")
+        return faults
 
 
 def _check_tensor(
@@ -194,6 +231,8 @@ _META_CHECKS: Mapping[str, Callable[[object], bool]] = {
     ),
 }
 
+# No client has so many images, or so many classes; sums over clients and rounds stay in 64 bits.
+MAX_COUNT = 10**9
 MAX_CLASS_NAMES = 10_000
 MAX_CLASS_NAME_BYTES = 128
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from fcil_protocol.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
+from collections.abc import Collection
+
+from fcil_protocol.payload import Payload
+from fcil_protocol.schema import MAX_CLASS_NAMES, Kind, MetaSpec, PayloadSchema, TensorSpec
 
 INVENTORY = "inventory"  # upload: which classes a client holds, and how many images of each
 REGISTRY = "registry"  # part, for one client: names <-> ids of the classes that it holds
@@ -31,3 +34,29 @@ EVALUATE_SCHEMA = PayloadSchema(
     ),
     at_most=(("own", "seen"),),
 )
+
+
+def inventory_faults(payload: Payload, max_classes: int = MAX_CLASS_NAMES) -> list[str]:
+    """Return every way in which a payload is no inventory of at most so many classes."""
+    faults = INVENTORY_SCHEMA.check(payload, {"max_classes": max_classes})
+    if not faults:
+        names = payload.meta["names"]
+        assert isinstance(names, list), "the schema says so"
+        if len(names) != len(payload.tensors["train"]):
+            faults = ["names and counts differ in number"]
+    return faults
+
+
+def result_faults(payload: Payload, seen: Collection[int]) -> list[str]:
+    """Return what is inconsistent in a payload that keeps `EVALUATE_SCHEMA`.
+
+    Args:
+        payload: the results.
+        seen: ids of the classes seen so far.
+    """
+    classes = payload.i64("classes").tolist()
+    if len(set(classes)) != len(classes) or not set(classes) <= set(seen):
+        return ["'classes' must be distinct ids of classes seen so far"]
+    if (payload.i64("correct") > payload.i64("total")).any():
+        return ["'correct' exceeds 'total'"]
+    return []

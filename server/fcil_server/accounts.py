@@ -59,6 +59,10 @@ class Accounts:
             sealed = len(frames[2]) if isinstance(message, Chunk) else 0
         self._add(client, Direction.DOWN, cause, frames, sealed=sealed, tensor=tensor)
 
+    def head(self, relay: ClientId, direction: Direction, frame: bytes) -> None:
+        """Count the frame that names a lane; the client's own message is counted as its own."""
+        self._add(relay, direction, Cause.CONTROL, (frame,))
+
     def tensors_up(self, client: ClientId, size: int) -> None:
         """Count the tensor bytes of an update once it has been opened."""
         self._flows[(self.round_key, client, Direction.UP, Cause.UPDATE)][0] += size

@@ -166,8 +166,8 @@ class Aggregation:
     ) -> tuple[State, dict[ClientId, str]]:
         """Combine updates in ClientId order.
 
-        If the worker fails twice, every update is tried alone, and those that fail are left
-        out with their reason.
+        Updates far from the others' (`[trust] outlier_factor`) are left out with their reason.
+        If the worker fails twice, every update is tried alone, and so are those that fail.
 
         Raises:
             FcilError: it fails even without them, or with every single one.
@@ -175,7 +175,7 @@ class Aggregation:
         failure: FcilError | None = None
         for _ in range(TRIES):
             try:
-                return await self._combine(ctx, state, updates), {}
+                return await self._combine(ctx, state, updates)
             except CorruptFile as error:  # one update's file: tried singly, it is found
                 failure = error
             except StorageError:
@@ -187,7 +187,8 @@ class Aggregation:
         kept = [u for u in updates if u.client not in excluded]
         if not excluded or not kept:
             raise failure
-        return await self._combine(ctx, state, kept), excluded
+        combined, outliers = await self._combine(ctx, state, kept)
+        return combined, {**excluded, **outliers}
 
     async def _culprits(
         self, ctx: Context, state: State, updates: Sequence[UpdateRow]
@@ -202,7 +203,12 @@ class Aggregation:
                 found[update.client] = f"aggregation failed on it: {error.message}"
         return found
 
-    async def _combine(self, ctx: Context, state: State, updates: Sequence[UpdateRow]) -> State:
+    async def _combine(
+        self, ctx: Context, state: State, updates: Sequence[UpdateRow]
+    ) -> tuple[State, dict[ClientId, str]]:
+        """Return the combined state, and whose updates the worker left out, with the reason."""
+        trust = self._config.trust
+
         async def open_one(fields: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
             plain = await asyncio.to_thread(self._plain, updates[int(fields["update"])])
             return {}, [plain]
@@ -211,8 +217,14 @@ class Aggregation:
             **self._fields(ctx),
             "clients": [u.client for u in updates],
             "samples": [u.samples for u in updates],
+            "outliers": {
+                "factor": trust.outlier_factor,
+                "min_clients": trust.outlier_min_clients,
+            },
         }
-        _, blobs = await self._host.call("aggregate", fields, [pack(state)], on_request=open_one)
+        reply, blobs = await self._host.call(
+            "aggregate", fields, [pack(state)], on_request=open_one
+        )
         combined = unpack(blobs[0])
         bad = [
             n
@@ -223,4 +235,4 @@ class Aggregation:
             raise InternalError(
                 f"the combined state holds NaN or infinity in {', '.join(bad[:5])}."
             )
-        return combined
+        return combined, {ClientId(c): str(why) for c, why in reply["excluded"].items()}

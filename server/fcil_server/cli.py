@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fcil_protocol.terminal import Format, Lines, chosen, emit, errors, printable
+from fcil_server import cli_members, cli_relay
 
 if TYPE_CHECKING:
     from fcil_server.journal import Note
@@ -225,15 +226,41 @@ def run_stop(directory: DirOption = DEFAULT_DIRECTORY) -> None:
 
 
 @app.command()
-def methods(form: FormatOption = Format.TEXT, json_flag: JsonOption = False) -> None:
-    """List the installed methods with their citation, presets and options."""
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One method, in full detail.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="timm name of a ViT, or 'embedded'.", show_default="embedded")
+    ] = None,
+    classes: Annotated[int, typer.Option(min=1, max=100_000, help="Classes of a task.")] = 10,
+    past: Annotated[int, typer.Option(min=0, max=100_000, help="Classes of earlier tasks.")] = 0,
+    clients: Annotated[int, typer.Option(min=1, help="Clients that answer each round.")] = 10,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Take options and backbone from this federation.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("-c", "--set", help="method.rank=8, round.rounds_per_task=30 and the like."),
+    ] = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """List the installed methods: citation, what they send and how much, presets and options."""
     form = chosen(form, json_flag)
     with errors(form):
-        from fcil_adapters import registry
-        from fcil_server.show import describe_method, show_methods
+        from fcil_server.method_list import describe_methods
+        from fcil_server.show_methods import show_method, show_methods
 
-        rows = [describe_method(registry.load_method(n)) for n in registry.method_names()]
-        emit({"methods": rows}, form, lambda: show_methods(rows), rows=rows)
+        rows = describe_methods(
+            name,
+            directory=directory,
+            overrides=tuple(settings or ()),
+            backbone=backbone,
+            classes=classes,
+            past=past,
+            clients=clients,
+        )
+        show = show_methods if name is None else lambda rows: show_method(rows[0])
+        emit({"methods": rows}, form, lambda: show(rows), rows=rows)
 
 
 @app.command()
@@ -272,6 +299,10 @@ def close_round(directory: DirOption = DEFAULT_DIRECTORY) -> None:
 
         control.ask(directory, "close_round")
         typer.echo("The round closes.", err=True)
+
+
+app.add_typer(cli_members.app)
+app.add_typer(cli_relay.app)
 
 
 def main() -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fcil_protocol.errors import UsageError
-from fcil_protocol.ids import ClientId, new_client_id
 from fcil_protocol.keys import PublicKeys
-from fcil_server.ledger_rows import RunStatus
+from fcil_server.ledger_rows import Role, RunStatus
+from fcil_server.outlook import outlook
+from fcil_server.roster import REVOKED, Roster, check_name
 from fcil_server.status import status
 
 if TYPE_CHECKING:
     from fcil_server.daemon import Server
+
+MIN_TICKET_S, MAX_TICKET_S = 60.0, 90 * 86_400.0
 
 
 async def answer(server: Server, op: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -23,10 +26,16 @@ async def answer(server: Server, op: str, fields: dict[str, Any]) -> dict[str, A
     match op:
         case "status":
             return status(server)
+        case "outlook":
+            return outlook(server)
         case "notes":
             return await server.journal.after(int(fields.get("after", 0)))
         case "enrol_local":
             return enrol_local(server, fields)
+        case "enrol":
+            return issue_ticket(server.roster, server.addresses(), fields, _actor(fields))
+        case "revoke":
+            return _revoke(server, fields)
         case "stop":
             _audit(server, fields, "stop")
             server.stop()
@@ -41,8 +50,12 @@ async def answer(server: Server, op: str, fields: dict[str, Any]) -> dict[str, A
             raise UsageError(f"this server knows no command {op!r}.")
 
 
+def _actor(fields: dict[str, Any]) -> str:
+    return f"uid {fields.get('uid', '?')}"
+
+
 def _audit(server: Server, fields: dict[str, Any], action: str, detail: str = "") -> None:
-    server.ledger.add_audit(f"uid {fields.get('uid', '?')}", action, detail)
+    server.ledger.add_audit(_actor(fields), action, detail)
 
 
 def _stop_run(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
@@ -60,15 +73,14 @@ def enrol_local(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         UsageError: the request has no name or no public keys.
+        TrustError: these keys were revoked.
     """
-    name, keys = fields.get("name"), fields.get("keys")
-    if not isinstance(name, str) or not 0 < len(name) <= 128 or not isinstance(keys, dict):
-        raise UsageError("an enrolment needs a name of at most 128 characters and public keys.")
+    name, keys = check_name(fields.get("name")), fields.get("keys")
     try:
-        raw = {str(k): bytes.fromhex(v) for k, v in keys.items()}
-    except (TypeError, ValueError) as error:
-        raise UsageError("public keys must be hexadecimal text.") from error
-    client = _admit(server, fields, name, PublicKeys.from_fields(raw))
+        raw = {str(k): bytes.fromhex(v) for k, v in keys.items()}  # type: ignore[union-attr]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UsageError("an enrolment needs public keys in hexadecimal.") from error
+    client = server.roster.enrol_local(name, PublicKeys.from_fields(raw), _actor(fields))
     row = server.ledger.client(client)
     assert row is not None
     return {
@@ -79,15 +91,44 @@ def enrol_local(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _admit(server: Server, fields: dict[str, Any], name: str, keys: PublicKeys) -> ClientId:
-    known = server.ledger.client_by_curve(keys.curve)
-    if known is not None:
-        return known.client_id
-    client = new_client_id()
-    free = server.ledger.free_name(name)
-    server.ledger.add_client(
-        client, free, curve=keys.curve, signing=keys.signing, sealing=keys.sealing
+def issue_ticket(
+    roster: Roster, addresses: list[str], fields: dict[str, Any], actor: str
+) -> dict[str, Any]:
+    """Make a ticket; its text goes to whoever asked and is kept nowhere.
+
+    Args:
+        roster: where it is issued.
+        addresses: of the server.
+        actor: who asks, for the audit log.
+        fields: ``name``, ``lasts_s``, and perhaps ``relay`` and ``via``.
+
+    Raises:
+        UsageError: the name is taken or none, the time is out of range, or ``via`` no relay.
+    """
+    lasts_s, via = fields.get("lasts_s"), fields.get("via")
+    if not isinstance(lasts_s, int | float) or not MIN_TICKET_S <= lasts_s <= MAX_TICKET_S:
+        raise UsageError(
+            f"a ticket lasts 1 minute to {MAX_TICKET_S / 86_400:.0f} days.",
+            action="Give another --expires, such as 24h.",
+        )
+    ticket = roster.issue(
+        check_name(fields.get("name")),
+        float(lasts_s),
+        tuple(addresses),
+        actor,
+        role=Role.RELAY if fields.get("relay") is True else Role.CLIENT,
+        via=None if via is None else str(via),
     )
-    server.admit(keys.curve)
-    _audit(server, fields, "enrol_local", free)
-    return client
+    return {
+        "ticket": ticket.to_text(),
+        "expires": ticket.expires,
+        "addresses": list(ticket.addresses),
+        "fingerprint": roster.federation.keys.public.fingerprint,
+    }
+
+
+def _revoke(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
+    row = server.roster.named(str(fields.get("name", "")))
+    keep = fields.get("keep") is True
+    server.revoke(row, keep=keep, actor=_actor(fields), why=str(fields.get("why") or REVOKED)[:200])
+    return {"client": row.client_id, "name": row.name}

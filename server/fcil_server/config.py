@@ -11,7 +11,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fcil_adapters.averaging_rules import AveragingRule
 from fcil_protocol.errors import ConfigError
+from fcil_protocol.messages import PrivacyTerms
+from fcil_protocol.overrides import apply_override
 from fcil_protocol.schema import class_key, class_name_fault
 
 
@@ -31,6 +34,16 @@ class FederationSection(Section):
         description="addresses that clients are told; empty: the listen address",
     )
     heartbeat_s: float = Field(10.0, gt=0, description="silence before a peer is probed")
+
+    def told(self, port: int = 0) -> list[str]:
+        """Return the addresses that clients are told.
+
+        Args:
+            port: what the server listens on; 0: the port of ``listen``.
+        """
+        host, listed = split_address(self.listen)
+        shown = f"[{host}]" if ":" in host else host
+        return self.advertise or [f"{shown}:{port or listed}"]
 
 
 class RunSection(Section):
@@ -106,6 +119,38 @@ class PrivacySection(Section):
         1, ge=1, description="a client withholds a class's accuracy below so many test images"
     )
     share_names: bool = Field(False, description="clients see class names that they do not hold")
+    min_count: int = Field(
+        1,
+        ge=1,
+        description="a client leaves out classes of which it has fewer images: they are not "
+        "announced, and nothing of them is learned or sent",
+    )
+    noise_multiplier: float = Field(
+        0.0,
+        ge=0,
+        description="noise on statistics of images, as a multiple of what one image can move them "
+        "(docs/privacy.md); 0: none",
+    )
+    clip: float = Field(
+        0.0, ge=0, description="with noise: an image's feature is cut to this length"
+    )
+    delta: float = Field(
+        1e-5, gt=0, lt=1, description="with noise: the delta for which clients state epsilon"
+    )
+    max_epsilon: float = Field(
+        0.0, ge=0, description="with noise: a client declines rounds beyond this; 0: no limit"
+    )
+    partial: bool = Field(
+        False,
+        description="noise is wanted although the method also sends what it trains, which noise "
+        "does not protect",
+    )
+
+    @property
+    def terms(self) -> PrivacyTerms:
+        """What clients are told of it."""
+        names = set(PrivacyTerms.model_fields)
+        return PrivacyTerms.model_validate(self.model_dump(include=names))
 
 
 class TrustSection(Section):
@@ -115,6 +160,32 @@ class TrustSection(Section):
         0.5, gt=0, le=1, description="cap on one client's weight, never below 1/K"
     )
     max_classes_per_client: int = Field(1000, ge=1, description="class names one may announce")
+    outlier_factor: float = Field(
+        6.0,
+        ge=0,
+        description="an update whose values lie so many spreads of the round's updates above "
+        "their median is excluded (docs/lying-clients.md); 0: none is",
+    )
+    outlier_min_clients: int = Field(
+        5, ge=3, description="updates of a round from which on outliers are excluded"
+    )
+    averaging: AveragingRule = Field(
+        "mean",
+        description="how the clients' tensors become one; the method must offer the rule",
+    )
+    trim: float = Field(
+        0.2,
+        gt=0,
+        lt=0.5,
+        description="trimmed_mean: share of the weight dropped at each end; also the cap on one "
+        "client's weight in trimmed_mean and median, never below 1/K",
+    )
+    clip: float = Field(
+        2.0,
+        ge=1,
+        description="clip: steps from the round's start are cut to so many times their median "
+        "length",
+    )
 
 
 class StorageSection(Section):
@@ -171,7 +242,7 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     """
     fields = _read(path) if path is not None else {}
     for override in overrides:
-        _apply(fields, override)
+        apply_override(fields, override)
     return validate(fields)
 
 
@@ -209,26 +280,6 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error}.") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}.") from error
-
-
-def _apply(fields: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    parts = key.strip().split(".")
-    if not equals or len(parts) < 2 or not all(parts):
-        raise ConfigError(
-            f"override {override[:120]!r} is not of the form section.key=value.",
-            action="For example: -c round.min_clients=3.",
-        )
-    try:
-        value = tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word is a string: -c method.name=pilora
-    target = fields
-    for part in parts[:-1]:
-        target = target.setdefault(part, {})
-        if not isinstance(target, dict):
-            raise ConfigError(f"override {override[:120]!r}: {part!r} is not a section.")
-    target[parts[-1]] = value
 
 
 def _fault(error: dict[str, Any]) -> str:
@@ -276,6 +327,16 @@ def _cross_checks(config: Config) -> Iterator[str]:
             seen.setdefault(class_key(name), index)
     if config.round.clients_per_round and config.round.quorum > config.round.clients_per_round:
         yield "round.quorum exceeds round.clients_per_round: a round could never complete"
+    privacy = config.privacy
+    if privacy.noise_multiplier and not privacy.clip:
+        yield (
+            "privacy.noise_multiplier needs privacy.clip, the largest length of an image's feature "
+            "(docs/privacy.md says how to choose it)"
+        )
+    if not privacy.noise_multiplier:
+        for key in ("clip", "max_epsilon", "partial"):
+            if getattr(privacy, key):
+                yield f"privacy.{key} does nothing while privacy.noise_multiplier is 0"
     for address in (config.federation.listen, *config.federation.advertise):
         try:
             split_address(address)

@@ -25,6 +25,7 @@ from fcil_server.position import Kit, Position, context, stamp
 from fcil_server.reception import Reception
 from fcil_server.round import Phase, Round, Rules
 
+WITHDRAWN = "the client was revoked before the round closed"
 OPENING = "open"  # the "kind" of the state that a task begins with
 
 
@@ -67,6 +68,18 @@ class Coordinator:
         if key == self.at.key(self.kit.run) and self.at.is_open:
             self.kit.ledger.set_answer(key, client, Answer.DECLINED, reason)
             self._events.put_nowait(machine.Declined(client, reason, self._now()))
+
+    def revoked(self, client: ClientId, *, keep: bool) -> None:
+        """A client was taken off the list; its update to the open round goes unless kept."""
+        key = self.at.key(self.kit.run)
+        if key is None or not self.at.is_open:
+            return
+        row = self.kit.ledger.update_of(key, client)
+        if row is not None and keep:
+            return
+        if row is not None:
+            self.kit.ledger.exclude_update(key, client, WITHDRAWN)
+        self._events.put_nowait(machine.Withdrawn(client, WITHDRAWN, self._now()))
 
     def close_short(self) -> None:
         """The operator ends the open round with what has come."""
@@ -272,7 +285,8 @@ class Coordinator:
             return Round(rules=rules, seed=seed)
         answers = dict.fromkeys(row.asked, machine.Answer.NONE)
         for update in ledger.updates(key):
-            answers[update.client] = machine.Answer.UPDATED
+            gone = update.reason == WITHDRAWN
+            answers[update.client] = machine.Answer.DECLINED if gone else machine.Answer.UPDATED
         for answer in ledger.answers(key):
             if answer.answer is Answer.DECLINED:
                 answers[answer.client] = machine.Answer.DECLINED

@@ -17,33 +17,45 @@ from collections.abc import Callable, Coroutine
 from fcil_protocol import control
 from fcil_protocol.channel import Channel
 from fcil_protocol.errors import BadSignature, FcilError, InternalError, WireError
+from fcil_protocol.ids import ClientId
 from fcil_protocol.messages import (
+    LEFT,
+    Ack,
     Bye,
     Chunk,
     Decline,
+    Enrol,
     Hello,
     Message,
     Parts,
     Progress,
     Received,
+    Rotate,
     Update,
     Want,
     parse,
 )
 from fcil_protocol.payload import Payload
-from fcil_protocol.transport import Incoming, Router, ServerLink
+from fcil_protocol.ticket import keys_digest
+from fcil_protocol.transport import Incoming, Router
 from fcil_server import greeting
 from fcil_server.accounts import Accounts
 from fcil_server.commands import answer
 from fcil_server.config import split_address
+from fcil_server.doorkeeper import Doorkeeper
 from fcil_server.federation import Federation
+from fcil_server.guests import Guests
 from fcil_server.intake import Accepted, Intake, nack_of
 from fcil_server.journal import Journal, Note
+from fcil_server.lanes import Lanes
+from fcil_server.ledger_rows import Client as ClientRow
 from fcil_server.ledger_rows import RoundKey
 from fcil_server.peers import Peer, Peers
+from fcil_server.roster import LEFT_BY_ITSELF, REVOKED, Roster
 from fcil_server.runs import OpenRun, open_run
 
 FLUSH_S = 5.0  # how often byte counts and the deadline are written while nothing closes
+GOODBYE_S = 1.0  # for a goodbye to arrive before its connection is cut
 
 
 class Server:
@@ -72,11 +84,12 @@ class Server:
         self.port = 0
         self._until_done = until_done
         self._new_run = new_run
-        self._allowed: set[bytes] = set()
+        self.roster = Roster(federation, Doorkeeper())
         self._stopping = asyncio.Event()
         self._failure: BaseException | None = None
         self._connections: set[int] = set()
-        self._link: ServerLink
+        self._link: Lanes
+        self._guests: Guests
         self._intake: Intake
         self.accounts: Accounts
         self.open: OpenRun
@@ -90,11 +103,24 @@ class Server:
             FcilError: the server could not start, or the run failed.
         """
         _raise_descriptor_limit()
-        for row in self.ledger.clients():
-            if row.may_join(self.ledger.now):
-                self._allowed.add(row.curve)
-        link = self._listen()
-        self._link = link
+        self.roster.open()
+        link = self._link = Lanes(
+            self._listen(),
+            self.roster,
+            credit=self.config.wire.credit,
+            accounts=lambda: self.accounts,
+            serve=lambda p, want: self.open.publisher.serve(p, want, self.config.wire.credit),
+            say=self.note,
+        )
+        self.roster.changed = link.tell
+        self._guests = Guests(
+            roster=self.roster,
+            keys=self.federation.keys,
+            send=link.send,
+            cut=link.cut,
+            addresses=self.addresses,
+            say=self.note,
+        )
         tasks: list[asyncio.Task[None]] = []
         door: asyncio.AbstractServer | None = None
         try:
@@ -121,7 +147,7 @@ class Server:
         link = Router(
             curve_secret=self.federation.keys.curve_secret,
             curve_public=self.federation.keys.public.curve,
-            admit=self._allowed.__contains__,
+            admit=self.roster.door,
             heartbeat_s=self.config.federation.heartbeat_s,
         )
         try:
@@ -131,11 +157,13 @@ class Server:
             raise
         return link
 
+    def is_up(self, relay: ClientId) -> bool:
+        """Say whether a relay is connected."""
+        return self._link.has(relay)
+
     def addresses(self) -> list[str]:
         """Return the addresses that clients are told."""
-        host, _ = split_address(self.config.federation.listen)
-        shown = f"[{host}]" if ":" in host else host
-        return self.config.federation.advertise or [f"{shown}:{self.port}"]
+        return self.config.federation.told(self.port)
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -224,9 +252,13 @@ class Server:
         if not incoming.frames:
             self._departed(incoming.conn)
             return
+        self._guests.check_size(incoming)
         received = parse(incoming.frames)
         if isinstance(received.message, Hello):
             self._hello(incoming, received, received.message)
+            return
+        if isinstance(received.message, Enrol):
+            self._guests.enrol(incoming, received, received.message)
             return
         peer = self.peers.by_conn(incoming.conn)
         if peer is None:
@@ -257,7 +289,19 @@ class Server:
                 coordinator.declined(peer.client, key, message.reason)
             case Progress():
                 peer.progress = (message.phase, message.done, message.total)
+            case Rotate():
+                row = self.ledger.client(peer.client)
+                assert row is not None, "it has a session"
+                keys = self.roster.rotate(row, message)
+                self.note("info", "rotated", f"{peer.name} has new keys", peer.client)
+                self.send(peer, Ack(digest=keys_digest(keys)))
+            case Bye(code=code) if code == LEFT:
+                row = self.ledger.client(peer.client)
+                assert row is not None, "it has a session"
+                self.revoke(row, keep=True, actor=peer.name, why=LEFT_BY_ITSELF)
             case Bye():
+                if message.code:
+                    self._turn_away(peer, greeting.leaving(message))
                 self._departed(peer.conn)
             case _:
                 raise WireError(f"a client does not send {message.type}.")
@@ -267,35 +311,23 @@ class Server:
             raise WireError("updates come after a Welcome that says ready.")
 
     def _hello(self, incoming: Incoming, received: Received, hello: Hello) -> None:
-        row = greeting.identify(self.ledger, incoming.key, hello)
-        channel = Channel(self.federation.keys, greeting.keys_of(row))
-        channel.peer_nonce = hello.nonce
-        channel.check(received)
-        peer = Peer(
-            client=row.client_id,
-            name=row.name,
-            keys=greeting.keys_of(row),
-            route=incoming.route,
-            conn=incoming.conn,
-            channel=channel,
-            device=hello.device,
-            package=hello.package,
-        )
+        peer = greeting.meet(self.ledger, self.federation.keys, incoming, received, hello)
         if incoming.conn not in self._connections:
             self._connections.add(incoming.conn)
-            self.accounts.connected(peer.client)
+            if not incoming.relayed:
+                self.accounts.connected(peer.client)
             self.note("info", "connected", f"{peer.name} connected ({hello.device})", peer.client)
         self.accounts.received(peer.client, hello, incoming.frames)
         self.ledger.touch(peer.client, device=hello.device)
         try:
             peer.ready = greeting.check(self.open.house, hello)
         except FcilError as error:
-            self._count_refusal(peer, error)
+            self._turn_away(peer, error)
             self.send(peer, nack_of(error))
             return
         self._replace(peer)
         verdict = self.open.coordinator.verdict(peer.client)
-        nonce = channel.nonce
+        nonce = peer.channel.nonce
         answer = greeting.welcome(self.open.house, nonce=nonce, ready=peer.ready, verdict=verdict)
         self.send(peer, answer)
 
@@ -308,7 +340,7 @@ class Server:
             )
             self.note("warning", "two_links", text, peer.client)
             self.send(old, Bye(code="two_links", reason=text))
-            self._link.cut(old.conn)
+            asyncio.get_running_loop().call_later(GOODBYE_S, self._link.cut, old.conn)
 
     def _departed(self, conn: int) -> None:
         self._connections.discard(conn)
@@ -333,8 +365,13 @@ class Server:
                 if isinstance(hello, Hello):
                     channel.peer_nonce = hello.nonce
             self._link.send(incoming.route, channel.frames(nack_of(error)))
+        self._guests.show_out(incoming)
         if isinstance(error, InternalError | BadSignature):
             self.note("error", error.code, error.message)
+
+    def _turn_away(self, peer: Peer, error: FcilError) -> None:
+        self._count_refusal(peer, error)
+        self.peers.refused[peer.client] = error.message
 
     def _count_refusal(self, peer: Peer, error: FcilError) -> None:
         self.journal.refusal(peer.client, error)
@@ -394,10 +431,23 @@ class Server:
         """Write what a closed round cost and brought."""
         self.accounts.flush()
         self.open.write_round(key)
+        self._intake.sweep(self.peers)
 
-    def admit(self, curve_key: bytes) -> None:
-        """Let a key through the gate from its next handshake on."""
-        self._allowed.add(curve_key)
+    def revoke(self, row: ClientRow, *, keep: bool, actor: str, why: str = REVOKED) -> None:
+        """Take a client off the list, end its connection, drop or keep what it sent.
+
+        Args:
+            row: the client.
+            keep: its update to the open round is aggregated; else it is left out.
+            actor: who says so, for the audit log.
+            why: what the client is told.
+        """
+        self.roster.revoke(row, why, actor)
+        self.open.coordinator.revoked(row.client_id, keep=keep)
+        peer = self.peers.by_client(row.client_id)
+        if peer is not None:  # it comes back as a guest and is told why
+            self._link.cut(peer.conn)
+        self.note("warning", "revoked", f"{row.name} is off the list: {why}", row.client_id)
 
 
 def _raise_descriptor_limit() -> None:

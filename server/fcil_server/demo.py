@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fcil_adapters import registry
 from fcil_protocol.errors import RunFailed, Timeout, UsageError
 from fcil_protocol.terminal import Format, emit
 from fcil_server.ledger import LEDGER_NAME, Ledger
@@ -29,19 +30,30 @@ REFRESH_S = 0.25
 STALL_S = 300.0  # without any change of status
 
 
-def demo_config(clients: int) -> tuple[str, ...]:
-    """Return the settings that the demo gives to its server."""
+def demo_config(clients: int, settings: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the settings that the demo gives to its server, before those of its user."""
     tasks = "[" + ", ".join("[" + ", ".join(f'"{n}"' for n in t) + "]" for t in TASKS) + "]"
     return (
         "federation.name=digits",
         "tasks.schedule=listed",
         f"tasks.classes={tasks}",
-        "method.name=pilora",
-        "method.preset=short",
-        "method.augment=jitter",  # a mirrored digit is no digit
+        *_method_settings(settings),
         "round.rounds_per_task=3",
         f"round.min_clients={clients}",
     )
+
+
+def _method_settings(settings: tuple[str, ...]) -> list[str]:
+    """Return the method, and the options for digits as far as it has them."""
+    pairs = (setting.partition("=") for setting in settings)
+    named = [value.strip(" \"'") for key, _, value in pairs if key.strip() == "method.name"]
+    method = registry.load_method(named[-1] if named else "pilora")
+    chosen = [f"method.name={method.name}"]
+    if "short" in method.presets:
+        chosen.append("method.preset=short")
+    if "augment" in method.hparams.model_fields:
+        chosen.append("method.augment=jitter")  # a mirrored digit is no digit
+    return chosen
 
 
 def write_digits(folder: Path, clients: int) -> list[Path]:
@@ -103,7 +115,7 @@ def run_demo(directory: Path, clients: int, settings: tuple[str, ...], form: For
     data = write_digits(directory / f"data-{clients}", clients)
     federation = LocalFederation(directory)
     arguments = ["--until-done"]
-    for setting in (*demo_config(clients), *settings):
+    for setting in (*demo_config(clients, settings), *settings):
         arguments += ["-c", setting]
     if _complete(federation.federation):
         arguments.append("--new-run")

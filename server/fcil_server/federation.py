@@ -4,7 +4,8 @@
 
     <directory>/
         federation.toml   the configuration, with every key and its meaning
-        keys/             root.json, server.json (0600), certificate
+        keys/             root.json, server.json (0600), certificate;
+                          server.next.json while new keys are put in place
         ledger.sqlite     who, what, when, how many bytes
         runs/<id>/        states/ parts/ spool/ incoming/ and the run's results
         lock  control.sock
@@ -19,9 +20,15 @@ from typing import Self
 
 import platformdirs
 
-from fcil_protocol.errors import CorruptFile, KeyFileError, StorageError, WireError
-from fcil_protocol.files import DirectoryLock, storage_errors, write_atomic
-from fcil_protocol.ids import FederationId, RunId
+from fcil_protocol.errors import (
+    CorruptFile,
+    KeyFileError,
+    StorageError,
+    UsageError,
+    WireError,
+)
+from fcil_protocol.files import DirectoryLock, make_private, storage_errors, write_atomic
+from fcil_protocol.ids import Digest, FederationId, RunId
 from fcil_protocol.keys import Certificate, PrivateKeys, RootKey
 from fcil_server.config import Config, load, to_toml
 from fcil_server.ledger import Ledger
@@ -37,9 +44,10 @@ class Federation:
         self.config = config
         self._lock = lock
         self.root = _root_key(directory / "keys" / "root.json")
+        self.ledger = Ledger(directory / "ledger.sqlite")
+        self._take_next_keys()  # a change of keys that a kill interrupted
         self.keys = _server_keys(directory / "keys" / "server.json")
         self.certificate = self._certificate(directory / "keys" / "certificate")
-        self.ledger = Ledger(directory / "ledger.sqlite")
         self._join_file: Path | None = None
 
     @classmethod
@@ -59,7 +67,7 @@ class Federation:
         path = config_path or (None if new else own)
         config = load(path, overrides)
         with storage_errors("create the federation directory", directory):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(directory)
             (directory / "keys").mkdir(mode=0o700, exist_ok=True)
             (directory / "runs").mkdir(mode=0o700, exist_ok=True)
         lock = DirectoryLock.acquire(directory, "federation")
@@ -92,6 +100,49 @@ class Federation:
         write_atomic(path, certificate.to_bytes())
         return certificate
 
+    def rotate_keys(self, actor: str) -> None:
+        """Give the server new keys to sign and to open with; members learn them by themselves.
+
+        The root key certifies them, under a higher serial number. The link key stays: clients
+        that sleep know no other. Sealed parts go, since the old key sealed them; they are
+        sealed anew when the server starts.
+
+        Raises:
+            UsageError: updates of an open round are stored, sealed for the old key.
+        """
+        run = self.ledger.newest_run()
+        row = self.ledger.open_round(run.run_id) if run else None
+        if row is not None and self.ledger.accepted(row.key):
+            raise UsageError(
+                f"task {row.task} {row.kind} round {row.round} holds updates that are sealed for "
+                "the present key.",
+                action="Start the server, let the round end (or close it: fcil-server "
+                "close-round), stop the server, and try again.",
+            )
+        fresh = PrivateKeys.generate(curve=self.keys.curve_secret)
+        fresh.save(self._next_keys)
+        self.ledger.add_audit(actor, "rotate_keys", fresh.public.fingerprint)
+        self._take_next_keys()
+        self.keys = _server_keys(self.directory / "keys" / "server.json")
+        self.certificate = self._certificate(self.directory / "keys" / "certificate")
+
+    @property
+    def _next_keys(self) -> Path:
+        return self.directory / "keys" / "server.next.json"
+
+    def _take_next_keys(self) -> None:
+        """Put new keys in place, if there are any; each step can be done again."""
+        if not self._next_keys.exists():
+            return
+        fresh = PrivateKeys.load(self._next_keys)
+        for run in self.ledger.runs():
+            for part in self.ledger.parts(run.run_id):
+                self.ledger.remove_part(run.run_id, Digest(part.digest))
+        certificate = self.root.certify(fresh.public)
+        write_atomic(self.directory / "keys" / "certificate", certificate.to_bytes())
+        with storage_errors("replace the server's keys in", self._next_keys.parent):
+            self._next_keys.replace(self.directory / "keys" / "server.json")
+
     @property
     def id(self) -> FederationId:
         """The federation's name for all time: the digest of its root key."""
@@ -107,7 +158,7 @@ class Federation:
         """Tell this user's other programs that the server runs, and where."""
         folder = servers_folder()
         with storage_errors("create", folder):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(folder)
         self._join_file = folder / f"{self.id}.json"
         fields = {
             "federation": self.id,

@@ -12,17 +12,32 @@ import fcil_protocol
 from fcil_adapters.contract import BackboneInfo, Hparams, Method
 from fcil_adapters.describe import backbone_fields, preprocessing_digest
 from fcil_adapters.statistics import compare_probes
+from fcil_protocol.channel import Channel
 from fcil_protocol.errors import (
     BackboneMismatch,
+    FcilError,
     MethodMismatch,
     UnknownClient,
     VersionMismatch,
     WrongFederation,
+    from_code,
 )
-from fcil_protocol.keys import PublicKeys
-from fcil_protocol.messages import BackboneClaim, Hello, Verdict, Welcome
+from fcil_protocol.keys import PrivateKeys, PublicKeys
+from fcil_protocol.messages import (
+    NO_PRIVACY,
+    BackboneClaim,
+    Bye,
+    Hello,
+    PrivacyTerms,
+    Received,
+    Verdict,
+    Welcome,
+)
+from fcil_protocol.transport import Incoming
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Client
+from fcil_server.ledger_rows import Client, Role
+from fcil_server.peers import Peer
+from fcil_server.roster import refusal
 
 PROBE_TOLERANCE = 1e-3  # largest relative error of features between two devices
 
@@ -33,6 +48,7 @@ class House:
 
     Attributes:
         probe: (4, d) features of the shipped images; None if the method needs no backbone.
+        package: version of fcil. method_package: what brings the method, and its version.
     """
 
     federation: str
@@ -46,17 +62,28 @@ class House:
     max_payload_bytes: int
     credit: int
     package: str
+    method_package: str
+    privacy: PrivacyTerms = NO_PRIVACY
+
+    @property
+    def install(self) -> str:
+        """What to do where the method is missing or another one."""
+        package = self.method_package or "the package that brings the method on the server"
+        return f"Install {package} on the client and start it again."
 
 
 def identify(ledger: Ledger, curve_key: bytes, hello: Hello) -> Client:
     """Return the enrolled client that a connection's key belongs to.
 
     Raises:
-        UnknownClient: the key is not enrolled, or the Hello names somebody else.
+        UnknownClient, Revoked, MembershipExpired: the key is not, or no longer, enrolled.
+        UnknownClient: the Hello names somebody else.
     """
     row = ledger.client_by_curve(curve_key)
     if row is None or not row.may_join(ledger.now):
-        raise UnknownClient("this key is not enrolled here.", action=UnknownClient.default_action())
+        raise refusal(row, ledger.now)
+    if row.role is Role.RELAY:
+        raise UnknownClient("this key is a relay's, and a relay takes part in no round.")
     if hello.client != row.client_id:
         raise UnknownClient(
             f"the connection's key belongs to client {row.client_id[:8]}, its Hello names "
@@ -64,6 +91,31 @@ def identify(ledger: Ledger, curve_key: bytes, hello: Hello) -> Client:
             action="Do not mix the files of two client directories.",
         )
     return row
+
+
+def meet(
+    ledger: Ledger, keys: PrivateKeys, incoming: Incoming, received: Received, hello: Hello
+) -> Peer:
+    """Return the session that a Hello begins; its terms are not checked yet.
+
+    Raises:
+        UnknownClient: see `identify`.
+        TrustError, WireError: the client did not sign it, or it is not new.
+    """
+    row = identify(ledger, incoming.key, hello)
+    channel = Channel(keys, keys_of(row))
+    channel.peer_nonce = hello.nonce
+    channel.check(received)
+    return Peer(
+        client=row.client_id,
+        name=row.name,
+        keys=keys_of(row),
+        route=incoming.route,
+        conn=incoming.conn,
+        channel=channel,
+        device=hello.device,
+        package=hello.package,
+    )
 
 
 def keys_of(row: Client) -> PublicKeys:
@@ -89,13 +141,7 @@ def check(house: House, hello: Hello) -> bool:
             f"the client is enrolled with federation {hello.federation[:12]}, this is "
             f"{house.federation[:12]}."
         )
-    wanted = f"{house.method.name}=={house.method.version}"
-    if wanted not in hello.methods:
-        has = [m for m in hello.methods if m.startswith(f"{house.method.name}==")]
-        raise MethodMismatch(
-            f"the server runs {wanted}, the client has {has[0] if has else 'no such method'}.",
-            action="Install the same version of the method's package on the client.",
-        )
+    _check_method(house, hello.methods)
     if hello.run != house.run:
         return False  # what it says of backbone and schema is about an earlier run
     if hello.backbone is None:
@@ -103,11 +149,24 @@ def check(house: House, hello: Hello) -> bool:
     _check_backbone(house, hello.backbone)
     if hello.schema_digest != house.schema_digest:
         raise MethodMismatch(
-            f"the client has schema {hello.schema_digest[:12]} of method {wanted}, the server "
-            f"{house.schema_digest[:12]}.",
-            action="Install the same version of the method's package on both sides.",
+            f"method {house.method.name!r} is version {house.method.version} on both sides, but "
+            f"its schemas or options differ: {hello.schema_digest[:12]} on the client, "
+            f"{house.schema_digest[:12]} on the server.",
+            action=house.install,
         )
     return True
+
+
+def _check_method(house: House, theirs: list[str]) -> None:
+    name, version = house.method.name, house.method.version
+    if f"{name}=={version}" in theirs:
+        return
+    others = [m.partition("==")[2] for m in theirs if m.startswith(f"{name}==")]
+    has = f"has version {others[0]}" if others else "has no such method"
+    raise MethodMismatch(
+        f"the server runs method {name!r} version {version}, the client {has}.",
+        action=house.install,
+    )
 
 
 def _check_backbone(house: House, claim: BackboneClaim) -> None:
@@ -139,6 +198,15 @@ def _check_backbone(house: House, claim: BackboneClaim) -> None:
         )
 
 
+def leaving(bye: Bye) -> FcilError:
+    """Return why a client says that it cannot go on.
+
+    Some say it in a sentence, which is about versions. Of others only the code leaves the
+    device; the client's own log has the rest.
+    """
+    return from_code(bye.code, bye.reason or "the client ended; its own log says why.")
+
+
 def welcome(house: House, *, nonce: bytes, ready: bool, verdict: Verdict | None) -> Welcome:
     """Build the answer to a Hello that passed."""
     return Welcome(
@@ -148,6 +216,7 @@ def welcome(house: House, *, nonce: bytes, ready: bool, verdict: Verdict | None)
         run=house.run,
         method=house.method.name,
         method_version=house.method.version,
+        method_package=house.method_package[:128],
         hparams=house.hparams.model_dump_json(),
         schema_digest=house.schema_digest,
         backbone=json.dumps(backbone_fields(house.info)),
@@ -155,5 +224,6 @@ def welcome(house: House, *, nonce: bytes, ready: bool, verdict: Verdict | None)
         ready=ready,
         max_payload_bytes=house.max_payload_bytes,
         credit=house.credit,
+        privacy=house.privacy,
         verdict=verdict,
     )

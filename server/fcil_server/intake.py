@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +40,8 @@ from fcil_protocol.payload import Payload, unpack
 from fcil_protocol.schema import PayloadSchema
 from fcil_protocol.spool import Spool
 from fcil_protocol.transfer import Receiving
-from fcil_protocol.wellknown import INVENTORY, INVENTORY_SCHEMA
+from fcil_protocol.wellknown import INVENTORY, inventory_faults
+from fcil_server.incoming import IncomingFiles
 from fcil_server.peers import Peer
 
 IN_MEMORY_BYTES = 1 << 20  # larger envelopes are assembled in a file, and survive a restart
@@ -100,7 +101,7 @@ class Intake:
     ) -> None:
         self._federation = federation
         self._keys = keys
-        self._incoming = incoming
+        self._files = IncomingFiles(incoming, MAX_UPLOADS)
         self._spool = spool
         self._credit = credit
         self._max_payload_bytes = max_payload_bytes
@@ -112,6 +113,7 @@ class Intake:
         self._send = send
         self._batch: list[tuple[Peer, Accepted]] = []
         self._pending: set[str] = set()  # appended, not yet in the ledger
+        self._complete: set[str] = set()  # all chunks there, being opened or about to be
         self._flush: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()  # one opened payload in memory at a time
 
@@ -136,7 +138,8 @@ class Intake:
         self._check_size(peer, header)
         if len(peer.receiving) >= MAX_UPLOADS and message.digest not in peer.receiving:
             self.forget(peer, next(iter(peer.receiving)))
-        path = self._incoming / message.digest if header.sealed_bytes > IN_MEMORY_BYTES else None
+        large = header.sealed_bytes > IN_MEMORY_BYTES
+        path = self._files.place(peer.client, message.digest) if large else None
         assembly = Assembly(header, path=path)
         receiving = Receiving(header, data, signature, wrap, assembly, self._credit)
         peer.receiving[message.digest] = receiving
@@ -178,11 +181,13 @@ class Intake:
                 self._send(peer, Want(digest=digest, chunks=wanted))
             return
         del peer.receiving[digest]
+        self._complete.add(digest)
         try:
             async with self._opening:
                 await self._finish(peer, digest, receiving)
         finally:
-            receiving.assembly.discard()
+            self._complete.discard(digest)
+            self._discard(peer, digest, receiving)
 
     # --- complete ---------------------------------------------------------------------------
 
@@ -195,7 +200,7 @@ class Intake:
             self._send(peer, Ack(digest=digest))
             return
         expectation = self._expect(peer.client, header.core)
-        faults = expectation.schema.check(payload, expectation.dims)
+        faults = expectation.schema.check_upload(payload, expectation.dims)
         faults = faults or expectation.check(payload, expectation.task)
         if faults:
             raise SchemaMismatch("; ".join(faults[:10]) + ".")
@@ -221,11 +226,7 @@ class Intake:
         return unpack(open_body(header, key, receiving.assembly.chunks()))
 
     def _check_inventory(self, payload: Payload) -> None:
-        names = payload.meta.get("names")
-        dims = {"max_classes": self._max_classes}
-        faults = INVENTORY_SCHEMA.check(payload, dims)
-        if not faults and len(names or ()) != len(payload.tensors["train"]):  # type: ignore[arg-type]
-            faults = ["names and counts differ in number"]
+        faults = inventory_faults(payload, self._max_classes)
         if faults:
             raise SchemaMismatch("; ".join(faults[:10]) + ".")
 
@@ -262,7 +263,20 @@ class Intake:
         """Drop what has come of an update that was refused."""
         receiving = peer.receiving.pop(digest, None)
         if receiving is not None:
-            receiving.assembly.discard()
+            self._discard(peer, digest, receiving)
+
+    def _discard(self, peer: Peer, digest: str, receiving: Receiving) -> None:
+        receiving.assembly.discard()
+        self._files.gone(peer.client, digest)
+
+    def sweep(self, peers: Iterable[Peer]) -> None:
+        """After a round, remove what nobody goes on with: its updates could not count any more.
+
+        Inventories are sealed anew in every session, so theirs are never taken up again.
+        """
+        live = {digest for peer in peers for digest in peer.receiving}
+        with contextlib.suppress(FcilError):  # what is left goes after the next round
+            self._files.sweep(live | self._complete)
 
     async def drain(self) -> None:
         """Wait until everything appended is durable and acknowledged."""

@@ -1,9 +1,9 @@
 """The server's memory: one SQLite file in the federation directory.
 
-`Ledger` is the whole of it; its tables live in three modules: here clients, runs, states and
-parts; in `ledger_rounds` what was learned; in `ledger_accounts` what it cost. Rows are the
-dataclasses of `ledger_rows`. After a kill at any moment, `Ledger.open_round` and
-`Ledger.accepted` say where to go on.
+`Ledger` is the whole of it; its tables live in four modules: here clients, runs, states and
+parts; in `ledger_trust` tickets; in `ledger_rounds` what was learned; in `ledger_accounts`
+what it cost. Rows are the dataclasses of `ledger_rows`. After a kill at any moment,
+`Ledger.open_round` and `Ledger.accepted` say where to go on.
 """
 
 from __future__ import annotations
@@ -14,14 +14,25 @@ from typing import Any
 
 from fcil_protocol.errors import UsageError
 from fcil_protocol.ids import ClientId, Digest, RunId
+from fcil_protocol.keys import PublicKeys
 from fcil_server.ledger_accounts import AccountTables
 from fcil_server.ledger_rounds import HistoryTables
-from fcil_server.ledger_rows import Client, Erased, PartRow, RoundKey, Run, RunStatus, StateRow
+from fcil_server.ledger_rows import (
+    Client,
+    Erased,
+    PartRow,
+    Role,
+    RoundKey,
+    Run,
+    RunStatus,
+    StateRow,
+)
+from fcil_server.ledger_trust import TrustTables
 
 LEDGER_NAME = "ledger.sqlite"
 
 
-class Ledger(HistoryTables, AccountTables):
+class Ledger(HistoryTables, AccountTables, TrustTables):
     """Everything the server must know after a restart. See `LedgerFile` for how it is opened."""
 
     # Clients.
@@ -36,6 +47,8 @@ class Ledger(HistoryTables, AccountTables):
         sealing: bytes,
         not_after: float | None = None,
         device: str = "",
+        role: Role = Role.CLIENT,
+        via: ClientId | None = None,
     ) -> None:
         """Enrol a client with its public keys.
 
@@ -65,6 +78,8 @@ class Ledger(HistoryTables, AccountTables):
                     "enrolled_at": self.now,
                     "not_after": not_after,
                     "device": device,
+                    "role": role.value,
+                    "via": via,
                 },
             )
 
@@ -102,11 +117,19 @@ class Ledger(HistoryTables, AccountTables):
             durable=False,
         )
 
-    def revoke_client(self, client_id: ClientId) -> None:
-        """Bar a client from now on; the first revocation's time stays."""
+    def revoke_client(self, client_id: ClientId, why: str = "") -> None:
+        """Bar a client from now on; the first revocation's time and reason stay."""
         self._write(
-            "UPDATE clients SET revoked_at = ifnull(revoked_at, ?) WHERE client_id = ?",
-            (self.now, client_id),
+            "UPDATE clients SET revoked_at = ?, revoked_why = ? "
+            "WHERE client_id = ? AND revoked_at IS NULL",
+            (self.now, why, client_id),
+        )
+
+    def replace_keys(self, client_id: ClientId, keys: PublicKeys) -> None:
+        """Take over a client's new public keys."""
+        self._write(
+            "UPDATE clients SET curve = ?, signing = ?, sealing = ? WHERE client_id = ?",
+            (keys.curve, keys.signing, keys.sealing, client_id),
         )
 
     def erase_client(self, client_id: ClientId) -> Erased:

@@ -147,6 +147,25 @@ class AccountTables(LedgerFile):
         """Return the newest refusals, newest first."""
         return self._all(Refusal, "SELECT * FROM refusals ORDER BY id DESC LIMIT ?", (limit,))
 
+    def refusals_of(self, client: ClientId, *, limit: int) -> list[Refusal]:
+        """Return the newest refusals of one client's messages, newest first."""
+        sql = "SELECT * FROM refusals WHERE client = ? ORDER BY id DESC LIMIT ?"
+        return self._all(Refusal, sql, (client, limit))
+
+    def rounds_by_client(self) -> dict[ClientId, int]:
+        """Return client -> in how many rounds of all runs its update was counted."""
+        sql = "SELECT client, count(*) AS n FROM updates WHERE status = 'counted' GROUP BY client"
+        return {row["client"]: row["n"] for row in self._rows(sql)}
+
+    def bytes_by_client(self) -> dict[ClientId, tuple[int, int]]:
+        """Return client -> predicted wire bytes up and down over all runs."""
+        sql = (
+            "SELECT client, sum(wire * (direction = 'up')) AS up, "
+            "sum(wire * (direction = 'down')) AS down FROM bytes "
+            "WHERE client IS NOT NULL AND source = 'predicted' GROUP BY client"
+        )
+        return {row["client"]: (row["up"], row["down"]) for row in self._rows(sql)}
+
     def refusal_counts(self) -> dict[str, int]:
         """Return code -> how many messages were ever refused with it."""
         rows = self._rows("SELECT code, count FROM refusal_counts ORDER BY code")

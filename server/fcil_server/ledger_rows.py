@@ -78,6 +78,13 @@ class Source(StrEnum):
     KERNEL = "kernel"
 
 
+class Role(StrEnum):
+    """What a member does: learn and test, or pass on what others say."""
+
+    CLIENT = "client"
+    RELAY = "relay"
+
+
 class RoundKey(NamedTuple):
     """What identifies a round for ever."""
 
@@ -94,7 +101,12 @@ _IDS = {"decode": lambda text: tuple(json.loads(text))}
 
 @dataclass(frozen=True)
 class Client:
-    """One enrolled device and its public keys."""
+    """One enrolled device and its public keys.
+
+    Attributes:
+        via: the relay that it connects through; None if it connects to the server.
+        address: HOST:PORT that a relay's clients are told; empty otherwise.
+    """
 
     client_id: ClientId
     name: str
@@ -106,10 +118,35 @@ class Client:
     revoked_at: float | None
     last_seen: float | None
     device: str
+    revoked_why: str
+    role: Role = field(metadata={"decode": Role})
+    via: ClientId | None
+    address: str
 
     def may_join(self, now: float) -> bool:
         """Say whether the client is neither revoked nor expired at ``now``."""
         return self.revoked_at is None and (self.not_after is None or now < self.not_after)
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """An invitation that was handed out: the public keys of the guest who bears it.
+
+    Attributes:
+        client: who came in with it.
+        via: the relay that its holder connects through.
+    """
+
+    curve: bytes = field(repr=False)
+    signing: bytes = field(repr=False)
+    name: str
+    issued_at: float
+    expires_at: float
+    used_at: float | None
+    withdrawn_at: float | None
+    client: ClientId | None
+    role: Role = field(metadata={"decode": Role})
+    via: ClientId | None
 
 
 @dataclass(frozen=True)

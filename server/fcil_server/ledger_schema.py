@@ -225,6 +225,32 @@ CREATE TRIGGER audit_no_delete BEFORE DELETE ON audit
   BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
 """
 
+_V2 = """
+ALTER TABLE clients ADD COLUMN revoked_why TEXT NOT NULL DEFAULT '';
+CREATE TABLE tickets (
+  curve        BLOB PRIMARY KEY,
+  signing      BLOB NOT NULL,
+  name         TEXT NOT NULL,
+  issued_at    REAL NOT NULL,
+  expires_at   REAL NOT NULL,
+  used_at      REAL,
+  withdrawn_at REAL,
+  client       TEXT REFERENCES clients,
+  CHECK ((used_at IS NULL) = (client IS NULL))
+);
+"""
+
+_V3 = """
+-- A relay is enrolled like a client; it and the clients and tickets behind it are marked.
+ALTER TABLE clients ADD COLUMN role TEXT NOT NULL DEFAULT 'client'
+  CHECK (role IN ('client', 'relay'));
+ALTER TABLE clients ADD COLUMN via TEXT REFERENCES clients;
+ALTER TABLE clients ADD COLUMN address TEXT NOT NULL DEFAULT '';
+ALTER TABLE tickets ADD COLUMN role TEXT NOT NULL DEFAULT 'client'
+  CHECK (role IN ('client', 'relay'));
+ALTER TABLE tickets ADD COLUMN via TEXT REFERENCES clients;
+"""
+
 # Script n takes a ledger from version n to version n + 1.
-MIGRATIONS: tuple[str, ...] = (_V1,)
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3)
 SCHEMA_VERSION = len(MIGRATIONS)

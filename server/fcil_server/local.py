@@ -91,10 +91,12 @@ class LocalFederation:
         # Clients know this address: a restarted server must have it again.
         self.port = int(status["federation"]["port"])
 
-    def join(self, name: str, data: Path, *arguments: str) -> None:
+    def join(
+        self, name: str, data: Path, *arguments: str, env: Mapping[str, str] | None = None
+    ) -> None:
         """Start a client daemon on a folder."""
         command = ["fcil_client", "join", "--data", str(data), *arguments]
-        self.clients[name] = self._start(name, command, None)
+        self.clients[name] = self._start(name, command, env)
 
     def status(self) -> dict[str, Any] | None:
         """Return the server's status; None while it does not answer."""

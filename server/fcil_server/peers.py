@@ -50,9 +50,14 @@ class Peer:
 
 
 class Peers:
-    """All live sessions; a client has at most one, the newest."""
+    """All live sessions; a client has at most one, the newest.
+
+    Attributes:
+        refused: clients that cannot take part as they are, with the reason in a sentence.
+    """
 
     def __init__(self) -> None:
+        self.refused: dict[ClientId, str] = {}
         self._by_client: dict[ClientId, Peer] = {}
         self._by_conn: dict[int, Peer] = {}
 
@@ -61,6 +66,7 @@ class Peers:
         old = self._by_client.get(peer.client)
         if old is not None:
             self._by_conn.pop(old.conn, None)
+        self.refused.pop(peer.client, None)
         self._by_client[peer.client] = peer
         self._by_conn[peer.conn] = peer
         return old if old is not None and old.conn != peer.conn else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from fcil_adapters.averaging_rules import Averaging
 from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method, Part, State, TaskInfo
 from fcil_protocol.ids import ClientId, Digest, RunId
 from fcil_protocol.messages import Message, PartRef
@@ -96,6 +97,12 @@ class Position:
         self.parts = ()
 
 
+def averaging_of(config: Config) -> Averaging:
+    """Return how the clients' tensors are averaged."""
+    trust = config.trust
+    return Averaging(trust.averaging, trust.trim, trust.clip)
+
+
 def context(kit: Kit, task: TaskInfo, step: Step) -> Context:
     """Return what the method's halves on the server may use."""
     return Context(
@@ -108,6 +115,7 @@ def context(kit: Kit, task: TaskInfo, step: Step) -> Context:
         device=kit.aggregation.device,
         seed=(kit.config.run.seed,),
         max_weight_share=kit.config.trust.max_weight_share,
+        averaging=averaging_of(kit.config),
     )
 
 

@@ -17,7 +17,7 @@ from fcil_protocol.errors import (
 from fcil_protocol.header import Core
 from fcil_protocol.ids import ClientId, UpdateId
 from fcil_protocol.payload import Payload
-from fcil_protocol.wellknown import EVALUATE, EVALUATE_SCHEMA
+from fcil_protocol.wellknown import EVALUATE, EVALUATE_SCHEMA, result_faults
 from fcil_server.intake import Accepted, Expectation
 from fcil_server.ledger_rows import RoundKey
 from fcil_server.position import Kit, Position
@@ -65,7 +65,8 @@ class Reception:
     def _expectation(self, task: TaskInfo, core: Core) -> Expectation:
         kit = self.kit
         if core.kind == EVALUATE:
-            return Expectation(task, EVALUATE_SCHEMA, {"seen": len(task.seen)}, check_evaluation)
+            dims = {"seen": len(task.seen)}
+            return Expectation(task, EVALUATE_SCHEMA, dims, _check_results)
         exchange = registry.find_exchange(kit.method, kit.hparams, kit.info, core.kind)
         dims = kit.method.dims(kit.hparams, kit.info, task)
         return Expectation(task, exchange.upload, dims, exchange.check)
@@ -98,11 +99,5 @@ class Reception:
         self.updated(accepted.client)
 
 
-def check_evaluation(payload: Payload, task: TaskInfo) -> list[str]:
-    """Check that results are of seen classes, each once, with correct <= total."""
-    classes = payload.i64("classes").tolist()
-    if len(set(classes)) != len(classes) or not set(classes) <= set(task.seen):
-        return ["'classes' must be distinct ids of classes seen so far"]
-    if (payload.i64("correct") > payload.i64("total")).any():
-        return ["'correct' exceeds 'total'"]
-    return []
+def _check_results(payload: Payload, task: TaskInfo) -> list[str]:
+    return result_faults(payload, task.seen)

@@ -122,6 +122,15 @@ class Declined:
 
 
 @dataclass(frozen=True)
+class Withdrawn:
+    """A client was revoked; whatever it answered counts no more."""
+
+    client: ClientId
+    reason: str
+    now: float
+
+
+@dataclass(frozen=True)
 class Tick:
     """The time that `SetTimer` asked for has come."""
 
@@ -135,7 +144,7 @@ class Stop:
     now: float
 
 
-Event = Present | Available | Left | Updated | Declined | Tick | Stop
+Event = Present | Available | Left | Updated | Declined | Withdrawn | Tick | Stop
 
 # --- instructions ---------------------------------------------------------------------------
 
@@ -310,6 +319,13 @@ class Round:
             self.reasons[event.client] = event.reason
         return self._settle(event.now)
 
+    def _withdrawn(self, event: Withdrawn) -> list[Instruction]:
+        if event.client in self.answers:
+            self.answers[event.client] = Answer.DECLINED
+            self.reasons[event.client] = event.reason
+            self.away_since.pop(event.client, None)
+        return self._settle(event.now)
+
     def _tick(self, event: Tick) -> list[Instruction]:
         for client, since in list(self.away_since.items()):
             if event.now >= since + self.rules.grace_s:
@@ -368,6 +384,7 @@ class Round:
         (Phase.OPEN, Left): _away,
         (Phase.OPEN, Updated): _updated,
         (Phase.OPEN, Declined): _declined,
+        (Phase.OPEN, Withdrawn): _withdrawn,
         (Phase.OPEN, Tick): _tick,
         (Phase.OPEN, Stop): _stop,
         # A closed round answers nothing: the daemon opens the next one.

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fcil_adapters import registry
 from fcil_adapters.contract import BackboneInfo, Hparams, Method
 from fcil_adapters.describe import backbone_fields
+from fcil_adapters.privacy_terms import check_privacy
 from fcil_protocol.errors import BackboneMismatch, ConfigError, FcilError, RunFailed
 from fcil_protocol.files import storage_errors
 from fcil_protocol.ids import new_run_id
@@ -39,8 +40,11 @@ if TYPE_CHECKING:
     from fcil_server.daemon import Server
 
 # These sections make a run what it is; the others may change while it goes on.
-FIXED_SECTIONS = ("method", "run", "tasks")
-FREE_KEYS = {"run": {"device", "threads", "worker_idle_s", "weights", "central_test"}}
+FIXED_SECTIONS = ("method", "run", "tasks", "privacy")
+FREE_KEYS = {
+    "run": {"device", "threads", "worker_idle_s", "weights", "central_test"},
+    "privacy": {"evaluate_min_count", "share_names"},
+}
 
 
 @dataclass
@@ -120,6 +124,7 @@ async def open_run(server: Server, *, new: bool) -> OpenRun:
 
     Raises:
         ConfigError, BackboneMismatch, RunFailed: with the next action.
+        EgressRefused: the method would have clients send what may not leave them.
     """
     ledger = server.ledger
     row = None if new else ledger.newest_run()
@@ -128,12 +133,15 @@ async def open_run(server: Server, *, new: bool) -> OpenRun:
     config = _config_of(row, server)
     method = registry.load_method(config.method.name)
     hparams = registry.make_hparams(method, config.method.options)
+    registry.check_averaging(method, hparams, config.trust.averaging)
     aggregation = Aggregation(
         method, hparams, config, log=server.federation.directory / "worker.log"
     )
     try:
         info, probe = await aggregation.load_backbone()
-        digest = registry.schema_digest(method, hparams, info)
+        registry.check_uploads(method, hparams, info)
+        check_privacy(method, hparams, info, config.privacy.terms)
+        digest = registry.schema_digest(method, hparams, info, config.privacy.terms)
         if row is None:
             row = _begin(server, config, method, hparams, info, digest, aggregation.described)
         else:
@@ -270,7 +278,9 @@ def _assemble(
         schema_digest=digest,
         max_payload_bytes=int(config.wire.max_payload_mb * 1e6),
         credit=config.wire.credit,
+        privacy=config.privacy.terms,
         package=version("fcil"),
+        method_package=registry.package_of(method.name),
     )
     return OpenRun(server, directory, coordinator, publisher, aggregation, house)
 

@@ -9,8 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fcil_adapters.contract import Method
+from fcil_adapters.privacy_terms import describe_terms
 from fcil_protocol.ids import RunId
+from fcil_protocol.messages import PrivacyTerms
 from fcil_protocol.terminal import printable
 from fcil_server.ledger import Ledger
 from fcil_server.report import summary_tables
@@ -34,6 +35,8 @@ def show_status(data: dict[str, Any]) -> None:
         out.print(
             f"run         {run['id']} ({run['status']}), {run['method']} on {run['backbone']}"
         )
+    if run and "privacy" in run:
+        out.print(f"privacy     {describe_terms(PrivacyTerms.model_validate(run['privacy']))}")
     out.print(f"now         {_doing(now)}", markup=False)
     if now["waiting_for"]:
         out.print(f"waits for   {printable(now['waiting_for'])}", markup=False)
@@ -71,17 +74,21 @@ def _show_clients(out: Console, clients: list[dict[str, Any]], answers: dict[str
             _or_blank(row.get("images")),
             _or_blank(row.get("classes")),
             "asked" if doing == "none" else doing,
-            _ago(row.get("last_seen")),
+            ago(row.get("last_seen")),
             printable(row.get("device") or ""),
         )
     out.print(table)
+    for row in clients:
+        if row.get("why"):
+            out.print(f"{printable(row['name'])}: {printable(row['why'])}")
 
 
 def _or_blank(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _ago(moment: float | None) -> str:
+def ago(moment: float | None) -> str:
+    """Return how long ago a moment was, for people."""
     if moment is None:
         return "never"
     seconds = max(0, int(time.time() - moment))
@@ -112,6 +119,10 @@ def show_rounds(rows: list[dict[str, Any]]) -> None:
         )
     out = _console()
     out.print(table if rows else "no round yet")
+    for row in rows:
+        for one in row["excluded"]:
+            text = f"round {row['seq']} left out {one['name'] or one['client']}: {one['reason']}"
+            out.print(printable(text))
     if rows:
         out.print("wire: TCP payload by the exact ZMTP + CURVE formula (predicted)", style="dim")
 
@@ -122,44 +133,3 @@ def show_report(ledger: Ledger, run: RunId, folder: Path) -> None:
     for table in summary_tables(ledger, run):
         out.print(table)
     out.print(f"files: {folder}/report.html, summary.json, rounds.jsonl, ...", soft_wrap=True)
-
-
-def describe_method(method: Method) -> dict[str, Any]:
-    """Return a method's manifest as plain data."""
-    options = {
-        name: {
-            "default": _plain(field.get_default(call_default_factory=True)),
-            "help": field.description or "",
-        }
-        for name, field in method.hparams.model_fields.items()
-    }
-    return {
-        "name": method.name,
-        "version": method.version,
-        "title": method.title,
-        "citation": method.citation,
-        "presets": {k: {o: _plain(x) for o, x in v.items()} for k, v in method.presets.items()},
-        "options": options,
-    }
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    return list(value) if isinstance(value, tuple) else value
-
-
-def show_methods(rows: list[dict[str, Any]]) -> None:
-    """Print methods with their options."""
-    out = _console()
-    for row in rows:
-        out.print(f"{row['name']} {row['version']}: {row['title']}", style="bold", markup=False)
-        out.print(f"  {row['citation']}", markup=False)
-        for name, preset in row["presets"].items():
-            out.print(f"  preset {name}: {preset}", markup=False)
-        table = Table(box=None, pad_edge=False)
-        for title in ("  option", "default", "meaning"):
-            table.add_column(title)
-        for name, option in row["options"].items():
-            table.add_row(f"  {name}", str(option["default"]), option["help"])
-        out.print(table)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fcil_protocol.ids import RunId
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Direction, Source
+from fcil_server.ledger_rows import Direction, Role, Source, UpdateStatus
 
 if TYPE_CHECKING:
     from fcil_server.daemon import Server
@@ -35,6 +35,7 @@ def status(server: Server) -> dict[str, Any]:
             "backbone": coordinator.kit.info.name,
             "directory": str(server.open.directory.resolve()),
             "state": coordinator.at.number,
+            "privacy": server.open.house.privacy.model_dump(),
         },
         "now": _now(server),
         "clients": _clients(server),
@@ -64,12 +65,18 @@ def _clients(server: Server) -> list[dict[str, Any]]:
     rows = []
     for row in server.ledger.clients():
         peer = server.peers.by_client(row.client_id)
-        state = "away" if peer is None else "ready" if peer.announced else "preparing"
+        why = server.peers.refused.get(row.client_id, "")
+        away = "refused" if why else "away"
+        state = away if peer is None else "ready" if peer.announced else "preparing"
+        if row.role is Role.RELAY:
+            state = "ready" if server.is_up(row.client_id) else "away"
         rows.append(
             {
                 "id": row.client_id,
                 "name": row.name,
                 "state": "revoked" if row.revoked_at else state,
+                "why": why,
+                "role": row.role.value,
                 "device": row.device,
                 "last_seen": row.last_seen,
                 "images": sum((peer.train or {}).values()) if peer else None,
@@ -125,6 +132,7 @@ def round_rows(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
             key = (count.task, count.kind, count.round)
             entry = sums.setdefault(key, {"up": 0, "down": 0})
             entry["up" if count.direction is Direction.UP else "down"] += count.wire
+    names = {c.client_id: c.name for c in ledger.clients()}
     rows = []
     for row in ledger.rounds(run):
         updates = ledger.updates(row.key)
@@ -142,6 +150,11 @@ def round_rows(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
                 "answers": [
                     {"client": a.client, "answer": a.answer.value, "reason": a.reason}
                     for a in ledger.answers(row.key)
+                ],
+                "excluded": [
+                    {"client": u.client, "name": names.get(u.client, ""), "reason": u.reason}
+                    for u in updates
+                    if u.status is UpdateStatus.EXCLUDED
                 ],
                 "seconds": round(sum(row.phases.values()), 3),
                 "wire_up": wire["up"],

@@ -6,7 +6,7 @@ call and goes out with its result, so a new process can take over at any call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from fcil_adapters import registry, worker_ops
 from fcil_adapters.contract import Preprocessing, Update
 from fcil_adapters.image_store import Door, ImageStore
 from fcil_adapters.images import Entry, digest, open_source
+from fcil_adapters.outliers import OutlierRule, screen
 from fcil_adapters.worker_models import Engine, evaluate, read_parts
 from fcil_adapters.worker_ops import Call, Reply
 from fcil_protocol.errors import DataError, WireError
@@ -26,21 +27,33 @@ CENTRAL_MEMORY_BYTES = 1 << 30  # 7,000 decoded images of 224 x 224 pixels
 
 @dataclass(frozen=True)
 class PulledUpdates:
-    """`contract.Updates`, each pulled from the daemon when its turn comes."""
+    """`contract.Updates`, each pulled from the daemon when its turn comes.
+
+    Attributes:
+        numbers: what the daemon knows each one by.
+    """
 
     call: Call
     clients: tuple[ClientId, ...]
     samples: tuple[int, ...]
+    numbers: tuple[int, ...]
 
     def __len__(self) -> int:
         return len(self.clients)
 
     def __iter__(self) -> Iterator[Update]:
-        for index, client in enumerate(self.clients):
-            _fields, payloads = self.call.ask({"update": index})
+        for number, client in zip(self.numbers, self.clients, strict=True):
+            _fields, payloads = self.call.ask({"update": number})
             if len(payloads) != 1:
                 raise WireError(f"an update is one payload, got {len(payloads)}.")
             yield Update(client, unpack(payloads.pop()))
+
+    def without(self, excluded: Collection[ClientId]) -> PulledUpdates:
+        """Return the updates of all other clients."""
+        rows = zip(self.clients, self.samples, self.numbers, strict=True)
+        kept = [row for row in rows if row[0] not in excluded]
+        clients, samples, numbers = zip(*kept, strict=True)
+        return PulledUpdates(self.call, clients, samples, numbers)
 
 
 @dataclass(frozen=True)
@@ -123,16 +136,24 @@ class ServerWorker:
     def aggregate(self, call: Call) -> Reply:
         """Payload: the state. Return the state with the round's updates combined.
 
-        Fields: ``clients`` (sorted) and ``samples`` (n_k > 0). Each update is asked for with
-        ``{"update": index}`` when its turn comes, more than once if the method needs it.
+        Fields: ``clients`` (sorted), ``samples`` (n_k > 0) and ``outliers`` (an
+        `OutlierRule`'s). Each update is asked for with ``{"update": index}`` when its turn
+        comes, more than once if the method needs it. Result: ``excluded``, the clients whose
+        updates are left out, each with its reason.
         """
         method, ctx = self._engine.prepare(call)
         clients, samples = call.fields["clients"], call.fields["samples"]
         if not clients or len(clients) != len(samples) or clients != sorted(set(clients)):
             raise WireError("an aggregation needs sorted clients, each with its samples.")
-        updates = PulledUpdates(call, tuple(clients), tuple(samples))
+        numbers = tuple(range(len(clients)))
+        updates = PulledUpdates(call, tuple(clients), tuple(samples), numbers)
         state = unpack(_only(call))
-        return {}, [registry.load_half(method.aggregator).aggregate(ctx, state, updates)]
+        exchange = registry.find_exchange(method, ctx.hparams, ctx.backbone_info, ctx.kind)
+        excluded = screen(OutlierRule(**call.fields["outliers"]), updates, exchange.upload)
+        combined = registry.load_half(method.aggregator).aggregate(
+            ctx, state, updates.without(excluded)
+        )
+        return {"excluded": excluded}, [combined]
 
     def broadcast(self, call: Call) -> Reply:
         """Payload: the state. Return all its parts; their names are in ``parts``."""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from adapters.worker_kit import Direct, context, fields_of, fill
+from fcil_adapters.averaging_rules import Averaging
 from fcil_adapters.describe import NO_BACKBONE, backbone_from_fields
 from fcil_adapters.registry import find_exchange, load_method
 from fcil_adapters.statistics import compare_probes
@@ -39,7 +40,7 @@ def data_fields(folder, **more):
     cache = folder.parent / "cache"
     cache.mkdir(exist_ok=True)
     fields = {"data": str(folder), "cache": str(cache), "salt": b"s" * 16}
-    return {**fields, "memory_bytes": 1 << 20, **more}
+    return {**fields, "memory_bytes": 1 << 20, "min_count": 1, **more}
 
 
 def run_fields(folder, ctx, classes, parts=(), method=MEAN):
@@ -158,8 +159,9 @@ def test_calls_that_do_not_fit_together_are_named(folder):
 
 def test_a_context_comes_through_its_fields_unchanged():
     ctx = context(
-        MEAN, "prepare", (5, 6), (1, 2, 3), {"side": 4}, micro_batch=7, max_weight_share=0.5
-    )
+        MEAN, "prepare", (5, 6), (1, 2, 3), {"side": 4}, micro_batch=7, max_weight_share=0.5,
+        averaging=Averaging("clip", trim=0.1, clip=3.0),
+    )  # fmt: skip
     assert context_from(context_fields(ctx), load_method(MEAN)) == ctx
 
 

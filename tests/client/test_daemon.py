@@ -1,11 +1,10 @@
 """The client's daemon against a server in memory: what goes wrong is said, and it goes on."""
 
-import asyncio
-
 import pytest
 
-from client.daemon_kit import RUN, RUN2, Running, Server, order
+from client.daemon_kit import DIGEST, RUN, RUN2, order
 from fcil_client import daemon, jobs, session
+from fcil_protocol.channel import Channel
 from fcil_protocol.errors import (
     BackboneMismatch,
     ConfigError,
@@ -17,6 +16,7 @@ from fcil_protocol.errors import (
     TrustError,
     WorkerDied,
 )
+from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.link import LinkNews
 from fcil_protocol.messages import (
     Ack,
@@ -30,38 +30,6 @@ from fcil_protocol.messages import (
     Want,
 )
 from fcil_protocol.payload import Payload
-
-PATIENCE_S = 20
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    """No pause, no images that come and go."""
-
-    async def nothing(*_args, **_options):
-        await asyncio.Event().wait()
-        yield set()
-
-    monkeypatch.setattr(jobs, "awatch", nothing)
-    for where, name in ((session, "RETRY_S"), (session, "PAUSE_S"), (daemon, "ADDRESS_S")):
-        monkeypatch.setattr(where, name, 0.0)
-
-
-@pytest.fixture
-def play(tmp_path, monkeypatch):
-    """Run a scenario ``async (server, running) -> None`` with a client that runs."""
-
-    def run(scenario, **options):
-        async def main():
-            server = Server()
-            running = Running(tmp_path, monkeypatch, server, **options)
-            async with asyncio.timeout(PATIENCE_S), running:
-                await scenario(server, running)
-            return running
-
-        return asyncio.run(main())
-
-    return run
 
 
 def test_a_round_goes_from_the_order_to_the_ack(play):
@@ -274,6 +242,44 @@ class TestBackbone:
             error = await running.end()
             assert isinstance(error, MethodMismatch)
             assert "no_such_option" in error.message
+
+        play(scenario)
+
+    def test_the_server_hears_that_the_schemas_differ(self, play):
+        async def scenario(server, running):
+            await server.hear(Hello)
+            server.welcome(ready=False, schema_digest="5" * 64, method_package="pack 7")
+            bye = await server.hear(Bye)
+            assert bye.code == MethodMismatch.code
+            assert DIGEST[:12] in bye.reason
+            assert "5" * 12 in bye.reason
+            error = await running.end()
+            assert bye.reason == error.message
+            assert "Install the server's pack 7 on the client" in error.action
+
+        play(scenario)
+
+    def test_of_another_failure_the_server_hears_the_code_and_the_sentence_stays(self, play):
+        async def scenario(server, running):
+            running.work.loads = [StorageError("no room for secret.png.")]
+            await server.hear(Hello)
+            server.welcome(ready=False)
+            bye = await server.hear(Bye)
+            assert (bye.code, bye.reason) == (StorageError.code, "")
+            assert "secret" in (await running.end()).message
+
+        play(scenario)
+
+    def test_a_welcome_that_the_server_did_not_sign_has_no_effect(self, play):
+        async def scenario(server, running):
+            await server.hear(Hello)
+            server.keys = PrivateKeys.generate()
+            peer_nonce = server.channel.peer_nonce
+            server.channel = Channel(server.keys, server.client)
+            server.channel.peer_nonce = peer_nonce
+            server.welcome(ready=False, schema_digest="5" * 64)
+            await running.until(lambda: running.said("a message was refused"))
+            assert running.client.status()["run"] is None
 
         play(scenario)
 

@@ -193,7 +193,7 @@ class TestFirstTime:
         """The server knows the key by then, if only its answer was lost."""
         with pytest.raises(LinkError):
             find(data, None)
-        first = load_keys(Home.of(ROOT.federation, data)).public
+        first = load_keys(Home.of(ROOT.federation, data).keys_path).public
         server.running(lambda: find(data, None))
         assert server.asked[0][1]["keys"]["curve"] == first.curve.hex()
 
@@ -246,7 +246,7 @@ class TestAgain:
     ) -> None:
         enrolled[0].keys_path.chmod(0o644)
         with pytest.raises(KeyFileError, match="0600"):
-            load_keys(enrolled[0])
+            load_keys(enrolled[0].keys_path)
 
 
 class TestSeveral:

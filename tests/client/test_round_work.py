@@ -6,51 +6,36 @@ import contextlib
 import numpy as np
 import pytest
 
-from client.daemon_kit import DIGEST, HPARAMS, LIMIT, RUN, order
+from client.daemon_kit import DIGEST, HPARAMS, RUN
+from client.round_kit import (
+    FED,
+    KEYS,
+    ORDER,
+    SERVER,
+    TERMS,
+    fit,
+    make,
+    registry_part,
+    unguard,
+)
 from fcil_adapters.describe import NO_BACKBONE
 from fcil_adapters.methods.running_mean import METHOD
 from fcil_client import outbox, rounds
 from fcil_client.downloads import IN_MEMORY_BYTES, Downloads
-from fcil_client.greeting import Terms
-from fcil_client.home import Enrolment, Home
 from fcil_client.jobs import Jobs
 from fcil_client.notes import Notes
-from fcil_client.rounds import Options, RoundWork, read_registry
+from fcil_client.rounds import read_registry
 from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.assembly import Assembly
 from fcil_protocol.envelope import Core, seal, wrap_key
 from fcil_protocol.errors import CorruptFile, DiskFull, SchemaMismatch
-from fcil_protocol.ids import ClientId, FederationId
-from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import Chunk, PartRef, Parts, Received, Want
 from fcil_protocol.payload import Payload, pack
 
-FED = FederationId("0123456789abcdef" * 2)
-KEYS, SERVER = (
-    PrivateKeys(curve=bytes([n]) * 32, signing=bytes([n]) * 32, sealing=bytes([n]) * 32)
-    for n in (1, 2)
-)
-TERMS = Terms(RUN, METHOD, HPARAMS, NO_BACKBONE, DIGEST, LIMIT, 64)
 CHUNK = 256 << 10
 
 
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return Home.of(FED, tmp_path / "images")
-
-
-@pytest.fixture
-def enrolment(tmp_path):
-    return Enrolment(ClientId("a" * 26), "c", FED, "", ("a:1",), str(tmp_path))
-
-
 # --- the registry part ----------------------------------------------------------------------
-
-
-def registry_part(names=("cat", "dog"), ids=(0, 1), **changes):
-    tensors = {"class": np.array(ids, np.int64), "task": np.zeros(len(ids), np.int64)}
-    return Payload({**tensors, **changes}, {"names": list(names)})
 
 
 def test_the_registry_is_name_to_id():
@@ -78,47 +63,6 @@ def test_a_registry_of_another_form_is_refused_with_a_sentence(part):
 
 
 # --- what is kept ---------------------------------------------------------------------------
-
-
-class Host:
-    """In the place of the worker process: calls end when the test says so."""
-
-    def __init__(self):
-        self.calls, self.kills = [], 0
-        self.gate = asyncio.Event()
-        self.answer = ({}, [])
-
-    async def call(self, op, *_args, **_options):
-        self.calls.append(op)
-        try:
-            await self.gate.wait()
-        except BaseException:
-            self.kill()
-            raise
-        return self.answer
-
-    def kill(self):
-        self.kills += 1
-
-    async def stop(self):
-        pass
-
-
-def make(home, enrolment, data):
-    work = RoundWork(home, enrolment, KEYS, Options(data))
-    work._host = Host()
-    return work
-
-
-def fit(monkeypatch):
-    """Let rounds have the registry alone, and any upload pass the guard."""
-    monkeypatch.setattr(
-        rounds, "open_part", lambda _home, ref, *_: {"registry": registry_part()}[ref.name]
-    )
-    monkeypatch.setattr(RoundWork, "_guard", lambda *_: None)
-
-
-ORDER = order(parts=[PartRef(name="registry", digest="1" * 64, sealed_bytes=1)])
 
 
 def test_a_round_that_is_stopped_while_it_waits_kills_nobody_elses_call(
@@ -194,7 +138,9 @@ def upload(home, enrolment, data):
 def stateful(monkeypatch):
     """The round's exchange keeps a state."""
     fit(monkeypatch)
-    exchange = type("Exchange", (), {"keeps_state": True})
+    unguard(monkeypatch)
+    upload = METHOD.exchanges(HPARAMS, NO_BACKBONE)[0].upload
+    exchange = type("Exchange", (), {"keeps_state": True, "upload": upload})
     monkeypatch.setattr(rounds.registry, "find_exchange", lambda *_: exchange)
 
 

@@ -36,6 +36,7 @@ from fcil_client.session_events import (
     LoadBackbone,
     Nacked,
     Offer,
+    OfferFailed,
     PartsLost,
     PartsReady,
     Refuse,
@@ -124,6 +125,7 @@ SAMPLES: dict[type, Event] = {
         PartsLost(KEY),
         WorkDone(KEY, D1),
         WorkFailed(KEY, "worker_died", "x"),
+        OfferFailed(D1, "disk_full", "x"),
         Acked(D1),
         Nacked(D1, "stale_update"),
         RetryDue(D1),
@@ -472,6 +474,21 @@ class TestAskedAgain:
         assert out[-1] == Fetch(order(1, verdict=verdict))
 
 
+class TestOfferFailed:
+    def test_an_update_that_may_not_go_out_is_forgotten_and_its_round_declined(self) -> None:
+        """Its state waits for the verdict: the server may have had the update before."""
+        made = session(Work.SENDING)
+        event = OfferFailed(D1, "disk_full", "no room")
+        assert made.handle(event) == [Forget(D1), Refuse(KEY, "disk_full", "no room")]
+        assert (made.work, made.order, made.outgoing) == (Work.IDLE, None, "")
+
+    @pytest.mark.parametrize("work", WORK)
+    def test_another_one_changes_nothing(self, work: Work) -> None:
+        made = session(work)
+        assert made.handle(OfferFailed(D3, "disk_full", "no room")) == []
+        assert made.work is work
+
+
 class TestAnswers:
     @pytest.mark.parametrize("work", WORK)
     def test_an_ack_of_another_update_forgets_that_one_only(self, work: Work) -> None:
@@ -579,10 +596,11 @@ class TestFolder:
         [
             (Work.SENDING, Acked(D1)),
             (Work.SENDING, Nacked(D1, "round_closed")),
+            (Work.SENDING, OfferFailed(D1, "x", "x")),
             (Work.WORKING, WorkFailed(KEY, "x", "x")),
             (Work.FETCHING, FetchFailed(KEY, "x", "x")),
         ],
-        ids=["ack", "nack", "failure", "no parts"],
+        ids=["ack", "nack", "no offer", "failure", "no parts"],
     )
     def test_any_end_of_a_round_brings_the_look(self, work: Work, end: Event) -> None:
         made = session(work)
@@ -698,6 +716,7 @@ events = st.one_of(
     st.builds(PartsLost, keys),
     st.builds(WorkDone, keys, digests),
     st.builds(WorkFailed, keys, codes, st.just("x")),
+    st.builds(OfferFailed, digests, codes, st.just("x")),
     st.builds(Acked, digests),
     st.builds(Nacked, digests, codes),
     st.builds(RetryDue, digests),

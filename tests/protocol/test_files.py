@@ -25,6 +25,21 @@ def fail_with(number: int):
     return fail
 
 
+# --- make_private ---------------------------------------------------------------------------
+
+
+def test_a_directory_and_all_that_was_missing_above_it_are_private(tmp_path):
+    old = os.umask(0)
+    try:
+        (tmp_path / "there").mkdir(mode=0o755)
+        files.make_private(tmp_path / "there" / "a" / "b")
+        files.make_private(tmp_path / "there" / "a" / "b")  # and again
+    finally:
+        os.umask(old)
+    modes = [stat.S_IMODE((tmp_path / "there" / name).stat().st_mode) for name in ("", "a", "a/b")]
+    assert modes == [0o755, 0o700, 0o700]
+
+
 # --- write_atomic ---------------------------------------------------------------------------
 
 

@@ -163,6 +163,18 @@ def test_the_largest_payload_is_known_from_the_dimensions():
     assert SCHEMA.max_bytes(DIMS) == 4 * 3 * 4 + 8 * 3 + 2 * 2 * 4
 
 
+def test_the_largest_form_of_each_tensor_says_whether_it_has_another():
+    bounds = {b.spec.name: (b.shape, b.bytes, b.exact) for b in SCHEMA.bounds(DIMS)}
+    assert bounds == {
+        "head": ((3, 4), 48, False),
+        "n": ((3,), 24, False),
+        "extra": ((2, 4), 16, False),
+    }
+    assert all(b.exact for b in SCHEMA.bounds({**DIMS, "rows": 2}) if not b.spec.optional)
+    (fixed,) = PayloadSchema((TensorSpec("g", Kind.GRAM, (2, "d")),)).bounds(DIMS)
+    assert (fixed.shape, fixed.exact) == ((2, 4), True)
+
+
 def test_the_digest_changes_with_everything_that_is_checked():
     def variant(**changes):
         spec = {
@@ -240,3 +252,13 @@ def test_normalising_twice_changes_nothing(name):
     once = normalise_class_name(name)
     assert normalise_class_name(once) == once
     assert class_key(once) == class_key(name)
+
+
+def test_an_upload_may_not_count_what_nobody_has_and_a_broadcast_may():
+    sums = payload({"n": np.array([1, schema_module.MAX_COUNT + 1], dtype=np.int64)})
+    assert SCHEMA.check(sums, DIMS) == []
+    assert SCHEMA.check_upload(sums, DIMS) == ["tensor 'n' holds a count above 1000000000"]
+    assert SCHEMA.check_upload(payload(), DIMS) == []
+    assert SCHEMA.check_upload(payload({"head": None}), DIMS) == SCHEMA.check(
+        payload({"head": None}), DIMS
+    )

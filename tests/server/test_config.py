@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcil_protocol.errors import ConfigError
+from fcil_protocol.messages import NO_PRIVACY
 from fcil_server.config import (
     ELSEWHERE,
     Config,
@@ -148,8 +149,20 @@ class TestFaults:
             ("wire", "credit", 0),
             ("wire", "credit", 65),
             ("privacy", "evaluate_min_count", 0),
+            ("privacy", "min_count", 0),
+            ("privacy", "noise_multiplier", -1),
+            ("privacy", "clip", -1),
+            ("privacy", "delta", 0),
+            ("privacy", "delta", 1),
+            ("privacy", "max_epsilon", -1),
             ("trust", "max_weight_share", 0),
             ("trust", "max_weight_share", 1.01),
+            ("trust", "outlier_factor", -1),
+            ("trust", "outlier_min_clients", 2),
+            ("trust", "averaging", "krum"),
+            ("trust", "trim", 0.5),
+            ("trust", "trim", 0),
+            ("trust", "clip", 0.9),
             ("trust", "max_classes_per_client", 0),
             ("storage", "keep_states", 0),
             ("storage", "segment_mb", 0),
@@ -204,6 +217,21 @@ class TestCrossChecks:
         assert "'nowhere'" in message
         assert "'b:x'" in message
         assert "'a:1'" not in message
+
+    def test_noise_needs_a_clip(self) -> None:
+        assert "needs privacy.clip" in fault({"privacy": {"noise_multiplier": 1}})
+        validate({"privacy": {"noise_multiplier": 1, "clip": 2}})
+
+    @pytest.mark.parametrize(("key", "value"), [("clip", 1), ("max_epsilon", 1), ("partial", True)])
+    def test_a_term_that_does_nothing_without_noise_is_told(self, key: str, value: Any) -> None:
+        assert f"privacy.{key} does nothing" in fault({"privacy": {key: value}})
+
+    def test_clients_are_told_the_terms_of_privacy_and_nothing_else(self) -> None:
+        given = {"noise_multiplier": 1, "clip": 2, "delta": 1e-6, "max_epsilon": 3, "min_count": 4,
+                 "partial": True}  # fmt: skip
+        told = validate({"privacy": {**given, "evaluate_min_count": 5}}).privacy.terms
+        assert told.model_dump() == given
+        assert validate({}).privacy.terms == NO_PRIVACY
 
     def test_several_of_these_are_told_at_once(self) -> None:
         message = fault(

@@ -94,7 +94,9 @@ class TestFile:
         raw = sqlite3.connect(path)
         raw.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
         raw.close()
-        with pytest.raises(StorageError, match=rf"expected .* {SCHEMA_VERSION} .* got 2"):
+        with pytest.raises(
+            StorageError, match=rf"expected .* {SCHEMA_VERSION} .* got {SCHEMA_VERSION + 1}"
+        ):
             Ledger(path)
 
     def test_another_programs_database_is_not_touched(self, path: Path) -> None:

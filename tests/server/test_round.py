@@ -31,6 +31,7 @@ from fcil_server.round import (
     Stop,
     Tick,
     Updated,
+    Withdrawn,
 )
 
 A, B, C, D, E = CLIENTS = tuple(ClientId(c * 26) for c in "abcde")
@@ -60,6 +61,7 @@ EVENTS: dict[type, Event] = {
     Left: Left(A, now=1.0),
     Updated: Updated(A, now=1.0),
     Declined: Declined(A, "no data", now=1.0),
+    Withdrawn: Withdrawn(A, "revoked", now=1.0),
     Tick: Tick(now=1.0),
     Stop: Stop(now=1.0),
 }
@@ -89,7 +91,7 @@ class TestTable:
             before,
         )
 
-    @pytest.mark.parametrize("kind", [Updated, Declined, Tick], ids=lambda k: k.__name__)
+    @pytest.mark.parametrize("kind", [Updated, Declined, Withdrawn, Tick], ids=lambda k: k.__name__)
     def test_a_gathering_round_does_not_hear_what_only_an_open_one_can(self, kind: type) -> None:
         gathering = Round(rules=RULES, seed=(1,))
         assert gathering.handle(EVENTS[kind]) == []
@@ -633,3 +635,33 @@ def test_two_rounds_with_the_same_events_decide_the_same() -> None:
     rules = Rules(clients_per_round=2, min_clients=5)
     first, second = (Round(rules=rules, seed=(3,)) for _ in range(2))
     assert [first.handle(e) for e in script] == [second.handle(e) for e in script]
+
+
+class TestWithdrawn:
+    def test_an_update_that_had_come_counts_no_more(self) -> None:
+        round_ = opened()
+        round_.handle(Updated(A, now=1.0))
+        round_.handle(Updated(B, now=2.0))
+        assert round_.handle(Withdrawn(A, "revoked", now=3.0)) == []  # C is still waited for
+        closed = close_of(round_.handle(Updated(C, now=4.0)))
+        assert closed.outcome is Outcome.DONE
+        assert closed.answers == {A: Answer.DECLINED, B: Answer.UPDATED, C: Answer.UPDATED}
+
+    def test_the_last_one_that_was_waited_for_closes_the_round(self) -> None:
+        round_ = opened()
+        round_.handle(Updated(A, now=1.0))
+        round_.handle(Updated(B, now=2.0))
+        closed = close_of(round_.handle(Withdrawn(C, "revoked", now=3.0)))
+        assert closed.outcome is Outcome.DONE
+
+    def test_with_everybody_revoked_the_round_is_skipped(self) -> None:
+        round_ = opened(clients=(A, B))
+        round_.handle(Updated(A, now=1.0))
+        round_.handle(Withdrawn(A, "revoked", now=2.0))
+        closed = close_of(round_.handle(Withdrawn(B, "revoked", now=3.0)))
+        assert closed.outcome is Outcome.SKIPPED
+
+    def test_who_was_not_asked_changes_nothing(self) -> None:
+        round_ = opened(clients=(A, B))
+        assert round_.handle(Withdrawn(C, "revoked", now=1.0)) == []
+        assert round_.answers == {A: Answer.NONE, B: Answer.NONE}

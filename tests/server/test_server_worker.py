@@ -17,7 +17,8 @@ from fcil_server.worker import ServerWorker
 
 MEAN = "running_mean"
 SIDE = 8
-CLIENTS = ["a" * 26, "b" * 26, "c" * 26]
+CLIENTS = [letter * 26 for letter in "abcdef"]
+OFF = {"factor": 0, "min_clients": 5}
 
 
 def update(seed, counts=(3, 2)):
@@ -34,9 +35,10 @@ def opened(worker, classes=(0, 1), state=None, past=()):
     return fields, state
 
 
-def aggregation(fields, updates):
+def aggregation(fields, updates, outliers=OFF):
     return {
         **fields,
+        "outliers": outliers,
         "clients": CLIENTS[: len(updates)],
         "samples": [int(u.i64("n")[0]) for u in updates],
     }
@@ -48,7 +50,7 @@ def test_updates_are_pulled_one_by_one_and_combined_as_if_they_lay_in_memory():
     updates = [update(seed) for seed in range(3)]
     answers = [({"reply": {}}, [pack(u)]) for u in updates]
     _, (new,) = worker("aggregate", aggregation(fields, updates), [state], answers)
-    listed = UpdateList.of(Update(c, u) for c, u in zip(CLIENTS, updates, strict=True))
+    listed = UpdateList.of(Update(c, u) for c, u in zip(CLIENTS, updates, strict=False))
     expected = load_half(load_method(MEAN).aggregator).aggregate(context(MEAN), state, listed)
     assert pack(new) == pack(expected)
     assert worker.sent == [{"request": {"update": i}} for i in range(3)]
@@ -67,12 +69,50 @@ def test_pulled_updates_may_be_visited_again():
         def recv(self):
             return {"reply": {}}, [pack(update(asked[-1]))]
 
-    updates = PulledUpdates(Call({}, [], Pipe()), tuple(CLIENTS), (5, 5, 5))
+    updates = PulledUpdates(Call({}, [], Pipe()), tuple(CLIENTS[:3]), (5, 5, 5), (0, 1, 2))
     twice = [[pack(u.payload) for u in updates] for _ in range(2)]
     assert twice[0] == twice[1]
     assert asked == [0, 1, 2, 0, 1, 2]
     assert [u.client for u in updates] == list(updates.clients)
     assert len(updates) == 3
+
+
+def pulled(worker, fields, state, updates, outliers, again):
+    """Aggregate; ``again``: what the worker asks for after the pass over all updates."""
+    order = [*range(len(updates)), *again]
+    answers = [({"reply": {}}, [pack(updates[i])]) for i in order]
+    worker.sent.clear()
+    reply, (new,) = worker("aggregate", aggregation(fields, updates, outliers), [state], answers)
+    assert [sent["request"]["update"] for sent in worker.sent] == order
+    return reply["excluded"], new
+
+
+def test_an_update_far_from_the_others_is_left_out_and_never_pulled_again():
+    worker = Direct(ServerWorker())
+    fields, state = opened(worker)
+    updates = [update(seed) for seed in range(6)]
+    large = updates[2].f32("mean") * 100
+    updates[2] = Payload({**updates[2].tensors, "mean": large})
+    rule = {"factor": 6, "min_clients": 5}
+    excluded, new = pulled(worker, fields, state, updates, rule, [0, 1, 3, 4, 5])
+    assert list(excluded) == [CLIENTS[2]]
+    for word in ("prototype", "median", "limit"):
+        assert word in excluded[CLIENTS[2]]
+    honest = UpdateList.of(
+        Update(c, u) for c, u in zip(CLIENTS, updates, strict=True) if c != CLIENTS[2]
+    )
+    expected = load_half(load_method(MEAN).aggregator).aggregate(context(MEAN), state, honest)
+    assert pack(new) == pack(expected)
+
+
+@pytest.mark.parametrize("rule", [OFF, {"factor": 6, "min_clients": 7}])
+def test_without_a_rule_or_enough_clients_nothing_is_looked_at_or_left_out(rule):
+    worker = Direct(ServerWorker())
+    fields, state = opened(worker)
+    updates = [update(seed) for seed in range(6)]
+    updates[2] = Payload({**updates[2].tensors, "mean": updates[2].f32("mean") * 100})
+    excluded, _ = pulled(worker, fields, state, updates, rule, [])
+    assert excluded == {}
 
 
 def test_a_broadcast_names_its_parts_and_depends_on_the_state_alone():

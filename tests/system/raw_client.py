@@ -1,7 +1,9 @@
 """A client made of the protocol's own pieces, that can say what no honest client says."""
 
 import asyncio
+import copy
 import time
+from collections import deque
 
 import numpy as np
 
@@ -28,7 +30,10 @@ WAIT_S = 20
 
 
 class RawClient:
-    """Enrols through the control socket and speaks message by message."""
+    """Enrols through the control socket and speaks message by message.
+
+    `heard` holds the newest messages from the server as they came, frame by frame.
+    """
 
     def __init__(self, federation, name="raw"):
         self.keys = PrivateKeys.generate()
@@ -41,6 +46,13 @@ class RawClient:
         self.link = None
         self.channel = None
         self.welcome = None
+        self.heard = deque(maxlen=100)
+
+    def twin(self):
+        """Return this client once more, as whoever copied its files would start it."""
+        other = copy.copy(self)
+        other.heard = deque(maxlen=100)
+        return other
 
     async def connect(self):
         host, _, port = self.address.rpartition(":")
@@ -61,6 +73,7 @@ class RawClient:
             frames = await asyncio.wait_for(self.link.recv(), WAIT_S)
             if isinstance(frames, LinkNews):
                 continue
+            self.heard.append(frames)
             received = parse(frames)
             if isinstance(received.message, Welcome):
                 self.channel.peer_nonce = received.message.server_nonce
@@ -68,8 +81,12 @@ class RawClient:
             if isinstance(message, types):
                 return message
 
+    def frames(self, message, *blobs):
+        """Return a message as it would be sent now, for sending it later, twice or elsewhere."""
+        return self.channel.frames(message, *blobs)
+
     def say(self, message, *blobs):
-        assert self.link.send(self.channel.frames(message, *blobs))
+        assert self.link.send(self.frames(message, *blobs))
 
     async def greet(self, **changes):
         """Say Hello twice, as a client of a method without a backbone does."""
@@ -145,9 +162,8 @@ class RawClient:
         return await self.hear(RoundOpen)
 
     def update_core(self, order, **changes):
-        return self.core(
-            order.kind, task=order.task, round_=order.round, base=order.base, **changes
-        )
+        fields = {"task": order.task, "round_": order.round, "base": order.base} | changes
+        return self.core(order.kind, **fields)
 
     def close(self):
         self.link.close()

@@ -48,6 +48,9 @@ BAD = {
     "unknown tensor": lambda o: tensors(o, image=np.zeros((2, 8), np.float32)),
     "missing tensor": lambda o: tensors(o, count=None),
     "huge values": lambda o: tensors(o, mean=np.full((2, 64), 1e30, np.float32)),
+    "a count beyond 64-bit sums": lambda o: tensors(
+        o, count=np.array([2**62, 1], np.int64), n=np.array([2**62 + 1], np.int64)
+    ),
     "negative count": lambda o: tensors(o, count=np.array([-1, 3], np.int64)),
     "inconsistent count": lambda o: tensors(o, n=np.array([99], np.int64)),
 }

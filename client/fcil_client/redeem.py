@@ -1,0 +1,83 @@
+"""Join with a ticket: make keys here, show the ticket, be taken in.
+
+The exchange with the server is in `fcil_protocol.redemption`. A ticket may lead through a
+relay; the client then connects to that relay for good, and believes the same server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fcil_client.enrolment import load_keys
+from fcil_client.home import Enrolment, Home
+from fcil_protocol.dialling import Dial, dial
+from fcil_protocol.errors import BadTicket, FcilError, Unreachable
+from fcil_protocol.ids import ClientId
+from fcil_protocol.redemption import show
+from fcil_protocol.ticket import Ticket
+
+
+async def redeem(
+    ticket: Ticket, data: Path, say: Callable[[str], None], make: Dial = dial
+) -> tuple[Home, Enrolment]:
+    """Enrol the client of a data folder with a ticket.
+
+    Args:
+        ticket: from the operator.
+        data: the image folder; one folder is one client of a federation.
+        say: shows what is tried.
+        make: starts a link to one address.
+
+    Raises:
+        TrustError: the server refuses the ticket, or is not the one that the ticket means.
+        BadTicket: it is a relay's.
+        Unreachable: no address of the ticket answers.
+    """
+    if ticket.relay:
+        raise BadTicket(
+            "this ticket lets in a relay, not a client.",
+            action="Use it with: fcil-server relay --ticket FILE; for a client ask the operator "
+            "for another one.",
+        )
+    home = Home.of(ticket.federation, data)
+    folder = await asyncio.to_thread(data.resolve)
+    digest = hashlib.sha256(ticket.guest_keys().public.curve).hexdigest()
+    known = home.enrolment()
+    if known is not None and known.ticket == digest:
+        home.take_next_keys()
+        return home, known
+    # Another ticket than the one it came in with is a new beginning, with new keys.
+    keys = load_keys(home.next_keys_path)
+    failure: FcilError | None = None
+    for address in ticket.addresses:
+        say(f"showing the ticket to {address}")
+        try:
+            answer, certificate = await show(ticket, keys, address, make)
+        except Unreachable as error:
+            failure = error
+            continue
+        enrolment = Enrolment(
+            client_id=ClientId(answer.client),
+            name=answer.name,
+            federation=ticket.federation,
+            certificate=certificate.to_bytes().hex(),
+            # The server tells its own addresses, where a relay's key is not known.
+            addresses=_addresses(address, ticket.addresses if ticket.via else answer.addresses),
+            data=str(folder),
+            ticket=digest,
+            link_key=ticket.server_key.hex() if ticket.via else "",
+        )
+        home.save_enrolment(enrolment)
+        home.take_next_keys()
+        say(f"enrolled as {enrolment.name}")
+        return home, enrolment
+    assert failure is not None, "a ticket has an address"
+    raise failure
+
+
+def _addresses(worked: str, told: Sequence[str]) -> tuple[str, ...]:
+    """Put the address that worked first: the server may not know how it is reached."""
+    return (worked, *(a for a in told if a != worked))

@@ -1,0 +1,51 @@
+"""Give a client new keys while it stays the same member.
+
+The new keys are on disk before the server hears of them, so a kill at any moment leaves keys
+that the server knows: the old ones, or those in ``keys.next.json``, which are taken then.
+"""
+
+from __future__ import annotations
+
+from fcil_client.enrolment import load_keys
+from fcil_client.home import Enrolment, Home
+from fcil_client.visit import answer, visit
+from fcil_protocol.dialling import Dial, dial
+from fcil_protocol.errors import UnknownClient
+from fcil_protocol.keys import PublicKeys
+from fcil_protocol.messages import Ack, Rotate
+from fcil_protocol.ticket import PROOF, keys_digest, proof_text
+
+
+async def rotate(home: Home, enrolment: Enrolment, make: Dial = dial) -> PublicKeys:
+    """Replace a client's three key pairs; returns the new public halves.
+
+    Raises:
+        Unreachable: no address answers in time; nothing changed, or try again.
+        TrustError: what answers is not the server, or refuses this client.
+    """
+    begun = home.next_keys_path.exists()  # by a rotation that was interrupted
+    old, new = load_keys(home.keys_path), load_keys(home.next_keys_path)
+    try:
+        async with visit(enrolment, old, make) as line:
+            proof = new.sign(PROOF, proof_text(old.public.curve, new.public))
+            public = new.public
+            line.send(
+                Rotate(
+                    curve=public.curve,
+                    signing=public.signing,
+                    sealing=public.sealing,
+                    proof=proof,
+                )
+            )
+            wanted = keys_digest(new.public)
+            while True:
+                message = await answer(line)
+                if isinstance(message, Ack) and message.digest == wanted:
+                    break
+    except UnknownClient:
+        if not begun:
+            raise
+        async with visit(enrolment, new, make):
+            pass  # the server took them the last time; only its answer was lost
+    home.take_next_keys(keep_state=True)
+    return new.public

@@ -1,0 +1,135 @@
+"""A short visit to the server: a Hello, its Welcome, one thing said, and out again.
+
+For commands that need no daemon: leaving the federation, changing keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from importlib.metadata import version
+
+from fcil_client import greeting
+from fcil_client.connection import Connection
+from fcil_client.home import Enrolment, Home
+from fcil_protocol import control
+from fcil_protocol.dialling import REFUSALS, Dial, dial
+from fcil_protocol.errors import (
+    FcilError,
+    Locked,
+    TrustError,
+    UnknownClient,
+    Unreachable,
+    from_code,
+)
+from fcil_protocol.files import DirectoryLock
+from fcil_protocol.keys import PrivateKeys
+from fcil_protocol.messages import Message, Nack, Welcome, parse
+from fcil_protocol.transport import LinkNews
+
+ANSWER_S = 15.0  # for the whole visit
+STOP_S = 20.0  # for a running daemon to end
+
+
+def stop_daemon(home: Home) -> DirectoryLock:
+    """End the client's daemon if it runs, and hold its directory.
+
+    Raises:
+        Locked: it does not end.
+    """
+    with suppress(FcilError):  # it does not run
+        control.ask(home.directory, "stop")
+    ends = time.monotonic() + STOP_S
+    while True:
+        try:
+            return DirectoryLock.acquire(home.directory, "client")
+        except Locked:
+            if time.monotonic() > ends:
+                raise
+        time.sleep(0.1)
+
+
+@asynccontextmanager
+async def visit(
+    enrolment: Enrolment, keys: PrivateKeys, make: Dial = dial
+) -> AsyncIterator[Connection]:
+    """Begin a session; what is inside has `ANSWER_S` in all.
+
+    Raises:
+        Unreachable: no address answers in time.
+        UnknownClient: the server does not admit these keys.
+        TrustError: what answers is not the server, or refuses this client.
+    """
+    line = Connection(enrolment, keys, make)
+    line.open()
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            await _greet(line, enrolment)
+            yield line
+    except TimeoutError as error:
+        raise Unreachable(
+            f"no server at {', '.join(enrolment.addresses)} answered within {ANSWER_S:.0f} s.",
+            action=Unreachable.default_action(),
+        ) from error
+    finally:
+        line.close()
+
+
+async def _greet(line: Connection, enrolment: Enrolment) -> None:
+    while True:
+        news = await line.recv()
+        if isinstance(news, LinkNews):
+            _link_news(line, enrolment, news)
+            continue
+        received = parse(news)
+        message = received.message
+        if isinstance(message, Welcome) and message.nonce == line.nonce:
+            line.accept(received, message, greeting.read_server(message, enrolment))
+            return
+        _raise_if_refused(message)
+
+
+def _link_news(line: Connection, enrolment: Enrolment, news: LinkNews) -> None:
+    if news.state == "up":
+        methods, _ = greeting.installed_methods()
+        line.begin()
+        line.send(
+            greeting.hello(
+                enrolment,
+                nonce=line.nonce,
+                package=version("fcil"),
+                methods=methods,
+                device=f"{platform.system()} {platform.machine()}",
+                terms=None,
+                claim=None,
+                ready=False,
+            )
+        )
+    elif news.state == "refused":
+        kind = UnknownClient if news.reason == UnknownClient.code else TrustError
+        raise kind(f"{line.address}: {REFUSALS[news.reason]}")
+    elif news.reason == "unreachable" and line.has_other_addresses:
+        line.turn()
+
+
+def _raise_if_refused(message: Message) -> None:
+    # Nothing is done on the word of a Nack but to stop, so it may be anybody's.
+    if isinstance(message, Nack):
+        raise from_code(message.code, message.text, message.action)
+
+
+async def answer(line: Connection) -> Message | LinkNews:
+    """Return the next message that the server signed, or news of the link.
+
+    Raises:
+        TrustError, WireError: it is not the server's; or the server refuses.
+    """
+    news = await line.recv()
+    if isinstance(news, LinkNews):
+        return news
+    message = line.check(parse(news))
+    _raise_if_refused(message)
+    return message

@@ -1,0 +1,31 @@
+"""Begin a connection to a server or relay, and say in words why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fcil_protocol.errors import UnknownClient
+from fcil_protocol.keys import PrivateKeys, PublicKeys
+from fcil_protocol.link import ClientLink
+from fcil_protocol.transport import Dealer
+
+# What a refused link says to the person at the terminal, by the reason that the link gives.
+REFUSALS = {
+    "unknown_client": f"the server does not admit this client's key. "
+    f"{UnknownClient.default_action()}",
+    "wrong_server_key": "the server's key is not the one from the enrolment: it is another "
+    "server, or its keys were replaced. Compare fingerprints, then enrol again.",
+    "not_fcil": "the program at this address is not an fcil server. Check the address.",
+}
+
+Dial = Callable[[str, PrivateKeys, PublicKeys], ClientLink]
+
+
+def dial(address: str, keys: PrivateKeys, peer: PublicKeys) -> ClientLink:
+    """Start connecting to HOST:PORT, where somebody with ``peer.curve`` must answer."""
+    host, _, port = address.rpartition(":")
+    link = Dealer(
+        curve_secret=keys.curve_secret, curve_public=keys.public.curve, server_key=peer.curve
+    )
+    link.connect(host.strip("[]"), int(port))
+    return link

@@ -1,0 +1,33 @@
+"""``-c section.key=value``: one setting for one command, in the words of TOML."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+from fcil_protocol.errors import ConfigError
+
+
+def apply_override(fields: dict[str, Any], override: str) -> None:
+    """Set one key in nested fields; a bare word is a text.
+
+    Raises:
+        ConfigError: it is not of the form section.key=value.
+    """
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or len(parts) < 2 or not all(parts):
+        raise ConfigError(
+            f"override {override[:120]!r} is not of the form section.key=value.",
+            action="For example: -c round.min_clients=3.",
+        )
+    try:
+        value = tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word is a string: -c method.name=pilora
+    target = fields
+    for part in parts[:-1]:
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"override {override[:120]!r}: {part!r} is not a section.")
+    target[parts[-1]] = value

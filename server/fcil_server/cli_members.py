@@ -1,0 +1,219 @@
+"""``fcil-server enrol``, ``clients`` and ``revoke``: who may join."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fcil_protocol.terminal import Format, chosen, emit, errors
+
+app = typer.Typer()
+
+DirOption = Annotated[Path, typer.Option("--dir", help="The federation's directory.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="Form of the data on stdout.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
+DEFAULT_DIRECTORY = Path("federation")
+_UNITS = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def seconds(text: str) -> float:
+    """Read a duration such as 30m, 24h or 7d.
+
+    Raises:
+        UsageError: it is none.
+    """
+    from fcil_protocol.errors import UsageError
+
+    match = re.fullmatch(r"([0-9]{1,4})([mhd])", text)
+    if match is None:
+        raise UsageError(
+            f"expected a duration such as 30m, 24h or 7d, got {text[:40]!r}.",
+            action="Give a number and m, h or d.",
+        )
+    return int(match[1]) * _UNITS[match[2]]
+
+
+@app.command()
+def enrol(
+    name: Annotated[str, typer.Argument(help="What the new client is called.")],
+    directory: DirOption = DEFAULT_DIRECTORY,
+    expires: Annotated[
+        str, typer.Option(help="How long the ticket is good: 30m, 24h, 7d.")
+    ] = "24h",
+    out: Annotated[
+        Path | None, typer.Option(help="Write the ticket into this file (0600), not to stdout.")
+    ] = None,
+    qr: Annotated[bool, typer.Option("--qr", help="Draw the ticket as a QR code as well.")] = False,
+    relay: Annotated[
+        bool, typer.Option("--relay", help="It is a relay for a site, not a client.")
+    ] = False,
+    via: Annotated[
+        str | None, typer.Option(help="The relay that the new client connects to.")
+    ] = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Make a ticket that lets one new client (or relay) join, once, from any machine.
+
+    The ticket holds a secret: hand it over as you would a key. A newer ticket of the same name
+    makes an older one useless.
+    """
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_protocol.files import write_atomic
+
+        asked = {"name": name, "lasts_s": seconds(expires), "relay": relay, "via": via}
+        issued = _issue(directory, asked)
+        text = str(issued["ticket"])
+        if out is not None:
+            write_atomic(out, text.encode("ascii") + b"\n")
+            issued["ticket"] = str(out)
+        if all(_is_loopback(a) for a in issued["addresses"]):
+            typer.echo(
+                "warning: the ticket names only this machine's own address; for clients "
+                "elsewhere set `[federation] listen` and `advertise`, then enrol again.",
+                err=True,
+            )
+
+        def show() -> None:
+            if out is None:
+                typer.echo(text)
+            if qr:
+                _draw(text)
+            where = f"--ticket {out}" if out is not None else "--ticket FILE (or - for stdin)"
+            start = "fcil-server relay --listen HOST:PORT" if relay else "fcil-client join"
+            start += "" if relay else " --data FOLDER"
+            typer.echo(f"On the device: {start} {where}", err=True)
+            typer.echo(f"Server key: {issued['fingerprint']}", err=True)
+
+        emit(issued, form, show)
+
+
+def _issue(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """Ask the running server for a ticket, or make one in its stopped directory."""
+    from fcil_protocol import control
+    from fcil_protocol.errors import Unreachable
+    from fcil_server.federation import find_directory
+
+    find_directory(directory)
+    try:
+        return control.ask(directory, "enrol", **asked)
+    except Unreachable:
+        from fcil_server.commands import issue_ticket
+        from fcil_server.doorkeeper import Doorkeeper
+        from fcil_server.federation import Federation
+        from fcil_server.roster import Roster
+
+        federation = Federation.open(directory, None, ())
+        try:
+            roster = Roster(federation, Doorkeeper())
+            addresses = federation.config.federation.told()
+            return issue_ticket(roster, addresses, asked, f"uid {os.getuid()}")
+        finally:
+            federation.close()
+
+
+def _is_loopback(address: str) -> bool:
+    import ipaddress
+
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _draw(text: str) -> None:
+    import sys
+
+    import segno
+
+    # Alphanumeric mode: a ticket has capitals and digits only.
+    segno.make(text, error="l", micro=False).terminal(sys.stdout, border=2, compact=True)
+
+
+@app.command("rotate-keys")
+def rotate_keys(directory: DirOption = DEFAULT_DIRECTORY) -> None:
+    """Give the stopped server new keys; members learn them when they meet it next.
+
+    The keys with which it signs and opens are replaced; the link key stays, so that clients
+    that sleep find it again.
+    """
+    with errors():
+        from fcil_server.federation import Federation, find_directory
+
+        federation = Federation.open(find_directory(directory), None, ())
+        try:
+            federation.rotate_keys(f"uid {os.getuid()}")
+            fingerprint = federation.keys.public.fingerprint
+        finally:
+            federation.close()
+        typer.echo(f"The server's key is now {fingerprint}.", err=True)
+
+
+@app.command()
+def clients(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """List the members and open tickets: since when, last seen, rounds, bytes, refusals."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_protocol import control
+        from fcil_protocol.errors import FcilError
+        from fcil_server.federation import find_directory
+        from fcil_server.ledger import LEDGER_NAME, Ledger
+        from fcil_server.members import member_rows, ticket_rows
+        from fcil_server.show_members import show_members
+
+        find_directory(directory)
+        try:
+            live = {c["id"]: c["state"] for c in control.ask(directory, "status")["clients"]}
+        except FcilError:
+            live = {}
+        with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
+            rows, open_tickets = member_rows(ledger, live), ticket_rows(ledger)
+        data = {"clients": rows, "tickets": open_tickets}
+        emit(data, form, lambda: show_members(rows, open_tickets), rows=rows)
+
+
+@app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(help="The client's name, or the beginning of its id.")],
+    directory: DirOption = DEFAULT_DIRECTORY,
+    why: Annotated[str, typer.Option(help="What the client is told.")] = "",
+    keep_update: Annotated[
+        bool, typer.Option("--keep-update", help="Still count what it sent to the open round.")
+    ] = False,
+) -> None:
+    """Take a client off the list now: its connection ends and its key is refused from now on.
+
+    What it sent to the open round is left out, unless you keep it; what is averaged into
+    states cannot be taken out.
+    """
+    with errors():
+        from fcil_protocol import control
+        from fcil_protocol.errors import Unreachable
+        from fcil_server.doorkeeper import Doorkeeper
+        from fcil_server.federation import Federation, find_directory
+        from fcil_server.roster import REVOKED, Roster
+
+        find_directory(directory)
+        try:
+            reply = control.ask(directory, "revoke", name=name, why=why, keep=keep_update)
+            shown = reply["name"]
+        except Unreachable:
+            federation = Federation.open(directory, None, ())
+            try:
+                roster = Roster(federation, Doorkeeper())
+                row = roster.named(name)
+                roster.revoke(row, why or REVOKED, f"uid {os.getuid()}")
+                shown = row.name
+            finally:
+                federation.close()
+        typer.echo(f"{shown} is revoked.", err=True)

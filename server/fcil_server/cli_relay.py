@@ -1,0 +1,107 @@
+"""``fcil-server relay``: let a site's clients share one uplink."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fcil_protocol.terminal import Lines, errors, printable
+
+if TYPE_CHECKING:
+    from fcil_protocol.ticket import Ticket
+
+app = typer.Typer()
+
+
+@app.command()
+def relay(
+    listen: Annotated[str, typer.Option(help="HOST:PORT for the clients of the site.")],
+    directory: Annotated[
+        Path, typer.Option("--dir", help="The relay's directory, made if it is missing.")
+    ] = Path("relay"),
+    ticket: Annotated[
+        Path | None,
+        typer.Option(help="The ticket of `enrol NAME --relay`, or - for standard input."),
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(help="HOST:PORT that clients are told, if it is another.")
+    ] = None,
+    cache_mb: Annotated[int, typer.Option(min=1, help="Disk for sealed chunks, MB.")] = 2000,
+) -> None:
+    """Carry a site's clients to the server until Ctrl-C; a broadcast crosses the uplink once.
+
+    A relay can open nothing and forge nothing. It sees who sends how much and when.
+    """
+    with errors():
+        import asyncio
+        import sys
+
+        from fcil_protocol.files import DirectoryLock
+        from fcil_protocol.ticket import read_ticket
+        from fcil_server.relay_home import make_directory
+
+        shown = read_ticket(ticket, sys.stdin.buffer) if ticket is not None else None
+        make_directory(directory)
+        with DirectoryLock.acquire(directory, "relay"):
+            asyncio.run(_relay(directory, shown, listen, advertise or listen, cache_mb))
+
+
+async def _relay(
+    directory: Path, ticket: Ticket | None, listen: str, address: str, cache_mb: int
+) -> None:
+    import asyncio
+    import signal
+    import time
+    from collections.abc import Callable
+
+    from fcil_protocol import control
+    from fcil_protocol.errors import UsageError
+    from fcil_protocol.link import ServerLink
+    from fcil_protocol.ticket import check_address
+    from fcil_protocol.transport import Router
+    from fcil_server.config import split_address
+    from fcil_server.relay import Relay
+    from fcil_server.relay_cache import Cache
+    from fcil_server.relay_home import enrol, load_keys
+
+    lines = Lines()
+
+    def say(level: str, text: str) -> None:
+        lines(time.time(), level, printable(text))
+
+    host, port = split_address(listen)
+    check_address(address, "Give --listen, or --advertise, an address that clients can reach.")
+    record = await enrol(directory, ticket, lambda text: say("info", text))
+    keys = load_keys(directory)
+
+    def door(admit: Callable[[bytes], bool]) -> ServerLink:
+        router = Router(curve_secret=keys.curve_secret, curve_public=keys.public.curve, admit=admit)
+        try:
+            router.bind(host, port)
+        except BaseException:
+            router.close()
+            raise
+        return router
+
+    cache = Cache(directory / "cache", cache_mb * 1_000_000)
+    running = Relay(record, keys, address=address, cache=cache, door=door, say=say)
+
+    async def command(op: str, _fields: dict[str, Any]) -> dict[str, Any]:
+        if op == "status":
+            return running.status()
+        if op == "stop":
+            running.stop()
+            return {}
+        raise UsageError(f"this relay knows no command {op!r}.")
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, running.stop)
+    listening = await control.serve(directory, command)
+    try:
+        await running.run()
+    finally:
+        listening.close()
+        control.socket_path(directory).unlink(missing_ok=True)

@@ -1,0 +1,102 @@
+"""Guests at the gate: a ticket's holder says Enrol, gets one answer, and is shown out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fcil_protocol.channel import Channel
+from fcil_protocol.errors import BadSignature, BadTicket, FcilError, TooLarge
+from fcil_protocol.keys import PrivateKeys, PublicKeys, verify_signature
+from fcil_protocol.messages import Enrol, Enrolled, Message, Received
+from fcil_protocol.ticket import PROOF, proof_text
+from fcil_protocol.transport import Incoming
+from fcil_server.intake import nack_of
+from fcil_server.ledger_rows import Ticket
+from fcil_server.roster import Roster
+
+MAX_GUEST_BYTES = 8192
+SHOWN_OUT_S = 5.0  # for the answer to arrive before the connection is cut
+
+
+@dataclass
+class Guests:
+    """Answers those who are not members (yet).
+
+    Args:
+        roster: whom tickets make a member.
+        keys: the server's.
+        send: queues frames to a route. cut: ends a connection.
+        addresses: what a new member is told.
+        say: takes a note for the operator: level, code, text.
+    """
+
+    roster: Roster
+    keys: PrivateKeys
+    send: Callable[[bytes, Sequence[bytes]], bool]
+    cut: Callable[[int], None]
+    addresses: Callable[[], list[str]]
+    say: Callable[[str, str, str], None]
+
+    def check_size(self, incoming: Incoming) -> None:
+        """Refuse what is too long for somebody who is not a member.
+
+        Raises:
+            TooLarge: with both sizes.
+        """
+        size = sum(len(frame) for frame in incoming.frames)
+        if size > MAX_GUEST_BYTES and not self.roster.door.is_member(incoming.key):
+            self.cut(incoming.conn)
+            raise TooLarge(f"a guest's message of {size} bytes exceeds {MAX_GUEST_BYTES}.")
+
+    def show_out(self, incoming: Incoming) -> None:
+        """End a guest's connection once the answer had time to arrive; members stay."""
+        if not self.roster.door.is_member(incoming.key):
+            loop = asyncio.get_running_loop()
+            loop.call_later(SHOWN_OUT_S, self.cut, incoming.conn)
+
+    def enrol(self, incoming: Incoming, received: Received, message: Enrol) -> None:
+        """Take a ticket's holder in, or say why not."""
+        ticket = self.roster.federation.ledger.ticket(incoming.key)
+        if ticket is None:  # a member or a former one; the gate lets nobody else through
+            raise BadTicket("this connection was not made with a ticket.")
+        channel = Channel(self.keys, _guest(ticket))
+        channel.peer_nonce = message.nonce
+        answer: Message
+        try:
+            channel.check(received)
+            answer = self._enrolled(ticket, message)
+        except FcilError as error:
+            self.say("warning", error.code, f"the ticket of {ticket.name}: {error.message}")
+            answer = nack_of(error)
+        self.send(incoming.route, channel.frames(answer))
+        # Its key is a guest's even now: the member comes back with keys of its own.
+        asyncio.get_running_loop().call_later(SHOWN_OUT_S, self.cut, incoming.conn)
+
+    def _enrolled(self, ticket: Ticket, message: Enrol) -> Enrolled:
+        keys = PublicKeys.from_fields(
+            {"curve": message.curve, "signing": message.signing, "sealing": message.sealing}
+        )
+        try:
+            verify_signature(keys.signing, PROOF, proof_text(ticket.curve, keys), message.proof)
+        except BadSignature as error:
+            raise BadSignature(
+                "the new keys are not those of whoever asks to be enrolled.",
+                action="Remove the client's directory and join again with the ticket.",
+            ) from error
+        client = self.roster.redeem(ticket, keys, message.device)
+        row = self.roster.federation.ledger.client(client)
+        assert row is not None, "it was just enrolled"
+        self.say("info", "enrolled", f"{row.name} enrolled with its ticket ({message.device})")
+        return Enrolled(
+            client=client,
+            name=row.name,
+            certificate=self.roster.federation.certificate.to_bytes(),
+            addresses=self.addresses(),
+        )
+
+
+def _guest(ticket: Ticket) -> PublicKeys:
+    # Nothing is ever sealed for a guest, so its third key is not kept.
+    return PublicKeys(curve=ticket.curve, signing=ticket.signing, sealing=b"")

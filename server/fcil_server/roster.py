@@ -1,0 +1,305 @@
+"""Who is a member: tickets, enrolment, revocation. Each verb is audited.
+
+The allow-list of the gate (`Doorkeeper`) follows the ledger; both are changed here only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fcil_protocol.errors import (
+    BadTicket,
+    MembershipExpired,
+    Revoked,
+    TicketExpired,
+    TicketUsed,
+    TrustError,
+    UnknownClient,
+    UsageError,
+)
+from fcil_protocol.ids import ClientId, new_client_id
+from fcil_protocol.keys import PublicKeys, verify_signature
+from fcil_protocol.messages import Rotate
+from fcil_protocol.ticket import PROOF, Ticket, proof_text
+from fcil_server import ledger_rows
+from fcil_server.doorkeeper import Doorkeeper
+from fcil_server.federation import Federation
+from fcil_server.ledger import Ledger
+from fcil_server.ledger_rows import Role
+
+LEFT_BY_ITSELF = "the client left by itself"
+REVOKED = "revoked by the operator"
+MAX_BEHIND, MAX_GUESTS_BEHIND = 4_000, 1_000  # keys that one `Admit` to a relay can list
+
+
+@dataclass
+class Roster:
+    """The federation's members and open tickets.
+
+    Args:
+        federation: its ledger has the members, its keys go into tickets.
+        door: the gate's lists.
+        changed: hears which relay must be told of a change.
+    """
+
+    federation: Federation
+    door: Doorkeeper
+    changed: Callable[[ClientId], None] = lambda _: None
+
+    @property
+    def _ledger(self) -> Ledger:
+        return self.federation.ledger
+
+    def open(self) -> None:
+        """Put everybody whom the ledger knows on the gate's lists."""
+        now = self._ledger.now
+        for ticket in self._ledger.tickets():
+            self.door.invite(ticket.curve)
+        for row in self._ledger.clients():
+            if row.curve:
+                (self.door.admit if row.may_join(now) else self.door.invite)(row.curve)
+
+    # --- becoming a member ------------------------------------------------------------------
+
+    def issue(
+        self,
+        name: str,
+        lasts_s: float,
+        addresses: tuple[str, ...],
+        actor: str,
+        *,
+        role: Role = Role.CLIENT,
+        via: str | None = None,
+    ) -> Ticket:
+        """Make a ticket for one new member; earlier open tickets of this name end.
+
+        Args:
+            name: of the new member.
+            lasts_s: how long the ticket is good.
+            addresses: of the server, as tickets tell them.
+            actor: who asks, for the audit log.
+            role: what the new member will be.
+            via: name of the relay that the client will connect to, for ever.
+
+        Raises:
+            UsageError: a client bears the name, or ``via`` is no relay that can take it.
+        """
+        check_name(name)
+        if self._ledger.client_by_name(name) is not None:
+            raise UsageError(
+                f"a client named {name!r} is enrolled.",
+                action="Choose another name, or revoke that client first.",
+            )
+        relay = None if via is None else self._relay(via, role)
+        ticket = Ticket.new(
+            relay.curve if relay else self.federation.keys.public.curve,
+            self.federation.id,
+            (relay.address,) if relay else addresses,
+            lasts_s,
+            via=relay is not None,
+            relay=role is Role.RELAY,
+        )
+        guest = ticket.guest_keys().public
+        with self._ledger.transaction():
+            self._ledger.withdraw_tickets(name)
+            self._ledger.add_ticket(
+                name,
+                curve=guest.curve,
+                signing=guest.signing,
+                expires_at=float(ticket.expires),
+                role=role,
+                via=relay.client_id if relay else None,
+            )
+            self._ledger.add_audit(actor, "enrol", name)
+        self.door.invite(guest.curve)
+        if relay:
+            self.changed(relay.client_id)
+        return ticket
+
+    def _relay(self, name: str, role: Role) -> ledger_rows.Client:
+        """Return the relay that a new client can be sent to."""
+        row = self.named(name)
+        problem = ""
+        if role is Role.RELAY:
+            problem = "a relay connects to the server itself, not to another relay"
+        elif row.role is not Role.RELAY or not row.may_join(self._ledger.now):
+            problem = f"{row.name!r} is no relay, or is one no more"
+        elif not row.address:
+            problem = f"the relay {row.name!r} has never connected, so its address is not known"
+        elif len(self.lists(row.client_id)[0]) >= MAX_BEHIND:
+            problem = f"the relay {row.name!r} has {MAX_BEHIND} clients, as many as it can"
+        if problem:
+            raise UsageError(
+                f"{problem}.",
+                action="Make one with `fcil-server enrol RELAY --relay`, start it with "
+                "`fcil-server relay`, then enrol its clients.",
+            )
+        return row
+
+    def redeem(self, ticket: ledger_rows.Ticket, keys: PublicKeys, device: str) -> ClientId:
+        """Make the bearer of a ticket a member; asked again with the same keys, say so again.
+
+        Raises:
+            TicketUsed, TicketExpired, BadTicket: the ticket is good no more.
+            UsageError: the name was given to somebody else meanwhile.
+        """
+        if ticket.client is not None:
+            row = self._ledger.client(ticket.client)
+            if row is not None and row.curve == keys.curve and row.signing == keys.signing:
+                return row.client_id  # the first answer was lost
+            raise TicketUsed(
+                f"this ticket was used on {day(ticket.used_at)} by another device.",
+                action=TicketUsed.default_action(),
+            )
+        if ticket.withdrawn_at is not None:
+            raise BadTicket(
+                f"this ticket was withdrawn on {day(ticket.withdrawn_at)}; a newer one was issued.",
+                action=BadTicket.default_action(),
+            )
+        if self._ledger.now >= ticket.expires_at:
+            raise TicketExpired(
+                f"this ticket expired on {day(ticket.expires_at)} by the server's clock, "
+                f"which says {day(self._ledger.now)}.",
+                action=TicketExpired.default_action(),
+            )
+        with self._ledger.transaction():
+            client = self._add(ticket.name, keys, device, role=ticket.role, via=ticket.via)
+            self._ledger.use_ticket(ticket.curve, client)
+            self._ledger.add_audit(f"ticket of {ticket.name}", "enrolled", client)
+        self.door.admit(keys.curve)
+        if ticket.via is not None:
+            self.changed(ticket.via)
+        return client
+
+    def enrol_local(self, name: str, keys: PublicKeys, actor: str) -> ClientId:
+        """Make a client of this machine and user a member; known keys stay who they are."""
+        known = self._ledger.client_by_curve(keys.curve)
+        if known is not None and known.may_join(self._ledger.now):
+            return known.client_id
+        if known is not None:
+            raise refusal(known, self._ledger.now)
+        client = self._add(self._ledger.free_name(name), keys, "")
+        self._ledger.add_audit(actor, "enrol_local", client)
+        self.door.admit(keys.curve)
+        return client
+
+    def _add(
+        self,
+        name: str,
+        keys: PublicKeys,
+        device: str,
+        *,
+        role: Role = Role.CLIENT,
+        via: ClientId | None = None,
+    ) -> ClientId:
+        client = new_client_id()
+        self._ledger.add_client(
+            client,
+            name,
+            curve=keys.curve,
+            signing=keys.signing,
+            sealing=keys.sealing,
+            device=device,
+            role=role,
+            via=via,
+        )
+        return client
+
+    # --- who is behind a relay --------------------------------------------------------------
+
+    def lists(self, relay: ClientId) -> tuple[list[bytes], list[bytes]]:
+        """Return the CURVE keys of members and guests that a relay lets in: its own alone."""
+        members: list[bytes] = []
+        guests = [t.curve for t in self._ledger.tickets_via(relay)]
+        for row in self._ledger.clients_via(relay):
+            if row.curve:
+                (members if row.may_join(self._ledger.now) else guests).append(row.curve)
+        return members[:MAX_BEHIND], guests[-MAX_GUESTS_BEHIND:]
+
+    def is_behind(self, key: bytes, relay: ClientId) -> bool:
+        """Say whether a client, or a ticket's holder, may be heard of through this relay."""
+        row = self._ledger.client_by_curve(key)
+        ticket = self._ledger.ticket(key) if row is None else None
+        via = row.via if row else ticket.via if ticket else None
+        return via == relay
+
+    def rotate(self, row: ledger_rows.Client, message: Rotate) -> PublicKeys:
+        """Take over a member's new keys; the old ones are nobody's from then on.
+
+        Raises:
+            BadSignature, WireError: the new keys do not prove themselves, or are none.
+        """
+        keys = PublicKeys.from_fields(
+            {"curve": message.curve, "signing": message.signing, "sealing": message.sealing}
+        )
+        verify_signature(keys.signing, PROOF, proof_text(row.curve, keys), message.proof)
+        holder = self._ledger.client_by_curve(keys.curve)
+        if holder is not None and holder.client_id != row.client_id:
+            raise UsageError("these keys belong to another client.", action="Draw new ones.")
+        with self._ledger.transaction():
+            self._ledger.replace_keys(row.client_id, keys)
+            self._ledger.add_audit(row.name, "rotate_keys", keys.fingerprint)
+        self.door.admit(keys.curve)
+        self.door.forget(row.curve)
+        return keys
+
+    # --- being one no more ------------------------------------------------------------------
+
+    def revoke(self, row: ledger_rows.Client, why: str, actor: str) -> None:
+        """Take a client off the allow-list. Its key gets it an explanation, nothing else."""
+        with self._ledger.transaction():
+            self._ledger.revoke_client(row.client_id, why)
+            self._ledger.add_audit(actor, "revoke", f"{row.name}: {why}")
+        if row.curve:
+            self.door.invite(row.curve)
+        self.changed(row.client_id if row.via is None else row.via)
+
+    def named(self, name: str) -> ledger_rows.Client:
+        """Return the member with this name, or whose id begins so.
+
+        Raises:
+            UsageError: none or several.
+        """
+        row = self._ledger.client_by_name(name)
+        rows = [row] if row else [
+            r for r in self._ledger.clients() if len(name) >= 4 and r.client_id.startswith(name)
+        ]  # fmt: skip
+        if len(rows) != 1:
+            raise UsageError(
+                f"{'no' if not rows else 'more than one'} client is called {name[:80]!r}.",
+                action="List them with: fcil-server clients",
+            )
+        return rows[0]
+
+
+def check_name(name: Any) -> str:
+    """Return a client's name if it is one.
+
+    Raises:
+        UsageError: it is empty, too long, or not printable.
+    """
+    if not isinstance(name, str) or not 0 < len(name) <= 128 or not name.isprintable():
+        raise UsageError(
+            f"a client's name has 1 to 128 printable characters, got {ascii(name)[:80]}.",
+            action="Choose a name such as camera-3.",
+        )
+    return name
+
+
+def refusal(row: ledger_rows.Client | None, now: float) -> TrustError:
+    """Return why a key may not take part, in words for the person at the client."""
+    if row is None:
+        return UnknownClient("this key is not enrolled here.")
+    if row.revoked_at is not None:
+        since, why = day(row.revoked_at), row.revoked_why or REVOKED
+        return Revoked(f"client {row.name!r} was taken off the list on {since}: {why}.")
+    assert row.not_after is not None, f"{row.client_id} may join at {now}"
+    return MembershipExpired(f"client {row.name!r} was enrolled until {day(row.not_after)}.")
+
+
+def day(seconds: float | None) -> str:
+    """Return a moment as people read it, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

@@ -1,0 +1,76 @@
+"""What the server says to a client whose method is another one, and hears from one that ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fcil_adapters import registry
+from fcil_adapters.describe import NO_BACKBONE
+from fcil_adapters.methods.running_mean import METHOD
+from fcil_protocol import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
+from fcil_protocol.errors import FcilError, MethodMismatch, StorageError
+from fcil_protocol.messages import Bye, Hello
+from fcil_server.greeting import House, check, leaving, welcome
+
+RUN = "r20260102-030405-0a0b"
+HPARAMS = METHOD.hparams()
+HOUSE = House(
+    federation="f" * 32, certificate=b"", run=RUN, method=METHOD, hparams=HPARAMS,
+    info=NO_BACKBONE, probe=None, max_payload_bytes=1, credit=1, package="9",
+    schema_digest=registry.schema_digest(METHOD, HPARAMS, NO_BACKBONE), method_package="pack 7",
+)  # fmt: skip
+
+
+def hello(**changes: object) -> Hello:
+    fields = {
+        "protocol": PROTOCOL_VERSION, "oldest": OLDEST_PROTOCOL_VERSION, "package": "9",
+        "federation": HOUSE.federation, "client": "c" * 26, "run": RUN,
+        "methods": ["pilora==1", "running_mean==1"], "schema_digest": HOUSE.schema_digest,
+    }  # fmt: skip
+    return Hello.model_validate(fields | changes)
+
+
+def test_a_client_with_the_same_method_may_take_part() -> None:
+    assert check(HOUSE, hello())
+    assert not check(HOUSE, hello(schema_digest="")), "it has not loaded it yet"
+
+
+@pytest.mark.parametrize(
+    ("methods", "has"),
+    [
+        ([], "has no such method"),
+        (["running_mean_2==1", "pilora==1"], "has no such method"),
+        (["running_mean==0.9"], "has version 0.9"),
+    ],
+)
+def test_another_method_is_refused_with_both_versions_and_what_to_install(
+    methods: list[str], has: str
+) -> None:
+    with pytest.raises(MethodMismatch) as caught:
+        check(HOUSE, hello(methods=methods))
+    expected = f"the server runs method 'running_mean' version 1, the client {has}."
+    assert caught.value.message == expected
+    assert caught.value.action == "Install pack 7 on the client and start it again."
+
+
+def test_without_a_known_package_there_is_still_something_to_do() -> None:
+    with pytest.raises(MethodMismatch) as caught:
+        check(replace(HOUSE, method_package=""), hello(methods=[]))
+    assert "the package that brings the method" in caught.value.action
+
+
+def test_a_welcome_names_the_package() -> None:
+    named = replace(HOUSE, method_package="p" * 500)  # an absurd name is no reason to fall silent
+    said = welcome(named, nonce=bytes(16), ready=False, verdict=None)
+    assert said.method_package == "p" * 128
+
+
+def test_a_client_that_ends_is_remembered_with_its_code_and_what_it_says() -> None:
+    error = leaving(Bye(code="method_mismatch", reason="two schemas."))
+    assert (type(error), error.message) == (MethodMismatch, "two schemas.")
+    error = leaving(Bye(code="storage_failed"))
+    assert type(error) is StorageError
+    assert "its own log" in error.message
+    assert type(leaving(Bye(code="of a later version"))) is FcilError

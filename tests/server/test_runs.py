@@ -1,0 +1,35 @@
+"""A run is not begun with a method whose clients would refuse it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fcil_adapters.contract import Exchange
+from fcil_adapters.methods.running_mean import METHOD
+from fcil_protocol import MetaSpec, PayloadSchema
+from fcil_protocol.errors import EgressRefused
+from fcil_server import runs
+from fcil_server.config import load
+from fcil_server.ledger import Ledger
+
+
+def test_a_method_that_declares_free_text_is_refused_before_the_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = PayloadSchema((), (MetaSpec("note", "text"),))
+    bad = replace(METHOD, exchanges=lambda _h, _b: (Exchange("train", text),))
+    monkeypatch.setattr(runs.registry, "load_method", lambda _name: bad)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        server = SimpleNamespace(
+            ledger=ledger,
+            config=load(None, ["method.name=running_mean"]),
+            federation=SimpleNamespace(directory=tmp_path),
+        )
+        with pytest.raises(EgressRefused, match="train: field 'note' is of type 'text'"):
+            asyncio.run(runs.open_run(server, new=True))  # type: ignore[arg-type]
+        assert ledger.runs() == []

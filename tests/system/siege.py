@@ -1,0 +1,128 @@
+"""A server under attack while honest clients learn: do rounds go on, and what does it cost?"""
+
+import asyncio
+import os
+from dataclasses import dataclass
+
+from fcil_server.ledger_rows import Outcome, UpdateStatus
+from system.kit import open_ledger, settings, write_client
+
+HONEST = ("ann", "bob")
+MORE_ROUNDS = 2  # that must open and close, with both, while an attack goes on
+
+# Rounds without end. Whoever is asked and does not answer is waited for half a second, and a
+# round without both honest updates is opened again, so a slow machine fails nothing.
+ENDLESS = {
+    "round__rounds_per_task": 10_000,
+    "round__deadline_s": 0.5,
+    "round__max_reopens": 1_000_000,
+    "run__evaluate": False,
+    "tasks__classes": [["0", "1"]],
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the kernel says of the server's process, and what lies in its way.
+
+    Attributes:
+        peak: most memory since the last look, MB.
+        files: open descriptors.
+        incoming: bytes of envelopes that are arriving or were left behind, MB.
+    """
+
+    peak: float
+    files: int
+    incoming: float
+
+
+class Siege:
+    """Honest clients of a running federation, and its server's process."""
+
+    def __init__(self, federation, folder):
+        self.federation = federation
+        federation.serve(*settings(**ENDLESS))
+        for i, name in enumerate(HONEST):
+            federation.join(name, write_client(folder / name, range(2), offset=12 * i))
+        with open_ledger(federation) as ledger:
+            self.run = ledger.newest_run().run_id
+        self._until_closed(3)
+
+    # --- rounds -----------------------------------------------------------------------------
+
+    def closed(self):
+        """Return how many rounds are closed."""
+        with open_ledger(self.federation) as ledger:
+            return ledger.closed_rounds(self.run, 0)
+
+    def _until_closed(self, count):
+        while self.closed() < count:
+            self.federation.until("update")
+
+    async def passes(self):
+        """Yield until more rounds have opened and closed since the start; then check them."""
+        first, number = self.closed() + 1, 0
+        while number == 0 or self.closed() < first + MORE_ROUNDS:
+            yield number
+            number += 1
+        self._check(first)
+
+    def _check(self, first):
+        self.federation.check_clients()
+        with open_ledger(self.federation) as ledger:
+            names = {c.client_id: c.name for c in ledger.clients()}
+            for row in ledger.rounds(self.run)[first : first + MORE_ROUNDS]:
+                assert row.outcome is Outcome.DONE
+                counted = [u for u in ledger.updates(row.key) if u.status is UpdateStatus.COUNTED]
+                who = {names[u.client].rpartition(":")[2] for u in counted}
+                assert who == set(HONEST), "both are counted and nobody else"
+
+    async def next_update(self):
+        """Wait until an honest client's update has come."""
+        await asyncio.to_thread(self.federation.until, "update")
+
+    # --- what it costs ----------------------------------------------------------------------
+
+    def facts(self):
+        """Look at the server's process; the next peak is counted from now."""
+        proc = f"/proc/{self.federation.server.pid}"
+        with open(f"{proc}/status") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        with open(f"{proc}/clear_refs", "w") as file:
+            file.write("5")  # the peak begins anew
+        incoming = self.federation.federation.glob("runs/*/incoming/*")
+        return Facts(
+            peak=int(fields["VmHWM"].split()[0]) / 1e3,
+            files=len(os.listdir(f"{proc}/fd")),
+            incoming=sum(path.stat().st_size for path in incoming) / 1e6,
+        )
+
+    def until_files(self, count):
+        """Wait until the server has no more open descriptors than this; return how many."""
+        for _ in range(200):  # updates: some twenty seconds
+            if self.facts().files <= count:
+                break
+            self.federation.until("update")
+        return self.facts().files
+
+    def until_nothing_incoming(self):
+        """Wait until the end of a round has swept away what nobody goes on with."""
+        while self.facts().incoming:
+            self.federation.until("update")
+
+    # --- what is written down ---------------------------------------------------------------
+
+    def refusals(self, client):
+        """Return code -> how many messages of a client were refused, of the newest 10,000."""
+        found = {}
+        with open_ledger(self.federation) as ledger:
+            for row in ledger.refusals(limit=10_000):
+                if row.client == client:
+                    assert row.reason
+                    found[row.code] = found.get(row.code, 0) + 1
+        return found
+
+    def refused(self):
+        """Return how many messages were ever refused."""
+        with open_ledger(self.federation) as ledger:
+            return sum(ledger.refusal_counts().values())
