@@ -291,7 +291,10 @@ class Lanes:
             self._end(lane)
 
     def _begin(self, relay: _Relay, laned: Laned) -> _Lane | None:
-        if laned.number <= relay.newest or not laned.frames:
+        if not laned.frames:
+            return None
+        if laned.number <= relay.newest:  # over; whoever still speaks must begin anew
+            self._post(relay, lanes.down(laned.number))
             return None
         relay.newest = laned.number
         if len(relay.lanes) >= MAX_LANES:

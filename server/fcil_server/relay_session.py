@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from fcil_protocol import lanes
 from fcil_protocol.channel import Channel
@@ -40,7 +41,7 @@ class Session:
         fail: ends the relay.
 
     Attributes:
-        lanes: number of a client's connection -> who it is.
+        lanes: number of a lane -> the connection that it is.
     """
 
     def __init__(
@@ -68,6 +69,8 @@ class Session:
         self._flowing = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._door: ServerLink
+        self._numbers: dict[int, int] = {}  # connection -> lane
+        self._last = 0
         self.lanes: dict[int, Incoming] = {}
 
     def open(self, door: Door) -> None:
@@ -118,19 +121,29 @@ class Session:
             self._flowing.set()
 
     def _up(self, incoming: Incoming) -> None:
-        number, frames = incoming.conn, incoming.frames
+        frames = incoming.frames
         if not frames:
-            if self.lanes.pop(number, None) is not None:
-                self._fetches.left(number)
-                self._push(lanes.up(number, incoming.key))
+            self._ended(incoming)
             return
         size = sum(len(frame) for frame in frames)
         if size > MAX_GUEST_BYTES and incoming.key not in self._members:
-            self._door.cut(number)
+            self._door.cut(incoming.conn)
             return
-        self.lanes[number] = incoming
+        number = self._numbers.get(incoming.conn)
+        if number is None:
+            # Counted here: who connected first does not always speak first.
+            self._last += 1
+            number = self._numbers[incoming.conn] = self._last
+            self.lanes[number] = replace(incoming, frames=())
         if not self._serve(number, frames):
             self._push(lanes.up(number, incoming.key, frames))
+
+    def _ended(self, incoming: Incoming) -> None:
+        number = self._numbers.pop(incoming.conn, None)
+        if number is not None:
+            del self.lanes[number]
+            self._fetches.left(number)
+            self._push(lanes.up(number, incoming.key))
 
     def _serve(self, number: int, frames: tuple[bytes, ...]) -> bool:
         """Take a Want for chunks that are here or can be fetched once for all; False: pass it."""
@@ -165,12 +178,12 @@ class Session:
         if lane is None:
             return
         if not laned.frames:
-            self._door.cut(laned.number)
+            self._door.cut(lane.conn)
             return
         self._learn(laned.frames)
         self._counts["passed"] += 1
         if not self._door.send(lane.route, laned.frames):
-            self._door.cut(laned.number)  # it does not read: its session ends, it comes back
+            self._door.cut(lane.conn)  # it does not read: its session ends, it comes back
 
     def _learn(self, frames: tuple[bytes, ...]) -> None:
         """Note the hashes of a part that is for all clients, if the server signed its header."""
@@ -209,22 +222,23 @@ class Session:
         frames = self._channel.frames(Chunk(digest=digest, index=index), data)
         if self._door.send(lane.route, frames):
             return True
-        self._door.cut(number)
+        self._door.cut(lane.conn)
         return False
 
     def refused(self, digest: str) -> None:
         """The server has no such part any more: those who wait for it begin anew, and hear so."""
         for number in sorted(self._fetches.refused(digest)):
-            self._door.cut(number)
+            if (lane := self.lanes.get(number)) is not None:
+                self._door.cut(lane.conn)
 
     def admit(self, message: Admit) -> None:
         """Take new lists; who is on none, or is a member no more, is cut."""
         members, guests = frozenset(message.members), frozenset(message.guests)
         self._keeper.replace(members, guests)
-        for number, lane in self.lanes.items():
+        for lane in self.lanes.values():
             was_member = lane.key in self._members
             if lane.key not in members and (was_member or lane.key not in guests):
-                self._door.cut(number)
+                self._door.cut(lane.conn)
         self._members = members
 
 

@@ -251,13 +251,17 @@ class Member:
     def say(self, message, *blobs):
         self.link.send(self.channel.frames(message, *blobs))
 
-    async def greet(self):
-        """Connect and begin a session."""
+    async def connect(self):
         key = self.keys.public.curve
         await until(lambda: self.site.relay._session._keeper.is_member(key))
         self.link = self.site.router.dealer(key)
         self.link.connect()
         assert await self.link.recv() == LinkNews("up")
+
+    async def greet(self, *, connected=False):
+        """Connect and begin a session."""
+        if not connected:
+            await self.connect()
         self.channel = Channel(self.keys, self.server)
         federation = self.site.center.federation
         self.say(

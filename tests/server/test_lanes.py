@@ -88,6 +88,7 @@ def test_a_lane_is_a_connection_from_its_first_message_to_its_end(play):
         await relay.lane(7, key, b"body", b"signature")
         await relay.lane(7, key)
         await relay.lane(7, key, b"more")  # of a lane that has ended
+        assert await relay.frames() == tuple(lanes.down(7))  # whoever says so must begin anew
         assert ready(center) == [(key, (b"body", b"signature"), True), (key, (), True)]
         first, last = center.lanes._ready
         assert first.conn == last.conn

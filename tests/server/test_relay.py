@@ -166,6 +166,17 @@ def test_the_cache_stays_within_its_limit(tmp_path):
     play(tmp_path, story, limit=5 * CHUNK)
 
 
+def test_who_connects_first_may_speak_last(tmp_path):
+    async def story(center, site):
+        first, second = site.client(tmp_path, "first"), site.client(tmp_path, "second")
+        await first.connect()
+        await second.greet()
+        await first.greet(connected=True)
+        assert len(center.channels) == 2
+
+    play(tmp_path, story)
+
+
 # --- the gate ---------------------------------------------------------------------------------
 
 

@@ -1,0 +1,230 @@
+"""Everything that is read back from a disk, which may have failed or been in other hands."""
+
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+
+from fcil_client import manifest
+from fcil_client.home import Enrolment, Home
+from fcil_client.outbox import Outbox
+from fcil_protocol.assembly import Assembly
+from fcil_protocol.envelope import StoredEnvelope, read_envelope, seal, wrap_key
+from fcil_protocol.errors import WireError
+from fcil_protocol.ids import ClientId
+from fcil_protocol.keys import PrivateKeys, RootKey
+from fcil_protocol.messages import RoundOpen
+from fcil_protocol.segment import HEAD_BYTES, RecordKind, Segment
+from fcil_protocol.spool import Spool
+from fuzz.harness import CUT, Once, must, target
+from fuzz.wire_targets import CLIENT, CORE, PLAIN, ROOT, sealed_seeds
+
+# In TMPDIR, which scripts/fuzz puts into memory and removes.
+scratch = Once(lambda: Path(tempfile.mkdtemp(prefix="fcil-fuzz-")))
+
+
+def file(name, data):
+    """Write a private file and return its path."""
+    path = scratch() / name
+    path.write_bytes(data)
+    path.chmod(0o600)
+    return path
+
+
+# --- envelopes ------------------------------------------------------------------------------
+
+
+def stored_seeds():
+    return [sealed.stored(wrap).to_bytes() for sealed, wrap in sealed_seeds()]
+
+
+@target("stored", stored_seeds, max_bytes=32768)
+def stored(data):
+    found = StoredEnvelope.from_bytes(data)
+    must(found.to_bytes() == data, "an envelope is read as it was written")
+    return True
+
+
+def with_checksum(data):
+    """Let the sizes and the small pieces be what they are: their checksum fits."""
+    sizes = data[:24]
+    small = sum(int.from_bytes(data[a:b], "little") for a, b in ((8, 12), (12, 14), (14, 16)))
+    digest = hashlib.sha256(sizes + data[56 : 56 + small]).digest()
+    return sizes + digest + data[56:]
+
+
+@target("stored_file", stored_seeds, max_bytes=32768)
+def stored_file(data):
+    """Written by somebody who can compute a checksum."""
+    found = read_envelope(file("envelope", with_checksum(data)))
+    must(found.to_bytes()[56:] == data[56:], "every byte is what was there")
+    return True
+
+
+def assembly_header():
+    sealed, _ = seal(PLAIN, CORE, CLIENT, chunk_bytes=16384)
+    return sealed
+
+
+@target("assembly", lambda: [bytes([0, 4]), bytes([1, 2, 0, 3, 4]), bytes([0, 3, 2, 5, 4])])
+def assembly(data, sealed=Once(assembly_header)):  # noqa: B008  made once for all inputs
+    """Chunks in any order, good and bad, with restarts between."""
+    envelope = sealed()
+    path = scratch() / "assembly"
+    path.unlink(missing_ok=True)
+    one, here = Assembly(envelope.parsed, path=path), set()
+    for number in data[:64]:
+        index, what = number % 4, number // 4 % 4
+        if what == 3:
+            one = Assembly(envelope.parsed, path=path)  # after a crash
+            continue
+        chunk = bytes(envelope.chunk(index)) if index < 2 else b"x" * number
+        try:
+            one.put(index, chunk if what else chunk[:-1] + b"\0")
+        except WireError:
+            continue
+        here.add(index)
+    must(set(one.missing(9)) == {0, 1} - here, "it knows what it lacks")
+    must(one.complete == (here >= {0, 1}), "and when it is complete")
+    if one.complete:
+        must(one.body() == envelope.body, "and then it is the body")
+    return one.complete
+
+
+# --- the spool ------------------------------------------------------------------------------
+
+SALT = bytes(16)
+
+
+def record(piece):
+    """Return a record with checksums that fit; its first bytes say kind and length of key."""
+    kind, key_bytes = piece[0] % 5, piece[1] % 9
+    key, body = piece[2 : 2 + key_bytes], piece[2 + key_bytes :]
+    from fcil_protocol.segment import _FIELDS, _MAGIC, _VERSION  # noqa: PLC0415
+
+    fields = _FIELDS.pack(_MAGIC, _VERSION, kind, len(key), len(body))
+    digest = hashlib.sha256(SALT + fields + key + body).digest()
+    return Segment(Path("-"), 1, SALT)._head(fields, digest) + key + body
+
+
+def segment_seeds():
+    one, two = bytes([1, 3]) + b"oneBODY", bytes([1, 3]) + b"twoBODY"
+    gone = bytes([int(RecordKind.REMOVED), 3]) + b"one"
+    return [
+        CUT.join((one, two, gone)),
+        CUT.join((one, b"\xffjunk", two)),
+        one + CUT + b"\xff" + record(two)[: HEAD_BYTES + 2],
+    ]
+
+
+@target("spool", segment_seeds)
+def spool(data):
+    """Records and junk in any order; junk begins with 255 and has no checksums made for it."""
+    directory = scratch() / "spool"
+    for path in directory.rglob("*.*"):
+        path.unlink()
+    directory.mkdir(exist_ok=True)
+    parts = [p[1:] if p[0] == 255 else record(p) for p in data.split(CUT) if len(p) > 1]
+    name = f"00000001-{SALT.hex()}.seg"
+    (directory / name).write_bytes(b"".join(parts))
+    first = Spool(directory)
+    found = {key: first.get(key) for key in first.keys()}  # noqa: SIM118  no mapping
+    first.close()
+    again = Spool(directory)
+    try:
+        must(not again.recovered, "what was repaired stays repaired")
+        must({key: again.get(key) for key in again.keys()} == found, "and nothing was lost")  # noqa: SIM118
+    finally:
+        again.close()
+    return bool(found)
+
+
+# --- files of keys and clients --------------------------------------------------------------
+
+
+def key_seeds():
+    path = scratch() / "seed"
+    for keys in (CLIENT, ROOT):
+        keys.save(path)
+        yield path.read_bytes()
+
+
+@target("key_file", key_seeds)
+def key_file(data):
+    path = file("keys.json", data)
+    kind = RootKey if b"fcil-root-key" in data else PrivateKeys
+    found = kind.load(path)
+    must(repr(found).count("(") == 1, "it shows its fingerprint")
+    return True
+
+
+MEMBER = Enrolment(
+    ClientId("a" * 26), "c", ROOT.federation, ROOT.certify(CLIENT.public).to_bytes().hex(),
+    ("localhost:1",), "/images",
+)  # fmt: skip
+
+
+def home():
+    found = Home(scratch() / "home")
+    found.make()
+    return found
+
+
+HOME = Once(home)
+
+
+def client_seeds():
+    HOME().save_enrolment(MEMBER)
+    return [(HOME().directory / "client.json").read_bytes()]
+
+
+@target("client_file", client_seeds)
+def client_file(data):
+    (HOME().directory / "client.json").write_bytes(data)
+    found = HOME().enrolment()
+    HOME().save_enrolment(found)
+    must(HOME().enrolment() == found, "a client is read as it was written")
+    return True
+
+
+ORDER = RoundOpen(
+    run=CORE.run, task=3, kind="train", round=17, rounds=20, base=40, classes=[4, 5], past=[0],
+    seed=[1], remaining_s=60.0, parts=[],
+)  # fmt: skip
+
+
+def note_seeds():
+    sealed, wrap = next(sealed_seeds())
+    Outbox(HOME()).put("5" * 64, sealed.stored(wrap), ORDER)
+    return [HOME().note_path("5" * 64).read_bytes()]
+
+
+@target("outbox_note", note_seeds)
+def outbox_note(data):
+    """The note beside an update; one that cannot be read costs the update, nothing else."""
+    if not HOME().outbox_path("5" * 64).exists():
+        note_seeds()
+    HOME().note_path("5" * 64).write_bytes(data)
+    order, digest = Outbox(HOME()).waiting()
+    must((order is None) == (digest == ""), "an update comes with its order")
+    must(bool(digest) == HOME().outbox_path("5" * 64).exists(), "the other is dropped")
+    return bool(digest)
+
+
+def manifest_seeds():
+    rows = {f"a/{i}.png": ["a", None, 10, 20, f"{i:064x}", "", True] for i in range(3)}
+    rows["b/bad.png"] = ["b", "train", 1, 2, "", "cannot be read", True]
+    sides = {f"{i:064x}": side for i, side in enumerate(("train", "select", "test"))}
+    mark = manifest._salt_mark(bytes(16))
+    yield json.dumps(
+        {"salt": mark, "files": rows, "sides": sides, "faults": [], "notes": ["x"], "format": 1}
+    ).encode()
+
+
+@target("manifest", manifest_seeds)
+def manifest_file(data):
+    found = manifest.load(file("manifest.json", data), bytes(16))
+    if found is not None:
+        must(all(i.side in ("train", "select", "test") for i in found.images), "every side is one")
+        len(found.digest + str(found.classes) + str(found.counts("train")))
+    return found is not None

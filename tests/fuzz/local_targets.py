@@ -1,0 +1,190 @@
+"""What people and local programs give: configuration, commands, worker messages, images."""
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import random
+import socket
+import warnings
+import zipfile
+
+import numpy as np
+from PIL import Image
+
+from fcil_adapters import image_source, images, registry
+from fcil_adapters.contract import Preprocessing
+from fcil_adapters.image_source import ZipSource
+from fcil_adapters.worker_pipe import Pipe, _encode
+from fcil_protocol import control
+from fcil_protocol.errors import ConfigError, UsageError
+from fcil_protocol.overrides import apply_override
+from fcil_protocol.payload import Payload
+from fcil_server import config
+from fuzz.disk_targets import file
+from fuzz.harness import CUT, must, pieces, target
+
+# --- configuration --------------------------------------------------------------------------
+
+
+def config_seeds():
+    yield b""
+    yield config.to_toml(config.Config(), comments=True).encode()
+    yield b'[tasks]\nschedule = "listed"\nclasses = [["a", "b"], ["K\xc3\xa4se"]]\n'
+    yield b'[method]\nname = "pilora"\npreset = "short"\nlr_lora = 0.1\n[round]\nquorum = 2\n'
+
+
+@target("config", config_seeds, max_words=100_000)
+def config_file(data):
+    """It lists every fault, so its words may be as many as its keys."""
+    found = config.load(file("federation.toml", data))
+    must(config.parse(config.to_toml(found)) == found, "a configuration is read as it was written")
+    with contextlib.suppress(ConfigError):
+        registry.make_hparams(registry.load_method(found.method.name), found.method.options)
+    return True
+
+
+@target("override", lambda: [b"round.min_clients=3", b'tasks.classes=[["a"]]', b"method.name=x"])
+def override(data):
+    fields = {"round": {"quorum": 1}, "method": {"name": "pilora"}}
+    apply_override(fields, data.decode("utf-8", "surrogateescape"))
+    return True
+
+
+# --- commands -------------------------------------------------------------------------------
+
+
+class Ear:
+    """What the control socket writes its answer to."""
+
+    def __init__(self, sock):
+        self._sock = sock
+
+    def get_extra_info(self, _name):
+        return self._sock
+
+
+async def reply(data, sock):
+    reader = asyncio.StreamReader(limit=control.MAX_LINE_BYTES)
+    reader.feed_data(data)
+    reader.feed_eof()
+
+    async def handle(op, fields):
+        if op != "status":
+            raise UsageError(f"no command {op!r}.")
+        return fields
+
+    return await control._reply(reader, Ear(sock), handle)
+
+
+@target("control", lambda: [b'{"op": "status"}\n', b'{"op": "enrol_local", "keys": {}}\n'])
+def control_line(data):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        answer = asyncio.run(reply(data, ours))
+    must(answer.get("error") != "internal", "no request is a defect of the daemon")
+    json.dumps(answer)
+    return "data" in answer
+
+
+# --- the worker's pipe ----------------------------------------------------------------------
+
+
+def pipe_seeds():
+    for message in ({"op": "train", "x": [1, 2.5, None, "y"]}, {}):
+        head, body, _ = _encode(message, ())
+        yield head + body
+    payload = Payload({"mean": np.ones((2, 2), np.float32)})
+    head, body, fd = _encode({"op": "train"}, (payload, b"raw"))
+    yield head + body + CUT + os.pread(fd, 1 << 20, 0)
+    os.close(fd)
+
+
+@target("worker_pipe", pipe_seeds, expected=(EOFError,), base_mb=20)
+def worker_pipe(data):
+    """A message, and with it a file if there is a second piece."""
+    message, payload = pieces(data, 2)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        fds = []
+        if CUT in data:
+            fds = [os.memfd_create("fuzz")]
+            os.write(fds[0], payload)
+        if message:
+            socket.send_fds(theirs, [message[:4]], fds)
+            theirs.sendall(message[4:])
+        for fd in fds:
+            os.close(fd)
+        theirs.shutdown(socket.SHUT_WR)
+        fields, blobs = Pipe(ours).recv()
+    must(isinstance(fields, dict), "fields have names")
+    must(b"".join(blobs) == (payload if blobs else b""), "payloads are the file")
+    return True
+
+
+# --- images ---------------------------------------------------------------------------------
+
+SMALL = 1 << 20  # bytes and pixels, in place of what a real device could hold
+image_source.MAX_FILE_BYTES = SMALL
+images.MAX_FILE_BYTES = SMALL
+images.MAX_PIXELS = SMALL
+Image.MAX_IMAGE_PIXELS = SMALL
+PREPROCESSING = Preprocessing(32, (0.5,) * 3, (0.5,) * 3, "bilinear", 1.0)
+
+
+def picture(form, mode="RGB", **options):
+    noise = random.Random(0).randbytes(16 * 16 * 4)  # noqa: S311  any picture will do
+    made = Image.frombytes("RGBA", (16, 16), noise).convert(mode)
+    out = io.BytesIO()
+    made.save(out, form, **options)
+    return out.getvalue()
+
+
+def image_seeds():
+    yield from (picture(form) for form in ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM"))
+    yield picture("GIF", "P")
+    yield picture("PNG", "RGBA")
+    yield picture("TIFF", "F")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    yield picture("JPEG", exif=exif)
+
+
+@target("image", image_seeds, base_mb=60)
+def image(data):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = images.decode(data)
+        array = images.preprocess(found, PREPROCESSING)
+    must(array.shape == (32, 32, 3), "every picture becomes what the backbone takes")
+    return True
+
+
+def zip_seeds():
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2):
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w", method) as made:
+            for name in ("cat/1.png", "dog/2.png", "dog/deep/3.png", "x.txt", "../out.png"):
+                made.writestr(name, picture("PNG"))
+        yield out.getvalue()
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as made:
+        for name in ("all/train/a/1.png", "all/test/a/2.png"):
+            made.writestr(name, b"x")
+    yield out.getvalue()
+
+
+@target("zip", zip_seeds, base_mb=30)
+def image_zip(data):
+    source = ZipSource(file("images.zip", data))
+    try:
+        entries = source.listing().entries
+        for entry in entries[:10]:
+            must(".." not in entry.name.split("/"), "nothing lies outside")
+            must(source.unchanged(entry), "it is as it was listed")
+            with contextlib.suppress(images.DataError):
+                must(len(source.read(entry)) <= SMALL, "no member is larger than allowed")
+    finally:
+        source.close()
+    return True
