@@ -88,8 +88,8 @@ def compare_probes(a: NDArray[Any], b: NDArray[Any]) -> float:
             f"probe features: expected shape {b.shape}, got {a.shape}.",
             action="Use the same backbone on both sides.",
         )
-    left, right = a.astype(np.float64), b.astype(np.float64)
-    if not (np.isfinite(left).all() and np.isfinite(right).all()):
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return float("inf")
+    left, right = a.astype(np.float64), b.astype(np.float64)
     norms = np.maximum(np.linalg.norm(right, axis=1), np.finfo(np.float64).tiny)
     return float(np.max(np.linalg.norm(left - right, axis=1) / norms))

@@ -28,7 +28,7 @@ from fcil_client.session import Session
 from fcil_client.session_events import Link, RoundKey, Work, key_of
 from fcil_client.transfers import Transfers
 from fcil_protocol import control
-from fcil_protocol.dialling import REFUSALS, Dial, dial
+from fcil_protocol.dialling import ADDRESS_S, REFUSALS, Dial, dial
 from fcil_protocol.errors import (
     FcilError,
     StorageError,
@@ -54,7 +54,6 @@ from fcil_protocol.messages import (
 from fcil_protocol.transport import LinkNews
 
 PROGRESS_S = 1.0  # the server hears at most this often how far the work is
-ADDRESS_S = 1.0  # at an address where nobody answers, before the next one is tried
 TWO_LINKS = "two_links"  # the code of a Bye: another connection with this client's key stays
 
 # Refusals of the session that trying again cannot mend.

@@ -8,10 +8,8 @@ enrolled with, by a Hello that is followed by a Bye.
 from __future__ import annotations
 
 import asyncio
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +19,24 @@ from fcil_adapters import registry
 from fcil_adapters.describe import NO_BACKBONE
 from fcil_adapters.vit_sizes import backbone_by_name
 from fcil_client import greeting
-from fcil_client.connection import Connection
-from fcil_client.daemon import ADDRESS_S
 from fcil_client.enrolment import JoinFile, find_enrolled, find_server, load_keys
 from fcil_client.greeting import Terms
 from fcil_client.home import Enrolment, Home
 from fcil_client.outbox import MAX_PLAIN_BYTES
+from fcil_client.visit import visit
 from fcil_protocol import control
-from fcil_protocol.dialling import REFUSALS, Dial, dial
+from fcil_protocol.dialling import Dial, dial
 from fcil_protocol.errors import (
     ConfigError,
     Locked,
-    TrustError,
     Unreachable,
     UsageError,
     WireError,
-    from_code,
 )
 from fcil_protocol.files import DirectoryLock
-from fcil_protocol.messages import NONCE_BYTES, Bye, Nack, Received, Welcome, parse
+from fcil_protocol.messages import NONCE_BYTES, Bye, Welcome
 from fcil_protocol.overrides import apply_override
-from fcil_protocol.transport import LinkNews
 
-ANSWER_S = 15.0  # for a server to answer a Hello
 _NAME_IT = "name the method: --method NAME"
 
 
@@ -197,67 +190,14 @@ async def say_hello(home: Home, enrolment: Enrolment, make: Dial = dial) -> Outl
         Unreachable: no address answers.
         TrustError, MethodMismatch, WireError: why this client could not take part.
     """
-    line = Connection(enrolment, load_keys(home.keys_path), make)
-    line.open()
-    try:
-        async with asyncio.timeout(ANSWER_S):
-            terms = await _terms(line, enrolment)
-    except TimeoutError as error:
-        raise Unreachable(
-            f"no server at {', '.join(enrolment.addresses)} answered within {ANSWER_S:.0f} s.",
-            action=Unreachable.default_action(),
-        ) from error
-    finally:
+    async with visit(enrolment, load_keys(home.keys_path), make) as (line, welcome):
+        terms = greeting.read_terms(welcome)
         line.send(Bye(reason="a dry run asked for the terms"))
         await asyncio.sleep(0.05)  # let the goodbye leave the socket
-        line.close()
+        address = line.address
     return Outlook(
         terms,
         "hello",
-        f"as the server at {line.address} runs it (run {terms.run}); it noted that this client "
+        f"as the server at {address} runs it (run {terms.run}); it noted that this client "
         "connected and left",
     )
-
-
-async def _terms(line: Connection, enrolment: Enrolment) -> Terms:
-    while True:
-        news = await line.recv()
-        if isinstance(news, LinkNews):
-            await _link_news(line, enrolment, news)
-        elif (terms := _answer(line, enrolment, parse(news))) is not None:
-            return terms
-
-
-async def _link_news(line: Connection, enrolment: Enrolment, news: LinkNews) -> None:
-    if news.state == "up":
-        line.begin()
-        methods, _ = greeting.installed_methods()
-        line.send(
-            greeting.hello(
-                enrolment,
-                nonce=line.nonce,
-                package=version("fcil"),
-                methods=methods,
-                device=f"{platform.system()} {platform.machine()}",
-                terms=None,
-                claim=None,
-                ready=False,
-            )
-        )
-    elif news.state == "refused":
-        raise TrustError(f"{line.address}: {REFUSALS[news.reason]}")
-    elif news.reason == "unreachable" and line.has_other_addresses:
-        await asyncio.sleep(ADDRESS_S)
-        line.turn()
-
-
-def _answer(line: Connection, enrolment: Enrolment, received: Received) -> Terms | None:
-    message = received.message
-    if isinstance(message, Welcome) and message.nonce == line.nonce:
-        server = greeting.read_server(message, enrolment)
-        line.accept(received, message, server)
-        return greeting.read_terms(message)
-    if isinstance(message, Nack):
-        line.check(received)
-        raise from_code(message.code, message.text, message.action)
-    return None

@@ -27,7 +27,7 @@ async def tell(home: Home, enrolment: Enrolment, make: Dial = dial) -> None:
         TrustError: what answers is not the server.
     """
     try:
-        async with visit(enrolment, load_keys(home.keys_path), make) as line:
+        async with visit(enrolment, load_keys(home.keys_path), make) as (line, _):
             line.send(Bye(code=LEFT, reason="the client leaves the federation"))
             # The server takes the key off its list and cuts the connection.
             while not isinstance(news := await answer(line), LinkNews) or news.state != "down":

@@ -23,10 +23,9 @@ async def rotate(home: Home, enrolment: Enrolment, make: Dial = dial) -> PublicK
         Unreachable: no address answers in time; nothing changed, or try again.
         TrustError: what answers is not the server, or refuses this client.
     """
-    begun = home.next_keys_path.exists()  # by a rotation that was interrupted
     old, new = load_keys(home.keys_path), load_keys(home.next_keys_path)
     try:
-        async with visit(enrolment, old, make) as line:
+        async with visit(enrolment, old, make) as (line, _):
             proof = new.sign(PROOF, proof_text(old.public.curve, new.public))
             public = new.public
             line.send(
@@ -43,9 +42,7 @@ async def rotate(home: Home, enrolment: Enrolment, make: Dial = dial) -> PublicK
                 if isinstance(message, Ack) and message.digest == wanted:
                     break
     except UnknownClient:
-        if not begun:
-            raise
         async with visit(enrolment, new, make):
-            pass  # the server took them the last time; only its answer was lost
+            pass  # the server has taken them; only its answer was lost
     home.take_next_keys(keep_state=True)
     return new.public

@@ -1,6 +1,6 @@
 """A short visit to the server: a Hello, its Welcome, one thing said, and out again.
 
-For commands that need no daemon: leaving the federation, changing keys.
+For commands that need no daemon: a dry run, leaving the federation, changing keys.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fcil_client import greeting
 from fcil_client.connection import Connection
 from fcil_client.home import Enrolment, Home
 from fcil_protocol import control
-from fcil_protocol.dialling import REFUSALS, Dial, dial
+from fcil_protocol.dialling import ADDRESS_S, REFUSALS, Dial, dial
 from fcil_protocol.errors import (
     FcilError,
     Locked,
@@ -55,7 +55,7 @@ def stop_daemon(home: Home) -> DirectoryLock:
 @asynccontextmanager
 async def visit(
     enrolment: Enrolment, keys: PrivateKeys, make: Dial = dial
-) -> AsyncIterator[Connection]:
+) -> AsyncIterator[tuple[Connection, Welcome]]:
     """Begin a session; what is inside has `ANSWER_S` in all.
 
     Raises:
@@ -67,8 +67,8 @@ async def visit(
     line.open()
     try:
         async with asyncio.timeout(ANSWER_S):
-            await _greet(line, enrolment)
-            yield line
+            welcome = await _greet(line, enrolment)
+            yield line, welcome
     except TimeoutError as error:
         raise Unreachable(
             f"no server at {', '.join(enrolment.addresses)} answered within {ANSWER_S:.0f} s.",
@@ -78,21 +78,21 @@ async def visit(
         line.close()
 
 
-async def _greet(line: Connection, enrolment: Enrolment) -> None:
+async def _greet(line: Connection, enrolment: Enrolment) -> Welcome:
     while True:
         news = await line.recv()
         if isinstance(news, LinkNews):
-            _link_news(line, enrolment, news)
+            await _link_news(line, enrolment, news)
             continue
         received = parse(news)
         message = received.message
         if isinstance(message, Welcome) and message.nonce == line.nonce:
             line.accept(received, message, greeting.read_server(message, enrolment))
-            return
+            return message
         _raise_if_refused(message)
 
 
-def _link_news(line: Connection, enrolment: Enrolment, news: LinkNews) -> None:
+async def _link_news(line: Connection, enrolment: Enrolment, news: LinkNews) -> None:
     if news.state == "up":
         methods, _ = greeting.installed_methods()
         line.begin()
@@ -112,6 +112,7 @@ def _link_news(line: Connection, enrolment: Enrolment, news: LinkNews) -> None:
         kind = UnknownClient if news.reason == UnknownClient.code else TrustError
         raise kind(f"{line.address}: {REFUSALS[news.reason]}")
     elif news.reason == "unreachable" and line.has_other_addresses:
+        await asyncio.sleep(ADDRESS_S)
         line.turn()
 
 

@@ -9,6 +9,8 @@ from fcil_protocol.keys import PrivateKeys, PublicKeys
 from fcil_protocol.link import ClientLink
 from fcil_protocol.transport import Dealer
 
+ADDRESS_S = 1.0  # at an address where nobody answers, before the next one is tried
+
 # What a refused link says to the person at the terminal, by the reason that the link gives.
 REFUSALS = {
     "unknown_client": f"the server does not admit this client's key. "

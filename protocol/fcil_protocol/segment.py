@@ -250,7 +250,11 @@ class Segment:
             position += len(piece)
         if digest.digest() != head[_FIELDS.size : _FIELDS.size + _DIGEST_BYTES]:
             return None
-        return Record(record.kind, name.decode(), record.offset, len(name), record.body_bytes)
+        try:
+            key = name.decode()
+        except UnicodeDecodeError:  # only somebody who can compute checksums wrote it
+            return None
+        return Record(record.kind, key, record.offset, len(name), record.body_bytes)
 
     def _next_record(self, fd: int, start: int, size: int) -> int:
         """Return where the next valid record begins; the end of the file if there is none."""

@@ -201,7 +201,7 @@ def revoke(
         from fcil_protocol.errors import Unreachable
         from fcil_server.doorkeeper import Doorkeeper
         from fcil_server.federation import Federation, find_directory
-        from fcil_server.roster import REVOKED, Roster
+        from fcil_server.roster import Roster
 
         find_directory(directory)
         try:
@@ -212,7 +212,7 @@ def revoke(
             try:
                 roster = Roster(federation, Doorkeeper())
                 row = roster.named(name)
-                roster.revoke(row, why or REVOKED, f"uid {os.getuid()}")
+                roster.revoke(row, why, f"uid {os.getuid()}", keep=keep_update)
                 shown = row.name
             finally:
                 federation.close()

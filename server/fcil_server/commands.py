@@ -8,7 +8,7 @@ from fcil_protocol.errors import UsageError
 from fcil_protocol.keys import PublicKeys
 from fcil_server.ledger_rows import Role, RunStatus
 from fcil_server.outlook import outlook
-from fcil_server.roster import REVOKED, Roster, check_name
+from fcil_server.roster import Roster, check_name
 from fcil_server.status import status
 
 if TYPE_CHECKING:
@@ -130,5 +130,5 @@ def issue_ticket(
 def _revoke(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
     row = server.roster.named(str(fields.get("name", "")))
     keep = fields.get("keep") is True
-    server.revoke(row, keep=keep, actor=_actor(fields), why=str(fields.get("why") or REVOKED)[:200])
+    server.revoke(row, keep=keep, actor=_actor(fields), why=str(fields.get("why", "")))
     return {"client": row.client_id, "name": row.name}

@@ -23,9 +23,9 @@ from fcil_server.peers import Peer
 from fcil_server.plan import EVALUATE, Step, next_step, task_steps
 from fcil_server.position import Kit, Position, context, stamp
 from fcil_server.reception import Reception
+from fcil_server.roster import WITHDRAWN
 from fcil_server.round import Phase, Round, Rules
 
-WITHDRAWN = "the client was revoked before the round closed"
 OPENING = "open"  # the "kind" of the state that a task begins with
 
 
@@ -69,16 +69,14 @@ class Coordinator:
             self.kit.ledger.set_answer(key, client, Answer.DECLINED, reason)
             self._events.put_nowait(machine.Declined(client, reason, self._now()))
 
-    def revoked(self, client: ClientId, *, keep: bool) -> None:
-        """A client was taken off the list; its update to the open round goes unless kept."""
+    def revoked(self, client: ClientId) -> None:
+        """A client was taken off the list; unless its update was kept, it declines the round."""
         key = self.at.key(self.kit.run)
         if key is None or not self.at.is_open:
             return
         row = self.kit.ledger.update_of(key, client)
-        if row is not None and keep:
+        if row is not None and row.reason != WITHDRAWN:
             return
-        if row is not None:
-            self.kit.ledger.exclude_update(key, client, WITHDRAWN)
         self._events.put_nowait(machine.Withdrawn(client, WITHDRAWN, self._now()))
 
     def close_short(self) -> None:

@@ -295,6 +295,8 @@ class Server:
                 keys = self.roster.rotate(row, message)
                 self.note("info", "rotated", f"{peer.name} has new keys", peer.client)
                 self.send(peer, Ack(digest=keys_digest(keys)))
+                if row.via is not None:  # after the answer: the relay cuts who has an old key
+                    self.roster.changed(row.via)
             case Bye(code=code) if code == LEFT:
                 row = self.ledger.client(peer.client)
                 assert row is not None, "it has a session"
@@ -433,21 +435,15 @@ class Server:
         self.open.write_round(key)
         self._intake.sweep(self.peers)
 
-    def revoke(self, row: ClientRow, *, keep: bool, actor: str, why: str = REVOKED) -> None:
-        """Take a client off the list, end its connection, drop or keep what it sent.
-
-        Args:
-            row: the client.
-            keep: its update to the open round is aggregated; else it is left out.
-            actor: who says so, for the audit log.
-            why: what the client is told.
-        """
-        self.roster.revoke(row, why, actor)
-        self.open.coordinator.revoked(row.client_id, keep=keep)
+    def revoke(self, row: ClientRow, *, keep: bool, actor: str, why: str = "") -> None:
+        """Take a client off the list (`Roster.revoke`) and end its connection."""
+        self.roster.revoke(row, why, actor, keep=keep)
+        self.open.coordinator.revoked(row.client_id)
         peer = self.peers.by_client(row.client_id)
         if peer is not None:  # it comes back as a guest and is told why
             self._link.cut(peer.conn)
-        self.note("warning", "revoked", f"{row.name} is off the list: {why}", row.client_id)
+        text = f"{row.name} is off the list: {why or REVOKED}"
+        self.note("warning", "revoked", text, row.client_id)
 
 
 def _raise_descriptor_limit() -> None:

@@ -184,11 +184,13 @@ def _check_backbone(house: House, claim: BackboneClaim) -> None:
         )
     if house.probe is None:
         return
-    theirs = np.frombuffer(claim.probe, dtype="<f4")
-    if theirs.size != house.probe.size:
+    expected = house.probe.size * 4
+    if len(claim.probe) != expected:
         raise BackboneMismatch(
-            f"the client sent {theirs.size} probe features, expected {house.probe.size}."
+            f"the client sent {len(claim.probe)} bytes of probe features, expected {expected}.",
+            action=BackboneMismatch.default_action(),
         )
+    theirs = np.frombuffer(claim.probe, dtype="<f4")
     error = compare_probes(theirs.reshape(house.probe.shape), house.probe)
     if not error <= PROBE_TOLERANCE:
         raise BackboneMismatch(

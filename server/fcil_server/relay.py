@@ -19,7 +19,7 @@ from typing import Any
 import fcil_protocol
 from fcil_protocol import lanes
 from fcil_protocol.channel import Channel
-from fcil_protocol.dialling import REFUSALS, Dial, dial
+from fcil_protocol.dialling import ADDRESS_S, REFUSALS, Dial, dial
 from fcil_protocol.errors import FcilError, InternalError, TrustError, WireError, from_code
 from fcil_protocol.keys import Certificate, PrivateKeys
 from fcil_protocol.link import ClientLink, LinkNews, wire_bytes
@@ -28,7 +28,6 @@ from fcil_server.relay_cache import Cache
 from fcil_server.relay_home import Record
 from fcil_server.relay_session import Door, Session
 
-ADDRESS_S = 1.0  # at an address where nobody answers, before the next one is tried
 # Refusals that trying again cannot mend.
 FATAL = frozenset({
     "revoked", "membership_expired", "unknown_client", "version_mismatch", "wrong_federation",

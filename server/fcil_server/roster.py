@@ -28,10 +28,12 @@ from fcil_server import ledger_rows
 from fcil_server.doorkeeper import Doorkeeper
 from fcil_server.federation import Federation
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Role
+from fcil_server.ledger_rows import Role, UpdateStatus
 
 LEFT_BY_ITSELF = "the client left by itself"
 REVOKED = "revoked by the operator"
+WITHDRAWN = "the client was revoked before the round closed"
+MAX_WHY = 200  # characters of a reason that a client is told
 MAX_BEHIND, MAX_GUESTS_BEHIND = 4_000, 1_000  # keys that one `Admit` to a relay can list
 
 
@@ -186,6 +188,27 @@ class Roster:
         self.door.admit(keys.curve)
         return client
 
+    def rotate(self, row: ledger_rows.Client, message: Rotate) -> PublicKeys:
+        """Take over a member's new keys; the old ones are nobody's from then on.
+
+        Raises:
+            BadSignature, WireError: the new keys do not prove themselves, or are none.
+            UsageError: they are another client's.
+        """
+        keys = PublicKeys.from_fields(
+            {"curve": message.curve, "signing": message.signing, "sealing": message.sealing}
+        )
+        verify_signature(keys.signing, PROOF, proof_text(row.curve, keys), message.proof)
+        holder = self._ledger.client_by_curve(keys.curve)
+        if holder is not None and holder.client_id != row.client_id:
+            raise UsageError("these keys belong to another client.", action="Draw new ones.")
+        with self._ledger.transaction():
+            self._ledger.replace_keys(row.client_id, keys)
+            self._ledger.add_audit(row.name, "rotate_keys", keys.fingerprint)
+        self.door.admit(keys.curve)
+        self.door.forget(row.curve)
+        return keys
+
     def _add(
         self,
         name: str,
@@ -226,36 +249,33 @@ class Roster:
         via = row.via if row else ticket.via if ticket else None
         return via == relay
 
-    def rotate(self, row: ledger_rows.Client, message: Rotate) -> PublicKeys:
-        """Take over a member's new keys; the old ones are nobody's from then on.
-
-        Raises:
-            BadSignature, WireError: the new keys do not prove themselves, or are none.
-        """
-        keys = PublicKeys.from_fields(
-            {"curve": message.curve, "signing": message.signing, "sealing": message.sealing}
-        )
-        verify_signature(keys.signing, PROOF, proof_text(row.curve, keys), message.proof)
-        holder = self._ledger.client_by_curve(keys.curve)
-        if holder is not None and holder.client_id != row.client_id:
-            raise UsageError("these keys belong to another client.", action="Draw new ones.")
-        with self._ledger.transaction():
-            self._ledger.replace_keys(row.client_id, keys)
-            self._ledger.add_audit(row.name, "rotate_keys", keys.fingerprint)
-        self.door.admit(keys.curve)
-        self.door.forget(row.curve)
-        return keys
-
     # --- being one no more ------------------------------------------------------------------
 
-    def revoke(self, row: ledger_rows.Client, why: str, actor: str) -> None:
-        """Take a client off the allow-list. Its key gets it an explanation, nothing else."""
+    def revoke(self, row: ledger_rows.Client, why: str, actor: str, *, keep: bool = False) -> None:
+        """Take a client off the allow-list. Its key gets it an explanation, nothing else.
+
+        Args:
+            row: the client.
+            why: what it is told; empty: the usual words.
+            actor: who says so, for the audit log.
+            keep: its update to the open round is aggregated; else it is left out.
+        """
+        why = why[:MAX_WHY] or REVOKED
         with self._ledger.transaction():
+            if not keep:
+                self._leave_out(row.client_id)
             self._ledger.revoke_client(row.client_id, why)
             self._ledger.add_audit(actor, "revoke", f"{row.name}: {why}")
         if row.curve:
             self.door.invite(row.curve)
         self.changed(row.client_id if row.via is None else row.via)
+
+    def _leave_out(self, client: ClientId) -> None:
+        run = self._ledger.newest_run()
+        row = self._ledger.open_round(run.run_id) if run else None
+        update = self._ledger.update_of(row.key, client) if row else None
+        if row is not None and update is not None and update.status is UpdateStatus.ACCEPTED:
+            self._ledger.exclude_update(row.key, client, WITHDRAWN)
 
     def named(self, name: str) -> ledger_rows.Client:
         """Return the member with this name, or whose id begins so.

@@ -14,7 +14,7 @@ from client.round_kit import TERMS
 from fcil_adapters.contract import TaskInfo
 from fcil_adapters.describe import NO_BACKBONE, backbone_fields
 from fcil_adapters.methods.running_mean import METHOD
-from fcil_client import egress, inquiry
+from fcil_client import egress, visit
 from fcil_client.cli import app
 from fcil_client.dry_run import count_images, dry_run
 from fcil_client.enrolment import JoinFile, load_keys
@@ -404,8 +404,8 @@ def test_where_nobody_answers_it_tries_the_other_address_and_gives_up(far, monke
     server, home, enrolment = far
     server.router.close()
     tried = []
-    monkeypatch.setattr(inquiry, "ADDRESS_S", 0.0)
-    monkeypatch.setattr(inquiry, "ANSWER_S", 0.2)
+    monkeypatch.setattr(visit, "ADDRESS_S", 0.0)
+    monkeypatch.setattr(visit, "ANSWER_S", 0.2)
     with pytest.raises(Unreachable, match="no server at a:1, b:2 answered"):
         asyncio.run(say_hello(home, enrolment, dialled(server, tried)))
     assert tried[:2] == ["a:1", "b:2"]

@@ -24,6 +24,7 @@ from fcil_protocol.payload import Payload
 from fcil_server import config
 from fuzz.disk_targets import file
 from fuzz.harness import CUT, must, pieces, target
+from fuzz.wire_targets import quick_registry
 
 # --- configuration --------------------------------------------------------------------------
 
@@ -40,7 +41,7 @@ def config_file(data):
     """It lists every fault, so its words may be as many as its keys."""
     found = config.load(file("federation.toml", data))
     must(config.parse(config.to_toml(found)) == found, "a configuration is read as it was written")
-    with contextlib.suppress(ConfigError):
+    with contextlib.suppress(ConfigError), quick_registry():
         registry.make_hparams(registry.load_method(found.method.name), found.method.options)
     return True
 
@@ -151,7 +152,7 @@ def image_seeds():
     yield picture("JPEG", exif=exif)
 
 
-@target("image", image_seeds, base_mb=60)
+@target("image", image_seeds, base_mb=60, max_bytes=16384)
 def image(data):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -175,7 +176,7 @@ def zip_seeds():
     yield out.getvalue()
 
 
-@target("zip", zip_seeds, base_mb=30)
+@target("zip", zip_seeds, base_mb=30, max_bytes=16384)
 def image_zip(data):
     source = ZipSource(file("images.zip", data))
     try:

@@ -3,12 +3,19 @@
 import json
 import time
 from dataclasses import replace
+from importlib.metadata import entry_points
+from unittest import mock
 
 import numpy as np
 
 from fcil_adapters import registry
 from fcil_adapters.contract import TaskInfo
-from fcil_adapters.describe import NO_BACKBONE, backbone_fields, preprocessing_digest
+from fcil_adapters.describe import (
+    NO_BACKBONE,
+    backbone_fields,
+    backbone_from_fields,
+    preprocessing_digest,
+)
 from fcil_adapters.methods.running_mean import METHOD
 from fcil_adapters.vit_sizes import backbone_by_name
 from fcil_client.greeting import read_terms
@@ -34,9 +41,9 @@ from fcil_protocol.wellknown import (
     INVENTORY_SCHEMA,
     REGISTRY_SCHEMA,
     inventory_faults,
+    result_faults,
 )
 from fcil_server.greeting import House, check
-from fcil_server.reception import check_evaluation
 from fuzz.harness import CUT, must, pieces, target
 
 CLIENT, SERVER = (
@@ -62,12 +69,9 @@ PART = replace(
 
 
 def message_seeds():
-    from protocol.test_messages import BLOBS, SAMPLES  # noqa: PLC0415  needs the test packages
+    from protocol.test_messages import FULL, frames_of  # noqa: PLC0415  needs the test packages
 
-    for message in SAMPLES.values():
-        blobs = [b"blob"] * BLOBS.get(message.type, 0)
-        signature = bytes(64) if message.signed else b""
-        yield CUT.join((encode(message), signature, *blobs))
+    return [CUT.join(frames_of(message)) for message in FULL.values()]
 
 
 @target("messages", message_seeds)
@@ -93,6 +97,14 @@ def lane(data):
     return True
 
 
+INSTALLED = entry_points(group=registry.GROUP)
+
+
+def quick_registry():
+    """Look for installed methods once and not for every input."""
+    return mock.patch.object(registry, "entry_points", return_value=INSTALLED)
+
+
 @target("welcome", lambda: [
     CUT.join((b"running_mean", b"{}", json.dumps(backbone_fields(NO_BACKBONE)).encode())),
     *(
@@ -104,17 +116,28 @@ def lane(data):
 def welcome(data):
     """What a client makes of the texts in a Welcome, whose signature fits."""
     name, hparams, backbone = (p.decode("utf-8", "replace") for p in pieces(data, 3))
-    if name not in registry.method_names():
-        name = "running_mean"
-    read_terms(
-        Welcome(
-            protocol=1, server_nonce=bytes(16), certificate=b"", run="r20260102-030405-0a0b",
-            method=name, method_version=registry.load_method(name).version,
-            hparams=hparams[:65536], schema_digest="0" * 64, backbone=backbone[:8192],
-            needs_backbone=False, ready=False, max_payload_bytes=1, credit=8,
-        )
-    )  # fmt: skip
+    with quick_registry():
+        if name not in registry.method_names():
+            name = "running_mean"
+        method = registry.load_method(name)
+        read_terms(
+            Welcome(
+                protocol=1, server_nonce=bytes(16), certificate=b"", run="r20260102-030405-0a0b",
+                method=name, method_version=method.version, hparams=hparams[:65536],
+                schema_digest=digest_of(method, hparams, backbone), backbone=backbone[:8192],
+                needs_backbone=False, ready=False, max_payload_bytes=1, credit=8,
+            )
+        )  # fmt: skip
     return True
+
+
+def digest_of(method, hparams, backbone):
+    """Return what a server would announce, if it can announce these at all."""
+    try:
+        given = method.hparams.model_validate(json.loads(hparams))
+        return registry.schema_digest(method, given, backbone_from_fields(json.loads(backbone)))
+    except Exception:
+        return "0" * 64
 
 
 VIT = backbone_by_name("vit_base_patch16_224")
@@ -254,7 +277,9 @@ def payload_seeds():
     yield Payload({"class": counts(0, 1), "task": counts(0, 0)}, names)
     yield Payload({"classes": counts(1, 3), "correct": counts(2, 0), "total": counts(3, 1),
                    "n": counts(4)})  # fmt: skip
-    yield Payload({"mean": np.full((2, 64), 0.5, np.float32), "count": counts(1, 1), "n": counts(2)})
+    yield Payload(
+        {"mean": np.full((2, 64), 0.5, np.float32), "count": counts(1, 1), "n": counts(2)}
+    )
     dtypes = (np.float32, np.float16, np.int64, np.int32, np.uint8)
     tensors = {f"t{i}": np.ones((2, 3), dtype) for i, dtype in enumerate(dtypes)}
     yield Payload(tensors, {"a": 1, "b": 1.5, "c": True, "d": "x", "e": [1, 2], "f": ["x"]})
@@ -269,7 +294,7 @@ def payload(data):
         faults = schema.check(found, dims)
         must(all(len(f) < 2_000 for f in faults), "a fault is a sentence")
         if not faults and schema is EVALUATE_SCHEMA:
-            check_evaluation(found, TASK)
+            result_faults(found, TASK.seen)
     inventory_faults(found, 10)
     for exchange in METHOD.exchanges(METHOD.hparams(), NO_BACKBONE):
         if not exchange.upload.check(found, METHOD.dims(METHOD.hparams(), NO_BACKBONE, TASK)):

@@ -1,0 +1,105 @@
+"""Every fuzzing target on its seeds, on damaged seeds, and on what was once found.
+
+`scripts/fuzz` searches on from here; what it finds becomes a file in ``findings/<target>/``.
+"""
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from fcil_protocol.errors import InternalError, WireError
+from fuzz.harness import Finding, Target, check
+from fuzz.targets import TARGETS
+
+FINDINGS = Path(__file__).parent / "findings"
+DAMAGED = 40  # changed copies of each seed
+
+
+@pytest.fixture(autouse=True)
+def _scratch(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+@pytest.fixture(params=TARGETS)
+def one(request):
+    return TARGETS[request.param]
+
+
+def damaged(seed, dice):
+    """Return a copy with some bytes changed, cut out, doubled or put in."""
+    data = bytearray(seed)
+    for _ in range(dice.randint(1, 4)):
+        at, size = dice.randrange(len(data) + 1), dice.randint(0, 8)
+        piece = dice.choice((dice.randbytes(size), data[at : at + size] * 2, b"", b"\xff" * size))
+        data[at : at + dice.randint(0, size)] = piece
+    return bytes(data)
+
+
+def test_its_seeds_are_good_enough_to_search_from(one):
+    seeds = list(one.seeds())
+    accepted = [check(one, seed) for seed in seeds]  # all of them are tried
+    assert any(accepted)
+    assert all(len(seed) <= one.max_bytes for seed in seeds)
+
+
+def test_damaged_seeds_break_no_promise(one):
+    dice = random.Random(one.name)
+    for seed in one.seeds():
+        for _ in range(DAMAGED):
+            check(one, damaged(seed, dice))
+
+
+def test_no_bytes_and_any_bytes_break_no_promise(one):
+    dice = random.Random(one.name)
+    for size in (0, 1, 2, 7, 64, 500):
+        check(one, dice.randbytes(size))
+
+
+@pytest.mark.parametrize(
+    "path", sorted(FINDINGS.glob("*/*")), ids=lambda p: f"{p.parent.name}-{p.name}"
+)
+def test_what_was_found_once_is_mended(path):
+    check(TARGETS[path.parent.name], path.read_bytes())
+
+
+# --- the harness itself ---------------------------------------------------------------------
+
+
+def of(run, **options):
+    return Target("t", run, tuple, **options)
+
+
+def fail(error):
+    def run(_data):
+        raise error
+
+    return run
+
+
+def spin(_data):
+    began = time.process_time()
+    while time.process_time() < began + 3:
+        pass
+
+
+def test_an_error_that_nobody_documented_comes_out():
+    with pytest.raises(KeyError):
+        check(of(fail(KeyError("x"))), b"")
+    assert check(of(fail(EOFError()), expected=(EOFError,)), b"") is False
+
+
+def test_named_errors_are_refusals_unless_they_say_too_much_or_blame_us():
+    assert check(of(fail(WireError("no."))), b"") is False
+    for error in (WireError("x" * 10_000), WireError(""), InternalError("a defect.")):
+        with pytest.raises(Finding):
+            check(of(fail(error)), b"")
+
+
+def test_an_input_that_takes_too_much_time_or_memory_is_found():
+    with pytest.raises(Finding, match="took .* MB"):
+        check(of(lambda data: bytes(1000 * len(data))), bytes(20_000))
+    with pytest.raises(Finding, match="took .* s"):
+        check(of(spin), b"")
+    assert check(of(lambda data: bytes(100 * len(data))), bytes(20_000))
