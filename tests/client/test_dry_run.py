@@ -14,7 +14,7 @@ from client.round_kit import TERMS
 from fcil_adapters.contract import TaskInfo
 from fcil_adapters.describe import NO_BACKBONE, backbone_fields
 from fcil_adapters.methods.running_mean import METHOD
-from fcil_client import egress, visit
+from fcil_client import egress, inquiry, visit
 from fcil_client.cli import app
 from fcil_client.dry_run import count_images, dry_run
 from fcil_client.enrolment import JoinFile, load_keys
