@@ -40,7 +40,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fcil_adapters.averaging_rules import PLAIN, Averaging, AveragingRule, mean_only
 from fcil_adapters.cadence import Cadence, Largest
-from fcil_adapters.privacy import OFF, Privacy, Statistic
+from fcil_adapters.privacy import OFF, Privacy, Statistic, no_statistics
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payload import Payload
 from fcil_protocol.schema import PayloadSchema
@@ -360,10 +360,6 @@ def _as_schemas(_h: Any, _b: BackboneInfo, _t: TaskInfo, _clients: int) -> Large
     return Largest()
 
 
-def _no_statistics(_h: Any, _kind: str, _t: TaskInfo) -> tuple[Statistic, ...]:
-    return ()
-
-
 @dataclass(frozen=True)
 class Method:
     """The torch-free manifest of a method, found through the entry-point group ``fcil.methods``.
@@ -400,4 +396,4 @@ class Method:
     cadence: Mapping[str, Cadence] = field(default_factory=lambda: MappingProxyType({}))
     largest: Callable[[Any, BackboneInfo, TaskInfo, int], Largest] = _as_schemas
     averagings: Callable[[Any], tuple[AveragingRule, ...]] = mean_only
-    statistics: Callable[[Any, str, TaskInfo], tuple[Statistic, ...]] = _no_statistics
+    statistics: Callable[[Any, str, TaskInfo], tuple[Statistic, ...]] = no_statistics

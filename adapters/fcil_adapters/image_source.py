@@ -199,7 +199,9 @@ class ZipSource(ImageSource):
             raise DataError(f"{path} is not a readable zip file ({error}).", action=LAYOUT) from (
                 error
             )
-        self._infos = {i.filename: i for i in self._zip.infolist() if not i.is_dir()}
+        # A member without a name is none; zipfile itself stumbles over it.
+        named = (i for i in self._zip.infolist() if i.filename)
+        self._infos = {i.filename: i for i in named if not i.is_dir()}
 
     def read(self, entry: Entry) -> bytes:
         """Return a member's bytes; never more than it declares, and checked by its CRC."""

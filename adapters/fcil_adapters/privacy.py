@@ -69,6 +69,11 @@ class Statistic:
     tensors: tuple[str, ...]
 
 
+def no_statistics(_hparams: Any, _kind: str, _task: Any) -> tuple[Statistic, ...]:
+    """Return nothing: what a manifest declares that knows no noise."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Privacy:
     """How the statistics of images are protected in a round.

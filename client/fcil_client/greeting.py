@@ -23,7 +23,6 @@ from fcil_protocol.errors import (
     EgressRefused,
     FcilError,
     MethodMismatch,
-    TrustError,
     VersionMismatch,
     WireError,
 )
@@ -150,13 +149,7 @@ def read_server(welcome: Welcome, enrolment: Enrolment) -> PublicKeys:
     """
     certificate = Certificate.from_bytes(welcome.certificate)
     keys = certificate.verify(enrolment.federation, time.time())
-    known = Certificate.from_bytes(bytes.fromhex(enrolment.certificate))
-    if certificate.serial < known.serial:
-        raise TrustError(
-            f"the server shows its certificate {certificate.serial}, and this client knows the "
-            f"later one {known.serial}.",
-            action="Its keys were replaced since: a copy of the old ones is in use somewhere.",
-        )
+    certificate.must_follow(Certificate.from_bytes(bytes.fromhex(enrolment.certificate)))
     if not welcome.protocol >= fcil_protocol.OLDEST_PROTOCOL_VERSION:
         raise VersionMismatch(
             f"the server speaks protocol {welcome.protocol}, this client "

@@ -369,6 +369,19 @@ class Certificate:
             )
         return self.keys
 
+    def must_follow(self, known: Certificate) -> None:
+        """Refuse to go back behind a certificate that was seen before.
+
+        Raises:
+            TrustError: this one is older.
+        """
+        if self.serial < known.serial:
+            raise TrustError(
+                f"the server shows its certificate {self.serial}, and the later one "
+                f"{known.serial} is known here.",
+                action="Its keys were replaced since: a copy of the old ones is in use somewhere.",
+            )
+
 
 def _day(seconds: float) -> str:
     return f"{datetime.fromtimestamp(min(seconds, 2**37), UTC):%Y-%m-%d}"

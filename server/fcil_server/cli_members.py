@@ -64,14 +64,18 @@ def enrol(
     """
     form = chosen(form, json_flag)
     with errors(form):
+        from fcil_protocol.errors import UsageError
         from fcil_protocol.files import write_atomic
 
+        if qr and form is not Format.TEXT:
+            raise UsageError("--qr draws on a terminal; it does not go with --json.")
         asked = {"name": name, "lasts_s": seconds(expires), "relay": relay, "via": via}
         issued = _issue(directory, asked)
         text = str(issued["ticket"])
         if out is not None:
             write_atomic(out, text.encode("ascii") + b"\n")
-            issued["ticket"] = str(out)
+            issued["file"] = str(out)
+            del issued["ticket"]
         if all(_is_loopback(a) for a in issued["addresses"]):
             typer.echo(
                 "warning: the ticket names only this machine's own address; for clients "

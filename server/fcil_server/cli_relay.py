@@ -64,7 +64,7 @@ async def _relay(
     from fcil_server.config import split_address
     from fcil_server.relay import Relay
     from fcil_server.relay_cache import Cache
-    from fcil_server.relay_home import enrol, load_keys
+    from fcil_server.relay_home import enrol, load_keys, save_record
 
     lines = Lines()
 
@@ -86,7 +86,15 @@ async def _relay(
         return router
 
     cache = Cache(directory / "cache", cache_mb * 1_000_000)
-    running = Relay(record, keys, address=address, cache=cache, door=door, say=say)
+    running = Relay(
+        record,
+        keys,
+        address=address,
+        cache=cache,
+        door=door,
+        say=say,
+        keep=lambda newer: save_record(directory, newer),
+    )
 
     async def command(op: str, _fields: dict[str, Any]) -> dict[str, Any]:
         if op == "status":

@@ -122,8 +122,7 @@ class PrivacySection(Section):
     min_count: int = Field(
         1,
         ge=1,
-        description="a client leaves out classes of which it has fewer images: they are not "
-        "announced, and nothing of them is learned or sent",
+        description="a client leaves out classes of fewer images: unannounced, unlearned, unsent",
     )
     noise_multiplier: float = Field(
         0.0,
@@ -142,15 +141,13 @@ class PrivacySection(Section):
     )
     partial: bool = Field(
         False,
-        description="noise is wanted although the method also sends what it trains, which noise "
-        "does not protect",
+        description="noise although the method also sends what it trains, without noise",
     )
 
     @property
     def terms(self) -> PrivacyTerms:
         """What clients are told of it."""
-        names = set(PrivacyTerms.model_fields)
-        return PrivacyTerms.model_validate(self.model_dump(include=names))
+        return PrivacyTerms(**self.model_dump(include=set(PrivacyTerms.model_fields)))
 
 
 class TrustSection(Section):

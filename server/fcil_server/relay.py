@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -48,6 +49,7 @@ class Relay:
         cache: its chunks.
         door: begins to listen; asked anew for every session with the server.
         say: shows a note: level, text.
+        keep: keeps the record once it has a newer certificate of the server.
         make: starts a link to one of the server's addresses.
 
     Attributes:
@@ -63,6 +65,7 @@ class Relay:
         cache: Cache,
         door: Door,
         say: Say,
+        keep: Callable[[Record], None],
         make: Dial = dial,
     ) -> None:
         certificate = Certificate.from_bytes(bytes.fromhex(record.certificate))
@@ -73,6 +76,7 @@ class Relay:
         self._cache = cache
         self._open_door = door
         self._say = say
+        self._keep = keep
         self._make = make
         self._at = 0
         self._uplink: ClientLink
@@ -227,10 +231,14 @@ class Relay:
     def _begin(self, received: Received, message: Admit) -> None:
         certificate = Certificate.from_bytes(message.certificate)
         server = certificate.verify(self._record.federation, time.time())
+        certificate.must_follow(Certificate.from_bytes(bytes.fromhex(self._record.certificate)))
         self._channel.trust(server)
         self._channel.check(received)
         self._channel.peer_nonce = message.server_nonce
         self._server = server
+        if message.certificate.hex() != self._record.certificate:
+            self._record = replace(self._record, certificate=message.certificate.hex())
+            self._keep(self._record)
         session = Session(
             self._channel,
             server,

@@ -63,6 +63,11 @@ def load_keys(directory: Path) -> PrivateKeys:
     return keys
 
 
+def save_record(directory: Path, record: Record) -> None:
+    """Keep who the relay is, and the newest certificate of its server."""
+    write_atomic(directory / _RECORD, json.dumps(asdict(record), indent=1).encode())
+
+
 def load_record(directory: Path) -> Record | None:
     """Return who the relay is, or None before its enrolment.
 
@@ -135,7 +140,7 @@ async def enrol(
             addresses=(address, *(a for a in answer.addresses if a != address)),
             ticket=digest,
         )
-        write_atomic(directory / _RECORD, json.dumps(asdict(record), indent=1).encode())
+        save_record(directory, record)
         say(f"enrolled as {record.name}")
         return record
     assert failure is not None, "a ticket has an address"

@@ -150,7 +150,7 @@ def key_seeds():
         yield path.read_bytes()
 
 
-@target("key_file", key_seeds)
+@target("key_file", key_seeds, form="json")
 def key_file(data):
     path = file("keys.json", data)
     kind = RootKey if b"fcil-root-key" in data else PrivateKeys
@@ -179,7 +179,7 @@ def client_seeds():
     return [(HOME().directory / "client.json").read_bytes()]
 
 
-@target("client_file", client_seeds)
+@target("client_file", client_seeds, form="json")
 def client_file(data):
     (HOME().directory / "client.json").write_bytes(data)
     found = HOME().enrolment()
@@ -200,7 +200,7 @@ def note_seeds():
     return [HOME().note_path("5" * 64).read_bytes()]
 
 
-@target("outbox_note", note_seeds)
+@target("outbox_note", note_seeds, form="json")
 def outbox_note(data):
     """The note beside an update; one that cannot be read costs the update, nothing else."""
     if not HOME().outbox_path("5" * 64).exists():
@@ -222,7 +222,7 @@ def manifest_seeds():
     ).encode()
 
 
-@target("manifest", manifest_seeds)
+@target("manifest", manifest_seeds, form="json")
 def manifest_file(data):
     found = manifest.load(file("manifest.json", data), bytes(16))
     if found is not None:

@@ -33,6 +33,8 @@ class Target:
         expected: errors that it documents besides those of fcil.
         base_mb, per_byte: memory that an input may take, in Python's own allocations.
         max_bytes: longest input worth trying.
+        form: ``msgpack``, ``json`` or ``safetensors`` if the first piece of an input is that:
+            then the search also changes values instead of bytes (`mutate`).
     """
 
     name: str
@@ -43,6 +45,7 @@ class Target:
     per_byte: int = 300
     max_bytes: int = 4096
     max_words: int = MAX_WORDS
+    form: str = ""
 
 
 TARGETS: dict[str, Target] = {}

@@ -79,7 +79,9 @@ async def reply(data, sock):
     return await control._reply(reader, Ear(sock), handle)
 
 
-@target("control", lambda: [b'{"op": "status"}\n', b'{"op": "enrol_local", "keys": {}}\n'])
+@target(
+    "control", lambda: [b'{"op": "status"}\n', b'{"op": "enrol_local", "keys": {}}\n'], form="json"
+)
 def control_line(data):
     ours, theirs = socket.socketpair()
     with ours, theirs:

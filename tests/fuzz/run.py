@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -108,6 +109,7 @@ def search(name: str, corpus: Path, seconds: int, findings: Path) -> None:
     with atheris.instrument_imports(include=OURS):
         import fuzz.targets as fuzz  # noqa: PLC0415
     from fuzz.harness import check  # noqa: PLC0415
+    from fuzz.mutate import mutate  # noqa: PLC0415
 
     warnings.simplefilter("error")  # as in the tests
     one = fuzz.TARGETS[name]
@@ -119,7 +121,15 @@ def search(name: str, corpus: Path, seconds: int, findings: Path) -> None:
         f"-max_total_time={seconds}", f"-timeout={HANG_S}", f"-rss_limit_mb={RSS_MB}",
         f"-max_len={one.max_bytes}", f"-artifact_prefix={findings}/", "-print_final_stats=1",
     ]  # fmt: skip
-    atheris.Setup([sys.argv[0], *flags, str(corpus)], lambda data: check(one, data) and None)
+
+    def change(data: bytes, max_size: int, seed: int) -> bytes:
+        made = mutate(one.form, data, random.Random(seed)) if seed % 2 else None  # noqa: S311
+        return atheris.Mutate(data, max_size) if made is None else made[:max_size]
+
+    options = {"custom_mutator": change} if one.form else {}
+    atheris.Setup(
+        [sys.argv[0], *flags, str(corpus)], lambda data: check(one, data) and None, **options
+    )
     atheris.Fuzz()
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from fcil_protocol.errors import InternalError, WireError
 from fuzz.harness import Finding, Target, check
+from fuzz.mutate import mutate
 from fuzz.targets import TARGETS
 
 FINDINGS = Path(__file__).parent / "findings"
@@ -49,6 +50,24 @@ def test_damaged_seeds_break_no_promise(one):
     for seed in one.seeds():
         for _ in range(DAMAGED):
             check(one, damaged(seed, dice))
+
+
+def test_seeds_with_other_values_break_no_promise(one):
+    if not one.form:
+        return
+    dice = random.Random(one.name)
+    made = 0
+    for seed in one.seeds():
+        data = seed
+        for _ in range(DAMAGED):
+            changed = mutate(one.form, data, dice)
+            if changed is None:  # it is of the form no longer
+                data = seed
+                continue
+            made += 1
+            check(one, changed)
+            data = changed if len(changed) < one.max_bytes and dice.random() < 0.5 else seed
+    assert made > DAMAGED / 2
 
 
 def test_no_bytes_and_any_bytes_break_no_promise(one):

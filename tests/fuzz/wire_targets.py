@@ -74,7 +74,7 @@ def message_seeds():
     return [CUT.join(frames_of(message)) for message in FULL.values()]
 
 
-@target("messages", message_seeds)
+@target("messages", message_seeds, form="msgpack")
 def messages(data):
     received = parse(data.split(CUT))
     message = received.message
@@ -106,16 +106,16 @@ def quick_registry():
 
 
 @target("welcome", lambda: [
-    CUT.join((b"running_mean", b"{}", json.dumps(backbone_fields(NO_BACKBONE)).encode())),
+    CUT.join((b"{}", b"running_mean", json.dumps(backbone_fields(NO_BACKBONE)).encode())),
     *(
-        CUT.join((name.encode(), registry.load_method(name).hparams().model_dump_json().encode(),
+        CUT.join((registry.load_method(name).hparams().model_dump_json().encode(), name.encode(),
                   json.dumps(backbone_fields(backbone_by_name("vit_base_patch16_224"))).encode()))
         for name in registry.method_names()
     ),
-])  # fmt: skip
+], form="json")  # fmt: skip
 def welcome(data):
     """What a client makes of the texts in a Welcome, whose signature fits."""
-    name, hparams, backbone = (p.decode("utf-8", "replace") for p in pieces(data, 3))
+    hparams, name, backbone = (p.decode("utf-8", "replace") for p in pieces(data, 3))
     with quick_registry():
         if name not in registry.method_names():
             name = "running_mean"
@@ -173,7 +173,7 @@ def sealed_seeds():
         yield sealed, wrap_key(key, sealed.header, reader.public)
 
 
-@target("header", lambda: [sealed.header for sealed, _ in sealed_seeds()])
+@target("header", lambda: [s.header for s, _ in sealed_seeds()], form="msgpack")
 def header(data):
     found = parse_header(data, max_plain_bytes=LIMIT)
     sizes = [found.chunk_size(i) for i in range(len(found.hashes))]
@@ -184,7 +184,7 @@ def header(data):
     return True
 
 
-@target("core", lambda: [CORE.to_bytes(), PART.to_bytes()])
+@target("core", lambda: [CORE.to_bytes(), PART.to_bytes()], form="msgpack")
 def core(data):
     found = Core.from_bytes(data)
     must(Core.from_bytes(found.to_bytes()) == found, "a core can be written again")
@@ -195,7 +195,7 @@ def envelope_seeds():
     return [CUT.join((s.header, wrap, s.body)) for s, wrap in sealed_seeds()]
 
 
-@target("envelope", envelope_seeds, max_bytes=32768)
+@target("envelope", envelope_seeds, max_bytes=32768, form="msgpack")
 def envelope(data):
     """The sender is enrolled and signs whatever it likes."""
     head, wrap, body = pieces(data, 3)
@@ -212,7 +212,7 @@ def envelope(data):
     ROOT.certify(SERVER.public).body,
     pack_map({"root": ROOT.public, "keys": SERVER.public.to_fields(), "from": 0, "to": 2**40,
               "serial": 0}),
-])  # fmt: skip
+], form="msgpack")  # fmt: skip
 def certificate(data):
     """Signed by the root itself, whatever it says."""
     given = Certificate(data, ROOT._signer.sign(b"fcil/1/certificate\0" + data))
@@ -223,7 +223,7 @@ def certificate(data):
     return True
 
 
-@target("certificate_bytes", lambda: [ROOT.certify(SERVER.public).to_bytes()])
+@target("certificate_bytes", lambda: [ROOT.certify(SERVER.public).to_bytes()], form="msgpack")
 def certificate_bytes(data):
     try:
         Certificate.from_bytes(data).verify(ROOT.federation, time.time())
@@ -286,7 +286,7 @@ def payload_seeds():
     yield Payload()
 
 
-@target("payload", lambda: [pack(p) for p in payload_seeds()], max_words=8_000)
+@target("payload", lambda: [pack(p) for p in payload_seeds()], max_words=8_000, form="safetensors")
 def payload(data):
     """Read it as everything that it could be."""
     found = unpack(data)
@@ -304,7 +304,7 @@ def payload(data):
     return True
 
 
-@target("payload_again", lambda: [pack(p) for p in payload_seeds()])
+@target("payload_again", lambda: [pack(p) for p in payload_seeds()], form="safetensors")
 def payload_again(data):
     """What a schema lets pass can be written again, bit by bit the same."""
     found = unpack(data)

@@ -196,20 +196,20 @@ class Site:
         self.center, self.name, self._lie = center, name, lie
         self.keys, self.id = center.member(name, role=Role.RELAY)
         self.directory, self.limit = directory / name, limit
-        self.doors, self.notes = [], []
+        self.doors, self.notes, self.records = [], [], []
         self.router = self.dealer = None
         self.relay = self.make()
 
-    def make(self):
+    def make(self, certificate=None):
         federation = self.center.federation
+        known = certificate or federation.certificate
         record = Record(
-            self.id, self.name, federation.id, federation.certificate.to_bytes().hex(),
-            ("127.0.0.1:7710",), "",
-        )  # fmt: skip
+            self.id, self.name, federation.id, known.to_bytes().hex(), ("127.0.0.1:7710",), ""
+        )
         cache = Cache(self.directory, self.limit)
         return Relay(
             record, self.keys, address=ADDRESS, cache=cache, door=self._door,
-            say=lambda *note: self.notes.append(note), make=self._dial,
+            say=lambda *note: self.notes.append(note), keep=self.records.append, make=self._dial,
         )  # fmt: skip
 
     def _dial(self, _address, keys, _server):

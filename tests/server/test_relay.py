@@ -423,3 +423,32 @@ def test_the_kinds_of_lies_are_told_at_all():
     frames = (encode(Chunk(digest="0" * 64, index=0)), b"", b"data")
     assert altered(Chunk, 2)(frames) == [(*frames[:2], flip_bit((b"data",))[0])]
     assert altered(Nack, 2)(frames) == [frames]
+
+
+# --- the server's keys -----------------------------------------------------------------------
+
+
+def test_a_newer_certificate_is_kept_and_an_older_one_is_not_believed(tmp_path):
+    async def story(center, site):
+        federation = center.federation
+        old = federation.certificate
+        while federation.certificate.serial <= old.serial:  # a serial is a time in milliseconds
+            federation.certificate = federation.root.certify(federation.keys.public)
+        await site.client(tmp_path, "c").greet()
+        site.relay.stop()
+        await until(lambda: center.left)
+        site.relay = site.make(old)
+        task = asyncio.create_task(site.relay.run())
+        await site.up()
+        assert [r.certificate for r in site.records] == [federation.certificate.to_bytes().hex()]
+        site.relay.stop()
+        await task
+        newest, federation.certificate = federation.certificate, old
+        site.relay = site.make(newest)
+        task = asyncio.create_task(site.relay.run())
+        await until(lambda: any("is known here" in text for _, text in site.notes))
+        assert site.relay.status()["up"] is False
+        site.relay.stop()
+        await task
+
+    play(tmp_path, story)

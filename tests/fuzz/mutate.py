@@ -1,0 +1,98 @@
+"""Changes values inside an encoded input: what changing bytes alone would hardly hit upon."""
+
+import contextlib
+import json
+import struct
+
+import msgpack
+
+from fuzz.harness import CUT
+
+# What a parser may not expect: of another type, too long, too large, nearly right.
+ODD = (
+    None, True, False, 0, 1, -1, 2**31, 2**53, 2**63, 2**64 - 1, -(2**63), 0.5, -0.0, 1e308,
+    float("nan"), float("inf"), "", "x", "x" * 200, "\0", "\u202e", "\ud800", "../..", "0" * 64,
+    "F32", "nan", [], [0], [[]] * 20, list(range(300)), {}, {"": 0}, {"a": {"b": [1]}},
+)  # fmt: skip
+BYTES = (b"", b"x", bytes(16), bytes(32), bytes(64), b"\xff" * 33, bytes(1216))
+
+
+def mutate(form, data, dice):
+    """Return an input with one value changed in its first piece; None if it is not of the form."""
+    first, cut, rest = data.partition(CUT)
+    with contextlib.suppress(Exception):  # damaged by an earlier change, or no longer encodable
+        return ENCODINGS[form](first, dice) + cut + rest
+    return None
+
+
+def changed(tree, dice):
+    """Return a tree with one node replaced, removed, doubled or renamed."""
+    if isinstance(tree, dict) and tree and dice.random() < 0.8:
+        made = dict(tree)
+        key = dice.choice(list(made))
+        match dice.randrange(6):
+            case 0:
+                del made[key]
+            case 1:
+                made[dice.choice(("x", key + "x", ""))] = made.pop(key)
+            case _:
+                made[key] = changed(made[key], dice)
+        return made
+    if isinstance(tree, list) and tree and dice.random() < 0.8:
+        made = list(tree)
+        at = dice.randrange(len(made))
+        match dice.randrange(4):
+            case 0:
+                del made[at]
+            case 1:
+                made += made[at : at + 1] * dice.choice((1, 2, 100))
+            case _:
+                made[at] = changed(made[at], dice)
+        return made
+    return near(tree, dice)
+
+
+def near(value, dice):
+    """Return something like a value, or something odd."""
+    if dice.random() < 0.5:
+        return dice.choice((*ODD, *BYTES) if isinstance(value, bytes) else ODD)
+    match value:
+        case bool():
+            return not value
+        case int():
+            return value + dice.choice((-1, 1, 2**31, -value - 1, value))
+        case str() | bytes():
+            at = dice.randrange(len(value) + 1)
+            return dice.choice((value[:at], value[at:], value + value, value[:at] + value))
+        case _:
+            return value
+
+
+def _msgpack(data, dice):
+    tree = msgpack.unpackb(data, raw=False, strict_map_key=False)
+    for key in ("core", "body"):  # a map within the map
+        if isinstance(tree.get(key), bytes) and dice.random() < 0.5:
+            tree[key] = _msgpack(tree[key], dice)
+            return msgpack.packb(tree)
+    return msgpack.packb(changed(tree, dice), unicode_errors="surrogatepass")
+
+
+def _json(data, dice):
+    tree = changed(json.loads(data), dice)
+    return json.dumps(tree, ensure_ascii=dice.random() < 0.5).encode("utf-8", "surrogatepass")
+
+
+def _safetensors(data, dice):
+    (size,) = struct.unpack_from("<Q", data)
+    tree = json.loads(data[8 : 8 + size])
+    meta = tree.get("__metadata__", {})
+    if "fcil" in meta and dice.random() < 0.5:
+        meta["fcil"] = _json(meta["fcil"].encode(), dice).decode("utf-8", "surrogatepass")
+    else:
+        tree = changed(tree, dice)
+    head = json.dumps(tree).encode()
+    head += b" " * (-len(head) % 8)
+    return struct.pack("<Q", len(head)) + head + data[8 + size :]
+
+
+ENCODINGS = {"msgpack": _msgpack, "json": _json, "safetensors": _safetensors}
