@@ -95,10 +95,12 @@ def join(
         from fcil_client.enrolment import find
         from fcil_client.home import find_data
         from fcil_client.privacy import Limits
+        from fcil_client.rotation import finish
         from fcil_client.rounds import Options
         from fcil_protocol.files import DirectoryLock
 
         folder = find_data(str(data))
+        asyncio.run(finish(folder))
         if ticket is not None:
             home, enrolment = asyncio.run(_redeem(ticket, folder))
         else:
@@ -153,6 +155,7 @@ def _dry_run(
 
 
 async def _redeem(source: Path, folder: Path) -> tuple[Home, Enrolment]:
+    import io
     import sys
 
     from fcil_client.home import Home
@@ -163,7 +166,9 @@ async def _redeem(source: Path, folder: Path) -> tuple[Home, Enrolment]:
     def say(text: str) -> None:
         typer.echo(printable(text), err=True)
 
-    ticket = read_ticket(source, sys.stdin.buffer)
+    if str(source) == "-" and sys.stdin is None:
+        raise UsageError("--ticket - reads standard input, which is closed.")
+    ticket = read_ticket(source, sys.stdin.buffer if sys.stdin else io.BytesIO())
     with DirectoryLock.acquire(Home.of(ticket.federation, folder).directory, "client"):
         return await redeem(ticket, folder, say)
 

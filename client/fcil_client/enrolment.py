@@ -49,7 +49,7 @@ def join_files() -> list[JoinFile]:
                     tuple(fields["addresses"]),
                 )
             )
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue  # half removed by a server that is stopping
     return found
 

@@ -105,16 +105,21 @@ class Home:
 
     @property
     def next_keys_path(self) -> Path:
-        """Private keys that a ticket is being used for, 0600."""
+        """Private keys that the server is being told of by their member, 0600."""
         return self.directory / "keys.next.json"
 
-    def take_next_keys(self, *, keep_state: bool = False) -> None:
-        """Begin to use the keys that the server took last; what the old ones signed is dropped.
+    def ticket_keys_path(self, digest: str) -> Path:
+        """Private keys that are shown with the ticket of this digest, 0600."""
+        return self.directory / f"keys.ticket-{digest[:16]}.json"
+
+    def take_keys(self, path: Path, *, keep_state: bool = False) -> None:
+        """Begin to use keys that the server took; what the old ones signed is dropped.
 
         Args:
+            path: where they are; if they are there no more, they are in use already.
             keep_state: the same member goes on; else what was learned is another's.
         """
-        if self.next_keys_path.exists():
+        if path.exists():
             if keep_state:
                 for digest in self.outbox():
                     self.drop_outgoing(digest)
@@ -122,7 +127,9 @@ class Home:
             else:
                 self.reset_state()
             with storage_errors("replace the keys", self.keys_path):
-                self.next_keys_path.replace(self.keys_path)
+                path.replace(self.keys_path)
+            for other in self.directory.glob("keys.*.json"):  # of tickets that came to nothing
+                _remove(other)
 
     def enrolment(self) -> Enrolment | None:
         """Return who we are, or None before the enrolment.
@@ -140,7 +147,7 @@ class Home:
             bytes.fromhex(enrolment.link_key)
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CorruptFile(
                 f"{path} is damaged ({error}).",
                 action="Remove this client's directory and join again.",

@@ -11,6 +11,7 @@ from pathlib import Path
 from fcil_client import egress, privacy
 from fcil_client.enrolment import load_keys
 from fcil_client.home import Enrolment, Home
+from fcil_client.rotation import rotate
 from fcil_client.visit import answer, visit
 from fcil_protocol.dialling import Dial, dial
 from fcil_protocol.errors import MembershipExpired, Revoked, UnknownClient
@@ -32,8 +33,14 @@ async def tell(home: Home, enrolment: Enrolment, make: Dial = dial) -> None:
             # The server takes the key off its list and cuts the connection.
             while not isinstance(news := await answer(line), LinkNews) or news.state != "down":
                 pass
-    except (Revoked, MembershipExpired, UnknownClient):
+    except (Revoked, MembershipExpired):
         return  # it is a member no more
+    except UnknownClient:
+        if not home.next_keys_path.exists():
+            return
+        # A change of keys was interrupted, and the server knows the new ones.
+        await rotate(home, enrolment, make)
+        await tell(home, enrolment, make)
 
 
 def clear(home: Home) -> list[Path]:

@@ -42,7 +42,7 @@ class Outbox:
                 read_envelope(self._home.outbox_path(digest))
                 fields = json.loads(self._home.note_path(digest).read_bytes())
                 order = RoundOpen.model_validate(fields, strict=False)
-            except (FcilError, OSError, ValueError):
+            except (FcilError, OSError, ValueError, RecursionError):
                 self._drop(digest)
                 continue
             if found[1]:

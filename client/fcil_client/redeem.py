@@ -47,10 +47,10 @@ async def redeem(
     digest = hashlib.sha256(ticket.guest_keys().public.curve).hexdigest()
     known = home.enrolment()
     if known is not None and known.ticket == digest:
-        home.take_next_keys()
+        home.take_keys(home.ticket_keys_path(digest))
         return home, known
     # Another ticket than the one it came in with is a new beginning, with new keys.
-    keys = load_keys(home.next_keys_path)
+    keys = load_keys(home.ticket_keys_path(digest))
     failure: FcilError | None = None
     for address in ticket.addresses:
         say(f"showing the ticket to {address}")
@@ -71,7 +71,7 @@ async def redeem(
             link_key=ticket.server_key.hex() if ticket.via else "",
         )
         home.save_enrolment(enrolment)
-        home.take_next_keys()
+        home.take_keys(home.ticket_keys_path(digest))
         say(f"enrolled as {enrolment.name}")
         return home, enrolment
     assert failure is not None, "a ticket has an address"

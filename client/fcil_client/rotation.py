@@ -6,14 +6,35 @@ that the server knows: the old ones, or those in ``keys.next.json``, which are t
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
+
 from fcil_client.enrolment import load_keys
 from fcil_client.home import Enrolment, Home
 from fcil_client.visit import answer, visit
 from fcil_protocol.dialling import Dial, dial
-from fcil_protocol.errors import UnknownClient
+from fcil_protocol.errors import LinkError, Locked, TrustError, UnknownClient
+from fcil_protocol.files import DirectoryLock
 from fcil_protocol.keys import PublicKeys
 from fcil_protocol.messages import Ack, Rotate
 from fcil_protocol.ticket import PROOF, keys_digest, proof_text
+
+
+async def finish(data: Path) -> None:
+    """Finish changes of a folder's keys that a kill interrupted, as far as servers answer."""
+    for home in Home.known(data):
+        enrolment = home.enrolment()
+        if enrolment is None or not list(home.directory.glob("keys.*.json")):
+            continue
+        # A daemon that runs has nothing to finish; what a server refuses, the daemon says too.
+        with (
+            suppress(LinkError, TrustError, Locked),
+            DirectoryLock.acquire(home.directory, "client"),
+        ):
+            if enrolment.ticket:
+                home.take_keys(home.ticket_keys_path(enrolment.ticket))
+            if home.next_keys_path.exists():
+                await rotate(home, enrolment)
 
 
 async def rotate(home: Home, enrolment: Enrolment, make: Dial = dial) -> PublicKeys:
@@ -44,5 +65,5 @@ async def rotate(home: Home, enrolment: Enrolment, make: Dial = dial) -> PublicK
     except UnknownClient:
         async with visit(enrolment, new, make):
             pass  # the server has taken them; only its answer was lost
-    home.take_next_keys(keep_state=True)
+    home.take_keys(home.next_keys_path, keep_state=True)
     return new.public

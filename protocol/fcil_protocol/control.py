@@ -25,6 +25,7 @@ from fcil_protocol.errors import (
     TrustError,
     Unreachable,
     UsageError,
+    WireError,
     from_code,
 )
 
@@ -157,8 +158,22 @@ def ask(directory: Path, op: str, timeout_s: float = 10.0, **fields: Any) -> dic
         raise Unreachable(f"no daemon runs at {directory}.") from error
     if not line:
         raise Unreachable(f"the daemon at {directory} closed the connection.")
-    reply = json.loads(line)
-    if "error" in reply:
-        raise from_code(reply["error"], reply["message"], reply.get("action", ""))
-    data: dict[str, Any] = reply["data"]
+    return _answer(line)
+
+
+def _answer(line: bytes) -> dict[str, Any]:
+    """Return the data of a daemon's answer, or raise the error that it tells."""
+    try:
+        reply = json.loads(line)
+        if "error" in reply:
+            texts = (reply["error"], reply["message"], reply.get("action", ""))
+            raise from_code(*(str(text) for text in texts))
+        data = reply["data"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise WireError(
+            f"the daemon's answer of {len(line)} bytes is not what a command expects.",
+            action="Use the same fcil version for the daemon and the command.",
+        )
     return data

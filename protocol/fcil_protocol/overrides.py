@@ -23,7 +23,7 @@ def apply_override(fields: dict[str, Any], override: str) -> None:
         )
     try:
         value = tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, too large a number, lists without end
         value = text.strip()  # a bare word is a string: -c method.name=pilora
     target = fields
     for part in parts[:-1]:

@@ -76,6 +76,8 @@ def errors(form: Format = Format.TEXT) -> Iterator[None]:
 
 
 def _report(form: Format, code: str, message: str, action: str) -> None:
+    # A sentence may come from another machine.
+    message, action = printable(message), printable(action)
     if form is not Format.TEXT:
         data = {"code": code, "message": message, "action": action}
         envelope = {"schema_version": SCHEMA_VERSION, "status": "error", "data": data}

@@ -51,6 +51,7 @@ MAX_MESSAGE_BYTES = 9 << 20  # the largest frame: an update's header blob
 HIGH_WATER = 256  # messages per peer; credit keeps real queues far below
 BACKLOG = 1024
 HANDSHAKE_MS = 10_000
+SILENT_S = 30.0  # a connection on which nobody ever spoke is cut after so long
 QUEUE = 64  # messages read ahead of the daemon; TCP holds the rest back
 YIELD_EVERY = 16  # messages read before timers and other tasks have their turn
 
@@ -245,6 +246,14 @@ def _twin(fd: int) -> socket.socket | None:
         return None
 
 
+def _shut_down(fd: int) -> None:
+    """End a TCP connection that libzmq owns; libzmq then closes it."""
+    twin = _twin(fd)
+    if twin is not None:
+        with twin, contextlib.suppress(OSError):
+            twin.shutdown(socket.SHUT_RDWR)
+
+
 def _endpoint(host: str, port: int) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
@@ -292,7 +301,8 @@ class Router:
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, curve_secret)
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, curve_public)
         self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-        mask = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        mask = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        self._silent: dict[int, asyncio.TimerHandle] = {}  # descriptor -> when it is cut
         self._by_fd: dict[int, Incoming] = {}  # who spoke last on it
         # News of ends: the descriptor, and the newest connection's number then. Whatever has
         # that number or a smaller one on that descriptor is over.
@@ -328,10 +338,27 @@ class Router:
         if event == zmq.EVENT_DISCONNECTED:
             with contextlib.suppress(RuntimeError):  # the loop may be closing
                 self._loop.call_soon_threadsafe(self._end, value, newest)
+        elif event == zmq.EVENT_ACCEPTED:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._accepted, value)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.refused_handshakes += 1
 
+    def _accepted(self, fd: int) -> None:
+        self._spoken(fd)
+        self._silent[fd] = self._loop.call_later(SILENT_S, self._cut_silent, fd)
+
+    def _spoken(self, fd: int) -> None:
+        timer = self._silent.pop(fd, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _cut_silent(self, fd: int) -> None:
+        del self._silent[fd]
+        _shut_down(fd)
+
     def _end(self, fd: int, newest: int) -> None:
+        self._spoken(fd)
         self._ended.append((fd, newest))
         self._reader.wake()
 
@@ -351,6 +378,7 @@ class Router:
         first = frames[-1]
         route, conn = frames[0].bytes, int(str(first.get("X-Conn")))
         key, fd = bytes.fromhex(str(first.get("User-Id"))), int(first.get(zmq.SRCFD))
+        self._spoken(fd)
         known = self._by_fd.get(fd)
         if conn <= self._over.get(fd, 0) or (known is not None and known.conn > conn):
             return None  # left behind by a connection that was reported as gone
@@ -376,12 +404,13 @@ class Router:
         """Shut the TCP connection of one peer down at once."""
         for fd, peer in self._by_fd.items():
             over = any(fd == f and conn <= newest for f, newest in self._ended)
-            if peer.conn == conn and not over and (twin := _twin(fd)) is not None:
-                with twin, contextlib.suppress(OSError):
-                    twin.shutdown(socket.SHUT_RDWR)
+            if peer.conn == conn and not over:
+                _shut_down(fd)
 
     def close(self) -> None:
         """Stop listening and end the threads."""
+        for timer in self._silent.values():
+            timer.cancel()
         self._reader.close()
         self._socket.disable_monitor()
         self._socket.close(0)

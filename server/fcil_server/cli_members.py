@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fcil_protocol.terminal import Format, chosen, emit, errors
+from fcil_protocol.terminal import Format, chosen, emit, errors, printable
 
 app = typer.Typer()
 
@@ -35,6 +35,20 @@ def seconds(text: str) -> float:
             action="Give a number and m, h or d.",
         )
     return int(match[1]) * _UNITS[match[2]]
+
+
+def check_new_file(path: Path) -> None:
+    """Refuse to write a ticket over something, before it is issued.
+
+    Raises:
+        UsageError: there is a file, or no folder for it.
+    """
+    from fcil_protocol.errors import UsageError
+
+    if path.is_symlink() or path.exists():
+        raise UsageError(f"{path} exists already.", action="Give --out a new name.")
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent}.", action="Make it first.")
 
 
 @app.command()
@@ -70,6 +84,8 @@ def enrol(
         if qr and form is not Format.TEXT:
             raise UsageError("--qr draws on a terminal; it does not go with --json.")
         asked = {"name": name, "lasts_s": seconds(expires), "relay": relay, "via": via}
+        if out is not None:
+            check_new_file(out)
         issued = _issue(directory, asked)
         text = str(issued["ticket"])
         if out is not None:
@@ -197,6 +213,8 @@ def revoke(
 ) -> None:
     """Take a client off the list now: its connection ends and its key is refused from now on.
 
+    The name of an open ticket withdraws the ticket.
+
     What it sent to the open round is left out, unless you keep it; what is averaged into
     states cannot be taken out.
     """
@@ -210,14 +228,17 @@ def revoke(
         find_directory(directory)
         try:
             reply = control.ask(directory, "revoke", name=name, why=why, keep=keep_update)
-            shown = reply["name"]
         except Unreachable:
             federation = Federation.open(directory, None, ())
             try:
-                roster = Roster(federation, Doorkeeper())
-                row = roster.named(name)
-                roster.revoke(row, why, f"uid {os.getuid()}", keep=keep_update)
-                shown = row.name
+                roster, actor = Roster(federation, Doorkeeper()), f"uid {os.getuid()}"
+                if roster.withdraw(name, actor):
+                    reply = {"name": name, "withdrawn": True}
+                else:
+                    row = roster.named(name)
+                    roster.revoke(row, why, actor, keep=keep_update)
+                    reply = {"name": row.name}
             finally:
                 federation.close()
-        typer.echo(f"{shown} is revoked.", err=True)
+        what = "ticket is withdrawn" if reply.get("withdrawn") else "membership is revoked"
+        typer.echo(f"{printable(reply['name'])}: the {what}.", err=True)

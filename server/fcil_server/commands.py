@@ -128,7 +128,10 @@ def issue_ticket(
 
 
 def _revoke(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
-    row = server.roster.named(str(fields.get("name", "")))
+    name = str(fields.get("name", ""))
+    if server.roster.withdraw(name, _actor(fields)):
+        return {"client": None, "name": name, "withdrawn": True}
+    row = server.roster.named(name)
     keep = fields.get("keep") is True
     server.revoke(row, keep=keep, actor=_actor(fields), why=str(fields.get("why", "")))
     return {"client": row.client_id, "name": row.name}

@@ -243,12 +243,17 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     return validate(fields)
 
 
+# Also of a number of more digits than Python reads, and of lists in lists without end.
+_NO_TOML = (ValueError, RecursionError)
+
+
 def parse(text: str) -> Config:
     """Check TOML text, such as the snapshot kept with a run."""
     try:
-        return validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+        fields = tomllib.loads(text)
+    except _NO_TOML as error:
         raise ConfigError(f"the configuration is not TOML: {error}.") from error
+    return validate(fields)
 
 
 def validate(fields: dict[str, Any]) -> Config:
@@ -275,7 +280,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"there is no configuration file {path}.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}.") from error
-    except tomllib.TOMLDecodeError as error:
+    except _NO_TOML as error:
         raise ConfigError(f"{path} is not TOML: {error}.") from error
 
 

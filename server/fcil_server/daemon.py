@@ -252,6 +252,8 @@ class Server:
         if not incoming.frames:
             self._departed(incoming.conn)
             return
+        if self._guests.had_its_answer(incoming):
+            return
         self._guests.check_size(incoming)
         received = parse(incoming.frames)
         if isinstance(received.message, Hello):
@@ -345,6 +347,7 @@ class Server:
             asyncio.get_running_loop().call_later(GOODBYE_S, self._link.cut, old.conn)
 
     def _departed(self, conn: int) -> None:
+        self._guests.departed(conn)
         self._connections.discard(conn)
         peer = self.peers.remove(conn)
         if peer is not None and self.peers.by_client(peer.client) is None:

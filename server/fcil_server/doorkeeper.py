@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 
 GUEST_BURST = 20  # guests' handshakes that pass at once
+SAME_GUEST_S = 1.0  # between two handshakes with one key, so that one guest leaves room for others
+MAX_SEEN = 10_000  # keys whose last handshake is remembered
 GUESTS_PER_S = 2.0  # and after those, this many in a second
 
 
@@ -23,6 +25,7 @@ class Doorkeeper:
         self._members: frozenset[bytes] = frozenset()
         self._guests: frozenset[bytes] = frozenset()
         self._clock = clock
+        self._seen: dict[bytes, float] = {}  # guest key -> its last handshake that passed
         self._left = float(GUEST_BURST)
         self._at = clock()
 
@@ -30,15 +33,20 @@ class Doorkeeper:
         """Say whether a handshake with this CURVE key passes; asked by one thread only."""
         if key in self._members:
             return True
-        return key in self._guests and self._guest_passes()
+        return key in self._guests and self._guest_passes(key)
 
-    def _guest_passes(self) -> bool:
+    def _guest_passes(self, key: bytes) -> bool:
         now = self._clock()
+        if now < self._seen.get(key, -SAME_GUEST_S) + SAME_GUEST_S:
+            return False
         self._left = min(GUEST_BURST, self._left + (now - self._at) * GUESTS_PER_S)
         self._at = now
         if self._left < 1:
             return False
         self._left -= 1
+        if len(self._seen) >= MAX_SEEN:
+            self._seen.clear()
+        self._seen[key] = now
         return True
 
     def is_member(self, key: bytes) -> bool:

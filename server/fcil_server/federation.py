@@ -43,7 +43,7 @@ class Federation:
         self.directory = directory
         self.config = config
         self._lock = lock
-        self.root = _root_key(directory / "keys" / "root.json")
+        self._root_path = directory / "keys" / "root.json"
         self.ledger = Ledger(directory / "ledger.sqlite")
         self._take_next_keys()  # a change of keys that a kill interrupted
         self.keys = _server_keys(directory / "keys" / "server.json")
@@ -89,14 +89,17 @@ class Federation:
                 raise CorruptFile(
                     f"{path} is damaged: {error.message}", action="Restore it from a backup."
                 ) from error
-            if certificate.verify(self.id, time.time()) != self.keys.public:
+            kept_elsewhere = not self._root_path.exists()
+            root = None if kept_elsewhere else RootKey.load(self._root_path)
+            federation = root.federation if root else certificate.federation
+            if certificate.verify(federation, time.time()) != self.keys.public:
                 raise KeyFileError(
                     f"{path} certifies {certificate.keys.fingerprint[:12]}, but the server's key "
                     f"is {self.keys.public.fingerprint[:12]}; clients would refuse it.",
                     action="Restore keys/server.json from a backup.",
                 )
             return certificate
-        certificate = self.root.certify(self.keys.public)
+        certificate = _root_key(self._root_path).certify(self.keys.public)
         write_atomic(path, certificate.to_bytes())
         return certificate
 
@@ -119,6 +122,7 @@ class Federation:
                 action="Start the server, let the round end (or close it: fcil-server "
                 "close-round), stop the server, and try again.",
             )
+        RootKey.load(self._root_path)  # without it nothing is begun
         fresh = PrivateKeys.generate(curve=self.keys.curve_secret)
         fresh.save(self._next_keys)
         self.ledger.add_audit(actor, "rotate_keys", fresh.public.fingerprint)
@@ -138,7 +142,7 @@ class Federation:
         for run in self.ledger.runs():
             for part in self.ledger.parts(run.run_id):
                 self.ledger.remove_part(run.run_id, Digest(part.digest))
-        certificate = self.root.certify(fresh.public)
+        certificate = RootKey.load(self._root_path).certify(fresh.public)
         write_atomic(self.directory / "keys" / "certificate", certificate.to_bytes())
         with storage_errors("replace the server's keys in", self._next_keys.parent):
             self._next_keys.replace(self.directory / "keys" / "server.json")
@@ -146,7 +150,7 @@ class Federation:
     @property
     def id(self) -> FederationId:
         """The federation's name for all time: the digest of its root key."""
-        return self.root.federation
+        return self.certificate.federation
 
     def run_directory(self, run: RunId) -> Path:
         """Return a run's directory."""

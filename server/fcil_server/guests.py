@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fcil_protocol.channel import Channel
 from fcil_protocol.errors import BadSignature, BadTicket, FcilError, TooLarge
@@ -38,6 +38,15 @@ class Guests:
     cut: Callable[[int], None]
     addresses: Callable[[], list[str]]
     say: Callable[[str, str, str], None]
+    _answered: set[int] = field(default_factory=set)  # connections of guests on their way out
+
+    def had_its_answer(self, incoming: Incoming) -> bool:
+        """Say whether a connection is a guest's that was answered and is being shown out."""
+        return incoming.conn in self._answered
+
+    def departed(self, conn: int) -> None:
+        """Forget a connection that ended."""
+        self._answered.discard(conn)
 
     def check_size(self, incoming: Incoming) -> None:
         """Refuse what is too long for somebody who is not a member.
@@ -53,8 +62,11 @@ class Guests:
     def show_out(self, incoming: Incoming) -> None:
         """End a guest's connection once the answer had time to arrive; members stay."""
         if not self.roster.door.is_member(incoming.key):
-            loop = asyncio.get_running_loop()
-            loop.call_later(SHOWN_OUT_S, self.cut, incoming.conn)
+            self._show_out(incoming)
+
+    def _show_out(self, incoming: Incoming) -> None:
+        self._answered.add(incoming.conn)
+        asyncio.get_running_loop().call_later(SHOWN_OUT_S, self.cut, incoming.conn)
 
     def enrol(self, incoming: Incoming, received: Received, message: Enrol) -> None:
         """Take a ticket's holder in, or say why not."""
@@ -72,7 +84,7 @@ class Guests:
             answer = nack_of(error)
         self.send(incoming.route, channel.frames(answer))
         # Its key is a guest's even now: the member comes back with keys of its own.
-        asyncio.get_running_loop().call_later(SHOWN_OUT_S, self.cut, incoming.conn)
+        self._show_out(incoming)
 
     def _enrolled(self, ticket: Ticket, message: Enrol) -> Enrolled:
         keys = PublicKeys.from_fields(

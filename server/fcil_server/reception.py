@@ -21,6 +21,7 @@ from fcil_protocol.wellknown import EVALUATE, EVALUATE_SCHEMA, result_faults
 from fcil_server.intake import Accepted, Expectation
 from fcil_server.ledger_rows import RoundKey
 from fcil_server.position import Kit, Position
+from fcil_server.roster import refusal
 
 
 @dataclass
@@ -49,6 +50,7 @@ class Reception:
             raise RoundClosed(f"task {core.task} {core.kind} round {core.round} is not open.")
         if client not in at.round.answers:
             raise RoundClosed("this client was not asked for an update in this round.")
+        self._must_be_member(client)
         if kit.ledger.update_of(key, client) is not None:
             raise AlreadyHave("an update of this client for this round is already stored.")
         if core.base != at.base:
@@ -61,6 +63,11 @@ class Reception:
                 f"{kit.method.name} with {kit.schema_digest[:12]}."
             )
         return self._expectation(at.task, core)
+
+    def _must_be_member(self, client: ClientId) -> None:
+        row, now = self.kit.ledger.client(client), self.kit.ledger.now
+        if row is None or not row.may_join(now):
+            raise refusal(row, now)
 
     def _expectation(self, task: TaskInfo, core: Core) -> Expectation:
         kit = self.kit
@@ -82,8 +89,10 @@ class Reception:
 
         Raises:
             AlreadyHave: another one of this client for this round was first.
+            TrustError: the client is a member no more.
         """
         core, ledger = accepted.core, self.kit.ledger
+        self._must_be_member(accepted.client)  # it may have been revoked while this was stored
         key = RoundKey(self.kit.run, core.task, core.kind, core.round)
         with ledger.transaction():
             ledger.accept_update(

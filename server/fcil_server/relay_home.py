@@ -83,7 +83,7 @@ def load_record(directory: Path) -> Record | None:
             raise ValueError("client_id or addresses")
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CorruptFile(
             f"{path} is damaged ({error}).",
             action="Remove this relay's directory and enrol it anew.",

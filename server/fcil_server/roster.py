@@ -277,6 +277,18 @@ class Roster:
         if row is not None and update is not None and update.status is UpdateStatus.ACCEPTED:
             self._ledger.exclude_update(row.key, client, WITHDRAWN)
 
+    def withdraw(self, name: str, actor: str) -> bool:
+        """Make the open tickets for a name that nobody bears useless; says whether any was."""
+        if self._ledger.client_by_name(name) is not None:
+            return False
+        via = {t.via for t in self._ledger.tickets() if t.name == name and t.via is not None}
+        if not self._ledger.withdraw_tickets(name):
+            return False
+        self._ledger.add_audit(actor, "withdraw", name)
+        for relay in via:
+            self.changed(relay)
+        return True
+
     def named(self, name: str) -> ledger_rows.Client:
         """Return the member with this name, or whose id begins so.
 

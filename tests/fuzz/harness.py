@@ -12,6 +12,9 @@ from fcil_protocol.errors import FcilError, InternalError
 
 CUT = b"|cut|"  # between the pieces of an input that has several
 
+# What goes down and does not come up again, in every form that is parsed here.
+DEEP = (b"[" * 4000, b'{"a":' * 800, b"\x91" * 4000, b"\x81\xa1a" * 1300, b"a=" + b"[" * 4000)
+
 # Processor time, which other programs on the machine do not change.
 BASE_S = 2.0
 S_PER_BYTE = 1e-4

@@ -18,7 +18,7 @@ from fcil_adapters.contract import Preprocessing
 from fcil_adapters.image_source import ZipSource
 from fcil_adapters.worker_pipe import Pipe, _encode
 from fcil_protocol import control
-from fcil_protocol.errors import ConfigError, UsageError
+from fcil_protocol.errors import ConfigError, InternalError, UsageError
 from fcil_protocol.overrides import apply_override
 from fcil_protocol.payload import Payload
 from fcil_server import config
@@ -89,6 +89,19 @@ def control_line(data):
     must(answer.get("error") != "internal", "no request is a defect of the daemon")
     json.dumps(answer)
     return "data" in answer
+
+
+@target("control_answer", lambda: [
+    b'{"data": {"running": true}}\n',
+    b'{"error": "locked", "message": "no.", "action": "do."}\n',
+], form="json", max_words=20_000)  # fmt: skip
+def control_answer(data):
+    """What a command makes of a daemon's answer, which may be an error of any length."""
+    try:
+        control._answer(data)
+    except InternalError as error:
+        raise UsageError(str(error)) from error  # the daemon's own defect, told as such
+    return True
 
 
 # --- the worker's pipe ----------------------------------------------------------------------

@@ -108,14 +108,14 @@ def search(name: str, corpus: Path, seconds: int, findings: Path) -> None:
 
     with atheris.instrument_imports(include=OURS):
         import fuzz.targets as fuzz  # noqa: PLC0415
-    from fuzz.harness import check  # noqa: PLC0415
+    from fuzz.harness import DEEP, check  # noqa: PLC0415
     from fuzz.mutate import mutate  # noqa: PLC0415
 
     warnings.simplefilter("error")  # as in the tests
     one = fuzz.TARGETS[name]
     corpus.mkdir(parents=True, exist_ok=True)
     findings.mkdir(parents=True, exist_ok=True)
-    for number, seed in enumerate(one.seeds()):
+    for number, seed in enumerate((*one.seeds(), *DEEP)):
         (corpus / f"seed-{number}").write_bytes(seed)
     flags = [
         f"-max_total_time={seconds}", f"-timeout={HANG_S}", f"-rss_limit_mb={RSS_MB}",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fcil_protocol.errors import InternalError, WireError
-from fuzz.harness import Finding, Target, check
+from fuzz.harness import DEEP, Finding, Target, check
 from fuzz.mutate import mutate
 from fuzz.targets import TARGETS
 
@@ -74,6 +74,8 @@ def test_no_bytes_and_any_bytes_break_no_promise(one):
     dice = random.Random(one.name)
     for size in (0, 1, 2, 7, 64, 500):
         check(one, dice.randbytes(size))
+    for data in DEEP:
+        check(one, data)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from fcil_protocol.errors import BadTicket, Revoked, TicketExpired, TicketUsed, UsageError
 from fcil_protocol.keys import PrivateKeys, RootKey
-from fcil_server.doorkeeper import GUEST_BURST, GUESTS_PER_S, Doorkeeper
+from fcil_server.doorkeeper import GUEST_BURST, GUESTS_PER_S, SAME_GUEST_S, Doorkeeper
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.roster import LEFT_BY_ITSELF, Roster, check_name, refusal
 
@@ -185,13 +185,26 @@ def test_guests_are_few_and_members_are_not():
     now = [0.0]
     door = Doorkeeper(clock=lambda: now[0])
     door.admit(b"m" * 32)
-    door.invite(b"g" * 32)
-    assert [door(b"g" * 32) for _ in range(GUEST_BURST + 3)] == [True] * GUEST_BURST + [False] * 3
+    guests = [bytes([k]) * 32 for k in range(GUEST_BURST + 3)]
+    for key in guests:
+        door.invite(key)
+    assert [door(key) for key in guests] == [True] * GUEST_BURST + [False] * 3
     assert all(door(b"m" * 32) for _ in range(100))
     now[0] += 3 / GUESTS_PER_S
-    assert [door(b"g" * 32) for _ in range(4)] == [True] * 3 + [False]
+    assert [door(key) for key in guests[:4]] == [True] * 3 + [False]
     now[0] += 1e6  # saved up, but never beyond the burst
-    assert sum(door(b"g" * 32) for _ in range(100)) == GUEST_BURST
+    assert sum(door(key) for key in guests) == GUEST_BURST
+
+
+def test_one_guest_leaves_room_for_the_others():
+    now = [0.0]
+    door = Doorkeeper(clock=lambda: now[0])
+    for key in (b"a" * 32, b"b" * 32):
+        door.invite(key)
+    assert [door(b"a" * 32) for _ in range(100)] == [True] + [False] * 99
+    assert door(b"b" * 32)
+    now[0] += SAME_GUEST_S
+    assert door(b"a" * 32)
 
 
 def test_a_key_is_a_members_or_a_guests_never_both():

@@ -1,8 +1,8 @@
 """What an enrolled client, or whoever holds its files, cannot do to a real server.
 
 Two clients are asked for the same round: the victim, who is honest, and the thief, who has
-everything that ever left the victim, and its own keys. `architecture/test_attacks.py` lists
-which attack is tried where.
+everything that ever left the victim, and its own keys. What a false server could try is in
+`client/test_attacks.py`; `docs/security.md` lists which attack is tried where.
 """
 
 import asyncio

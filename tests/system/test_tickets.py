@@ -224,10 +224,8 @@ def test_a_client_that_leaves_is_off_the_list_and_its_device_is_clean(tmp_path):
 
 
 def test_keys_change_on_both_sides_and_a_sleeper_finds_the_way_back(tmp_path):
-    data = {
-        n: write_client(tmp_path / f"data-{n}", range(2), offset=12 * k) for k, n in enumerate("ab")
-    }
-    arguments = settings(tasks__classes=[["0"], ["1"]])
+    data = {n: write_client(tmp_path / f"data-{n}", [0], offset=12 * k) for k, n in enumerate("ab")}
+    arguments = settings(tasks__schedule="discovered", tasks__classes=[], tasks__settle_s=0.2)
     with LocalFederation(tmp_path) as federation:
         federation.serve(*arguments)
         tickets = {n: enrol(federation, n) for n in "ab"}
@@ -251,12 +249,13 @@ def test_keys_change_on_both_sides_and_a_sleeper_finds_the_way_back(tmp_path):
         assert federation.server.wait(30) == 0
         done = command(federation, "fcil_server", "rotate-keys")
         assert done.returncode == 0, done.stderr
-        federation.serve("--until-done", *arguments)
-        for name in "ab":
+        federation.serve(*arguments)
+        for k, name in enumerate("ab"):
+            write_client(data[name], [1], offset=12 * k)  # the next task, for both
             join(federation, tmp_path / name, data[name], tickets[name])
-        assert federation.server.wait(120) == 0, federation.last_words("server")
+        federation.until("task_done", text="task 1")
+        federation.check_clients()
     with open_ledger(federation) as ledger:
-        assert ledger.newest_run().status is RunStatus.DONE
         assert [c.name for c in ledger.clients()] == ["a", "b"]
         assert [e.action for e in ledger.audit()].count("rotate_keys") == 2
     serials = {_serial(tmp_path / name / "state") for name in "ab"}
@@ -301,5 +300,76 @@ def test_a_change_of_keys_whose_answer_was_lost_is_finished_the_next_time(tmp_pa
         assert done.returncode == 0, done.stderr
         assert path.read_bytes() == new
         assert not path.with_name("keys.next.json").exists()
+        # The same again, and the client is started instead: it finishes the change by itself.
+        path.replace(path.with_name("keys.next.json"))
+        path.write_bytes(old)
+        path.chmod(0o600)
+        federation.join("again", data, env={"XDG_STATE_HOME": str(state)})
+        federation.until("announced")
+        assert path.read_bytes() == new
         with open_ledger(federation) as ledger:
             assert len(ledger.clients()) == 1
+
+
+def test_what_is_there_is_not_overwritten_and_no_ticket_is_issued_for_it(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        federation.serve(*settings())
+        there = tmp_path / "there"
+        there.write_text("precious")
+        for out in (there, tmp_path / "no folder" / "x"):
+            done = command(federation, "fcil_server", "enrol", "camera", "--out", str(out))
+            assert done.returncode == 4, done.stderr
+        assert there.read_text() == "precious"
+        with open_ledger(federation) as ledger:
+            assert ledger.tickets() == []
+
+
+def test_an_open_ticket_is_withdrawn_by_its_name(tmp_path):
+    data = write_client(tmp_path / "data", range(2))
+    with LocalFederation(tmp_path) as federation:
+        federation.serve(*settings())
+        ticket = enrol(federation, "camera")
+        done = command(federation, "fcil_server", "revoke", "camera")
+        assert done.returncode == 0, done.stderr
+        assert "withdrawn" in done.stderr
+        join(federation, tmp_path / "device", data, ticket)
+        code, said = words(federation, "device")
+        assert (code, "withdrawn" in said) == (2, True), said
+
+
+def test_a_server_runs_while_its_root_key_is_kept_elsewhere(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        federation.serve(*settings())
+        control.ask(federation.federation, "stop")
+        assert federation.server.wait(30) == 0
+        root = federation.federation / "keys" / "root.json"
+        root.rename(tmp_path / "root.json")
+        federation.serve(*settings())
+        assert not root.exists()  # above all, no other root is drawn
+        control.ask(federation.federation, "stop")
+        assert federation.server.wait(30) == 0
+        done = command(federation, "fcil_server", "rotate-keys")
+        assert done.returncode == 2
+        assert "root.json" in done.stderr
+
+
+def test_a_revocation_while_the_server_is_stopped_leaves_the_stored_update_out(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        arguments = settings(tasks__classes=[["0", "1"]], run__evaluate=False, round__min_clients=3)
+        federation.serve(*arguments)
+        data = {n: write_client(tmp_path / f"data-{n}", range(2), offset=12 * k)
+                for k, n in enumerate("abc")}  # fmt: skip
+        for name in "abc":
+            join(federation, tmp_path / name, data[name], enrol(federation, name))
+        federation.until("announced", text="c holds")
+        os.kill(federation.clients["c"].pid, signal.SIGSTOP)  # the round waits for it
+        federation.until("update")
+        federation.until("update")
+        federation.kill_server()
+        federation.kill_client("c")
+        done = command(federation, "fcil_server", "revoke", "b", "--why", "stolen")
+        assert done.returncode == 0, done.stderr
+        with open_ledger(federation) as ledger:
+            [row] = ledger.rounds(ledger.newest_run().run_id)
+            states = sorted(u.status.value for u in ledger.updates(row.key))
+            assert states == ["accepted", "excluded"]
