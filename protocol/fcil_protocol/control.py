@@ -63,6 +63,8 @@ async def serve(directory: Path, handler: Handler) -> asyncio.AbstractServer:
             await writer.drain()
         except (ConnectionError, asyncio.LimitOverrunError, ValueError):
             pass  # the command went away or sent no line: nobody is left to tell
+        except asyncio.CancelledError:
+            pass  # the daemon ends; Python 3.11 would log a traceback of whoever still waits
         finally:
             writer.close()
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import socket
 import stat
 import struct
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from fcil_protocol.errors import (
     Timeout,
     TrustError,
     Unreachable,
+    WireError,
 )
 
 
@@ -175,6 +178,55 @@ def test_a_daemon_that_closes_without_an_answer_is_unreachable(tmp_path: Path) -
             await waiting
 
         asyncio.run(close_at_once())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"hello\n", b"[]\n", b"7\n", b"{}\n", b'{"data": 7}\n', b'{"error": 7}\n', b"[" * 9000],
+    ids=range(7),
+)
+def test_an_answer_that_is_none_is_told_in_a_sentence(tmp_path: Path, answer: bytes) -> None:
+    """Of a daemon of another version, or of another program."""
+
+    def tell() -> None:
+        peer, _ = door.accept()
+        with peer:
+            peer.recv(65536)
+            peer.sendall(answer)
+
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(tmp_path / "control.sock"))
+        door.listen()
+        telling = threading.Thread(target=tell)
+        telling.start()
+        with pytest.raises(WireError, match="not what a command expects"):
+            control.ask(tmp_path, "status")
+        telling.join()
+
+
+def test_a_daemon_that_ends_while_a_command_waits_leaves_no_traceback(tmp_path: Path) -> None:
+    waiting, complaints = threading.Event(), []
+
+    async def wait(_op: str, _fields: dict[str, Any]) -> dict[str, Any]:
+        waiting.set()
+        await asyncio.Event().wait()
+        return {}
+
+    async def until_asked() -> None:
+        await control.serve(tmp_path, wait)
+        await asyncio.to_thread(waiting.wait, 20)
+
+    def ask() -> None:
+        with contextlib.suppress(FcilError):
+            control.ask(tmp_path, "status")
+
+    asking = threading.Thread(target=ask)
+    with asyncio.Runner() as runner:
+        runner.get_loop().set_exception_handler(lambda _, about: complaints.append(about))
+        asking.start()
+        runner.run(until_asked())
+    asking.join()
+    assert complaints == []
 
 
 @pytest.mark.parametrize(
