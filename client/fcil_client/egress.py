@@ -172,7 +172,8 @@ def read(directory: Path) -> tuple[list[dict[str, Any]], int]:
         try:
             event = json.loads(line)
             name, at, digest = event.pop("event"), event.pop("time"), event.pop("digest")
-            datetime.fromisoformat(at)
+            if datetime.fromisoformat(at).tzinfo is None:
+                raise ValueError("a time without a zone")
             row = rows.setdefault(digest, _empty(digest))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             damaged += 1

@@ -11,6 +11,7 @@ the rounds of its class can reveal it (parallel composition over disjoint classe
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -127,6 +128,19 @@ def spent(charges: Iterable[Charge], delta: float) -> float:
     return gaussian_epsilon(worst, delta)
 
 
+def _sound(charge: Charge) -> Charge:
+    """Return a charge that can be counted.
+
+    Raises:
+        ValueError, TypeError: it cannot.
+    """
+    if not all(isinstance(name, str) for name in (*charge.classes, *charge.statistics)):
+        raise TypeError("names")
+    if not 0 < charge.noise_multiplier < math.inf:
+        raise ValueError("noise")
+    return charge
+
+
 class PrivacyLedger:
     """The charges of one client directory; an error of the disk stops the round."""
 
@@ -149,7 +163,7 @@ class PrivacyLedger:
             fields = json.loads(line)
             fields["classes"] = tuple(fields["classes"])
             fields["statistics"] = tuple(fields["statistics"])
-            return Charge(**fields)
+            return _sound(Charge(**fields))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CorruptFile(
                 f"{self._path} is damaged, so the privacy that was spent is not known.",

@@ -5,7 +5,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from fcil_client import manifest
+from fcil_client import egress, manifest, privacy
 from fcil_client.home import Enrolment, Home
 from fcil_client.outbox import Outbox
 from fcil_protocol.assembly import Assembly
@@ -16,6 +16,7 @@ from fcil_protocol.keys import PrivateKeys, RootKey
 from fcil_protocol.messages import RoundOpen
 from fcil_protocol.segment import HEAD_BYTES, RecordKind, Segment
 from fcil_protocol.spool import Spool
+from fcil_server.relay_home import load_record
 from fuzz.harness import CUT, Once, must, target
 from fuzz.wire_targets import CLIENT, CORE, PLAIN, ROOT, sealed_seeds
 
@@ -210,6 +211,58 @@ def outbox_note(data):
     must((order is None) == (digest == ""), "an update comes with its order")
     must(bool(digest) == HOME().outbox_path("5" * 64).exists(), "the other is dropped")
     return bool(digest)
+
+
+def relay_seeds():
+    fields = {
+        "client_id": "a" * 26, "name": "r", "federation": ROOT.federation, "ticket": "5" * 64,
+        "certificate": MEMBER.certificate, "addresses": ["localhost:1"],
+    }  # fmt: skip
+    yield json.dumps(fields).encode()
+
+
+@target("relay_record", relay_seeds, form="json")
+def relay_record(data):
+    path = file("relay.json", data)
+    return load_record(path.parent) is not None
+
+
+def charge_seeds():
+    fields = {
+        "time": "2026-01-02T03:04:05+00:00", "run": CORE.run, "task": 0, "kind": "train",
+        "round": 0, "classes": ["cat"], "statistics": ["mean"], "noise_multiplier": 1.5,
+        "clip": 3.0, "sampling_rate": 1.0, "delta": 1e-6, "epsilon": 2.5,
+    }  # fmt: skip
+    line = json.dumps(fields).encode() + b"\n"
+    return [line, line * 2 + line[:20]]
+
+
+@target("privacy_ledger", charge_seeds, form="json")
+def privacy_ledger(data):
+    file(privacy.NAME, data if data.endswith(b"\n") else data + b"\n")
+    for charge in privacy.PrivacyLedger(scratch()).read():
+        must(charge.noise_multiplier > 0, "noise is a number above 0")
+        must(all(isinstance(name, str) for name in charge.classes), "classes have names")
+        must(len(charge.statistics) >= 0, "statistics can be counted")
+    return data.count(b"\n") > 0
+
+
+def journal_seeds():
+    at = {"time": "2026-01-02T03:04:05+00:00", "digest": "5" * 64}
+    events = ({"event": "sealed", "run": CORE.run, "tensors": []}, {"event": "sent"},
+              {"event": "refused", "code": "too_large"})  # fmt: skip
+    yield b"".join(json.dumps(at | event).encode() + b"\n" for event in events)
+
+
+@target("egress_journal", journal_seeds)
+def egress_journal(data):
+    """A damaged line is counted and the others are shown."""
+    file(egress.NAME, data)
+    rows, damaged = egress.read(scratch())
+    for row in rows:
+        egress.last_event(row)
+    must(len(rows) + damaged <= data.count(b"\n") + 1, "no more rows than lines")
+    return bool(rows)
 
 
 def manifest_seeds():

@@ -13,7 +13,10 @@ from fcil_protocol.errors import FcilError, InternalError
 CUT = b"|cut|"  # between the pieces of an input that has several
 
 # What goes down and does not come up again, in every form that is parsed here.
-DEEP = (b"[" * 4000, b'{"a":' * 800, b"\x91" * 4000, b"\x81\xa1a" * 1300, b"a=" + b"[" * 4000)
+DEEP = (
+    b"[" * 4000, b'{"a":' * 800, b"\x91" * 4000, b"\x81\xa1a" * 1300, b"a=" + b"[" * 4000,
+    b"\xdd\x00\x01\x86\xa0" * 800, b"\x81\xa1t" + b"\xdc\xff\xff" * 1000,  # and promises much
+)  # fmt: skip
 
 # Processor time, which other programs on the machine do not change.
 BASE_S = 2.0

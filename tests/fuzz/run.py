@@ -113,9 +113,10 @@ def search(name: str, corpus: Path, seconds: int, findings: Path) -> None:
 
     warnings.simplefilter("error")  # as in the tests
     one = fuzz.TARGETS[name]
+    seeds = list(one.seeds())
     corpus.mkdir(parents=True, exist_ok=True)
     findings.mkdir(parents=True, exist_ok=True)
-    for number, seed in enumerate((*one.seeds(), *DEEP)):
+    for number, seed in enumerate((*seeds, *DEEP)):
         (corpus / f"seed-{number}").write_bytes(seed)
     flags = [
         f"-max_total_time={seconds}", f"-timeout={HANG_S}", f"-rss_limit_mb={RSS_MB}",
@@ -123,8 +124,14 @@ def search(name: str, corpus: Path, seconds: int, findings: Path) -> None:
     ]  # fmt: skip
 
     def change(data: bytes, max_size: int, seed: int) -> bytes:
-        made = mutate(one.form, data, random.Random(seed)) if seed % 2 else None  # noqa: S311
-        return atheris.Mutate(data, max_size) if made is None else made[:max_size]
+        dice = random.Random(seed)  # noqa: S311
+        if dice.random() < 0.5:
+            return atheris.Mutate(data, max_size)
+        # What lies in the corpus is often damaged already: then from a seed on.
+        made = mutate(one.form, data, dice) or dice.choice(seeds)
+        for _ in range(dice.randrange(3)):
+            made = mutate(one.form, made, dice) or made
+        return made[:max_size]
 
     options = {"custom_mutator": change} if one.form else {}
     atheris.Setup(

@@ -213,8 +213,10 @@ def test_a_daemon_that_ends_while_a_command_waits_leaves_no_traceback(tmp_path: 
         return {}
 
     async def until_asked() -> None:
-        await control.serve(tmp_path, wait)
+        door = await control.serve(tmp_path, wait)
+        asking.start()
         await asyncio.to_thread(waiting.wait, 20)
+        door.close()
 
     def ask() -> None:
         with contextlib.suppress(FcilError):
@@ -223,7 +225,6 @@ def test_a_daemon_that_ends_while_a_command_waits_leaves_no_traceback(tmp_path: 
     asking = threading.Thread(target=ask)
     with asyncio.Runner() as runner:
         runner.get_loop().set_exception_handler(lambda _, about: complaints.append(about))
-        asking.start()
         runner.run(until_asked())
     asking.join()
     assert complaints == []
