@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -21,10 +22,11 @@ from fcil_protocol.envelope import (
 from fcil_protocol.errors import CorruptFile, StaleUpdate, WireError
 from fcil_protocol.keys import PrivateKeys, PublicKeys
 from fcil_protocol.messages import Chunk, Message, PartRef, Parts, Received, Want
+from fcil_protocol.pace import MIN_WINDOW_BYTES, PATIENCE_S
 from fcil_protocol.payload import Payload, unpack
-from fcil_protocol.transfer import Receiving
+from fcil_protocol.transfer import Inflow, Receiving
 
-IN_MEMORY_BYTES = 1 << 20  # smaller parts are assembled in memory, larger ones in a file
+IN_MEMORY_BYTES = 64 << 10  # larger parts are assembled in a file, and survive a restart
 PARALLEL = 4  # parts under way at once
 
 
@@ -34,44 +36,83 @@ class Downloads:
 
     Attributes:
         send: sends a message to the server.
+        clock: seconds, never set back.
+        refs: all parts of the order.
+        waiting: those whose headers were not asked for.
+        heads: those whose headers were, and when.
+        inflow: those whose chunks come.
     """
 
     home: Home
     enrolment: Enrolment
     keys: PrivateKeys
     send: Callable[[Message], None]
+    clock: Callable[[], float] = time.monotonic
     refs: dict[str, PartRef] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)
-    active: dict[str, Receiving | None] = field(default_factory=dict)
+    heads: dict[str, float] = field(default_factory=dict)
+    inflow: Inflow = field(default_factory=lambda: Inflow(MIN_WINDOW_BYTES))
 
     def start(self, parts: Sequence[PartRef]) -> bool:
-        """Ask for what is missing; True if nothing is."""
+        """Ask for what is missing; True if nothing is. Parts under way go on."""
         self.refs = {p.digest: p for p in parts}
         self.home.prune_parts(set(self.refs))
-        self.waiting = [d for d in self.refs if not self.home.part_path(d).exists()]
-        self.active.clear()
-        self._ask_more()
-        return not self.waiting and not self.active
+        for digest in list(self.inflow.under_way):
+            if digest not in self.refs:
+                self.inflow.end(digest)
+        self.heads.clear()
+        self.waiting = [
+            d
+            for d in self.refs
+            if d not in self.inflow.under_way and not self.home.part_path(d).exists()
+        ]
+        self._ask()
+        return self._done
+
+    def lose(self) -> None:
+        """The connection is gone: what was asked for does not come; `start` asks anew."""
+        self.inflow.lose()
+        self.heads.clear()
+
+    def revive(self) -> None:
+        """Ask again for what was asked for and never came, though the connection lives."""
+        now = self.clock()
+        for digest, asked in self.heads.items():
+            if now - asked >= PATIENCE_S:
+                self._ask_header(digest)
+        if self.inflow.revive(now):
+            self._ask()
 
     def stop(self) -> None:
         """Forget what was asked for; what arrived of large parts stays on disk."""
         self.refs.clear()
         self.waiting.clear()
-        self.active.clear()
+        self.heads.clear()
+        for digest in list(self.inflow.under_way):
+            self.inflow.end(digest)
+
+    @property
+    def _done(self) -> bool:
+        return not self.waiting and not self.heads and not self.inflow.under_way
 
     @property
     def progress(self) -> tuple[int, int]:
         """Bytes here and bytes in total of the current order's parts."""
         total = sum(p.sealed_bytes for p in self.refs.values())
-        missing = sum(self.refs[d].sealed_bytes for d in (*self.waiting, *self.active))
-        here = sum(r.assembly.received_bytes for r in self.active.values() if r)
+        open_ = (*self.waiting, *self.heads, *self.inflow.under_way)
+        missing = sum(self.refs[d].sealed_bytes for d in open_)
+        here = sum(r.assembly.received_bytes for r in self.inflow.under_way.values())
         return total - missing + here, total
 
-    def _ask_more(self) -> None:
-        while self.waiting and len(self.active) < PARALLEL:
-            digest = self.waiting.pop(0)
-            self.active[digest] = None
-            self.send(Want(digest=digest, chunks=[], header=True))
+    def _ask(self) -> None:
+        while self.waiting and len(self.heads) + len(self.inflow.under_way) < PARALLEL:
+            self._ask_header(self.waiting.pop(0))
+        for want in self.inflow.wants(self.clock()):
+            self.send(want)
+
+    def _ask_header(self, digest: str) -> None:
+        self.heads[digest] = self.clock()
+        self.send(Want(digest=digest, chunks=[], header=True))
 
     def header(self, received: Received, message: Parts, terms: Terms, server: PublicKeys) -> bool:
         """Take the signed header of a part and ask for its chunks.
@@ -85,8 +126,8 @@ class Downloads:
             DiskFull, StorageError: there is no room for it.
         """
         ref = self.refs.get(message.digest)
-        if ref is None or message.digest not in self.active:
-            return False  # of an order that is over
+        if ref is None or message.digest not in self.heads:
+            return False  # of an order that is over, or a second one
         data, signature, wrap = received.blobs
         verify_header(data, signature, server)
         header = parse_header(data, max_plain_bytes=terms.max_payload_bytes)
@@ -94,10 +135,10 @@ class Downloads:
         unwrap_key(wrap, data, self.keys)  # a wrap for somebody else is found out now
         large = header.sealed_bytes > IN_MEMORY_BYTES
         path = self.home.incoming_path(message.digest) if large else None
-        receiving = Receiving(
-            header, data, signature, wrap, Assembly(header, path=path), terms.credit
-        )
-        self.active[message.digest] = receiving
+        receiving = Receiving(header, data, signature, wrap, Assembly(header, path=path))
+        del self.heads[message.digest]
+        self.inflow.pace.most_bytes = terms.credit
+        self.inflow.begin(receiving, self.clock())
         return self._continue(message.digest, receiving)
 
     def _check(self, header: Header, ref: PartRef, terms: Terms) -> None:
@@ -108,16 +149,20 @@ class Downloads:
             raise WireError(f"part {ref.name!r}: expected {expected}, got {got}.")
 
     def chunk(self, received: Received, message: Chunk) -> bool:
-        """Take one chunk; True once every part of the order is on disk.
+        """Take the chunks of a message; True once every part of the order is on disk.
 
         Raises:
             WireError: it does not fit the header; it is not kept.
             DiskFull, StorageError: it, or the complete part, cannot be written.
         """
-        receiving = self.active.get(message.digest)
+        data = received.blobs[0]
+        try:
+            receiving = self.inflow.put(message.digest, message.index, data, self.clock())
+        except WireError:
+            self._ask()
+            raise
         if receiving is None:
             return False
-        receiving.put(message.index, received.blobs[0])
         return self._continue(message.digest, receiving)
 
     def _continue(self, digest: str, receiving: Receiving) -> bool:
@@ -128,13 +173,9 @@ class Downloads:
             )
             write_envelope(self.home.part_path(digest), stored)
             receiving.assembly.discard()
-            del self.active[digest]
-            self._ask_more()
-        else:
-            wanted = receiving.want()
-            if wanted:
-                self.send(Want(digest=digest, chunks=wanted))
-        return not self.waiting and not self.active
+            self.inflow.end(digest)
+        self._ask()
+        return self._done
 
 
 def open_part(home: Home, ref: PartRef, keys: PrivateKeys, server: PublicKeys) -> Payload:

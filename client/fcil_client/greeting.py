@@ -23,6 +23,7 @@ from fcil_protocol.errors import (
     EgressRefused,
     FcilError,
     MethodMismatch,
+    TrustError,
     VersionMismatch,
     WireError,
 )
@@ -36,6 +37,7 @@ from fcil_protocol.messages import (
     PrivacyTerms,
     Welcome,
 )
+from fcil_protocol.pace import MAX_WINDOW_BYTES
 from fcil_protocol.payload import Payload
 from fcil_protocol.schema import PayloadSchema
 from fcil_protocol.wellknown import (
@@ -45,6 +47,12 @@ from fcil_protocol.wellknown import (
     INVENTORY_SCHEMA,
     result_faults,
 )
+
+# Refusals of the session that trying again cannot mend.
+FATAL = frozenset({
+    "version_mismatch", "method_mismatch", "backbone_mismatch", "not_trusted", "unknown_client",
+    "wrong_federation", "key_file", "revoked", "membership_expired",
+})  # fmt: skip
 
 _OWN_SCHEMAS = {EVALUATE: EVALUATE_SCHEMA, INVENTORY: INVENTORY_SCHEMA}
 
@@ -188,7 +196,7 @@ def read_terms(welcome: Welcome) -> Terms:
         backbone=backbone,
         schema_digest=digest,
         max_payload_bytes=welcome.max_payload_bytes,
-        credit=max(1, min(welcome.credit, 64)),
+        credit=min(welcome.credit, MAX_WINDOW_BYTES),
         privacy=welcome.privacy,
     )
 
@@ -202,6 +210,15 @@ def goodbye(failure: FcilError | None) -> Bye:
         return Bye(reason="the client stops")
     told = isinstance(failure, VersionMismatch | MethodMismatch | BackboneMismatch | EgressRefused)
     return Bye(code=failure.code, reason=failure.message[:2000] if told else "")
+
+
+def looks_copied() -> TrustError:
+    """Return why a client ends when another connection with its key takes its place."""
+    return TrustError(
+        "another connection with this client's key is in use, and the server keeps the newer one.",
+        action="Run one client per directory; if its files were copied to another device, enrol "
+        "that one anew.",
+    )
 
 
 def _install(welcome: Welcome) -> str:

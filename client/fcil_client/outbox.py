@@ -12,6 +12,7 @@ from fcil_protocol.files import write_atomic
 from fcil_protocol.header import Header, parse_header
 from fcil_protocol.messages import Chunk, RoundOpen, Update
 from fcil_protocol.stored import StoredEnvelope
+from fcil_protocol.transfer import UNASKED_SPAN_BYTES, runs, unasked
 
 Send = Callable[..., None]
 MAX_PLAIN_BYTES = 1 << 40  # our own files: the server's limit was checked when they were made
@@ -24,16 +25,18 @@ class Outbox:
         self._home = home
         self._held: dict[str, StoredEnvelope] = {}
         self._open: tuple[str, StoredEnvelope, Header] | None = None
+        self._span_bytes = UNASKED_SPAN_BYTES  # of a message, as the server last wanted them
 
     def waiting(self) -> tuple[RoundOpen | None, str]:
         """Return the order and digest of the newest update that was not acknowledged.
 
         Older ones, and any whose note or file is damaged, are dropped: their rounds are over
-        or will be asked for again.
+        or will be asked for again. The states that came with them stay until the next round:
+        an update that is half removed may be one that the server has, and its verdict comes.
         """
         found: tuple[RoundOpen | None, str] = (None, "")
         for digest in self._home.unsent_notes():
-            self._drop(digest)
+            self._home.drop_outgoing(digest)
         by_age = sorted(
             self._home.outbox(), key=lambda d: self._home.outbox_path(d).stat().st_mtime
         )
@@ -43,16 +46,15 @@ class Outbox:
                 fields = json.loads(self._home.note_path(digest).read_bytes())
                 order = RoundOpen.model_validate(fields, strict=False)
             except (FcilError, OSError, ValueError, RecursionError):
-                self._drop(digest)
+                self._home.drop_outgoing(digest)
                 continue
-            if found[1]:
-                self._drop(found[1])
-            found = (order, digest)
+            older = digest
+            # By the state it starts from: a file's time says little after a jump of the clock.
+            if found[0] is None or order.base >= found[0].base:
+                found, older = (order, digest), found[1]
+            if older:
+                self._home.drop_outgoing(older)
         return found
-
-    def _drop(self, digest: str) -> None:
-        self._home.drop_outgoing(digest)
-        self._home.settle(digest, counted=False)
 
     def put(self, digest: str, envelope: StoredEnvelope, order: RoundOpen) -> None:
         """Keep a sealed update; it is on disk when this returns.
@@ -80,28 +82,32 @@ class Outbox:
         """
         self._envelope(digest)
 
-    def offer(self, digest: str, send: Send, credit: int) -> None:
-        """Send an envelope's header and its first chunks.
+    def offer(self, digest: str, send: Send, *, again: bool) -> None:
+        """Send an envelope's header, and its first chunks if the server has none of it.
+
+        With ``again`` it may have some of it and asks for the rest, unless one chunk is all.
 
         Raises:
             CorruptFile: the file in the outbox is damaged.
         """
         envelope, header = self._envelope(digest)
-        send(Update(digest=digest), envelope.header, envelope.signature, envelope.wrap)
-        self.send_chunks(digest, range(min(credit, len(header.hashes))), send)
+        count = 0 if again and len(header.hashes) > 1 else unasked(header)
+        message = Update(digest=digest, unasked=count)
+        send(message, envelope.header, envelope.signature, envelope.wrap)
+        span = max(1, self._span_bytes // header.chunk_bytes)
+        self.send_chunks(digest, range(count), send, span=span)
 
-    def send_chunks(self, digest: str, indices: Sequence[int], send: Send) -> None:
-        """Send the chunks that the server asks for.
+    def send_chunks(self, digest: str, indices: Sequence[int], send: Send, *, span: int) -> None:
+        """Send the chunks that the server asks for, at most ``span`` in a message.
 
         Raises:
             CorruptFile: the file in the outbox is damaged.
         """
         envelope, header = self._envelope(digest)
-        for index in indices:
-            if 0 <= index < len(header.hashes):
-                start = index * header.chunk_bytes
-                data = envelope.body[start : start + header.chunk_bytes]
-                send(Chunk(digest=digest, index=index), data)
+        self._span_bytes = span * header.chunk_bytes
+        there = (i for i in indices if 0 <= i < len(header.hashes))
+        for run in runs(header, there, span):
+            send(Chunk(digest=digest, index=run.start), envelope.body[header.extent(run)])
 
     def _envelope(self, digest: str) -> tuple[StoredEnvelope, Header]:
         if self._open is None or self._open[0] != digest:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -15,11 +17,14 @@ from fcil_client.notes import Notes
 from fcil_client.outbox import Outbox
 from fcil_client.rounds import Inventory, RoundWork
 from fcil_client.session_events import RoundKey, key_of
-from fcil_protocol.errors import CorruptFile, FcilError, StorageError, from_code
+from fcil_protocol.errors import CorruptFile, FcilError, RoundClosed, StorageError, from_code
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import Chunk, Nack, Parts, Received, RoundOpen, Want
+from fcil_protocol.pace import PATIENCE_S
+from fcil_protocol.stored import StoredEnvelope
 
 RECENT = 8  # inventories of this process whose late answers are known as such, and offers
+WATCH_S = 10.0  # how often to look for what was lost on a connection that lives
 
 
 class Transfers:
@@ -50,10 +55,44 @@ class Transfers:
         self._key: RoundKey | None = None  # of the order whose parts are fetched
         self._inventories: deque[str] = deque(maxlen=RECENT)  # digests, the newest last
         self._offered: deque[str] = deque(maxlen=RECENT)  # digests that have no answer yet
+        self._begun: deque[str] = deque(maxlen=RECENT)  # digests; the server may have some of them
+        self._heard: dict[str, float] = {}  # offered on this connection -> last word about it
+        self._last: tuple[object, str, StoredEnvelope] | None = None  # inventory: what it says
 
     def waiting(self) -> tuple[RoundOpen | None, str]:
         """Return what an earlier process left in the outbox: order and digest."""
-        return self._outbox.waiting()
+        order, digest = self._outbox.waiting()
+        if digest:
+            self._begun.append(digest)
+        return order, digest
+
+    def lose(self) -> None:
+        """The connection is gone, and with it what was on its way."""
+        self._heard.clear()
+        self._downloads.lose()
+
+    async def watch(self) -> None:
+        """Look now and then whether something was lost on a connection that lives."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            self._downloads.revive()
+            for digest, heard in list(self._heard.items()):
+                if time.monotonic() - heard >= PATIENCE_S:
+                    self._say_again(digest)
+
+    def _say_again(self, digest: str) -> None:
+        """Offer once more what the server says nothing about, unless it was dropped meanwhile."""
+        if not self._held(digest):
+            del self._heard[digest]
+            return
+        self._heard[digest] = time.monotonic()
+        try:
+            self._send(digest)
+        except FcilError as error:
+            self._unreadable(digest, error)
+
+    def _held(self, digest: str) -> bool:
+        return self._home.outbox_path(digest).exists() or digest in self._newest
 
     # --- in ---------------------------------------------------------------------------------
 
@@ -107,40 +146,59 @@ class Transfers:
     def announce(self, work: RoundWork, inventory: Inventory, terms: Terms) -> None:
         """Seal which classes are held, and send it."""
         try:
-            sealed, digest = work.seal_inventory(terms, self._line.server, inventory)
-            self._inventories.append(digest)
-            self._outbox.hold(digest, sealed)
-            self._offer(digest, terms)
+            digest = self._inventory(work, inventory, terms)
+            self._offer(digest)
         except FcilError as error:
             self._notes("error", f"the classes cannot be announced: {error}")
             self._feed(events.InventoryRefused(error.code))
 
-    def offer(self, digest: str, terms: Terms) -> None:
+    def _inventory(self, work: RoundWork, inventory: Inventory, terms: Terms) -> str:
+        """Return the sealed inventory's digest; one that says the same goes on where it was."""
+        told = inventory.told(work.least(terms)).counts()
+        what = (told, terms.run, terms.method.name, terms.schema_digest, self._line.server)
+        if self._last is None or self._last[0] != what:
+            sealed, digest = work.seal_inventory(terms, self._line.server, inventory)
+            self._last = (what, digest, sealed)
+            self._inventories.append(digest)
+        self._outbox.hold(self._last[1], self._last[2])
+        return self._last[1]
+
+    def offer(self, digest: str) -> None:
         """Send an update from the outbox (again)."""
         try:
-            self._offer(digest, terms)
+            self._offer(digest)
         except CorruptFile as error:
             self._unreadable(digest, error)
         except FcilError as error:
             self._feed(events.OfferFailed(digest, error.code, str(error)))
 
-    def _offer(self, digest: str, terms: Terms) -> None:
+    def _offer(self, digest: str) -> None:
+        if digest in self._heard:
+            return  # on its way over this connection
         self._outbox.load(digest)
         self._journal.sent(digest)
         if digest not in self._offered:
             self._offered.append(digest)
-        self._outbox.offer(digest, self._line.send, terms.credit)
+        self._heard[digest] = time.monotonic()
+        self._send(digest)
+
+    def _send(self, digest: str) -> None:
+        again = digest in self._begun
+        if not again:
+            self._begun.append(digest)
+        self._outbox.offer(digest, self._line.send, again=again)
 
     def want(self, message: Want) -> None:
         """Send the chunks that the server asks for; none of what is not offered or held."""
-        if message.digest not in self._offered:
+        digest = message.digest
+        if digest not in self._offered:
             return
-        held = self._home.outbox_path(message.digest).exists()
-        if held or message.digest in self._newest:
+        if self._held(digest):
+            self._heard[digest] = time.monotonic()
             try:
-                self._outbox.send_chunks(message.digest, message.chunks, self._line.send)
+                self._outbox.send_chunks(digest, message.chunks, self._line.send, span=message.span)
             except FcilError as error:
-                self._unreadable(message.digest, error)
+                self._unreadable(digest, error)
 
     @property
     def _newest(self) -> list[str]:
@@ -167,7 +225,8 @@ class Transfers:
         if nack.digest in self._downloads.refs:
             self._unfetched(error)
         elif nack.digest not in self._inventories:
-            self._notes("warning", f"the server refused the update: {error}")
+            level = "info" if isinstance(error, RoundClosed) else "warning"
+            self._notes(level, f"the server refused the update: {error}")
             self._feed(events.Nacked(nack.digest, nack.code))
         elif nack.digest in self._newest:
             self._notes("error", f"the server refused the list of classes: {error}")
@@ -175,6 +234,7 @@ class Transfers:
 
     def _answered(self, digest: str, write: Callable[[], None]) -> None:
         """Note the answer to an offer, once; the server cannot make this device write more."""
+        self._heard.pop(digest, None)
         if digest in self._offered:
             self._offered.remove(digest)
             try:

@@ -80,38 +80,71 @@ class Assembly:
     # --- chunks -----------------------------------------------------------------------------
 
     def put(self, index: int, data: bytes | memoryview) -> bool:
-        """Keep one chunk.
+        """Keep the chunks of a message: one, or several that follow each other.
+
+        Args:
+            index: number of the first.
+            data: all of them, one behind the other.
 
         Returns:
-            True if it is new, False if it was there already.
+            True if one of them is new, False if all were there already.
 
         Raises:
-            WireError: no such chunk, or its size or hash do not fit; nothing was kept.
-            DiskFull, StorageError: it could not be written.
+            WireError: there is no such chunk, or its size or hash do not fit. Those before it
+                are kept.
+            DiskFull, StorageError: they could not be written; nothing was kept.
         """
+        view, offset, end = memoryview(data), 0, index
+        fault: WireError | None = None
+        while fault is None and (offset < len(view) or end == index):
+            fault = self._fault(end, view[offset:])
+            if fault is None:
+                offset += self.header.chunk_size(end)
+                end += 1
+        new = self._keep(range(index, end), view)
+        if fault is not None:
+            raise fault
+        return new
+
+    def _fault(self, index: int, rest: memoryview) -> WireError | None:
+        """Say why bytes do not begin with this chunk; None if they do."""
         count = len(self._have)
         if not 0 <= index < count:
-            raise WireError(f"expected a chunk of 0 to {count - 1}, got {index}.")
+            return WireError(f"expected a chunk of 0 to {count - 1}, got {index}.")
         expected = self.header.chunk_size(index)
-        if len(data) != expected:
-            raise WireError(f"chunk {index}: expected {expected} bytes, got {len(data)}.")
-        if not self.header.fits(index, data):
-            raise WireError(
+        if len(rest) < expected:
+            return WireError(f"chunk {index}: expected {expected} bytes, got {len(rest)}.")
+        if not self.header.fits(index, rest[:expected]):
+            return WireError(
                 f"chunk {index} of envelope {self.header.update_id[:16]} does not match its hash.",
                 action="It was altered on the way, or belongs to another envelope.",
             )
-        if self._have[index]:
+        return None
+
+    def _keep(self, chunks: range, view: memoryview) -> bool:
+        """Keep verified chunks, of which ``view`` begins with the first."""
+        if all(self._have[index] for index in chunks):
             return False
         if self._path is None:
-            self._memory[index] = bytes(data)
+            for index in chunks:
+                start = (index - chunks.start) * self.header.chunk_bytes
+                size = self.header.chunk_size(index)
+                self._memory.setdefault(index, bytes(view[start : start + size]))
         else:
-            self._write(self._path, index, data)
-        self._count(index)
+            size = sum(map(self.header.chunk_size, chunks))
+            self._write(self._path, chunks.start, view[:size])
+        for index in chunks:
+            if not self._have[index]:
+                self._count(index)
         return True
 
     def _count(self, index: int) -> None:
         self._have[index] = 1
         self.received_bytes += self.header.chunk_size(index)
+
+    def has(self, index: int) -> bool:
+        """Say whether a chunk is there."""
+        return bool(self._have[index])
 
     def missing(self, limit: int) -> list[int]:
         """Return the first chunks that are not there, at most ``limit``, ascending."""

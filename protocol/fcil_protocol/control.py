@@ -7,7 +7,6 @@ credentials); another user is refused. Nothing of this crosses a network.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import os
@@ -28,6 +27,7 @@ from fcil_protocol.errors import (
     WireError,
     from_code,
 )
+from fcil_protocol.files import storage_errors
 
 MAX_LINE_BYTES = 4 << 20
 MAX_UNIX_PATH = 100  # sun_path has 108 bytes on Linux, 104 on macOS
@@ -49,12 +49,17 @@ def socket_path(directory: Path) -> Path:
 
 
 async def serve(directory: Path, handler: Handler) -> asyncio.AbstractServer:
-    """Listen on the directory's socket and answer with ``handler(op, fields)``."""
+    """Listen on the directory's socket and answer with ``handler(op, fields)``.
+
+    Raises:
+        DiskFull, StorageError: the socket cannot be made.
+    """
     path = socket_path(directory)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with storage_errors("make the control socket", path):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_place(path, directory)
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
+    with storage_errors("make the control socket", path):
+        path.unlink(missing_ok=True)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -64,13 +69,22 @@ async def serve(directory: Path, handler: Handler) -> asyncio.AbstractServer:
         except (ConnectionError, asyncio.LimitOverrunError, ValueError):
             pass  # the command went away or sent no line: nobody is left to tell
         except asyncio.CancelledError:
-            pass  # the daemon ends; Python 3.11 would log a traceback of whoever still waits
+            pass  # the daemon ends; whoever still waits sees the connection close
         finally:
             writer.close()
 
+    answers: set[asyncio.Task[None]] = set()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A task of our own: asyncio logs a traceback of one that is cancelled before it begins.
+        task = asyncio.get_running_loop().create_task(answer(reader, writer))
+        answers.add(task)
+        task.add_done_callback(answers.discard)
+
     mask = os.umask(0o177)  # the socket is born 0600
     try:
-        return await asyncio.start_unix_server(answer, path, limit=MAX_LINE_BYTES)
+        with storage_errors("make the control socket", path):
+            return await asyncio.start_unix_server(accept, path, limit=MAX_LINE_BYTES)
     finally:
         os.umask(mask)
 
@@ -155,7 +169,10 @@ def ask(directory: Path, op: str, timeout_s: float = 10.0, **fields: Any) -> dic
             with sock.makefile("rb") as stream:
                 line = stream.readline(MAX_LINE_BYTES)
     except TimeoutError as error:
-        raise Timeout(f"the daemon at {directory} does not answer.") from error
+        raise Timeout(
+            f"the daemon at {directory} runs, but did not answer within {timeout_s:.0f} s.",
+            action="It may be stopped (kill -CONT), or wait for a disk; see its log.",
+        ) from error
     except OSError as error:
         raise Unreachable(f"no daemon runs at {directory}.") from error
     if not line:

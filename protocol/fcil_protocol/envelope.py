@@ -33,6 +33,7 @@ from fcil_protocol.header import (
     MIN_CHUNK_BYTES,
     Core,
     Header,
+    chunk_bytes_for,
     core_of,
     header_bytes_of,
     parse_header,
@@ -100,7 +101,7 @@ class Sealed:
 
 
 def seal(
-    plain: bytes, core: Core, keys: PrivateKeys, *, chunk_bytes: int
+    plain: bytes, core: Core, keys: PrivateKeys, *, chunk_bytes: int = 0
 ) -> tuple[Sealed, ContentKey]:
     """Seal a payload with a fresh key and sign its header.
 
@@ -108,12 +109,13 @@ def seal(
         plain: the payload's bytes.
         core: what it is; ``sender_key`` must be the fingerprint of ``keys``.
         keys: the sender's.
-        chunk_bytes: size of the pieces it will be sent in, 16 KiB to 1 MiB.
+        chunk_bytes: size of the pieces that have a hash each, 16 KiB to 1 MiB; 0: as fits.
 
     Raises:
         WireError: the core has a value that receivers refuse.
         TooLarge: the header would be larger than a message may be.
     """
+    chunk_bytes = chunk_bytes or chunk_bytes_for(sealed_size(len(plain)))
     assert MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES, "chunk size out of range"
     assert core.sender_key == keys.public.fingerprint, "sealed with another key than named"
     core_bytes = core.to_bytes()

@@ -18,6 +18,7 @@ The tree (each class says what happened, what to do, and carries a stable code):
     |   |   +-- TicketExpired  ticket_expired        2
     |   +-- WrongFederation    wrong_federation      2
     |   +-- BadSignature       bad_signature         2
+    |   +-- WrongClock         wrong_clock           2
     |   +-- CannotOpen         cannot_open           2
     |   +-- KeyFileError       key_file              2
     +-- WireError              malformed             1
@@ -31,12 +32,15 @@ The tree (each class says what happened, what to do, and carries a stable code):
     |   +-- StaleUpdate        stale_update          1
     |   +-- AlreadyHave        already_have          1
     |   +-- RoundClosed        round_closed          1
+    |   |   +-- Surplus        surplus               1
     +-- StorageError           storage_failed        1
     |   +-- DiskFull           disk_full             1
     |   +-- CorruptFile        corrupt_file          1
     |   +-- Locked             locked                2
     +-- WorkerError            worker_failed         1
+    |   +-- OutOfMemory        out_of_memory         1
     |   +-- WorkerDied         worker_died           1
+    |   |   +-- WorkerStalled  worker_stalled        1
     +-- RunFailed              run_failed            1
     +-- Timeout                timeout               3
     +-- InternalError          internal              5
@@ -227,6 +231,16 @@ class BadSignature(TrustError):
     code = "bad_signature"
 
 
+class WrongClock(TrustError):
+    """The server's certificate is not valid at the time that this machine's clock shows.
+
+    Set the clock; a client daemon goes on by itself then. If the clock is right, the server needs
+    a new certificate: ``fcil-server rotate-keys``.
+    """
+
+    code = "wrong_clock"
+
+
 class CannotOpen(TrustError):
     """A sealed payload cannot be opened with this key and this context.
 
@@ -347,6 +361,15 @@ class RoundClosed(WireError):
     code = "round_closed"
 
 
+class Surplus(RoundClosed):
+    """The round has as many updates as it takes; others were faster.
+
+    Nothing to do: the client drops the update and is asked again in the next round.
+    """
+
+    code = "surplus"
+
+
 class StorageError(FcilError):
     """A file could not be read or written.
 
@@ -393,6 +416,16 @@ class WorkerError(FcilError):
     code = "worker_failed"
 
 
+class OutOfMemory(WorkerError):
+    """The memory of the machine, or of its GPU, does not suffice for the work.
+
+    A client tries again with fewer images in one pass, down to one, before it says this: free
+    memory, use ``--device cpu`` or fewer threads. On a server: another device, or more memory.
+    """
+
+    code = "out_of_memory"
+
+
 class WorkerDied(WorkerError):
     """The worker process ended without an answer.
 
@@ -400,6 +433,16 @@ class WorkerDied(WorkerError):
     """
 
     code = "worker_died"
+
+
+class WorkerStalled(WorkerDied):
+    """The worker process made no progress for too long and was ended.
+
+    Look at its log, its device and its disk. On a machine that is only slow, raise the limit:
+    ``fcil-client join --work-timeout``, on a server ``[run] work_timeout_s``.
+    """
+
+    code = "worker_stalled"
 
 
 class RunFailed(FcilError):

@@ -23,6 +23,8 @@ MAX_HEADER_BYTES = 8 << 20  # 32 bytes per chunk: 4 GiB in chunks of 16 KiB
 MIN_CHUNK_BYTES = 16 << 10
 MAX_CHUNK_BYTES = 1 << 20
 HASH_BYTES = 32
+USUAL_CHUNK_BYTES = 32 << 10  # 1.6 s at 20 kB/s: little is lost with a connection
+_USUAL_CHUNKS = 4096  # more become larger ones instead: their hashes travel with the header
 
 # What the chunked AEAD adds (C2SP chunked-encryption): 24 bytes of nonce and 32 of key
 # commitment, then a 16-byte tag for each block; the last block is never full.
@@ -46,6 +48,14 @@ def sealed_size(plain_bytes: int) -> int:
     """Return the exact number of bytes that a payload has once sealed."""
     blocks = plain_bytes // AEAD_BLOCK_BYTES + 1
     return plain_bytes + _AEAD_FIXED_BYTES + _AEAD_TAG_BYTES * blocks
+
+
+def chunk_bytes_for(sealed_bytes: int) -> int:
+    """Return the chunk size for a sealed payload of this size."""
+    chunk_bytes = USUAL_CHUNK_BYTES
+    while chunk_bytes < MAX_CHUNK_BYTES and sealed_bytes > chunk_bytes * _USUAL_CHUNKS:
+        chunk_bytes *= 2
+    return chunk_bytes
 
 
 @dataclass(frozen=True)
@@ -171,6 +181,10 @@ class Header:
     def chunk_size(self, index: int) -> int:
         """Return the size of one chunk in bytes."""
         return min(self.chunk_bytes, self.sealed_bytes - index * self.chunk_bytes)
+
+    def extent(self, chunks: range) -> slice:
+        """Return where in the sealed body chunks lie that follow each other."""
+        return slice(chunks.start * self.chunk_bytes, chunks.stop * self.chunk_bytes)
 
     def split(self, body: bytes) -> Iterator[memoryview]:
         """Yield the chunks of a sealed body, without copying."""

@@ -29,7 +29,14 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.hpke import MLKEM768X25519PrivateKey, MLKEM768X25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fcil_protocol.errors import BadSignature, KeyFileError, TrustError, WireError, WrongFederation
+from fcil_protocol.errors import (
+    BadSignature,
+    KeyFileError,
+    TrustError,
+    WireError,
+    WrongClock,
+    WrongFederation,
+)
 from fcil_protocol.fields import Fields, pack_map
 from fcil_protocol.files import read_private, write_atomic
 from fcil_protocol.ids import FederationId
@@ -275,10 +282,11 @@ class RootKey(Secret):
         """The federation's name: 32 hex digits of the SHA-256 of the public root key."""
         return FederationId(_digest(self.public))
 
-    def certify(self, server: PublicKeys, *, valid_days: int = 3650) -> Certificate:
+    def certify(self, server: PublicKeys, *, valid_days: int = 3650, after: int = 0) -> Certificate:
         """Certify a server's keys from yesterday on for ``valid_days`` days.
 
-        The serial number is the time in milliseconds, so a later certificate has a higher one.
+        The serial number is the time in milliseconds, or the one that follows ``after``, the
+        serial of the certificate before, on a clock that was set back.
         """
         now_s = time.time()
         body = pack_map(
@@ -287,7 +295,7 @@ class RootKey(Secret):
                 "keys": server.to_fields(),
                 "from": int(now_s) - _CLOCK_MARGIN_S,
                 "to": int(now_s) + valid_days * _DAY_S,
-                "serial": int(now_s * 1000),
+                "serial": max(int(now_s * 1000), after + 1),
             }
         )
         return Certificate(body, self._signer.sign(_signed(_CERTIFICATE, body)))
@@ -353,7 +361,7 @@ class Certificate:
         Raises:
             WrongFederation: it belongs to another one.
             BadSignature: it was altered.
-            TrustError: it is not valid yet, or no longer.
+            WrongClock: it is not valid yet, or no longer; all else about it is right.
         """
         if self.federation != federation:
             raise WrongFederation(
@@ -362,7 +370,7 @@ class Certificate:
             )
         verify_signature(self.root, _CERTIFICATE, self.body, self.signature)
         if not self.not_before <= now <= self.not_after:
-            raise TrustError(
+            raise WrongClock(
                 f"the server's certificate is valid from {_day(self.not_before)} to "
                 f"{_day(self.not_after)}, and this clock says {_day(now)}.",
                 action="Set the clock; if it is right, the server needs a new certificate.",

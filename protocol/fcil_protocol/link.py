@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from fcil_protocol.tcp_info import TcpCounts
 
 
 def frame_wire_bytes(size: int) -> int:
@@ -56,6 +58,10 @@ class ServerLink(Protocol):
 
     def cut(self, conn: int) -> None:
         """End one connection now."""
+        ...
+
+    def take_counts(self) -> Mapping[int, TcpCounts]:
+        """Return what the kernel has counted since the last call, by connection number."""
         ...
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ MAX_BODY_BYTES = 256 * 1024
 MAX_BLOBS = 3
 MAX_HEADER_BLOB_BYTES = 8 << 20  # a header lists 32 bytes per chunk
 MAX_CHUNK_BYTES = (1 << 20) + 64
+MAX_WANTED = 1024  # chunks that one Want can ask for
 SIGNATURE_BYTES = 64
 NONCE_BYTES = 16
 
@@ -118,7 +119,7 @@ class Welcome(Message):
     needs_backbone: bool
     ready: bool
     max_payload_bytes: Count
-    credit: Count  # chunks that may be in flight unasked
+    credit: Count  # bytes of parts that may be asked for and not yet received
     privacy: PrivacyTerms = NO_PRIVACY
     verdict: Verdict | None = None
 
@@ -159,6 +160,7 @@ class RoundClosed(Message):
     kind: Name
     round: Index
     outcome: Name
+    answer: Name = ""
     verdict: Verdict | None = None
 
 
@@ -187,24 +189,27 @@ class Progress(Message):
 
 
 class Update(Message):
-    """Client -> server: the signed header of an envelope; chunks follow.
+    """Client -> server: the signed header of an envelope; so many first chunks follow unasked.
 
     Blobs: header, header signature, wrapped content key.
     """
 
     type = "update"
     digest: Hex
+    unasked: Count = 0
 
 
 class Want(Message):
-    """Receiver -> sender, either way: send these chunks of an envelope (this is the credit).
+    """Receiver -> sender, either way: send these chunks of an envelope.
 
-    ``header`` asks for the envelope's header as well (parts only).
+    ``span`` is the most chunks that a message should carry, as fits the link. ``header`` asks
+    for the envelope's header as well (parts only).
     """
 
     type = "want"
     digest: Hex
-    chunks: list[Count] = Field(max_length=1024)
+    chunks: list[Count] = Field(max_length=MAX_WANTED)
+    span: Annotated[int, Field(ge=1, lt=2**53)] = 1
     header: bool = False
 
 
@@ -219,7 +224,7 @@ class Parts(Message):
 
 
 class Chunk(Message):
-    """Either way: one chunk of an envelope. Blob: the sealed bytes."""
+    """Either way: one chunk of an envelope, or several that follow it. Blob: the sealed bytes."""
 
     type = "chunk"
     signed = False

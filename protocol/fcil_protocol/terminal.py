@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any
+from typing import IO, Any, cast
 
-from fcil_protocol.errors import EXIT_INTERNAL, FcilError
+from fcil_protocol.errors import EXIT_INTERNAL, EXIT_USAGE, FcilError, StorageError
 
 SCHEMA_VERSION = 1  # of the JSON envelope
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Format(StrEnum):
@@ -44,20 +48,31 @@ def emit(
         show: prints the text form.
         rows: what becomes one line each in jsonl; the data itself if None.
         status: ``ok`` or ``error``.
+
+    Raises:
+        StorageError: stdout is a file on a full or faulty disk.
     """
-    if form is Format.TEXT:
-        show()
-    elif form is Format.JSON:
-        envelope = {"schema_version": SCHEMA_VERSION, "status": status, "data": data}
-        sys.stdout.write(json.dumps(envelope, indent=2) + "\n")
-    else:
-        for row in [data] if rows is None else rows:
-            sys.stdout.write(json.dumps(row) + "\n")
+    try:
+        if form is Format.TEXT:
+            show()
+        elif form is Format.JSON:
+            envelope = {"schema_version": SCHEMA_VERSION, "status": status, "data": data}
+            sys.stdout.write(json.dumps(envelope, indent=2) + "\n")
+        else:
+            for row in [data] if rows is None else rows:
+                sys.stdout.write(json.dumps(row) + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        text = f"standard output cannot be written to: {error.strerror}."
+        raise StorageError(text, action="Free space there, or give it another place.") from error
 
 
 @contextmanager
 def errors(form: Format = Format.TEXT) -> Iterator[None]:
     """Turn an `FcilError` into its sentence and exit code; a defect into code 5."""
+    _complete_streams()
     try:
         yield
     except FcilError as error:
@@ -65,14 +80,23 @@ def errors(form: Format = Format.TEXT) -> Iterator[None]:
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except BrokenPipeError:
+    except BrokenPipeError:  # `| head` has read enough
         raise SystemExit(0) from None
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich's way to say so
+            raise SystemExit(0) from None
+        raise
     except Exception as error:
         import traceback
 
-        traceback.print_exc()
+        traceback.print_exc(file=cast("IO[str]", _Patient()))
         _report(form, "internal", f"{type(error).__name__}: {error}", "Report this as a defect.")
         raise SystemExit(EXIT_INTERNAL) from None
+    finally:
+        # What cannot be written now cannot be at the end either, where Python would complain.
+        for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+            if not _flushes(stream):
+                _to_nowhere(number)
 
 
 def _report(form: Format, code: str, message: str, action: str) -> None:
@@ -81,24 +105,36 @@ def _report(form: Format, code: str, message: str, action: str) -> None:
     if form is not Format.TEXT:
         data = {"code": code, "message": message, "action": action}
         envelope = {"schema_version": SCHEMA_VERSION, "status": "error", "data": data}
-        sys.stdout.write(json.dumps(envelope) + "\n")
-    sys.stderr.write(f"error [{code}]: {message}\n")
+        with contextlib.suppress(OSError):  # nobody reads it; the exit code remains
+            sys.stdout.write(json.dumps(envelope) + "\n")
+    words = _Patient()
+    words.write(f"error [{code}]: {message}\n")
     if action and action not in message:
-        sys.stderr.write(f"  {action}\n")
+        words.write(f"  {action}\n")
 
 
 _STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
 
 
 class Lines:
-    """Timestamped lines on stderr for daemons, coloured on a terminal."""
+    """Timestamped lines on stderr for daemons, coloured on a terminal.
+
+    Whoever read them may be gone, and the disk behind them full: a daemon goes on without.
+    """
 
     def __init__(self) -> None:
         from rich.console import Console
 
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        out = cast("IO[str]", _Patient())
+        self._console = Console(file=out, highlight=False, soft_wrap=True)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether somebody sits in front of it."""
+        return self._console.is_terminal
 
     def __call__(self, at: float, level: str, text: str) -> None:
+        """Show one line if there is somebody to show it to; nothing is raised."""
         from rich.text import Text
 
         clock = time.strftime("%H:%M:%S", time.localtime(at))
@@ -107,6 +143,70 @@ class Lines:
         self._console.print(line)
 
 
+class _Patient:
+    """Standard error for a daemon, as far as it can be written to.
+
+    A reader that is gone (EPIPE) or a terminal that was closed (EIO) does not come back: from
+    then on the lines go nowhere. A full disk may have room again: only this line is lost.
+    """
+
+    encoding = "utf-8"
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            sys.stderr.flush()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                _to_nowhere(2)
+
+    def isatty(self) -> bool:
+        return sys.stderr.isatty()
+
+    def fileno(self) -> int:
+        return sys.stderr.fileno()
+
+
+def _to_nowhere(number: int) -> None:
+    """Let what is written to a standard stream from now on vanish."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, number)
+    os.close(null)
+
+
+def _complete_streams() -> None:
+    """Open what the caller closed (``>&-``): a socket must not get the number of a stream."""
+    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(null, True)
+    os.close(null)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+
+
+def _flushes(stream: IO[str]) -> bool:
+    try:
+        stream.flush()
+    except OSError:
+        return False
+    return True
+
+
 def printable(text: str) -> str:
     """Return text from a peer without control characters, for a terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def run_app(app: Any) -> None:
+    """Run a typer command line; arguments that it refuses end with our code for them, not 2."""
+    import typer
+
+    for kind in typer.BadParameter.__mro__:
+        if kind.__name__ == "UsageError":
+            kind.exit_code = EXIT_USAGE  # type: ignore[attr-defined]
+    app()

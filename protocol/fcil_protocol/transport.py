@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import zmq
 
+from fcil_protocol.connection_counts import ConnectionCounts
 from fcil_protocol.errors import LinkError, PortInUse
 from fcil_protocol.link import (
     HANDSHAKE_DOWN_BYTES,
@@ -31,6 +31,7 @@ from fcil_protocol.link import (
     frame_wire_bytes,
     wire_bytes,
 )
+from fcil_protocol.tcp_info import TcpCounts, twin
 
 __all__ = [
     "HANDSHAKE_DOWN_BYTES",
@@ -48,9 +49,9 @@ __all__ = [
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"fcil"
 MAX_MESSAGE_BYTES = 9 << 20  # the largest frame: an update's header blob
-HIGH_WATER = 256  # messages per peer; credit keeps real queues far below
+HIGH_WATER = 256  # messages per peer, of 256 KiB as a rule; windows keep real queues far below
 BACKLOG = 1024
-HANDSHAKE_MS = 10_000
+HANDSHAKE_MS = 30_000  # six messages one after the other: 12 s where each takes 2
 SILENT_S = 30.0  # a connection on which nobody ever spoke is cut after so long
 QUEUE = 64  # messages read ahead of the daemon; TCP holds the rest back
 YIELD_EVERY = 16  # messages read before timers and other tasks have their turn
@@ -230,28 +231,12 @@ class _Reader(Generic[_T]):
             self._due.cancel()
 
 
-def _twin(fd: int) -> socket.socket | None:
-    """Return a second handle of a TCP socket that libzmq owns; None if there is none any more.
-
-    libzmq may close its own at any moment, and the number may then be somebody else's.
-    """
-    try:
-        number = os.dup(fd)
-    except OSError:
-        return None
-    try:
-        return socket.socket(fileno=number)
-    except OSError:  # the number is a file's meanwhile
-        os.close(number)
-        return None
-
-
 def _shut_down(fd: int) -> None:
     """End a TCP connection that libzmq owns; libzmq then closes it."""
-    twin = _twin(fd)
-    if twin is not None:
-        with twin, contextlib.suppress(OSError):
-            twin.shutdown(socket.SHUT_RDWR)
+    handle = twin(fd)
+    if handle is not None:
+        with handle, contextlib.suppress(OSError):
+            handle.shutdown(socket.SHUT_RDWR)
 
 
 def _endpoint(host: str, port: int) -> str:
@@ -302,6 +287,7 @@ class Router:
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, curve_public)
         self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
         mask = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        self._counts = ConnectionCounts()
         self._silent: dict[int, asyncio.TimerHandle] = {}  # descriptor -> when it is cut
         self._by_fd: dict[int, Incoming] = {}  # who spoke last on it
         # News of ends: the descriptor, and the newest connection's number then. Whatever has
@@ -336,9 +322,11 @@ class Router:
 
     def _heard(self, event: int, value: int, newest: int) -> None:  # gate's thread
         if event == zmq.EVENT_DISCONNECTED:
+            self._counts.ended(value)
             with contextlib.suppress(RuntimeError):  # the loop may be closing
                 self._loop.call_soon_threadsafe(self._end, value, newest)
         elif event == zmq.EVENT_ACCEPTED:
+            self._counts.began(value)
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._accepted, value)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -386,6 +374,7 @@ class Router:
             if known is not None:  # its descriptor is this one's now
                 self._reader.tell(known)
             self._by_fd[fd] = Incoming(route, conn, key)
+            self._counts.spoke(fd, conn)
         return Incoming(route, conn, key, tuple(f.bytes for f in frames[1:]))
 
     def send(self, route: bytes, frames: Sequence[bytes]) -> bool:
@@ -399,6 +388,13 @@ class Router:
         finally:
             self._reader.wake()
         return True
+
+    def take_counts(self) -> Mapping[int, TcpCounts]:
+        """Return what the kernel has counted since the last call, by connection number.
+
+        Empty where the system does not count (`tcp_info`).
+        """
+        return self._counts.take()
 
     def cut(self, conn: int) -> None:
         """Shut the TCP connection of one peer down at once."""
@@ -415,6 +411,7 @@ class Router:
         self._socket.disable_monitor()
         self._socket.close(0)
         self._context.term()  # ends the gate, which closes its own sockets
+        self._counts.close()
 
 
 class Dealer:

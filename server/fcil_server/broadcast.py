@@ -28,12 +28,12 @@ from fcil_protocol.ids import ClientId, Digest, FederationId, RunId
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import Chunk, Message, PartRef, Parts, Want
 from fcil_protocol.payload import pack
+from fcil_protocol.transfer import runs
 from fcil_protocol.wellknown import REGISTRY
 from fcil_server.ledger import Ledger
 from fcil_server.peers import Peer
 from fcil_server.store import PartStore
 
-CHUNK_BYTES = 256 * 1024  # 13 s at 20 kB/s, inside the heartbeat's patience
 CACHE_BYTES = 256 << 20  # sealed parts kept in memory while clients fetch them
 
 
@@ -140,7 +140,7 @@ class Publisher:
             base=stamp.base,
             part=name,
         )
-        sealed, key = seal(plain, core, self._keys, chunk_bytes=CHUNK_BYTES)
+        sealed, key = seal(plain, core, self._keys)
         stored = sealed.stored(wrap_key(key, sealed.header, self._keys.public))
         self._store.put(Digest(sealed.parsed.update_id), stored.to_bytes())
         return stored
@@ -172,7 +172,10 @@ class Publisher:
         return self._cache[digest]
 
     def serve(self, peer: Peer, want: Want, credit: int) -> None:
-        """Send what a client asks for: a part's header with its key, or chunks of it."""
+        """Send what a client asks for: a part's header with its key, or chunks of it.
+
+        It may ask for ``credit`` bytes at a time; the rest is not sent.
+        """
         row = self._ledger.part(self._run, Digest(want.digest))
         private = row is not None and row.name == REGISTRY
         if row is None or (private and peer.client not in self._private.get(want.digest, ())):
@@ -185,9 +188,11 @@ class Publisher:
             message: Message = Parts(digest=want.digest)
             if not self._send(peer, message, stored.header, stored.signature, wrap):
                 return
-        for index in want.chunks[:credit]:
+        for index in want.chunks:
             if not 0 <= index < len(header.hashes):
                 raise WireError(f"part {want.digest[:16]} has no chunk {index}.")
-            data = stored.body[index * header.chunk_bytes : (index + 1) * header.chunk_bytes]
-            if not self._send(peer, Chunk(digest=want.digest, index=index), data):
-                return
+        most = max(1, credit // header.chunk_bytes)
+        for run in runs(header, list(dict.fromkeys(want.chunks))[:most], want.span):
+            message = Chunk(digest=want.digest, index=run.start)
+            if not self._send(peer, message, stored.body[header.extent(run)]):
+                return  # a full queue or no connection: what is lacking is asked for again

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from fcil_adapters.contract import TaskInfo
-from fcil_protocol.assembly import Assembly
 from fcil_protocol.envelope import (
     Core,
     Header,
@@ -35,16 +36,16 @@ from fcil_protocol.errors import (
 )
 from fcil_protocol.ids import ClientId
 from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.messages import Ack, Chunk, Message, Nack, Received, Update, Want
+from fcil_protocol.messages import Ack, Chunk, Message, Nack, Received, Update
+from fcil_protocol.pace import share
 from fcil_protocol.payload import Payload, unpack
 from fcil_protocol.schema import PayloadSchema
 from fcil_protocol.spool import Spool
-from fcil_protocol.transfer import Receiving
+from fcil_protocol.transfer import Inflow, Receiving, unasked
 from fcil_protocol.wellknown import INVENTORY, inventory_faults
-from fcil_server.incoming import IncomingFiles
+from fcil_server.incoming import Arriving
 from fcil_server.peers import Peer
 
-IN_MEMORY_BYTES = 1 << 20  # larger envelopes are assembled in a file, and survive a restart
 SLACK_BYTES = 1 << 20  # safetensors header and metadata
 MAX_INVENTORY_BYTES = 4 << 20  # 10,000 names of 128 bytes and their counts
 MAX_UPLOADS = 4  # envelopes that one client may have under way
@@ -76,11 +77,13 @@ class Intake:
     """Takes uploads of all clients.
 
     Args:
+        credit: bytes of one client that may be asked for and not yet received.
         expect: returns what is expected of an update with this core, or raises why not
             (`RoundClosed`, `AlreadyHave`, `StaleUpdate`).
         recorded: says whether the ledger has this update.
         stored: called after the fsync, before the Ack.
         announced: called with a client's inventory.
+        refused: told of what is refused here, other than by an error of `offer` or `chunk`.
     """
 
     def __init__(
@@ -98,10 +101,12 @@ class Intake:
         stored: Callable[[Accepted], None],
         announced: Callable[[Peer, Payload], Awaitable[None]],
         send: Callable[[Peer, Message], bool],
+        refused: Callable[[Peer, FcilError], None] = lambda *_: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._federation = federation
         self._keys = keys
-        self._files = IncomingFiles(incoming, MAX_UPLOADS)
+        self._arriving = Arriving(incoming, MAX_UPLOADS)
         self._spool = spool
         self._credit = credit
         self._max_payload_bytes = max_payload_bytes
@@ -111,9 +116,13 @@ class Intake:
         self._stored = stored
         self._announced = announced
         self._send = send
+        self._refused = refused
+        self._clock = clock
+        self._inflows: weakref.WeakSet[Inflow] = weakref.WeakSet()  # of connections that live
         self._batch: list[tuple[Peer, Accepted]] = []
         self._pending: set[str] = set()  # appended, not yet in the ledger
         self._complete: set[str] = set()  # all chunks there, being opened or about to be
+        self._newest: dict[str, Peer] = {}  # of those two, who offered them again meanwhile
         self._flush: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()  # one opened payload in memory at a time
 
@@ -126,24 +135,26 @@ class Intake:
         header = parse_header(data, max_plain_bytes=self._max_payload_bytes)
         if header.update_id != message.digest:
             raise WireError("an update's digest is not that of its header.")
-        if message.digest in self._pending:
-            return  # its Ack follows the fsync under way
+        if message.digest in self._pending or message.digest in self._complete:
+            self._newest[message.digest] = peer  # the answer is on its way, to whoever asks
+            return
         if message.digest in self._spool:
             if self._recorded(peer.client, header.core, message.digest):
                 self._send(peer, Ack(digest=message.digest))
                 return
             # A kill came between the spool and the ledger: it was never acknowledged.
             self._spool.remove([message.digest])
+        if message.digest in peer.inflow.under_way:
+            return  # said twice; its chunks are on their way
         self._check_core(peer, header.core)
         self._check_size(peer, header)
-        if len(peer.receiving) >= MAX_UPLOADS and message.digest not in peer.receiving:
-            self.forget(peer, next(iter(peer.receiving)))
-        large = header.sealed_bytes > IN_MEMORY_BYTES
-        path = self._files.place(peer.client, message.digest) if large else None
-        assembly = Assembly(header, path=path)
-        receiving = Receiving(header, data, signature, wrap, assembly, self._credit)
-        peer.receiving[message.digest] = receiving
-        receiving.expect_first()
+        if len(peer.inflow.under_way) >= MAX_UPLOADS:
+            self.forget(peer, next(iter(peer.inflow.under_way)))
+        assembly = self._arriving.take(peer.client, header)
+        receiving = Receiving(header, data, signature, wrap, assembly)
+        self._inflows.add(peer.inflow)
+        coming = min(message.unasked, unasked(header))
+        peer.inflow.begin(receiving, self._clock(), unasked=coming)
         await self._continue(peer, message.digest, receiving)
 
     def _check_size(self, peer: Peer, header: Header) -> None:
@@ -167,27 +178,44 @@ class Intake:
     # --- chunks -----------------------------------------------------------------------------
 
     async def chunk(self, peer: Peer, received: Received, message: Chunk) -> None:
-        """Store one chunk if its hash fits, and go on."""
-        receiving = peer.receiving.get(message.digest)
+        """Store the chunks of a message if their hashes fit, and go on."""
+        receiving = peer.inflow.under_way.get(message.digest)
         if receiving is None:
             return  # late, of an update that was refused or is stored: not worth a word
-        receiving.put(message.index, received.blobs[0])
+        try:
+            peer.inflow.put(message.digest, message.index, received.blobs[0], self._clock())
+        except WireError as error:
+            if not receiving.retries:
+                raise
+            self._refused(peer, error)
         await self._continue(peer, message.digest, receiving)
+
+    def _ask(self, peer: Peer) -> None:
+        """Ask for what the client's link and the server's memory have room for."""
+        busy = sum(bool(inflow.under_way) for inflow in self._inflows)
+        peer.inflow.pace.most_bytes = share(self._credit, busy)
+        for want in peer.inflow.wants(self._clock()):
+            self._send(peer, want)
+
+    def revive(self, peers: Iterable[Peer]) -> None:
+        """Ask again for what was asked for and never came over a connection that lives."""
+        for peer in peers:
+            if peer.inflow.revive(self._clock()):
+                self._ask(peer)
 
     async def _continue(self, peer: Peer, digest: str, receiving: Receiving) -> None:
         if not receiving.complete:
-            wanted = receiving.want()
-            if wanted:
-                self._send(peer, Want(digest=digest, chunks=wanted))
+            self._ask(peer)
             return
-        del peer.receiving[digest]
+        peer.inflow.end(digest)
+        self._ask(peer)
         self._complete.add(digest)
         try:
             async with self._opening:
                 await self._finish(peer, digest, receiving)
         finally:
             self._complete.discard(digest)
-            self._discard(peer, digest, receiving)
+            self._arriving.drop(peer.client, digest)
 
     # --- complete ---------------------------------------------------------------------------
 
@@ -250,33 +278,31 @@ class Intake:
                     self._refuse(peer, accepted, InternalError(text))
                 else:
                     self._pending.discard(accepted.digest)
-                    self._send(peer, Ack(digest=accepted.digest))
+                    answer = Ack(digest=accepted.digest)
+                    self._send(self._newest.pop(accepted.digest, peer), answer)
 
     def _refuse(self, peer: Peer, accepted: Accepted, error: FcilError) -> None:
         """Take an update back that could not be made durable or was not the first."""
         self._pending.discard(accepted.digest)
+        peer = self._newest.pop(accepted.digest, peer)
         with contextlib.suppress(FcilError):  # a full disk: it is removed at the next start
             self._spool.remove([accepted.digest])
+        self._refused(peer, error)
         self._send(peer, nack_of(error, accepted.digest))
 
     def forget(self, peer: Peer, digest: str) -> None:
         """Drop what has come of an update that was refused."""
-        receiving = peer.receiving.pop(digest, None)
-        if receiving is not None:
-            self._discard(peer, digest, receiving)
-
-    def _discard(self, peer: Peer, digest: str, receiving: Receiving) -> None:
-        receiving.assembly.discard()
-        self._files.gone(peer.client, digest)
+        if peer.inflow.end(digest) is not None:
+            self._arriving.drop(peer.client, digest)
 
     def sweep(self, peers: Iterable[Peer]) -> None:
         """After a round, remove what nobody goes on with: its updates could not count any more.
 
         Inventories are sealed anew in every session, so theirs are never taken up again.
         """
-        live = {digest for peer in peers for digest in peer.receiving}
+        live = {digest for peer in peers for digest in peer.inflow.under_way}
         with contextlib.suppress(FcilError):  # what is left goes after the next round
-            self._files.sweep(live | self._complete)
+            self._arriving.sweep(live | self._complete)
 
     async def drain(self) -> None:
         """Wait until everything appended is durable and acknowledged."""

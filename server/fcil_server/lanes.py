@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import fcil_protocol
@@ -29,18 +29,18 @@ from fcil_protocol.ids import ClientId
 from fcil_protocol.lanes import Laned
 from fcil_protocol.link import Incoming, ServerLink
 from fcil_protocol.messages import Admit, Message, Received, Uplink, Want, parse
+from fcil_protocol.tcp_info import TcpCounts
 from fcil_server import ledger_rows
 from fcil_server.accounts import Accounts
 from fcil_server.greeting import keys_of
 from fcil_server.guests import SHOWN_OUT_S
 from fcil_server.intake import nack_of
 from fcil_server.ledger_rows import Direction, Role
-from fcil_server.peers import Peer
+from fcil_server.peers import FIRST_LANE, Peer
 from fcil_server.roster import MAX_BEHIND, MAX_GUESTS_BEHIND, Roster, refusal
 
 # What a route begins with, so that none that a client chose can be taken for another kind.
 _DIRECT, _LANE = b"d", b"l"
-_FIRST = 1 << 48  # numbers of connections that are lanes: the socket's own stay far below
 MAX_WAITING_BYTES = 64 << 20  # for one relay, when its socket's queue is full
 MAX_LANES = 2 * (MAX_BEHIND + MAX_GUESTS_BEHIND)  # of one relay; a client may come back early
 FLUSH_S = 0.005  # between attempts to empty that queue
@@ -81,7 +81,7 @@ class Lanes:
     Args:
         link: the server's socket.
         roster: who is a relay, and who is behind it.
-        credit: chunks that a relay may have in flight.
+        credit: bytes that a relay may have in flight.
         accounts: where bytes are counted; asked for when there are some.
         serve: answers a relay's Want, chunks only.
         say: takes a note for the operator: level, code, text.
@@ -105,7 +105,7 @@ class Lanes:
         self._say = say
         self._kinds: dict[int, _Relay | None] = {}  # of every connection that has spoken
         self._lanes: dict[int, _Lane] = {}
-        self._last = _FIRST
+        self._last = FIRST_LANE
         self._ready: deque[Incoming] = deque()
 
     # --- the link that the daemon sees ------------------------------------------------------
@@ -137,6 +137,10 @@ class Lanes:
             self._down(lane, ())
             lane.cut = True
 
+    def take_counts(self) -> Mapping[int, TcpCounts]:
+        """Return what the kernel counted on real connections; lanes are within a relay's."""
+        return self._link.take_counts()
+
     def close(self) -> None:
         """Stop listening."""
         self._link.close()
@@ -163,6 +167,8 @@ class Lanes:
         relay = self._kind(incoming)
         if not incoming.frames:
             self._kinds.pop(incoming.conn, None)
+            if relay is not None:
+                self._accounts().departed(incoming.conn)
         if relay is None:
             self._ready.append(replace(incoming, route=_DIRECT + incoming.route))
             return
@@ -243,7 +249,7 @@ class Lanes:
         relay.peer = peer
         federation.ledger.touch(row.client_id)
         federation.ledger.set_address(row.client_id, message.address)
-        self._accounts().connected(row.client_id)
+        self._accounts().connected(row.client_id, relay.conn)
         self._admit(peer)
         self._say("info", "relay", f"relay {row.name} connected, listening on {message.address}")
 

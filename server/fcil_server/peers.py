@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from fcil_protocol.channel import Channel
 from fcil_protocol.ids import ClientId
 from fcil_protocol.keys import PublicKeys
-from fcil_protocol.transfer import Receiving
+from fcil_protocol.pace import MIN_WINDOW_BYTES
+from fcil_protocol.transfer import Inflow
+
+FIRST_LANE = 1 << 48  # numbers of connections that are lanes of relays: others stay far below
 
 
 @dataclass
@@ -19,8 +22,9 @@ class Peer:
         ready: its Hello was complete and accepted; it may announce and be asked.
         train, test: class key -> number of images, as announced; None before.
         names: the class names as the client spells them.
-        receiving: envelopes on their way in, by digest.
+        inflow: envelopes on their way in.
         progress: what it last said of its work in the current round.
+        untrained: names of classes that it brings and that were learned before.
     """
 
     client: ClientId
@@ -35,8 +39,9 @@ class Peer:
     train: dict[str, int] | None = None
     test: dict[str, int] | None = None
     names: tuple[str, ...] = ()
-    receiving: dict[str, Receiving] = field(default_factory=dict, repr=False)
+    inflow: Inflow = field(default_factory=lambda: Inflow(MIN_WINDOW_BYTES), repr=False)
     progress: tuple[str, int, int] | None = None
+    untrained: tuple[str, ...] = ()
 
     @property
     def announced(self) -> bool:
@@ -70,6 +75,17 @@ class Peers:
         self._by_client[peer.client] = peer
         self._by_conn[peer.conn] = peer
         return old if old is not None and old.conn != peer.conn else None
+
+    def is_left_behind(self, peer: Peer) -> bool:
+        """Say whether a client has spoken on a connection made later than this one.
+
+        A network may deliver what an old connection said after a new one has spoken.
+        Numbers of connections grow, those of lanes behind relays apart from the others.
+        """
+        newest = self._by_client.get(peer.client)
+        if newest is None or (newest.conn < FIRST_LANE) != (peer.conn < FIRST_LANE):
+            return False
+        return peer.conn < newest.conn
 
     def remove(self, conn: int) -> Peer | None:
         """Drop the session of a connection that ended; None if a newer one replaced it."""

@@ -111,6 +111,12 @@ class Relay:
         """End the relay."""
         self._stopping.set()
 
+    def line(self) -> str:
+        """Say in one line what it does, for who supervises it."""
+        if self._session is None:
+            return f"not connected to {self._record.addresses[self._at]}"
+        return f"carries {len(self._session.lanes)} clients"
+
     def status(self) -> dict[str, Any]:
         """Return what it does; counts are bytes of the uplink and numbers of chunks."""
         return {

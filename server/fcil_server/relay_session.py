@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,9 +12,11 @@ from fcil_protocol import lanes
 from fcil_protocol.channel import Channel
 from fcil_protocol.envelope import parse_header, verify_header
 from fcil_protocol.errors import FcilError, InternalError, WireError
+from fcil_protocol.header import Header
 from fcil_protocol.keys import PublicKeys
 from fcil_protocol.link import Incoming, ServerLink
 from fcil_protocol.messages import Admit, Chunk, Message, Parts, Want, parse
+from fcil_protocol.transfer import runs
 from fcil_protocol.wellknown import REGISTRY
 from fcil_server.doorkeeper import Doorkeeper
 from fcil_server.guests import MAX_GUEST_BYTES
@@ -22,6 +24,7 @@ from fcil_server.relay_cache import Cache
 from fcil_server.relay_fetches import Fetches
 
 FULL_S = 0.005  # between attempts to send while the uplink's queue is full
+WATCH_S = 10.0  # how often to look for what was lost on an uplink that lives
 MAX_OUT = 64  # messages that wait for the uplink; then clients are not read
 _MAX_PLAIN = 1 << 40  # the client, who knows the federation's limit, checks the size
 
@@ -64,7 +67,9 @@ class Session:
         self._keeper = Doorkeeper()
         self._members = frozenset(first.members)
         self._keeper.replace(first.members, first.guests)
+        self._credit = first.credit
         self._fetches = Fetches(first.credit)
+        self._spans: dict[int, int] = {}  # lane -> chunks that its client takes in one message
         self._out: deque[list[bytes]] = deque()
         self._flowing = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -80,7 +85,9 @@ class Session:
             PortInUse, LinkError.
         """
         self._door = door(self._keeper)
-        self._tasks = [asyncio.create_task(w) for w in (self._receive(), self._flow())]
+        self._tasks = [
+            asyncio.create_task(w) for w in (self._receive(), self._flow(), self._watch())
+        ]
 
     async def close(self) -> None:
         """End all lanes and listen no more."""
@@ -115,6 +122,12 @@ class Session:
                 self._out.popleft()
             self._flowing.clear()
 
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if self._fetches.revive(time.monotonic()):
+                self._ask()
+
     def _push(self, frames: list[bytes]) -> None:
         if self._out or not self._uplink(frames):
             self._out.append(frames)
@@ -131,6 +144,10 @@ class Session:
             return
         number = self._numbers.get(incoming.conn)
         if number is None:
+            of_key = (lane.conn for lane in self.lanes.values() if lane.key == incoming.key)
+            if max(of_key, default=0) > incoming.conn:
+                self._door.cut(incoming.conn)  # the network kept it while a newer one was made
+                return
             # Counted here: who connected first does not always speak first.
             self._last += 1
             number = self._numbers[incoming.conn] = self._last
@@ -143,6 +160,7 @@ class Session:
         if number is not None:
             del self.lanes[number]
             self._fetches.left(number)
+            self._spans.pop(number, None)
             self._push(lanes.up(number, incoming.key))
 
     def _serve(self, number: int, frames: tuple[bytes, ...]) -> bool:
@@ -150,25 +168,28 @@ class Session:
         want = _peek(frames)
         if not isinstance(want, Want) or want.header or not want.chunks:
             return False
-        hashes = {i: self._fetches.hash_of(want.digest, i) for i in want.chunks}
-        if None in hashes.values():
+        header = self._fetches.header_of(want.digest)
+        chunks = list(dict.fromkeys(want.chunks))
+        if header is None or max(chunks) >= len(header.hashes):
             return False  # a client's own part, an unknown one, or no such chunk
-        missing = []
-        for index in want.chunks[: self._fetches.credit]:
-            data = self._cache.get(want.digest, index, hashes[index] or b"")
+        self._spans[number] = want.span
+        here: dict[int, bytes] = {}
+        missing: list[int] = []
+        for index in chunks[: max(1, self._credit // header.chunk_bytes)]:
+            data = self._cache.get(want.digest, index, header.hashes[index])
             if data is None:
                 missing.append(index)
-            elif not self._give(number, want.digest, index, data):
-                return True
             else:
-                self._counts["from_cache"] += 1
-        if missing:
-            self._ask(want.digest, self._fetches.wait(number, want.digest, missing))
+                here[index] = data
+        self._counts["from_cache"] += len(here)
+        if self._give(number, header, here) and missing:
+            self._fetches.wait(number, want.digest, missing)
+            self._ask()
         return True
 
-    def _ask(self, digest: str, chunks: list[int]) -> None:
-        if chunks:
-            self._push(self._channel.frames(Want(digest=digest, chunks=chunks)))
+    def _ask(self) -> None:
+        for want in self._fetches.wants(time.monotonic()):
+            self._push(self._channel.frames(want))
 
     # --- down -------------------------------------------------------------------------------
 
@@ -197,33 +218,41 @@ class Session:
         except FcilError:
             return  # the client refuses it in its own words
         if header.update_id == message.digest and header.core.part != REGISTRY:
-            self._fetches.learn(message.digest, tuple(header.hashes))
+            self._fetches.learn(header)
 
     def chunk(self, message: Chunk, data: bytes) -> None:
-        """Take a chunk that was asked for: keep it, and give it to all who wait."""
-        expected = self._fetches.hash_of(message.digest, message.index)
-        if expected is None:
+        """Take chunks that were asked for: keep them, and give them to all who wait."""
+        header = self._fetches.header_of(message.digest)
+        if header is None:
             return  # of a part that was given up
-        if hashlib.sha256(data).digest() != expected:
-            self.refused(message.digest)
-            raise WireError(f"chunk {message.index} of part {message.digest[:16]} does not fit.")
-        self._counts["fetched"] += 1
-        self._cache.put(message.digest, message.index, data)
-        waiting, more = self._fetches.arrived(message.digest, message.index)
+        came: dict[int, bytes] = {}
+        for start in range(0, len(data), header.chunk_bytes):
+            index = message.index + start // header.chunk_bytes
+            piece = data[start : start + header.chunk_bytes]
+            if index >= len(header.hashes) or not header.fits(index, piece):
+                self.refused(message.digest)
+                raise WireError(f"chunk {index} of part {message.digest[:16]} does not fit.")
+            came[index] = piece
+            self._cache.put(message.digest, index, piece)
+        self._counts["fetched"] += len(came)
+        waiting = self._fetches.arrived(message.digest, came, time.monotonic())
         for number in sorted(waiting):
-            self._give(number, message.digest, message.index, data)
-            self._counts["fanned_out"] += 1
-        self._ask(message.digest, more)
+            self._give(number, header, {i: came[i] for i in waiting[number]})
+            self._counts["fanned_out"] += len(waiting[number])
+        self._ask()
 
-    def _give(self, number: int, digest: str, index: int, data: bytes) -> bool:
+    def _give(self, number: int, header: Header, pieces: dict[int, bytes]) -> bool:
+        """Send chunks to a client, as many in a message as it asked for; False: it is gone."""
         lane = self.lanes.get(number)
         if lane is None:
             return False
-        frames = self._channel.frames(Chunk(digest=digest, index=index), data)
-        if self._door.send(lane.route, frames):
-            return True
-        self._door.cut(lane.conn)
-        return False
+        for run in runs(header, pieces, self._spans.get(number, 1)):
+            message = Chunk(digest=header.update_id, index=run.start)
+            blob = b"".join(pieces[i] for i in run)
+            if not self._door.send(lane.route, self._channel.frames(message, blob)):
+                self._door.cut(lane.conn)
+                return False
+        return True
 
     def refused(self, digest: str) -> None:
         """The server has no such part any more: those who wait for it begin anew, and hear so."""

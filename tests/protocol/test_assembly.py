@@ -110,12 +110,11 @@ def test_missing_names_the_first_ones_up_to_the_limit(path):
         (COUNT, lambda c: c, "got 10"),
         (2**40, lambda c: c, "expected a chunk"),
         (3, lambda c: c[:-1], f"expected {CHUNK} bytes, got {CHUNK - 1}"),
-        (3, lambda c: c + b"x", f"got {CHUNK + 1}"),
         (3, lambda c: b"", "got 0"),
         (3, lambda c: bytes([c[0] ^ 1]) + c[1:], "does not match its hash"),
         (3, lambda c: c[:-1] + bytes([c[-1] ^ 0x80]), "does not match its hash"),
         (3, lambda c: bytes(SEALED.chunk(4)), "does not match its hash"),
-        (9, lambda c: bytes(CHUNK), f"expected {HEADER.chunk_size(9)} bytes"),
+        (9, lambda c: c[:-1], f"expected {HEADER.chunk_size(9)} bytes"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_not_kept(path, index, change, words):
@@ -126,6 +125,43 @@ def test_what_does_not_fit_is_refused_and_not_kept(path, index, change, words):
         part.put(index, change(chunk))
     assert part.missing(COUNT) == list(range(1, COUNT))
     assert part.received_bytes == CHUNK
+
+
+def test_a_message_may_carry_several_chunks(path):
+    part = Assembly(HEADER, path=path)
+    assert part.put(4, bytes(SEALED.chunk(4)))
+    assert part.put(3, SEALED.body[3 * CHUNK : 7 * CHUNK])
+    assert not part.put(4, SEALED.body[4 * CHUNK : 6 * CHUNK])
+    assert part.missing(COUNT) == [0, 1, 2, 7, 8, 9]
+    assert part.put(7, SEALED.body[7 * CHUNK :])
+    assert part.put(0, SEALED.body[: 3 * CHUNK])
+    assert part.body() == SEALED.body
+
+
+@pytest.mark.parametrize(
+    ("index", "change", "words", "kept"),
+    [
+        (3, lambda c: c + b"x", "chunk 6: expected 16384 bytes, got 1", [3, 4, 5]),
+        (3, lambda c: c[:-1], "chunk 5", [3, 4]),
+        (3, lambda c: flip(c, 2 * CHUNK), "chunk 5 of envelope", [3, 4]),
+        (3, lambda c: flip(c, 0), "chunk 3 of envelope", []),
+        (7, lambda c: c + b"x", "expected a chunk of 0 to 9, got 10", [7, 8, 9]),
+    ],
+)
+def test_of_a_message_that_does_not_fit_to_its_end_what_fits_is_kept(
+    path, index, change, words, kept
+):
+    part = Assembly(HEADER, path=path)
+    with pytest.raises(WireError, match=words):
+        part.put(index, change(SEALED.body[index * CHUNK : (index + 3) * CHUNK]))
+    assert [i for i in ALL if i not in part.missing(COUNT)] == kept
+    for i in part.missing(COUNT):
+        part.put(i, bytes(SEALED.chunk(i)))
+    assert part.body() == SEALED.body
+
+
+def flip(data, at):
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
 def test_a_wrong_second_copy_does_not_replace_a_true_chunk(path):

@@ -253,6 +253,15 @@ def test_a_later_certificate_has_a_higher_serial(monkeypatch):
     assert root.certify(server).serial > first.serial
 
 
+def test_a_certificate_follows_the_one_before_also_on_a_clock_that_was_set_back(monkeypatch):
+    root, server = RootKey.generate(), PrivateKeys.generate().public
+    first = root.certify(server)
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+    later = root.certify(server, after=first.serial)
+    later.must_follow(first)
+    assert later.serial == first.serial + 1
+
+
 def test_a_flipped_bit_anywhere_in_a_certificate_is_refused():
     root = RootKey.generate()
     data = root.certify(PrivateKeys.generate().public).to_bytes()

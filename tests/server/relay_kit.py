@@ -22,6 +22,7 @@ from fcil_protocol.link import LinkNews
 from fcil_protocol.messages import Chunk, Hello, Nack, PartRef, Parts, Want, parse
 from fcil_protocol.payload import Payload, pack
 from fcil_protocol.testing import MemoryRouter
+from fcil_protocol.transfer import runs
 from fcil_server.accounts import Accounts
 from fcil_server.doorkeeper import Doorkeeper
 from fcil_server.greeting import keys_of
@@ -34,8 +35,8 @@ from fcil_server.relay_home import Record
 from fcil_server.roster import Roster
 
 RUN = "r20260102-030405-0a0b"
-CREDIT = 4
 CHUNK = 16_384
+CREDIT = 4 * CHUNK
 ADDRESS = "127.0.0.1:7720"
 
 
@@ -118,11 +119,12 @@ class Center:
                 Parts(digest=want.digest), sealed.header, sealed.signature, wrap
             )
             assert self.lanes.send(route, frames)
-        for index in want.chunks[:CREDIT]:
-            self.given[want.digest, index] += 1
-            self.by[client] += 1
-            data = self.spoil(sealed.body[index * CHUNK : (index + 1) * CHUNK])
-            self.lanes.send(route, channel.frames(Chunk(digest=want.digest, index=index), data))
+        for run in runs(sealed.parsed, want.chunks, want.span):
+            self.given.update((want.digest, index) for index in run)
+            self.by[client] += len(run)
+            data = self.spoil(sealed.body[sealed.parsed.extent(run)])
+            message = Chunk(digest=want.digest, index=run.start)
+            self.lanes.send(route, channel.frames(message, data))
 
     async def run(self):
         while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fcil_protocol.channel import Channel
 from fcil_protocol.ids import ClientId
 from fcil_protocol.keys import PrivateKeys
-from fcil_server.peers import Peer, Peers
+from fcil_server.peers import FIRST_LANE, Peer, Peers
 
 KEYS = PrivateKeys(curve=b"\x01" * 32, signing=b"\x02" * 32, sealing=b"\x03" * 32)
 ALICE, BOB, CAROL = (ClientId(c * 26) for c in "abc")
@@ -51,6 +51,21 @@ class TestPeers:
         assert peers.by_client(ALICE) is new
         assert peers.by_conn(1) is None, "what the older one still sends is nobody's"
         assert len(peers) == 1
+
+    def test_what_an_older_connection_says_after_a_newer_one_comes_too_late(self) -> None:
+        peers = Peers()
+        assert not peers.is_left_behind(peer(ALICE, 5))
+        peers.add(peer(ALICE, 5))
+        assert peers.is_left_behind(peer(ALICE, 4))
+        assert not peers.is_left_behind(peer(ALICE, 5)), "it says hello once more"
+        assert not peers.is_left_behind(peer(ALICE, 6))
+        assert not peers.is_left_behind(peer(BOB, 4))
+
+    def test_lanes_and_connections_have_numbers_that_are_not_compared(self) -> None:
+        peers = Peers()
+        peers.add(peer(ALICE, FIRST_LANE + 7))
+        assert not peers.is_left_behind(peer(ALICE, 8))
+        assert peers.is_left_behind(peer(ALICE, FIRST_LANE + 6))
 
     def test_a_new_hello_on_the_same_connection_replaces_the_session_quietly(self) -> None:
         peers = Peers()

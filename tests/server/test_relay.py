@@ -452,3 +452,22 @@ def test_a_newer_certificate_is_kept_and_an_older_one_is_not_believed(tmp_path):
         await task
 
     play(tmp_path, story)
+
+
+# --- connections out of order ----------------------------------------------------------------
+
+
+def test_what_an_older_connection_says_after_a_newer_one_is_not_passed_on(tmp_path):
+    async def story(center, site):
+        client = site.client(tmp_path, "c")
+        await client.connect()
+        old = client.link  # silent so far: the network keeps what it says
+        await client.greet()
+        assert len(center.channels) == 1
+        old.send([b"late", b""])
+        assert await old.recv() == LinkNews("down")
+        assert len(site.relay._session.lanes) == 1
+        assert len(center.channels) == 1
+        assert not client.news, "the newer one lives"
+
+    play(tmp_path, story)

@@ -1,64 +1,120 @@
-"""Which chunks a relay asks for: each once, at most the credit at a time."""
+"""Which chunks a relay asks for: each once, at most a window at a time."""
 
+from types import SimpleNamespace
+
+from fcil_protocol.pace import PATIENCE_S
 from fcil_server import relay_fetches
 from fcil_server.relay_fetches import Fetches
 
-HASHES = tuple(bytes([i]) * 32 for i in range(10))
+CHUNK = 16_384
+A, B, C = "a" * 64, "b" * 64, "c" * 64
 
 
-def fetches(credit=4):
-    made = Fetches(credit)
-    made.learn("a", HASHES)
+def header(digest, chunks=10):
+    return SimpleNamespace(
+        update_id=digest, hashes=(b"h",) * chunks, chunk_bytes=CHUNK, chunk_size=lambda _: CHUNK
+    )
+
+
+def fetches(chunks_in_window=4):
+    made = Fetches(chunks_in_window * CHUNK)
+    made.learn(header(A))
     return made
 
 
-def test_several_lanes_cause_one_question(tmp_path):
-    made = fetches()
-    assert made.wait(1, "a", [0, 1]) == [0, 1]
-    assert made.wait(2, "a", [0, 1, 2]) == [2]
-    assert made.arrived("a", 0) == ({1, 2}, [])
-    assert made.arrived("a", 2) == ({2}, [])
-    assert made.arrived("a", 0) == (set(), [])
+def asked(made, now=0.0):
+    return {want.digest: want.chunks for want in made.wants(now)}
 
 
-def test_no_more_is_in_flight_than_the_credit():
+def test_several_lanes_cause_one_question():
     made = fetches()
-    assert made.wait(1, "a", range(10)) == [0, 1, 2, 3]
-    assert made.arrived("a", 0) == ({1}, [])
-    assert made.arrived("a", 1) == ({1}, [4, 5])
-    assert made.wait(2, "a", range(10)) == []
+    made.wait(1, A, [0, 1])
+    assert asked(made) == {A: [0, 1]}
+    made.wait(2, A, [0, 1, 2])
+    assert asked(made) == {A: [2]}
+    assert made.arrived(A, [0], 0.0) == {1: [0], 2: [0]}
+    assert made.arrived(A, [2], 0.0) == {2: [2]}
+    assert made.arrived(A, [0], 0.0) == {}
+
+
+def test_of_a_message_with_several_chunks_each_lane_gets_those_it_waits_for():
+    made = fetches()
+    made.wait(1, A, [0, 1])
+    made.wait(2, A, [1, 2])
+    assert asked(made) == {A: [0, 1, 2]}
+    assert made.arrived(A, [0, 1, 2], 0.0) == {1: [0, 1], 2: [1, 2]}
+    assert made.pace.in_flight == 0
+
+
+def test_no_more_is_in_flight_than_the_window():
+    made = fetches()
+    made.wait(1, A, range(10))
+    assert asked(made) == {A: [0, 1, 2, 3]}
+    made.arrived(A, [0], 0.0)
+    assert asked(made) == {}
+    made.arrived(A, [1], 0.0)
+    assert asked(made) == {A: [4, 5]}
+    made.wait(2, A, range(10))
+    assert asked(made) == {}
+
+
+def test_parts_share_the_window_of_the_uplink():
+    made = fetches()
+    made.learn(header(B))
+    made.wait(1, A, [0, 1])
+    made.wait(2, B, range(10))
+    assert asked(made) == {A: [0, 1], B: [0, 1]}
+
+
+def test_a_window_smaller_than_a_chunk_brings_one_at_a_time():
+    made = Fetches(1)
+    made.learn(header(A))
+    made.wait(1, A, [3, 4])
+    assert asked(made) == {A: [3]}
+    assert asked(made) == {}
+    made.arrived(A, [3], 1.0)
+    assert asked(made) == {A: [4]}
 
 
 def test_what_was_asked_for_and_nobody_wants_any_more_still_arrives():
     made = fetches()
-    made.wait(1, "a", range(6))
+    made.wait(1, A, range(6))
+    asked(made)
     made.left(1)
-    assert made.arrived("a", 0) == (set(), [])
-    assert made.arrived("a", 1) == (set(), [])  # and nothing new is asked for
-    assert made.wait(2, "a", [2, 3, 4]) == [4]
+    assert made.arrived(A, [0, 1], 0.0) == {}
+    assert asked(made) == {}, "and nothing new is asked for"
+    made.wait(2, A, [2, 3, 4])
+    assert asked(made) == {A: [4]}
 
 
-def test_a_part_that_is_refused_is_forgotten():
+def test_a_part_that_is_refused_is_forgotten_and_leaves_room():
     made = fetches()
-    made.wait(1, "a", [0])
-    made.wait(2, "a", [1])
-    assert made.refused("a") == {1, 2}
-    assert made.hash_of("a", 0) is None
-    assert made.refused("a") == set()
+    made.wait(1, A, [0, 2, 3])
+    made.wait(2, A, [1])
+    asked(made)
+    assert made.refused(A) == {1, 2}
+    assert made.header_of(A) is None
+    assert made.refused(A) == set()
+    assert made.pace.in_flight == 0
 
 
-def test_a_hash_is_known_for_chunks_that_the_header_names():
+def test_what_never_comes_is_asked_for_again():
     made = fetches()
-    assert made.hash_of("a", 9) == HASHES[9]
-    assert [made.hash_of("a", 10), made.hash_of("a", -1), made.hash_of("b", 0)] == [None] * 3
+    made.wait(1, A, [0, 1])
+    assert asked(made) == {A: [0, 1]}
+    assert not made.revive(PATIENCE_S - 1)
+    assert made.revive(PATIENCE_S)
+    assert asked(made, PATIENCE_S) == {A: [0, 1]}
+    made.arrived(A, [0, 1], PATIENCE_S + 1)
+    assert not made.revive(1e9), "nothing is in flight"
 
 
 def test_old_headers_make_room_unless_somebody_waits(monkeypatch):
     monkeypatch.setattr(relay_fetches, "MAX_HASHES", 25)
     made = fetches()
-    made.wait(1, "a", [0])
-    made.learn("b", HASHES)
-    made.learn("c", HASHES)
-    assert made.hash_of("a", 0)
-    assert made.hash_of("b", 0) is None
-    assert made.hash_of("c", 0)
+    made.wait(1, A, [0])
+    made.learn(header(B))
+    made.learn(header(C))
+    assert made.header_of(A)
+    assert made.header_of(B) is None
+    assert made.header_of(C)

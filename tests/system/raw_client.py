@@ -139,7 +139,8 @@ class RawClient:
         """Send an envelope whole; return the server's Ack or Nack about it."""
         header = parse_header(sealed.header, max_plain_bytes=1 << 30)
         digest = digest or header.update_id
-        self.say(Update(digest=digest), sealed.header, sealed.signature, wrap)
+        update = Update(digest=digest, unasked=len(header.hashes))
+        self.say(update, sealed.header, sealed.signature, wrap)
         body = sealed.body if body is None else body
         for index in range(len(header.hashes)):
             start = index * header.chunk_bytes

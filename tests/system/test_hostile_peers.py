@@ -27,6 +27,7 @@ from fcil_protocol.messages import (
     parse,
 )
 from fcil_protocol.payload import Payload
+from fcil_protocol.transfer import MAX_SPOILED
 from fcil_protocol.transport import MAX_MESSAGE_BYTES, LinkNews
 from fcil_protocol.wellknown import INVENTORY
 from fcil_server.local import LocalFederation
@@ -210,17 +211,16 @@ def test_a_flood_of_hellos_is_one_session_at_a_time(siege, endure):
     endure(attack)
 
 
-def test_wants_for_thousands_of_chunks_get_the_credit_and_no_more(siege, endure):
+def test_wants_for_the_same_chunk_a_thousand_times_get_it_once(siege, endure):
     async def attack():
         client = await Flooder(siege.federation, "wants").begin()
         assert isinstance(await client.announce({"0": 1}), Ack)
         order = await client.asked()
-        credit = client.welcome.credit
         digest = next(p.digest for p in order.parts if p.name == "registry")
         async for _ in siege.passes():
             greedy = Want(digest=digest, chunks=[0] * 1024, header=True)
             answers = await client.pour(client.frames(greedy) for _ in range(20))
-            assert [type(a) for a in answers] == [Parts, *[Chunk] * credit] * 20
+            assert [type(a) for a in answers] == [Parts, Chunk] * 20
             beyond = (Want(digest=digest, chunks=[n]) for n in range(1, 200))
             answers = await client.pour(client.frames(want) for want in beyond)
             assert {(type(a), a.digest) for a in answers} == {(Nack, digest)}
@@ -311,8 +311,14 @@ def bad_updates(client, count):
             case 9:
                 header = header[:-1]
         digest = sealed.parsed.update_id
-        yield client.frames(Update(digest=digest), header, signature, wrap)
-        yield client.frames(Chunk(digest=digest, index=0), body)
+        yield client.frames(Update(digest=digest, unasked=1), header, signature, wrap)
+        for _ in range(1 + MAX_SPOILED * is_spoilt(number)):  # asked for again so often
+            yield client.frames(Chunk(digest=digest, index=0), body)
+
+
+def is_spoilt(number):
+    """Whether a bad update is one whose chunk does not fit, after a header that is good."""
+    return number % 10 == 8 and number % 9 != 8
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.full)])
@@ -328,6 +334,10 @@ def test_bad_updates_are_refused_one_by_one_with_a_reason(siege, endure, count):
                 answers = await client.pour(bad_updates(client, WINDOW // 2))
                 marks += 2  # each wait is itself a refused Want
                 sent += WINDOW // 2
+                again = [a for a in answers if isinstance(a, Want)]
+                assert len(again) <= MAX_SPOILED * sum(map(is_spoilt, range(WINDOW // 2)))
+                marks += len(again)  # for each a chunk was refused
+                answers = [a for a in answers if not isinstance(a, Want)]
                 assert len(answers) == WINDOW // 2
                 assert all(isinstance(a, Nack) and a.text for a in answers)
             assert siege.refused() - before == count + marks

@@ -7,8 +7,9 @@ import pytest
 
 from fcil_protocol.errors import UnknownClient
 from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.messages import Ack, Decline, Nack, Update
+from fcil_protocol.messages import Ack, Chunk, Decline, Nack, Update, Want
 from fcil_protocol.payload import Payload, pack
+from fcil_protocol.transfer import MAX_SPOILED
 from fcil_protocol.transport import Dealer, LinkNews
 from fcil_server.local import LocalFederation
 from system.kit import open_ledger, settings, write_client
@@ -117,8 +118,13 @@ def test_the_body_of_another_update_under_this_header_is_refused(federation):
         core = client.update_core(order)
         one, wrap = client.sealed(tensors(order), core)
         two, _ = client.sealed(tensors(order, mean=np.zeros((2, 64), np.float32)), core)
-        answer = await client.upload(one, wrap, body=two.body)
-        assert isinstance(answer, Nack)
+        message = Update(digest=one.parsed.update_id, unasked=1)
+        client.say(message, one.header, one.signature, wrap)
+        for _ in range(MAX_SPOILED):
+            client.say(Chunk(digest=one.parsed.update_id, index=0), two.body)
+            assert isinstance(await client.hear(Want, Ack, Nack), Want), "it is asked for again"
+        client.say(Chunk(digest=one.parsed.update_id, index=0), two.body)
+        assert isinstance(await client.hear(Want, Ack, Nack), Nack)
         client.close()
 
     asyncio.run(story())
