@@ -11,7 +11,7 @@ import copy
 import difflib
 import hashlib
 import importlib.resources
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,14 @@ class Backbone:
         info: what one may know of it without torch.
         module: the timm model, in eval mode, no parameter requires a gradient; read only.
         device: name of the device that holds it.
+        alive: called at the beginning of every pass: a worker tells its daemon so.
     """
 
     def __init__(self, module: Any, info: BackboneInfo, device: str) -> None:
         self.module = module.requires_grad_(requires_grad=False).eval().to(device)
         self.info = info
         self.device = device
+        self.alive: Callable[[], None] = _nobody
         p = info.preprocessing
         self._mean = torch.tensor(p.mean, device=device).view(1, 3, 1, 1)
         self._std = torch.tensor(p.std, device=device).view(1, 3, 1, 1)
@@ -75,9 +77,14 @@ class Backbone:
         Returns:
             (B, 3, S, S) float32 on the backbone's device.
         """
+        self.alive()
         pixels = torch.tensor(images) if isinstance(images, np.ndarray) else images
         x = pixels.to(self.device, torch.float32).permute(0, 3, 1, 2)  # (B, 3, S, S)
         return (x / 255 - self._mean) / self._std
+
+
+def _nobody() -> None:
+    return None
 
 
 def load_backbone(

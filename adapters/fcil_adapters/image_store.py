@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -39,6 +39,8 @@ class ImageStore:
     Attributes:
         source: where files are read; may be replaced by a newer look at the same images.
         faults: one sentence per image that vanished, changed or broke since it was listed.
+        alive: called for every image that is decoded for a door, and whenever one is asked for
+            images: a worker tells its daemon so.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class ImageStore:
         self.source = source
         self.preprocessing = preprocessing
         self.faults: list[str] = []
+        self.alive: Callable[[], None] = _nobody
         self._kept = _Kept(memory_bytes // (3 * preprocessing.size**2))
         self._pool = ThreadPoolExecutor(threads or min(8, os.cpu_count() or 1))
 
@@ -76,6 +79,7 @@ class ImageStore:
         room = set(list(missing)[: self._kept.room()])
         first = {i.digest: i for i in reversed(pictures) if i.digest in room}
         for one, array in zip(first, self._pool.map(self._decode, first.values()), strict=True):
+            self.alive()
             if array is not None:
                 self._kept.put(one, array)
         return [self._kept.has(i.digest) or self._still_there(i, room) for i in pictures]
@@ -90,6 +94,7 @@ class ImageStore:
 
     def arrays(self, pictures: Sequence[Picture]) -> list[U8 | None]:
         """Return decoded images (S, S, 3), kept or decoded now; None for those now broken."""
+        self.alive()
         found = {i.digest: self._kept.get(i.digest) for i in pictures}
         missing = {i.digest: i for i in pictures if found[i.digest] is None}
         found.update(zip(missing, self._pool.map(self._decode, missing.values()), strict=True))
@@ -108,6 +113,10 @@ class ImageStore:
     def _fault(self, sentence: str) -> None:
         if sentence not in self.faults:
             self.faults.append(sentence)
+
+
+def _nobody() -> None:
+    return None
 
 
 class Door:

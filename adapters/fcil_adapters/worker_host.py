@@ -22,17 +22,21 @@ from typing import IO
 
 from fcil_adapters.contract import Progress
 from fcil_adapters.worker_pipe import AsyncPipe, Blobs, Fields
+from fcil_adapters.worker_watch import Quiet, oom_kills
 from fcil_protocol.errors import (
     FcilError,
     InternalError,
+    OutOfMemory,
     WireError,
     WorkerDied,
     WorkerError,
+    WorkerStalled,
     from_code,
 )
 from fcil_protocol.files import storage_errors
 
 MAX_LOG_BYTES = 1 << 20  # then the log starts anew; one older log is kept
+TRACE_S = 0.3  # for a worker that hangs to write down where
 STOP_S = 5.0  # a worker that was told to end gets so long before it is killed
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -57,6 +61,7 @@ class WorkerHost:
         threads: int | None = None,
         nice: int = 0,
         idle_s: float | None = None,
+        stall_s: float | None = None,
         log: Path | None = None,
     ) -> None:
         """Describe a worker; nothing starts yet.
@@ -68,12 +73,14 @@ class WorkerHost:
             threads: threads of its numeric libraries; None or 0: theirs to choose.
             nice: added to its niceness.
             idle_s: without a call for so long it is released; None: never.
+            stall_s: without a word in a call for so long it is ended; None: never.
             log: file (0600) for its output; None: this process's stderr.
         """
         self.name = name
         self._module = module
         self._nice = nice
         self._idle_s = idle_s
+        self._stall_s = stall_s
         self._log = log
         numbers = {} if not threads else dict.fromkeys(_THREAD_VARIABLES, str(threads))
         self._env = {**os.environ, **numbers, **(env or {})}
@@ -82,6 +89,8 @@ class WorkerHost:
         self._lock = asyncio.Lock()
         self._idle: asyncio.TimerHandle | None = None
         self._stopped_by_us = False
+        self._stalled = ""  # why it was ended, if it was silent for too long
+        self._oom_kills: int | None = None  # in the system, when it was started
 
     @property
     def pid(self) -> int | None:
@@ -110,15 +119,22 @@ class WorkerHost:
 
         Raises:
             WorkerDied: the process ended without an answer.
+            WorkerStalled: it said nothing for too long, and was ended.
+            OutOfMemory: the kernel ended it for lack of memory.
             FcilError: what the worker reported, by its own class.
         """
         async with self._lock:
             self._hold()
             self._rotate()
+            quiet = Quiet(self._stall_s or float("inf"))
+            watch = asyncio.ensure_future(self._watch(quiet)) if self._stall_s else None
             try:
-                pipe = (self._pipe if self._alive() else None) or self._start()
+                pipe = self._pipe if self._alive() else None
+                if pipe is None:
+                    pipe = self._start()
+                    quiet.heard("starting")
                 await pipe.send({"op": op, "fields": fields}, payloads)
-                return await self._converse(pipe, on_progress, on_request)
+                return await self._converse(pipe, quiet, on_progress, on_request)
             except _Reported as reported:
                 raise reported.cause from None
             except (EOFError, ConnectionError) as error:
@@ -129,6 +145,9 @@ class WorkerHost:
                 self._forget()
                 raise
             finally:
+                if watch is not None:
+                    watch.cancel()
+                self._stalled = ""
                 self._release_later()
 
     async def stop(self) -> None:
@@ -153,27 +172,48 @@ class WorkerHost:
 
     # --- one conversation -------------------------------------------------------------------
 
+    async def _watch(self, quiet: Quiet) -> None:
+        """End a worker that says nothing for too long; also one that was stopped (SIGSTOP)."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            before = clock()
+            await asyncio.sleep(quiet.step_s)
+            if quiet.passed(clock() - before):
+                what = f" while {quiet.doing}" if quiet.doing else ""
+                self._stalled = f"made no progress for {quiet.allowed_s:.0f} s{what}"
+                if self._process is not None:  # where it hangs, into its log
+                    self._process.send_signal(signal.SIGUSR1)
+                    await asyncio.sleep(TRACE_S)
+                self.kill()
+                return
+
     async def _converse(
         self,
         pipe: AsyncPipe,
+        quiet: Quiet,
         on_progress: Callable[[Progress], None] | None,
         on_request: OnRequest | None,
     ) -> tuple[Fields, list[bytes]]:
         failure: FcilError | None = None
         while True:
             message, payloads = await pipe.recv()
+            quiet.heard(message.get("alive", ""))
+            if "alive" in message:
+                continue
             if "progress" in message:
                 if on_progress is not None:
                     on_progress(Progress(**message["progress"]))
             elif "request" in message:
+                blobs: Blobs = ()
+                quiet.ours(ours=True)
                 try:
                     reply, blobs = await _answer(on_request, message["request"])
+                    told: Fields = {"reply": reply}
                 except FcilError as error:
                     failure = error
                     told = {"error": error.code, "message": error.message, "action": error.action}
-                    await pipe.send(told)
-                else:
-                    await pipe.send({"reply": reply}, blobs)
+                quiet.ours(ours=False)
+                await pipe.send(told, blobs)
             elif "error" in message:
                 reported = from_code(message["error"], message["message"], message["action"])
                 raise _Reported(failure or reported)
@@ -195,7 +235,7 @@ class WorkerHost:
         command = [sys.executable, "-m", self._module, "--fd", str(theirs.fileno())]
         if self._nice:
             command += ["--nice", str(self._nice)]
-        self._stopped_by_us = False
+        self._stopped_by_us, self._stalled, self._oom_kills = False, "", oom_kills()
         try:
             with theirs, contextlib.ExitStack() as stack:
                 output = self._open_log(stack)
@@ -235,13 +275,23 @@ class WorkerHost:
                 shutil.copy2(self._log, self._log.with_name(f"{self._log.name}.1"))
                 os.truncate(self._log, 0)
 
-    async def _died(self) -> WorkerDied:
-        ours = self._stopped_by_us
+    async def _died(self) -> WorkerError:
+        ours, stalled = self._stopped_by_us, self._stalled
         process = self._process
         await self._end()
         code = process.returncode if process is not None else None
+        if stalled:
+            return WorkerStalled(
+                f"the {self.name} worker {stalled}, and was ended.",
+                action="Look at its log; on a machine that is only slow, raise the work timeout.",
+            )
         if ours:
             return WorkerDied(f"the {self.name} worker was stopped in the middle of its work.")
+        if code == -signal.SIGKILL and (oom_kills() or 0) > (self._oom_kills or 0):
+            return OutOfMemory(
+                f"the kernel ended the {self.name} worker: the machine ran out of memory.",
+                action="Use a smaller micro-batch or fewer threads, or free memory.",
+            )
         if code == -signal.SIGKILL:
             return WorkerDied(
                 f"the {self.name} worker was killed (signal 9), perhaps for lack of memory.",
@@ -279,7 +329,9 @@ class WorkerHost:
                 await asyncio.to_thread(process.wait, STOP_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-                await asyncio.to_thread(process.wait)
+                # One that hangs in the kernel (a dead network disk) ends when it can.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    await asyncio.to_thread(process.wait, STOP_S)
             finally:
                 if process.poll() is None:
                     process.kill()

@@ -37,7 +37,7 @@ class Engine:
         ``device`` (torch's name), ``description`` (of the device, for people); payload:
         ``probe``, the probe images' features (4, d).
         """
-        loaded = self._load(call.fields)
+        loaded = self._load(call, call.fields)
         from fcil_adapters.backbone import probe_features
 
         fields = {
@@ -59,7 +59,7 @@ class Engine:
         method = registry.load_method(call.fields["method"])
         if not method.needs_backbone:
             return method, context_from(call.fields["context"], method, progress=call.progress)
-        loaded = self._load(call.fields["backbone"])
+        loaded = self._load(call, call.fields["backbone"])
         ctx = context_from(
             call.fields["context"],
             method,
@@ -70,15 +70,20 @@ class Engine:
         _check_same(loaded.info, ctx.backbone_info)
         return method, ctx
 
-    def _load(self, wanted: Fields) -> Any:
+    def _load(self, call: Call, wanted: Fields) -> Any:
         name, weights = wanted["name"], wanted["weights"]
+        if self._loaded is None:  # torch, the device and the weights may take their time
+            call.alive(f"loading {name}")
         device = _choose_device(wanted["device"])
         if (name, weights, device) != self._meant:
             from fcil_adapters.backbone import load_backbone
 
+            call.alive(f"loading {name}")
             self._loaded = self._meant = None  # two backbones need not fit at once
             self._loaded = load_backbone(name, Path(weights) if weights else None, device)
             self._meant = (name, weights, device)
+            call.alive.over()
+        self._loaded.alive = call.alive  # every pass through it is a sign of life
         return self._loaded
 
 

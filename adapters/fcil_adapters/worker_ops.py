@@ -7,9 +7,12 @@ Torch-free; operations import what they need when they are called.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import faulthandler
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -17,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fcil_adapters.averaging_rules import Averaging
@@ -24,11 +28,43 @@ from fcil_adapters.contract import Context, Method, Progress, TaskInfo
 from fcil_adapters.describe import backbone_fields, backbone_from_fields
 from fcil_adapters.privacy import Privacy
 from fcil_adapters.worker_pipe import Blobs, Fields, Pipe
-from fcil_protocol.errors import FcilError, InternalError, WireError, WorkerError, from_code
+from fcil_protocol.errors import FcilError, InternalError, OutOfMemory, WireError, from_code
 
 PROGRESS_S = 0.1
+ALIVE_S = 1.0  # between two signs of life
+# Of a machine that runs out of memory the kernel ends the worker, and never the daemon.
+OOM_SCORE = "500"
+
+# What libraries say where they have no exception for a lack of memory.
+_NO_MEMORY = (
+    "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory",
+    "bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
+    "can't start new thread",
+)  # fmt: skip
 
 Reply = tuple[Fields, Blobs]
+
+
+class Life:
+    """Signs of life of a worker: called with nothing, at most one every `ALIVE_S` is sent.
+
+    Called with words, it names work that may be silent for long from here on.
+    """
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self._last = float("-inf")
+
+    def __call__(self, doing: str = "") -> None:
+        """Send a sign of life."""
+        now = time.monotonic()
+        if doing or now - self._last >= ALIVE_S:
+            self._last = now
+            self._pipe.send({"alive": doing})
+
+    def over(self) -> None:
+        """End the work that may be silent for long."""
+        self._pipe.send({"alive": ""})
 
 
 @dataclass
@@ -38,12 +74,16 @@ class Call:
     Attributes:
         fields: its arguments.
         payloads: the bytes that came with it.
+        alive: tells the daemon that the work goes on.
     """
 
     fields: Fields
     payloads: list[bytes]
     pipe: Pipe
     _told: float = field(default=float("-inf"), repr=False)
+
+    def __post_init__(self) -> None:
+        self.alive = Life(self.pipe)
 
     def progress(self, progress: Progress) -> None:
         """Tell the daemon how far the work is, at most every `PROGRESS_S`, and the end."""
@@ -81,7 +121,9 @@ def serve(pipe: Pipe, operations: Mapping[str, Operation]) -> None:
             fields, blobs = _answer(pipe, operations, message, payloads)
             try:
                 pipe.send(fields, blobs)
-            except FcilError as error:  # the result itself exceeds a limit of the pipe
+            except (EOFError, BrokenPipeError, ConnectionResetError):
+                return
+            except Exception as error:  # the result exceeds a limit of the pipe, or is none
                 pipe.send(_error_fields(error))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
@@ -94,7 +136,9 @@ def _answer(
         operation = operations.get(message["op"])
         if operation is None:
             raise InternalError(f"the worker has no operation {message['op']!r}.")
-        fields, blobs = operation(Call(message["fields"], payloads, pipe))
+        call = Call(message["fields"], payloads, pipe)
+        call.alive()
+        fields, blobs = operation(call)
     except Exception as error:
         return _error_fields(error), ()
     return {"result": fields}, blobs
@@ -109,15 +153,24 @@ def _error_fields(error: Exception) -> Fields:
 
 
 def _named(error: Exception) -> FcilError:
-    kind = type(error).__name__
-    # torch.cuda.OutOfMemoryError by name: this module must not import torch.
-    if isinstance(error, MemoryError) or kind == "OutOfMemoryError":
-        return WorkerError(
-            "the worker ran out of memory.",
-            action="Use a smaller micro-batch, or another device.",
+    kind, text = type(error).__name__, " ".join(str(error).split())[:300]
+    if _lacks_memory(error, text):
+        return OutOfMemory(
+            f"the worker ran out of memory ({kind}{': ' * bool(text)}{text[:120]}).",
+            action="Use a smaller micro-batch or fewer threads, or free memory.",
         )
-    text = " ".join(str(error).split())[:300]
     return InternalError(f"the worker failed with {kind}: {text}", action="See the worker's log.")
+
+
+def _lacks_memory(error: Exception, text: str) -> bool:
+    # torch.OutOfMemoryError by name: this module must not import torch.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and any(
+        words.lower() in text.lower() for words in _NO_MEMORY
+    )
 
 
 def main(operations: Mapping[str, Operation], arguments: Sequence[str] | None = None) -> None:
@@ -127,8 +180,11 @@ def main(operations: Mapping[str, Operation], arguments: Sequence[str] | None = 
     parser.add_argument("--nice", type=int, default=0)
     options = parser.parse_args(arguments)
     faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # the daemon asks a worker that hangs where it is
     if options.nice:
         os.nice(options.nice)
+    with contextlib.suppress(OSError):  # not on Linux
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
     os.set_inheritable(options.fd, False)
     pipe = Pipe(socket.socket(fileno=options.fd))
     threading.Thread(target=_exit_with_daemon, args=(options.fd,), daemon=True).start()

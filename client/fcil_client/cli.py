@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fcil_protocol.errors import UsageError
-from fcil_protocol.terminal import Format, Lines, chosen, emit, errors, printable
+from fcil_protocol.logs import LogFormat, LogFormatOption, LogOption, LogSizeOption
+from fcil_protocol.terminal import Format, chosen, emit, errors, printable, run_app
 
 if TYPE_CHECKING:
     from fcil_client.home import Enrolment, Home
@@ -22,6 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
 
 FormatOption = Annotated[Format, typer.Option("--format", help="Form of the data on stdout.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
@@ -54,6 +56,9 @@ def join(
         int, typer.Option(min=0, help="Most images in one pass; 0: the method's batch.")
     ] = 0,
     memory_mb: Annotated[int, typer.Option(min=16, help="Memory for decoded images, MB.")] = 2000,
+    work_timeout: Annotated[
+        float, typer.Option(min=0, help="Longest time without progress in training, s; 0: any.")
+    ] = 1800,
     min_noise: Annotated[
         float, typer.Option(min=0, help="Decline rounds with a smaller noise multiplier.")
     ] = 0.0,
@@ -74,6 +79,9 @@ def join(
         list[str] | None,
         typer.Option("-c", metavar="KEY=VALUE", help="Dry run: method.OPTION or run.backbone."),
     ] = None,
+    log: LogOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    log_mb: LogSizeOption = 10,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
@@ -98,8 +106,11 @@ def join(
         from fcil_client.rotation import finish
         from fcil_client.rounds import Options
         from fcil_protocol.files import DirectoryLock
+        from fcil_protocol.logs import Said, open_log
+        from fcil_protocol.service import Service
 
         folder = find_data(str(data))
+        file = open_log(log, log_format, log_mb)
         asyncio.run(finish(folder))
         if ticket is not None:
             home, enrolment = asyncio.run(_redeem(ticket, folder))
@@ -112,17 +123,19 @@ def join(
             threads=threads,
             micro_batch=micro_batch or None,
             memory_bytes=memory_mb * 1_000_000,
+            work_timeout_s=work_timeout,
             limits=Limits(min_noise, max_epsilon, min_count, allow_partial),
         )
-        lines = Lines()
+        said, service = Said(file), Service(file)
 
         async def run() -> None:
             from fcil_client.daemon import Client
 
             def say(note: Note) -> None:
-                lines(note.at, note.level, printable(note.text))
+                said(note.at, note.level, note.text)
+                service.news()
 
-            await Client(home, enrolment, options, say=say).run()
+            await Client(home, enrolment, options, say=say, service=service).run()
 
         with DirectoryLock.acquire(home.directory, "client"):
             asyncio.run(run())
@@ -183,10 +196,11 @@ def status(
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_client.home import Home
+        from fcil_client.show_status import one_status, show_status
 
         homes = Home.known(data) if data is not None else Home.all()
-        rows = [_one_status(h) for h in homes]
-        emit({"clients": rows}, form, lambda: _show(rows), rows=rows)
+        rows = [one_status(h) for h in homes]
+        emit({"clients": rows}, form, lambda: show_status(rows), rows=rows)
 
 
 @app.command()
@@ -267,30 +281,11 @@ def journal(
     with errors(form):
         from fcil_client.home import Home
         from fcil_client.show_egress import show_journal
+        from fcil_client.show_status import one_journal
 
-        homes = Home.known(data) if data is not None else Home.all()
-        journals = [_one_journal(home, since) for home in homes]
+        journals = [one_journal(home, since) for home in Home.with_journal(data)]
         rows = [{"client": j["client"], **row} for j in journals for row in j["envelopes"]]
         emit({"journals": journals}, form, lambda: show_journal(journals), rows=rows)
-
-
-def _one_journal(home: Home, since: datetime | None) -> dict[str, Any]:
-    from fcil_client import egress
-
-    enrolment = home.enrolment()
-    assert enrolment is not None, "a home is found by its enrolment"
-    rows, damaged = egress.read(home.directory)
-    if since is not None:
-        rows = [row for row in rows if egress.last_event(row) >= since.replace(tzinfo=UTC)]
-    return {
-        "client": enrolment.client_id,
-        "name": enrolment.name,
-        "federation": enrolment.federation,
-        "data": enrolment.data,
-        "files": [str(path) for path in egress.files(home.directory)],
-        "damaged_lines": damaged,
-        "envelopes": rows,
-    }
 
 
 @app.command()
@@ -304,68 +299,13 @@ def privacy(
     with errors(form):
         from fcil_client.home import Home
         from fcil_client.show_privacy import one_privacy, show_privacy
+        from fcil_client.show_status import one_status
 
         homes = Home.known(data) if data is not None else Home.all()
-        rows = [one_privacy(home, _one_status(home)) for home in homes]
+        rows = [one_privacy(home, one_status(home)) for home in homes]
         emit({"clients": rows}, form, lambda: show_privacy(rows), rows=rows)
-
-
-def _one_status(home: Any) -> dict[str, Any]:
-    from fcil_protocol import control
-    from fcil_protocol.errors import Unreachable
-
-    try:
-        return control.ask(home.directory, "status")
-    except Unreachable:
-        enrolment = home.enrolment()
-        return {
-            "running": False,
-            "client": enrolment.client_id,
-            "name": enrolment.name,
-            "federation": enrolment.federation,
-            "server": list(enrolment.addresses),
-            "data": enrolment.data,
-            "directory": str(home.directory),
-            "outbox": len(home.outbox()),
-        }
-
-
-def _show(rows: list[dict[str, Any]]) -> None:
-    if not rows:
-        typer.echo("No folder of this user is enrolled. Join with: fcil-client join --data FOLDER")
-    for row in rows:
-        typer.echo(f"{printable(row['name'])}  ({row['data']})")
-        if not row["running"]:
-            waiting = f", {row['outbox']} update waits in the outbox" if row["outbox"] else ""
-            typer.echo(f"  not running{waiting}; start: fcil-client join --data {row['data']}")
-            continue
-        typer.echo(f"  link     {row['link']} to {', '.join(row['server'])}")
-        doing = f"{row['work']} {row['round']}" if row["round"] else row["work"]
-        if row["progress"] and row["round"]:
-            phase, done, total = row["progress"]
-            doing += f", {phase} {100 * done // max(total, 1)} %"
-        typer.echo(f"  work     {doing}")
-        if row["run"]:
-            typer.echo(f"  run      {row['run']}, {row['method']} on {row['backbone']}")
-        if row["privacy"]:
-            typer.echo(f"  privacy  {_terms_line(row['privacy'])}")
-        typer.echo(f"  device   {row['device'] or 'not loaded yet'}")
-        if row["classes"]:
-            train = sum(c["train"] for c in row["classes"].values())
-            typer.echo(f"  images   {train} for training in {len(row['classes'])} classes")
-        typer.echo(f"  counted  {row['counted']} updates since the start")
-
-
-def _terms_line(fields: dict[str, Any]) -> str:
-    from fcil_adapters.privacy_terms import describe_terms
-    from fcil_client.show_privacy import describe_limits
-    from fcil_protocol.messages import PrivacyTerms
-
-    own = describe_limits(fields["own"])
-    terms = describe_terms(PrivacyTerms.model_validate(fields))
-    return f"{terms}; own limits: {own}" if own else terms
 
 
 def main() -> None:
     """Run the command line."""
-    app()
+    run_app(app)

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import platform
-import signal
 import time
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-from fcil_client import greeting
+from fcil_client import greeting, telling
 from fcil_client import session_events as events
 from fcil_client.connection import Connection
 from fcil_client.enrolment import load_keys
-from fcil_client.greeting import Terms
+from fcil_client.greeting import FATAL, Terms
 from fcil_client.home import Enrolment, Home
 from fcil_client.jobs import Jobs, defect
 from fcil_client.notes import Note, Notes
@@ -34,6 +33,7 @@ from fcil_protocol.errors import (
     StorageError,
     TrustError,
     WireError,
+    WrongClock,
     from_code,
 )
 from fcil_protocol.messages import (
@@ -51,16 +51,12 @@ from fcil_protocol.messages import (
     Welcome,
     parse,
 )
+from fcil_protocol.service import Service
 from fcil_protocol.transport import LinkNews
 
+ANSWER_S = 60.0  # for an answer to a Hello, which holds up to 130 kB, before another is said
 PROGRESS_S = 1.0  # the server hears at most this often how far the work is
 TWO_LINKS = "two_links"  # the code of a Bye: another connection with this client's key stays
-
-# Refusals of the session that trying again cannot mend.
-FATAL = frozenset({
-    "version_mismatch", "method_mismatch", "backbone_mismatch", "not_trusted", "unknown_client",
-    "wrong_federation", "key_file", "revoked", "membership_expired",
-})  # fmt: skip
 
 
 class Client:
@@ -69,6 +65,7 @@ class Client:
     Args:
         say: shows a note in the terminal or the log.
         make: starts a link to one of the server's addresses.
+        service: signals, and what a supervisor is told.
     """
 
     def __init__(
@@ -79,11 +76,12 @@ class Client:
         *,
         say: Callable[[Note], None],
         make: Dial = dial,
+        service: Service | None = None,
     ) -> None:
         self.home = home
         self.enrolment = enrolment
         self.notes = Notes(say)
-        self.started_at = time.time()
+        self._began = time.monotonic()
         self.terms: Terms | None = None
         self.progress: tuple[str, int, int] | None = None
         self.counted = 0
@@ -100,6 +98,8 @@ class Client:
         )
         self._session = Session.resume(*self._transfers.waiting())
         self._timers: dict[events.Event, asyncio.TimerHandle] = {}
+        self._answer: asyncio.TimerHandle | None = None
+        self._service = service or Service()
         self._stopping = asyncio.Event()
         self._failure: FcilError | None = None
         self._last_progress = 0.0
@@ -112,24 +112,28 @@ class Client:
         Raises:
             FcilError: why the client cannot take part.
         """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stopping.set)
+        self._service.catch(self._stopping.set, lambda text: self.notes("info", text))
         door = await control.serve(self.home.directory, self._command)
         self._line.open()
+        # At once: a client whose server is away does its work all the same, which is to wait.
+        self._service.ready(lambda: telling.line(self._session, self.counted))
         self._jobs.spawn(self._receive())
         self._jobs.spawn(self._jobs.watch())
+        self._jobs.spawn(self._transfers.watch())
         try:
             await self._stopping.wait()
         finally:
+            self._service.stopping()
             door.close()
             control.socket_path(self.home.directory).unlink(missing_ok=True)
             self._line.send(greeting.goodbye(self._failure))
-            for timer in self._timers.values():
-                timer.cancel()
+            for timer in (*self._timers.values(), self._answer):
+                if timer is not None:
+                    timer.cancel()
             await self._jobs.stop()
             await asyncio.sleep(0.05)  # let the goodbye leave the socket
             self._line.close()
+            self._service.over()
         if self._failure is not None:
             raise self._failure
 
@@ -140,11 +144,21 @@ class Client:
     # --- events and instructions ------------------------------------------------------------
 
     def _feed(self, event: events.Event) -> None:
+        unsettled: StorageError | None = None
         for instruction in self._session.handle(event):
+            if unsettled is not None and isinstance(instruction, events.Fetch):
+                # Nothing true is learned from a state that lacks its last update. The server
+                # repeats its verdict, so a later round finds the state as it should be.
+                key = key_of(instruction.order)
+                self._feed(events.FetchFailed(key, unsettled.code, str(unsettled)))
+                continue
             try:
                 self._execute(instruction)
             except StorageError as error:  # what was to be removed or kept: the rest goes on
                 self.notes("error", str(error))
+                if isinstance(instruction, events.Settle):
+                    unsettled = error
+        self._service.news()
 
     def _execute(self, instruction: events.Instruction) -> None:
         match instruction:
@@ -172,7 +186,7 @@ class Client:
                 self._transfers.stop()
             case events.Offer(digest):
                 self.progress = ("sending", 0, 1)
-                self._transfers.offer(digest, self._known_terms)
+                self._transfers.offer(digest)
             case events.Later(event, pause_s):
                 self._later(event, pause_s)
             case events.Drop(digest, reason):
@@ -198,7 +212,7 @@ class Client:
             self._timers[event] = loop.call_later(pause_s, self._due, event)
 
     def _due(self, event: events.Event) -> None:
-        del self._timers[event]
+        self._timers.pop(event, None)
         try:
             self._feed(event)
         except Exception as error:
@@ -206,6 +220,7 @@ class Client:
 
     def _enter(self, run: str) -> None:
         terms = self._known_terms
+        self._work.effort.fits.clear()  # another method, another backbone
         try:
             if self.home.enter_run(run):
                 self.notes("info", f"run {run}: {terms.method.name} on {terms.backbone.name}")
@@ -254,6 +269,7 @@ class Client:
             self.notes.once(address, "error", REFUSALS[news.reason])
             return
         self._line.lose()
+        self._transfers.lose()
         self._feed(events.LinkDown())
         if news.reason != "unreachable":
             self.notes("info", "the connection is gone; trying again")
@@ -268,6 +284,10 @@ class Client:
         for text in faults:
             self.notes.once(text, "warning", text)
         self._line.begin()
+        if self._answer is not None:
+            self._answer.cancel()
+        loop = asyncio.get_running_loop()
+        self._answer = loop.call_later(ANSWER_S, self._due, events.TryAgain(Link.GREETING))
         self._line.send(
             greeting.hello(
                 self.enrolment,
@@ -293,6 +313,8 @@ class Client:
                 self._feed(events.RoundOpened(message))
             case RoundClosed():
                 key = RoundKey(message.run, message.task, message.kind, message.round)
+                if message.answer in telling.WITHOUT_US:
+                    self.notes("info", f"{key}: {telling.WITHOUT_US[message.answer]}")
                 self._feed(events.RoundOver(key, message.verdict))
             case Parts() | Chunk():
                 self._transfers.part(received, message, self._known_terms)
@@ -314,6 +336,11 @@ class Client:
             return  # the answer to an earlier Hello
         try:
             server = greeting.read_server(welcome, self.enrolment)
+            self.notes.over("clock")
+        except WrongClock as error:
+            self.notes.once("clock", "error", f"{error} Trying again")
+            self._feed(events.HelloRefused())
+            return
         except FcilError as error:
             self._fail(error)
             return
@@ -341,14 +368,7 @@ class Client:
 
     def _goodbye(self, bye: Bye) -> None:
         if bye.code == TWO_LINKS:
-            self._fail(
-                TrustError(
-                    "another connection with this client's key is in use, and the server keeps "
-                    "the newer one.",
-                    action="Run one client per directory; if its files were copied to another "
-                    "device, enrol that one anew.",
-                )
-            )
+            self._fail(greeting.looks_copied())
         self.notes("info", f"the server says goodbye: {bye.reason}")
 
     # --- progress and commands --------------------------------------------------------------
@@ -375,36 +395,19 @@ class Client:
             return self.status()
         raise WireError(f"this client knows no command {op!r}.")
 
-    def _privacy(self) -> dict[str, Any] | None:
-        """Return the terms as they are in force here, the client's own limits beside them."""
-        if self.terms is None:
-            return None
-        limits = vars(self._limits)
-        return {**self.terms.privacy.model_dump(), "own": limits}
-
     def status(self) -> dict[str, Any]:
         """Return everything that one wants to know of a running client."""
-        key, inventory = self._session.key, self._jobs.inventory
+        inventory = self._jobs.inventory
         return {
             "running": True,
-            "client": self.enrolment.client_id,
-            "name": self.enrolment.name,
-            "federation": self.enrolment.federation,
-            "server": list(self.enrolment.addresses),
-            "data": self.enrolment.data,
-            "directory": str(self.home.directory),
-            "up_s": round(time.time() - self.started_at, 1),
-            "link": self._session.link.value,
-            "work": self._session.work.value,
-            "round": str(key) if key else None,
-            "progress": list(self.progress) if self.progress else None,
-            "run": self.terms.run if self.terms else None,
-            "method": self.terms.method.name if self.terms else None,
-            "backbone": self.terms.backbone.name if self.terms else None,
-            "privacy": self._privacy(),
+            **telling.membership(self.home, self.enrolment),
+            **telling.doing(self._session, self.progress),
+            **telling.terms_of(self.terms, self._limits),
+            "up_s": round(time.monotonic() - self._began, 1),
             "device": self._work.device,
+            "micro_batch": dict(self._work.effort.fits),
             "classes": inventory.counts() if inventory else None,
-            "outbox": len(self.home.outbox()),
+            "learned_before": sorted(self._jobs.learned.names),
             "counted": self.counted,
             "notes": self.notes.last(20),
         }

@@ -19,6 +19,7 @@ from fcil_protocol import control
 from fcil_protocol.errors import FcilError, LinkError, TrustError, Unreachable, UsageError
 from fcil_protocol.ids import ClientId, FederationId
 from fcil_protocol.keys import Certificate, PrivateKeys
+from fcil_protocol.terminal import printable
 
 _FEDERATION = re.compile(r"[0-9a-f]{32}")
 
@@ -153,7 +154,8 @@ def _refresh(home: Home, join: JoinFile) -> Enrolment:
 
 def _enrol(home: Home, join: JoinFile, data: Path) -> Enrolment:
     keys = load_keys(home.keys_path)
-    name = f"{socket.gethostname()}:{data.resolve().name}"[:128]
+    # A folder's name may hold bytes that are no text.
+    name = printable(f"{socket.gethostname()}:{data.resolve().name}")[:128]
     public = {k: v.hex() for k, v in keys.public.to_fields().items()}
     try:
         reply = control.ask(join.directory, "enrol_local", name=name, keys=public)

@@ -5,6 +5,7 @@ One directory per (federation, data folder)::
     <state home>/fcil/<federation>/<digest of the data path>/
         lock  control.sock  salt
         client.json            who we are to this federation (0600)
+        left.json              who we were, once the client has left
         keys.json              private keys (0600); keys.next.json until a ticket is used
         outbox/<digest>.update sealed updates that the server has not acknowledged
         outbox/<digest>.json   the round each belongs to
@@ -18,6 +19,7 @@ One directory per (federation, data folder)::
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -32,6 +34,7 @@ from fcil_protocol.ids import ClientId, FederationId, is_client_id
 from fcil_protocol.payload import Payload, pack, unpack
 
 SALT_BYTES = 16
+FORMER = "left.json"  # says who a client was, beside the journal that it leaves behind
 
 
 def state_home() -> Path:
@@ -89,6 +92,14 @@ class Home:
         """Return every client home of this user."""
         return [cls(path.parent) for path in sorted(state_home().glob("*/*/client.json"))]
 
+    @classmethod
+    def with_journal(cls, data: Path | None) -> list[Home]:
+        """Return homes, of one data folder or all, whose client is, or was, a member."""
+        digest = "*" if data is None else data_digest(data)
+        names = ("client.json", FORMER, "egress*.jsonl")
+        found = {p.parent for n in names for p in state_home().glob(f"*/{digest}/{n}")}
+        return [cls(directory) for directory in sorted(found)]
+
     def make(self) -> None:
         """Create the directories, readable by this user alone."""
         with storage_errors("create the client directory", self.directory):
@@ -137,22 +148,40 @@ class Home:
         Raises:
             CorruptFile: the file is there and cannot be read.
         """
-        path = self.directory / "client.json"
+        return self._enrolment(self.directory / "client.json")
+
+    def former(self) -> Enrolment | None:
+        """Return who we were before we left, if that was noted."""
+        with contextlib.suppress(CorruptFile):
+            return self._enrolment(self.directory / FORMER)
+        return None
+
+    def _enrolment(self, path: Path) -> Enrolment | None:
+        with storage_errors("read", path):
+            data = path.read_bytes() if path.exists() else None
+        if data is None:
+            return None
         try:
-            fields = json.loads(path.read_bytes())
+            fields = json.loads(data)
             fields["addresses"] = tuple(fields["addresses"])
             enrolment = Enrolment(**fields)
             if not is_client_id(enrolment.client_id):
                 raise ValueError("client_id")
             bytes.fromhex(enrolment.link_key)
-        except FileNotFoundError:
-            return None
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CorruptFile(
                 f"{path} is damaged ({error}).",
-                action="Remove this client's directory and join again.",
+                action="Restore it from a backup, or remove it and keys.json beside it and join "
+                "again as a new client; the journal of what left stays.",
             ) from error
         return enrolment
+
+    def note_leaving(self) -> None:
+        """Keep who we were, so that the journal that stays says whose it is."""
+        path = self.directory / "client.json"
+        if path.exists():
+            with storage_errors("read", path):
+                write_atomic(self.directory / FORMER, path.read_bytes())
 
     def save_enrolment(self, enrolment: Enrolment) -> None:
         """Keep who we are."""
@@ -183,8 +212,8 @@ class Home:
             # Another salt would be another split: images once kept for tests would be learned.
             raise CorruptFile(
                 f"{path} is damaged: expected {SALT_BYTES} bytes, got {len(salt)}.",
-                action="Restore it from a backup. Without one, remove this client's directory and "
-                "join again as a new client.",
+                action="Restore it from a backup. Without one, leave (fcil-client leave) and join "
+                "again as a new client; the journal of what left stays.",
             )
         return salt
 

@@ -13,6 +13,7 @@ from watchfiles import awatch
 from fcil_client import session_events as events
 from fcil_client.greeting import Terms
 from fcil_client.notes import Notes
+from fcil_client.registry_part import Learned
 from fcil_client.rounds import Inventory, RoundWork
 from fcil_client.session_events import key_of
 from fcil_protocol.errors import (
@@ -51,6 +52,7 @@ class Jobs:
 
     Attributes:
         inventory: what the last scan found; None before the first one.
+        learned: which of its images came after their class was learned.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class Jobs:
         progress: Callable[[int, int], None],
     ) -> None:
         self.inventory: Inventory | None = None
+        self.learned = Learned()
         self._work = work
+        self._work.tell = lambda text: notes("warning", text)
         self._notes = notes
         self._feed = feed
         self._fail = fail
@@ -161,7 +165,8 @@ class Jobs:
                 await anext(changes)
             except StopAsyncIteration:
                 return
-            except (OSError, RuntimeError) as error:  # gone, or the system watches too much
+            # Gone, the system watches too much already, or a name that is no text.
+            except (OSError, RuntimeError, UnicodeError) as error:
                 self._notes(
                     "warning",
                     f"the folder cannot be watched ({error}); images that come or go are noticed "
@@ -199,4 +204,13 @@ class Jobs:
             for text in self._work.faults:
                 self._notes("warning", text)
             self._notes("info", f"{key} done in {time.monotonic() - started:.1f} s")
+            self._tell_learned(order)
             self._feed(events.WorkDone(key, digest))
+
+    def _tell_learned(self, order: RoundOpen) -> None:
+        held = self.inventory.train if self.inventory is not None else {}
+        late = self.learned.news(order, self._work.names, held)
+        if late:
+            names = ", ".join(late[:8]) + (f" and {len(late) - 8} more" if len(late) > 8 else "")
+            text = "learned in an earlier task; new images of it are tested, not trained"
+            self._notes("info", f"{names}: {text}")

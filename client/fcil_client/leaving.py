@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fcil_client import egress, privacy
 from fcil_client.enrolment import load_keys
-from fcil_client.home import Enrolment, Home
+from fcil_client.home import FORMER, Enrolment, Home
 from fcil_client.rotation import rotate
 from fcil_client.visit import answer, visit
 from fcil_protocol.dialling import Dial, dial
@@ -50,12 +50,13 @@ def clear(home: Home) -> list[Path]:
     """
     kept = egress.files(home.directory)
     ledger = home.directory / privacy.NAME
+    home.note_leaving()
     with storage_errors("remove the client's files from", home.directory):
         # First what makes it a client: a kill in between leaves caches, never a half client.
         for name in ("client.json", "keys.json"):
             (home.directory / name).unlink(missing_ok=True)
         for path in home.directory.iterdir():
-            if path in (*kept, ledger) or path.name == "lock":
+            if path in (*kept, ledger) or path.name in ("lock", FORMER):
                 continue
             if path.is_dir():
                 shutil.rmtree(path)

@@ -7,7 +7,7 @@ learner never meets a test image nor an image of an earlier task.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fcil_adapters.contract import Preprocessing
 from fcil_adapters.image_store import Door, ImageStore
@@ -38,6 +38,10 @@ class LocalData:
     def faults(self) -> list[str]:
         """One sentence per image that vanished, changed or broke since the scan."""
         return self._store.faults
+
+    def tell(self, alive: Callable[[], None]) -> None:
+        """Call this whenever images are decoded or asked for: a sign of life."""
+        self._store.alive = alive
 
     def refresh(self, source: ImageSource, manifest: Manifest) -> None:
         """Go on with a newer scan; images whose content is known stay decoded."""

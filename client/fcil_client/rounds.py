@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import fcil_protocol
 from fcil_adapters import describe, registry
 from fcil_adapters.contract import BackboneInfo, Context, Part, TaskInfo
 from fcil_adapters.privacy import Privacy
+from fcil_adapters.worker_effort import UNKNOWN_BATCH, Effort, batch_of, persist
 from fcil_adapters.worker_host import WorkerHost
 from fcil_adapters.worker_ops import context_fields
 from fcil_client.downloads import open_part
@@ -22,6 +24,7 @@ from fcil_client.greeting import Terms, check_backbone
 from fcil_client.home import Enrolment, Home
 from fcil_client.outbox import Outbox
 from fcil_client.privacy import NO_LIMITS, Limits, PrivacyLedger
+from fcil_client.registry_part import read_registry
 from fcil_client.session_events import RoundKey, key_of
 from fcil_protocol.envelope import Core, seal, wrap_key
 from fcil_protocol.errors import (
@@ -40,12 +43,11 @@ from fcil_protocol.wellknown import (
     EVALUATE,
     INVENTORY,
     REGISTRY,
-    REGISTRY_SCHEMA,
     inventory_faults,
 )
 
-CHUNK_BYTES = 256 * 1024  # 13 s at 20 kB/s, inside the heartbeat's patience
 WORKER_IDLE_S = 600.0
+WORK_TIMEOUT_S = 1800.0  # a step of 64 images of a ViT-B/16 takes a slow processor 10 minutes
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Options:
     threads: int = 0
     micro_batch: int | None = None
     memory_bytes: int = 2_000_000_000
+    work_timeout_s: float = WORK_TIMEOUT_S
     limits: Limits = NO_LIMITS
 
 
@@ -106,6 +109,9 @@ class RoundWork:
         device: the worker's device, once it has said so.
         claim: digest, preprocessing and probe features of the loaded backbone.
         faults: images of the last round that vanished or broke since the scan.
+        names: ids of the classes that this client holds, as the last round said.
+        effort: how many images fit into one pass, as far as failures have shown.
+        tell: told in words when the worker failed and what is tried next.
     """
 
     def __init__(
@@ -115,6 +121,9 @@ class RoundWork:
         self.device = ""
         self.claim: BackboneClaim | None = None
         self.faults: list[str] = []
+        self.names: dict[str, int] = {}
+        self.effort = Effort(options.micro_batch)
+        self.tell: Callable[[str], None] = _quiet
         self._home = home
         self._enrolment = enrolment
         self._keys = keys
@@ -127,6 +136,7 @@ class RoundWork:
             name="client",
             threads=options.threads or os.cpu_count() or 1,
             idle_s=WORKER_IDLE_S,
+            stall_s=options.work_timeout_s or None,
             log=home.directory / "worker.log",
         )
 
@@ -159,7 +169,8 @@ class RoundWork:
             self.device, self.claim = "cpu", None
             return
         async with self._turn:
-            reply, blobs = await self._host.call("backbone", self._backbone_fields(terms))
+            fields = self._backbone_fields(terms)
+            reply, blobs = await persist(self._host, self.effort, "backbone", fields)
         self.device = str(reply["description"])
         ours: BackboneInfo = describe.backbone_from_fields(reply["info"])
         check_backbone(ours, terms.backbone)
@@ -186,7 +197,7 @@ class RoundWork:
             StorageError, WorkerError: the scan failed for another reason.
         """
         async with self._turn:
-            reply, _ = await self._host.call("scan", self._data_fields())
+            reply, _ = await persist(self._host, self.effort, "scan", self._data_fields())
         return Inventory(
             train={str(name): int(n) for name, n in reply["counts"]["train"].items()},
             test={str(name): int(n) for name, n in reply["counts"]["test"].items()},
@@ -231,10 +242,10 @@ class RoundWork:
                 journal of what leaves; nothing of it stays.
             EgressRefused: the method produced something that must not leave the device.
             PrivacyRefused: the terms or the budget do not allow it to take part.
-            WorkerError, WorkerDied: the computation failed.
+            WorkerError: the computation failed, also when it was tried again.
         """
         parts = {ref.name: open_part(self._home, ref, self._keys, server) for ref in order.parts}
-        names = read_registry(parts.pop(REGISTRY, None))
+        names = self.names = read_registry(parts.pop(REGISTRY, None))
         task = TaskInfo(order.task, tuple(order.classes), tuple(order.past))
         wanted = set(task.seen if order.kind == EVALUATE else task.classes)
         for name, part in parts.items():
@@ -254,7 +265,7 @@ class RoundWork:
             hparams=terms.hparams,
             backbone_info=terms.backbone,
             seed=tuple(order.seed),
-            micro_batch=self._options.micro_batch,
+            micro_batch=self.effort.most(order.kind),
             privacy=Privacy(terms.privacy.noise_multiplier, terms.privacy.clip),
         )
         if order.kind != EVALUATE:
@@ -311,11 +322,15 @@ class RoundWork:
         if not evaluate:
             blobs.insert(0, pack(self._home.state()))
         async with self._turn:
-            reply, answer = await self._host.call(
+            reply, answer = await persist(
+                self._host,
+                self.effort,
                 "evaluate" if evaluate else "run",
                 fields,
                 blobs,
+                batch=UNKNOWN_BATCH if evaluate else batch_of(ctx.hparams),
                 on_progress=lambda p: progress(p.done, p.total),
+                tell=self.tell,
             )
         self.faults = [str(f) for f in reply["faults"]]
         payloads = [unpack(blob) for blob in answer]
@@ -355,11 +370,15 @@ class RoundWork:
                 "server takes."
             )
         core = self._core(terms, key, base=base)
-        sealed, content_key = seal(plain, core, self._keys, chunk_bytes=CHUNK_BYTES)
+        sealed, content_key = seal(plain, core, self._keys)
         wrap = wrap_key(content_key, sealed.header, server)
         # Before anybody can send it: what is not written down does not leave.
         self.journal.sealed(payload, terms.upload_schema(key.kind), sealed.parsed)
         return sealed.stored(wrap), str(sealed.parsed.update_id)
+
+
+def _quiet(_: str) -> None:
+    return None
 
 
 def _refuse(what: str, faults: list[str]) -> None:
@@ -375,23 +394,3 @@ def withhold(results: Payload, min_count: int) -> Payload:
     kept = results.i64("total") >= min_count
     tensors = {name: results.i64(name)[kept] for name in ("classes", "correct", "total")}
     return Payload({**tensors, "n": tensors["total"].sum().reshape(1)})
-
-
-def read_registry(part: Payload | None) -> dict[str, int]:
-    """Return name -> id of the classes that the server's registry part names.
-
-    Raises:
-        SchemaMismatch: there is no such part, or it is not of the protocol's form.
-    """
-    if part is None:
-        raise SchemaMismatch(f"the server's order names no part {REGISTRY!r}.")
-    faults = REGISTRY_SCHEMA.check(part, {})
-    if faults:
-        raise SchemaMismatch(f"the server's part {REGISTRY!r}: {'; '.join(faults[:5])}.")
-    names, ids = part.meta["names"], part.i64("class").tolist()
-    assert isinstance(names, list), "the schema says so"
-    if len(names) != len(ids):
-        raise SchemaMismatch(
-            f"the server's part {REGISTRY!r} has {len(names)} names for {len(ids)} ids."
-        )
-    return {str(name): int(number) for name, number in zip(names, ids, strict=True)}

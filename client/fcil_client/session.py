@@ -72,6 +72,13 @@ from fcil_protocol.messages import RoundOpen, Verdict
 
 # Nacks that speak of the server's state, not of what was sent: it is offered again.
 PASSING = frozenset({"disk_full", "storage_failed", "internal", "timeout"})
+# Nacks of bytes that were whole when they left: on the way, or in a relay, a bit may have turned.
+DAMAGED = frozenset({"malformed", "bad_signature", "cannot_open"})
+RESENDS = 2  # of an update that was refused as damaged
+# Nacks after which the round goes on, or is over, without anything more from this client.
+OVER = frozenset({
+    "round_closed", "surplus", "already_have", "stale_update", "wrong_federation",
+})  # fmt: skip
 RETRY_S = 10.0  # before something is offered again to a server that could not take it
 PAUSE_S = 60.0  # before the worker tries again what failed on this side
 
@@ -87,6 +94,7 @@ class Session:
 
     Attributes:
         outgoing: digest in the outbox; set exactly while `work` is sending.
+        resent: how often it was offered again because it was refused as damaged.
         run: of the last Welcome.
         backbone_ready: the backbone of that run is loaded.
         scanned: some scan of the folder succeeded.
@@ -99,6 +107,7 @@ class Session:
     work: Work = Work.IDLE
     order: RoundOpen | None = None
     outgoing: str = ""
+    resent: int = 0
     run: str = ""
     backbone_ready: bool = False
     scanned: bool = False
@@ -261,7 +270,7 @@ class Session:
             return []
         if event.key != self.key or self.work is not Work.WORKING:
             return [Drop(event.digest, "its round is over, or starts from another state")]
-        self.work, self.outgoing = Work.SENDING, event.digest
+        self.work, self.outgoing, self.resent = Work.SENDING, event.digest, 0
         return [Offer(event.digest)] if self.link is Link.READY else []
 
     def _failed(self, event: FetchFailed | WorkFailed) -> list[Instruction]:
@@ -285,16 +294,22 @@ class Session:
         return [Forget(event.digest), *self._idle()]
 
     def _nacked(self, event: Nacked) -> list[Instruction]:
+        mine = event.digest == self.outgoing
         if event.code in PASSING:
-            mine = event.digest == self.outgoing
             return [Later(RetryDue(event.digest), RETRY_S)] if mine else []
+        if mine and event.code in DAMAGED and self.resent < RESENDS:
+            self.resent += 1
+            return [Later(RetryDue(event.digest), RETRY_S)]
         # The server may hold this very update already: then its state stays provisional.
         had = event.code == "already_have"
-        out: Instruction = Forget(event.digest) if had else Drop(event.digest, event.code)
-        if event.digest != self.outgoing:
-            return [out]
+        out: list[Instruction] = [Forget(event.digest) if had else Drop(event.digest, event.code)]
+        if not mine or self.order is None:
+            return out
+        if event.code not in OVER:  # so that nobody waits for another one
+            text = f"the update was refused ({event.code})"
+            out.append(Refuse(key_of(self.order), event.code, text))
         self.work, self.order, self.outgoing = Work.IDLE, None, ""
-        return [out, *self._idle()]
+        return [*out, *self._idle()]
 
     def _retry(self, event: RetryDue) -> list[Instruction]:
         due = event.digest == self.outgoing and self.link is Link.READY

@@ -119,6 +119,10 @@ def show_journal(journals: list[dict[str, Any]]) -> None:
         out.print("No folder of this user is enrolled: nothing has left.")
     for journal in journals:
         out.print(f"{printable(journal['name'])}  ({printable(journal['data'])})", style="bold")
+        if journal["left"]:
+            out.print("this client has left its federation, or was never enrolled", style="dim")
+        if journal["damaged"]:
+            out.print(printable(journal["damaged"]), style="yellow")
         if journal["damaged_lines"]:
             out.print(f"{journal['damaged_lines']} lines are damaged", style="yellow")
         rows = journal["envelopes"]

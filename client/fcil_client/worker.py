@@ -127,6 +127,7 @@ class ClientWorker:
                 preprocessing,
                 memory_bytes=call.fields["memory_bytes"],
             )
+        self._data.tell(call.alive)
         return self._data
 
     def _fits(self, preprocessing: Preprocessing) -> bool:

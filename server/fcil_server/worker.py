@@ -6,12 +6,13 @@ call and goes out with its result, so a new process can take over at any call.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fcil_adapters import registry, worker_ops
 from fcil_adapters.contract import Preprocessing, Update
+from fcil_adapters.far_apart import Meanings
 from fcil_adapters.image_store import Door, ImageStore
 from fcil_adapters.images import Entry, digest, open_source
 from fcil_adapters.outliers import OutlierRule, screen
@@ -31,12 +32,14 @@ class PulledUpdates:
 
     Attributes:
         numbers: what the daemon knows each one by.
+        look: shown each update as it comes.
     """
 
     call: Call
     clients: tuple[ClientId, ...]
     samples: tuple[int, ...]
     numbers: tuple[int, ...]
+    look: Callable[[Update], None] = lambda _update: None
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -46,7 +49,9 @@ class PulledUpdates:
             _fields, payloads = self.call.ask({"update": number})
             if len(payloads) != 1:
                 raise WireError(f"an update is one payload, got {len(payloads)}.")
-            yield Update(client, unpack(payloads.pop()))
+            update = Update(client, unpack(payloads.pop()))
+            self.look(update)
+            yield update
 
     def without(self, excluded: Collection[ClientId]) -> PulledUpdates:
         """Return the updates of all other clients."""
@@ -88,6 +93,7 @@ class CentralTest:
         tested = any(entry.part == "test" for entry in listing.entries)
         images: dict[Entry, _TestImage] = {}
         for entry in listing.entries:
+            self.store.alive()
             if entry.part != "test" and tested:
                 continue
             try:
@@ -139,7 +145,8 @@ class ServerWorker:
         Fields: ``clients`` (sorted), ``samples`` (n_k > 0) and ``outliers`` (an
         `OutlierRule`'s). Each update is asked for with ``{"update": index}`` when its turn
         comes, more than once if the method needs it. Result: ``excluded``, the clients whose
-        updates are left out, each with its reason.
+        updates are left out, each with its reason; ``far_apart``, lists of a class id, two clients
+        that mean different things by it, it seems, and how far they are apart.
         """
         method, ctx = self._engine.prepare(call)
         clients, samples = call.fields["clients"], call.fields["samples"]
@@ -150,10 +157,12 @@ class ServerWorker:
         state = unpack(_only(call))
         exchange = registry.find_exchange(method, ctx.hparams, ctx.backbone_info, ctx.kind)
         excluded = screen(OutlierRule(**call.fields["outliers"]), updates, exchange.upload)
-        combined = registry.load_half(method.aggregator).aggregate(
-            ctx, state, updates.without(excluded)
-        )
-        return {"excluded": excluded}, [combined]
+        meanings = Meanings(exchange.upload, ctx.task)
+        kept = replace(updates.without(excluded), look=meanings.take)
+        combined = registry.load_half(method.aggregator).aggregate(ctx, state, kept)
+        pairs = meanings.far_apart()
+        apart = [[p.class_id, p.one, p.other, round(p.ratio, 2)] for p in pairs]
+        return {"excluded": excluded, "far_apart": apart}, [combined]
 
     def broadcast(self, call: Call) -> Reply:
         """Payload: the state. Return all its parts; their names are in ``parts``."""
@@ -170,12 +179,13 @@ class ServerWorker:
         """
         method, ctx = self._engine.prepare(call)
         parts = read_parts(call, call.payloads)
-        test = self._open_test(Path(call.fields["data"]), ctx.backbone_info.preprocessing)
+        test = self._open_test(call, ctx.backbone_info.preprocessing)
         door = test.door(call.fields["classes"])
         counts = evaluate(method, ctx, parts, door)
         return {"images": len(door), "faults": [*test.faults, *test.store.faults]}, [counts]
 
-    def _open_test(self, path: Path, preprocessing: Preprocessing) -> CentralTest:
+    def _open_test(self, call: Call, preprocessing: Preprocessing) -> CentralTest:
+        path = Path(call.fields["data"])
         if self._test is None or (self._test.path, self._test.preprocessing) != (
             path,
             preprocessing,
@@ -183,6 +193,7 @@ class ServerWorker:
             if self._test is not None:
                 self._test.store.close()
             self._test = CentralTest(path, preprocessing)
+        self._test.store.alive = call.alive
         self._test.look()
         return self._test
 

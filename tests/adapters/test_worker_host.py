@@ -22,11 +22,12 @@ from fcil_adapters.worker_ops import Call
 from fcil_protocol.errors import (
     DataError,
     InternalError,
+    OutOfMemory,
     TooLarge,
     UsageError,
     WireError,
     WorkerDied,
-    WorkerError,
+    WorkerStalled,
 )
 
 HERE = str(Path(__file__).parent)
@@ -40,6 +41,16 @@ async def hosted(**options):
         yield host
     finally:
         await host.stop()
+
+
+@contextlib.asynccontextmanager
+async def impatient():
+    """Host a worker that has started, and may then be silent for a fifth of a second."""
+    async with hosted(stall_s=60) as host:
+        await pid_of(host)
+        host._stall_s = 0.2
+        yield host
+        host._stall_s = 60
 
 
 def run(coroutine):
@@ -71,12 +82,14 @@ def test_errors_of_the_worker_arrive_by_their_class_and_the_worker_goes_on():
             with pytest.raises(DataError) as caught:
                 await host.call("refuse", {})
             assert (caught.value.message, caught.value.action) == ("no such image.", "Look again.")
-            with pytest.raises(WorkerError, match="ran out of memory.*smaller micro-batch"):
+            with pytest.raises(OutOfMemory, match="ran out of memory.*smaller micro-batch"):
                 await host.call("run_out_of_memory", {})
             with pytest.raises(InternalError, match="no operation 'nothing'"):
                 await host.call("nothing", {})
             with pytest.raises(TooLarge, match="exceeds"):
                 await host.call("too_large", {})
+            with pytest.raises(InternalError, match="worker failed with TypeError"):
+                await host.call("nothing_to_send", {})
             assert await pid_of(host) == pid
 
     run(go())
@@ -165,6 +178,78 @@ def test_a_cancelled_call_kills_the_hanging_worker():
             assert select.select([watch], [], [], 30)[0]
             os.close(watch)
             assert await pid_of(host) != pids[0]
+
+    run(go())
+
+
+def test_a_worker_without_a_word_for_too_long_is_ended_and_named():
+    async def go():
+        async with impatient() as host:
+            with pytest.raises(WorkerStalled, match="no progress for 0 s, and was ended.*log"):
+                await host.call("hang", {})
+            assert host.pid is None
+        async with impatient() as host:
+            with pytest.raises(WorkerStalled, match="for 1 s while loading nothing"):
+                await host.call("load", {})
+
+    run(go())
+
+
+def test_a_worker_that_hangs_writes_down_where_before_it_is_ended(tmp_path):
+    log = tmp_path / "worker.log"
+
+    async def go():
+        async with hosted(stall_s=60, log=log) as host:
+            await pid_of(host)
+            host._stall_s = 0.2
+            with pytest.raises(WorkerStalled):
+                await host.call("hang", {})
+
+    run(go())
+    assert "in hang" in log.read_text()
+
+
+def test_a_worker_that_is_stopped_in_the_middle_of_its_work_is_ended():
+    async def go():
+        async with impatient() as host:
+            stop = lambda _: os.kill(host.pid, signal.SIGSTOP)  # noqa: E731
+            with pytest.raises(WorkerStalled):
+                await host.call("hang", {}, on_progress=stop)
+            assert host.pid is None
+
+    run(go())
+
+
+def test_a_worker_that_says_a_word_now_and_then_may_take_as_long_as_it_likes():
+    async def go():
+        async with hosted(stall_s=60) as host:
+            await pid_of(host)
+            host._stall_s = 1.0
+            await host.call("murmur", {"n": 8, "every_s": 0.25})
+
+    run(go())
+
+
+def test_a_worker_that_waits_for_the_daemon_is_not_blamed_for_it():
+    async def answer(_):
+        await asyncio.sleep(1.0)  # a slow disk
+        return {}, ()
+
+    async def go():
+        async with impatient() as host:
+            await host.call("ask_and_wait", {}, on_request=answer)
+
+    run(go())
+
+
+def test_a_kill_while_the_kernel_ran_out_of_memory_is_told_as_such(monkeypatch):
+    counts = iter([7, 8])
+    monkeypatch.setattr(worker_host, "oom_kills", lambda: next(counts))
+
+    async def go():
+        async with hosted() as host:
+            with pytest.raises(OutOfMemory, match="kernel ended the test worker"):
+                await host.call("end", {"signal": 9, "code": 0})
 
     run(go())
 
@@ -302,6 +387,7 @@ def test_the_worker_has_its_own_threads_niceness_and_session_and_no_file_of_ours
     assert fields["extra"] == "yes"
     assert fields["nice"] == min(19, os.nice(0) + 5)
     assert fields["session"] is True
+    assert fields["oom"] == 500  # the kernel ends it before the daemon
     assert str(tmp_path / "secret") not in fields["files"]
 
 

@@ -18,7 +18,7 @@ from fcil_protocol.envelope import open_body, parse_header, unwrap_key
 from fcil_protocol.errors import FcilError
 from fcil_protocol.ids import new_client_id
 from fcil_protocol.keys import PrivateKeys, RootKey
-from fcil_protocol.messages import Ack, Chunk, Hello, RoundOpen, Update, Welcome, parse
+from fcil_protocol.messages import Ack, Chunk, Hello, RoundOpen, Update, Want, Welcome, parse
 from fcil_protocol.payload import unpack
 from fcil_protocol.testing import MemoryRouter
 
@@ -135,8 +135,11 @@ class Server:
         message, (header, _, wrap) = await self.receive()
         assert isinstance(message, Update), message
         parsed = parse_header(header, max_plain_bytes=LIMIT)
+        lacking = list(range(message.unasked, len(parsed.hashes)))
+        if lacking:
+            self.say(Want(digest=message.digest, chunks=lacking))
         body = []
-        while len(body) < len(parsed.hashes):
+        while sum(map(len, body)) < parsed.sealed_bytes:
             chunk, blobs = await self.receive()
             assert isinstance(chunk, Chunk)
             body.append(blobs[0])

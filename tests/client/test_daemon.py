@@ -4,6 +4,7 @@ import pytest
 
 from client.daemon_kit import DIGEST, RUN, RUN2, order
 from fcil_client import daemon, jobs, session
+from fcil_client.rounds import Inventory
 from fcil_protocol.channel import Channel
 from fcil_protocol.errors import (
     BackboneMismatch,
@@ -421,6 +422,7 @@ class TestSessions:
         async def scenario(server, running):
             await server.greet()
             old = await server.inventory(names=["cat"])
+            running.client._jobs.inventory = Inventory({"cat": 4}, {"cat": 1})
             running.client._feed(session.Scanned())
             new = await server.inventory(names=["cat"])
             server.say(Nack(code="malformed", text="late", digest=old))

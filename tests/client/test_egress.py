@@ -180,21 +180,24 @@ class TestTransfers:
         transfers, digest, sent, _ = kit
         transfers.want(Want(digest=digest, chunks=[0]))
         assert sent == []
-        transfers.offer(digest, TERMS)
+        transfers.offer(digest)
         transfers.want(Want(digest=digest, chunks=[0]))
         assert [type(m) for m in sent] == [Update, Chunk, Chunk]
 
     def test_every_offer_is_written_down(self, kit, home):
         transfers, digest, _, _ = kit
-        transfers.offer(digest, TERMS)
-        transfers.offer(digest, TERMS)
+        transfers.offer(digest)
+        transfers.offer(digest)  # on its way already
+        assert events(home.directory) == [("sealed", digest), ("sent", digest)]
+        transfers.lose()
+        transfers.offer(digest)
         assert events(home.directory) == [("sealed", digest), ("sent", digest), ("sent", digest)]
 
     def test_an_answer_is_written_down_once(self, kit, home):
         """A server cannot fill the disk with answers."""
         transfers, digest, _, fed = kit
         transfers.acked("9" * 64)
-        transfers.offer(digest, TERMS)
+        transfers.offer(digest)
         for _ in range(3):
             transfers.acked(digest)
         assert events(home.directory)[-2:] == [("sent", digest), ("acked", digest)]
@@ -204,14 +207,14 @@ class TestTransfers:
     def test_a_damaged_update_is_not_said_to_have_been_sent(self, kit, home):
         transfers, digest, sent, _ = kit
         home.outbox_path(digest).write_bytes(b"cut")
-        transfers.offer(digest, TERMS)
+        transfers.offer(digest)
         assert sent == []
         assert events(home.directory) == [("sealed", digest)]
 
     def test_an_update_whose_file_is_gone_is_declined(self, kit, home):
         transfers, digest, sent, fed = kit
         home.outbox_path(digest).unlink()
-        transfers.offer(digest, TERMS)
+        transfers.offer(digest)
         assert sent == []
         assert type(fed[-1]) is OfferFailed
 

@@ -19,6 +19,7 @@ from fcil_protocol.ids import FederationId
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import Chunk, Message, PartRef, RoundOpen, Update, Verdict
 from fcil_protocol.payload import Payload
+from fcil_protocol.transfer import UNASKED_BYTES
 
 FED = FederationId("0123456789abcdef" * 2)
 KEYS, SERVER = (
@@ -87,6 +88,7 @@ class Wire:
 
     @property
     def chunks(self) -> dict[int, bytes]:
+        """The messages with chunks, by the number of the first."""
         return {m.index: blobs[0] for m, blobs in self.sent if isinstance(m, Chunk)}
 
 
@@ -100,21 +102,46 @@ def put(home: Home, number: int = 0, *, age_s: float = 0.0) -> str:
 
 class TestSending:
     def test_an_offer_is_the_header_and_the_first_chunks(self, home: Home) -> None:
+        digest, sealed = envelope(size=20 * CHUNK)
+        wire, box = Wire(), Outbox(home)
+        box.put(digest, sealed, order())
+        box.offer(digest, wire, again=False)
+        message, blobs = wire.sent[0]
+        assert message == Update(digest=digest, unasked=8)
+        assert blobs == (sealed.header, sealed.signature, sealed.wrap)
+        assert list(wire.chunks) == [0, 4]
+        assert b"".join(wire.chunks.values()) == sealed.body[:UNASKED_BYTES]
+
+    def test_the_first_chunks_come_in_messages_as_the_server_last_wanted_them(
+        self, home: Home
+    ) -> None:
+        (first, one), (second, two) = envelope(0, 20 * CHUNK), envelope(1, 20 * CHUNK)
+        wire, box = Wire(), Outbox(home)
+        box.put(first, one, order())
+        box.put(second, two, order(1))
+        box.send_chunks(first, [9], wire, span=2)
+        box.offer(second, wire, again=False)
+        assert list(wire.chunks) == [9, 0, 2, 4, 6]
+
+    def test_what_the_server_may_have_is_not_sent_again_unasked(self, home: Home) -> None:
         digest, sealed = envelope()
         wire, box = Wire(), Outbox(home)
         box.put(digest, sealed, order())
-        box.offer(digest, wire, credit=2)
-        message, blobs = wire.sent[0]
-        assert message == Update(digest=digest)
-        assert blobs == (sealed.header, sealed.signature, sealed.wrap)
-        assert list(wire.chunks) == [0, 1]
-        assert b"".join(wire.chunks.values()) == sealed.body[: 2 * CHUNK]
+        box.offer(digest, wire, again=True)
+        assert [m for m, _ in wire.sent] == [Update(digest=digest, unasked=0)]
+
+    def test_what_is_one_chunk_is_sent_at_once_every_time(self, home: Home) -> None:
+        digest, sealed = envelope(size=10)
+        wire, box = Wire(), Outbox(home)
+        box.put(digest, sealed, order())
+        box.offer(digest, wire, again=True)
+        assert wire.chunks == {0: sealed.body}
 
     def test_a_small_update_is_sent_whole(self, home: Home) -> None:
         digest, sealed = envelope(size=10)
         wire, box = Wire(), Outbox(home)
         box.put(digest, sealed, order())
-        box.offer(digest, wire, credit=64)
+        box.offer(digest, wire, again=False)
         assert wire.chunks == {0: sealed.body}
 
     def test_chunks_that_are_asked_for_make_up_the_body(self, home: Home) -> None:
@@ -123,9 +150,19 @@ class TestSending:
         wire, box = Wire(), Outbox(home)
         box.put(digest, sealed, order())
         count = len(parse_header(sealed.header, max_plain_bytes=1 << 30).hashes)
-        box.send_chunks(digest, [*reversed(range(count)), count, 10**6, -1], wire)
+        box.send_chunks(digest, [*reversed(range(count)), count, 10**6, -1], wire, span=4)
         assert b"".join(wire.chunks[i] for i in range(count)) == sealed.body
         assert set(wire.chunks) == set(range(count))
+
+    def test_chunks_that_follow_each_other_share_a_message(self, home: Home) -> None:
+        digest, sealed = envelope()
+        wire, box = Wire(), Outbox(home)
+        box.put(digest, sealed, order())
+        box.send_chunks(digest, [0, 1, 2, 4, 5], wire, span=2)
+        assert {i: len(data) for i, data in wire.chunks.items()} == {
+            0: 2 * CHUNK, 2: CHUNK, 4: len(sealed.body) - 4 * CHUNK,
+        }  # fmt: skip
+        assert all(sealed.body[i * CHUNK :].startswith(d) for i, d in wire.chunks.items())
 
     def test_after_a_restart_the_very_same_bytes_are_sent(self, home: Home) -> None:
         """Sealing anew would make another update of it."""
@@ -133,8 +170,8 @@ class TestSending:
         first, again = Wire(), Wire()
         box = Outbox(home)
         box.put(digest, sealed, order())
-        box.offer(digest, first, credit=3)
-        Outbox(Home(home.directory)).offer(digest, again, credit=3)
+        box.offer(digest, first, again=False)
+        Outbox(Home(home.directory)).offer(digest, again, again=False)
         assert again.sent == first.sent
 
     def test_it_is_on_disk_before_anything_is_sent(self, home: Home) -> None:
@@ -151,34 +188,35 @@ class TestSending:
         path.write_bytes(data)
         wire = Wire()
         with pytest.raises(CorruptFile):
-            Outbox(home).offer(digest, wire, credit=2)
+            Outbox(home).offer(digest, wire, again=False)
         assert wire.sent == []
 
     def test_an_update_that_is_not_there_is_an_error_with_its_path(self, home: Home) -> None:
         with pytest.raises(StorageError, match=HEX):
-            Outbox(home).send_chunks(HEX, [0], Wire())
+            Outbox(home).send_chunks(HEX, [0], Wire(), span=1)
 
     def test_an_inventory_lives_for_the_session_only_and_beside_updates(self, home: Home) -> None:
         digest, sealed = envelope(1)
         update = put(home)
         box, wire = Outbox(home), Wire()
         box.hold(digest, sealed)
-        box.offer(digest, wire, credit=1)
-        box.offer(update, wire, credit=1)
-        box.send_chunks(digest, [4], wire)
-        assert [m.digest for m, _ in wire.sent] == [digest, digest, update, update, digest]
+        box.offer(digest, wire, again=False)
+        box.offer(update, wire, again=False)
+        box.send_chunks(digest, [4], wire, span=1)
+        of = [m.digest for m, _ in wire.sent]
+        assert of == sorted(of[:-1], key=[digest, update].index) + [digest]
         assert home.outbox() == [update]
         with pytest.raises(StorageError):
-            Outbox(home).offer(digest, wire, credit=1)
+            Outbox(home).offer(digest, wire, again=False)
 
     def test_a_newer_inventory_takes_the_place_of_the_older(self, home: Home) -> None:
         box, wire = Outbox(home), Wire()
         old, new = envelope(1), envelope(2)
         box.hold(*old)
         box.hold(*new)
-        box.offer(new[0], wire, credit=1)
+        box.offer(new[0], wire, again=False)
         with pytest.raises(StorageError):
-            box.offer(old[0], wire, credit=1)
+            box.offer(old[0], wire, again=False)
 
 
 class TestWaiting:
@@ -195,16 +233,28 @@ class TestWaiting:
         assert kept == wanted.model_dump(exclude={"nonce", "seq", "parts", "verdict"})
         assert (found.parts, found.verdict) == ([], None), "their use is over"
 
-    def test_the_newest_stays_and_older_ones_go_with_their_states(self, home: Home) -> None:
+    def test_the_newest_stays_and_older_ones_go_but_for_states_that_a_verdict_may_want(
+        self, home: Home
+    ) -> None:
         old, newest, middle = put(home, 0, age_s=9), put(home, 1), put(home, 2, age_s=5)
         for digest in (old, newest, middle):
             home.save_provisional(digest, Payload({"w": np.ones(1, np.float32)}))
         assert Outbox(home).waiting()[1] == newest
         assert home.outbox() == [newest]
         assert not home.note_path(old).exists()
-        assert not home.settle(old, counted=True)
-        assert not home.settle(middle, counted=True)
+        assert home.settle(old, counted=True), "the server may have had it"
         assert home.settle(newest, counted=True)
+
+    def test_an_update_that_was_half_removed_leaves_its_state_to_the_verdict(
+        self, home: Home
+    ) -> None:
+        """Killed while the update was removed after the Ack: the server has it."""
+        acked = put(home)
+        home.save_provisional(acked, Payload({"w": np.ones(1, np.float32)}))
+        home.outbox_path(acked).unlink()
+        assert Outbox(home).waiting() == (None, "")
+        assert home.unsent_notes() == []
+        assert home.settle(acked, counted=True)
 
     @pytest.mark.parametrize(
         "damage",

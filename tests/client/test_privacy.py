@@ -221,7 +221,7 @@ def go(work, terms=NOISY, asked=ORDER):
 def opened(work, digest):
     """Return what the server would read in an outbox entry."""
     sent = []
-    work._outbox.offer(digest, lambda *frames: sent.append(frames), 99)
+    work._outbox.offer(digest, lambda *frames: sent.append(frames), again=False)
     (_, header, _, wrap), *chunks = sent
     parsed = parse_header(header, max_plain_bytes=1 << 20)
     key = unwrap_key(wrap, header, SERVER)
@@ -255,7 +255,7 @@ def test_what_is_offered_again_is_the_same_bytes_and_costs_nothing(work, home):
     offers = []
     for box in (work._outbox, work._outbox, Outbox(home)):  # the last one after a restart
         sent = []
-        box.offer(digest, lambda _, *blobs, sent=sent: sent.append(blobs), 99)
+        box.offer(digest, lambda _, *blobs, sent=sent: sent.append(blobs), again=False)
         offers.append(sent)
     assert len(offers[0]) > 1
     assert offers[0] == offers[1] == offers[2]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcil_client.session import PASSING, PAUSE_S, RETRY_S, Session
+from fcil_client.session import DAMAGED, OVER, PASSING, PAUSE_S, RESENDS, RETRY_S, Session
 from fcil_client.session_events import (
     Acked,
     Announce,
@@ -502,11 +502,34 @@ class TestAnswers:
         assert made.handle(Nacked(D1, "already_have")) == [Forget(D1)]
         assert (made.work, made.outgoing) == (Work.IDLE, "")
 
-    @pytest.mark.parametrize("code", ["round_closed", "stale_update", "schema_mismatch"])
-    def test_a_refused_update_is_dropped_with_its_state(self, code: str) -> None:
+    @pytest.mark.parametrize("code", sorted(OVER - {"already_have"}))
+    def test_an_update_that_came_too_late_is_dropped_with_its_state(self, code: str) -> None:
         made = session(Work.SENDING)
         assert made.handle(Nacked(D1, code)) == [Drop(D1, code)]
         assert (made.work, made.order, made.outgoing) == (Work.IDLE, None, "")
+
+    @pytest.mark.parametrize("code", ["schema_mismatch", "too_large", "corrupt_file"])
+    def test_a_refused_update_is_dropped_and_its_round_declined(self, code: str) -> None:
+        """Nobody shall wait for another one until the deadline."""
+        made = session(Work.SENDING)
+        said = Refuse(KEY, code, f"the update was refused ({code})")
+        assert made.handle(Nacked(D1, code)) == [Drop(D1, code), said]
+        assert (made.work, made.order, made.outgoing) == (Work.IDLE, None, "")
+
+    @pytest.mark.parametrize("code", sorted(DAMAGED))
+    def test_an_update_that_was_damaged_on_its_way_is_offered_again_a_few_times(
+        self, code: str
+    ) -> None:
+        made = session(Work.SENDING)
+        for _ in range(RESENDS):
+            assert made.handle(Nacked(D1, code)) == [Later(RetryDue(D1), RETRY_S)]
+            assert made.handle(RetryDue(D1)) == [Offer(D1)]
+        assert made.handle(Nacked(D1, code))[0] == Drop(D1, code)
+        assert made.work is Work.IDLE
+        made.handle(RoundOpened(order(1)))
+        made.handle(PartsReady(OTHER))
+        made.handle(WorkDone(OTHER, D2))
+        assert made.handle(Nacked(D2, code)) == [Later(RetryDue(D2), RETRY_S)]
 
     @pytest.mark.parametrize("work", WORK)
     def test_a_refusal_of_another_update_leaves_the_work_alone(self, work: Work) -> None:
@@ -693,7 +716,7 @@ orders = st.builds(
 keys = st.sampled_from([KEY, OTHER, RoundKey(RUN, 1, "finish", 0), key_of(order(run=RUN2))])
 digests = st.sampled_from([D1, D2, D3])
 runs = st.sampled_from([RUN, RUN, RUN, RUN2])
-codes = st.sampled_from(["already_have", "round_closed", "disk_full"])
+codes = st.sampled_from(["already_have", "round_closed", "disk_full", "malformed", "too_large"])
 plain = [
     LinkUp(),
     LinkDown(),

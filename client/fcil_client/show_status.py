@@ -1,0 +1,127 @@
+"""What ``fcil-client status`` and ``journal`` say of clients, whatever state they are in."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import typer
+
+from fcil_adapters.privacy_terms import describe_terms
+from fcil_client import egress
+from fcil_client.home import Home
+from fcil_client.show_privacy import describe_limits
+from fcil_protocol import control
+from fcil_protocol.errors import FcilError, StorageError, Timeout, Unreachable
+from fcil_protocol.messages import PrivacyTerms
+from fcil_protocol.terminal import printable
+
+STATUS_S = 5.0  # for a daemon to say how it is
+
+
+def who(home: Home) -> dict[str, Any]:
+    """Return whose directory it is; one that is damaged, or of a client that left, as well.
+
+    ``damaged`` is what is wrong with it, empty if nothing is; ``left`` says that the client has
+    left its federation.
+    """
+    damaged, enrolment = "", None
+    try:
+        enrolment = home.enrolment()
+    except StorageError as error:
+        damaged = str(error)
+    left = enrolment is None and not damaged
+    enrolment = enrolment or home.former()
+    known = {
+        "client": enrolment.client_id if enrolment else "",
+        "name": enrolment.name if enrolment else "unknown",
+        "federation": enrolment.federation if enrolment else home.directory.parent.name,
+        "data": enrolment.data if enrolment else str(home.directory),
+    }
+    return {**known, "damaged": damaged, "left": left}
+
+
+def one_status(home: Home) -> dict[str, Any]:
+    """Return what a client's daemon says, or what is known without it."""
+    try:
+        said = control.ask(home.directory, "status", STATUS_S)
+    except (Unreachable, Timeout) as error:
+        known = {k: v for k, v in who(home).items() if k != "left"}
+        return {
+            **known,
+            "running": isinstance(error, Timeout),
+            "answers": False,
+            "server": _addresses(home),
+            "directory": str(home.directory),
+            "outbox": len(home.outbox()),
+        }
+    return {**said, "answers": True, "damaged": ""}
+
+
+def _addresses(home: Home) -> list[str]:
+    try:
+        enrolment = home.enrolment()
+    except FcilError:
+        return []
+    return list(enrolment.addresses) if enrolment else []
+
+
+def one_journal(home: Home, since: datetime | None) -> dict[str, Any]:
+    """Return what left through one client.
+
+    Args:
+        home: its directory.
+        since: only envelopes that left or were answered from then on (UTC).
+    """
+    rows, damaged = egress.read(home.directory)
+    if since is not None:
+        rows = [row for row in rows if egress.last_event(row) >= since.replace(tzinfo=UTC)]
+    return {
+        **who(home),
+        "files": [str(path) for path in egress.files(home.directory)],
+        "damaged_lines": damaged,
+        "envelopes": rows,
+    }
+
+
+def show_status(rows: list[dict[str, Any]]) -> None:
+    """Print what clients are doing."""
+    if not rows:
+        typer.echo("No folder of this user is enrolled. Join with: fcil-client join --data FOLDER")
+    for row in rows:
+        typer.echo(f"{printable(row['name'])}  ({printable(row['data'])})")
+        if row["damaged"]:
+            typer.echo(f"  {printable(row['damaged'])}")
+            continue
+        if row["running"] and not row["answers"]:
+            typer.echo("  running, but it does not answer: it is stopped, or its disk hangs")
+            continue
+        if not row["running"]:
+            waiting = f", {row['outbox']} update waits in the outbox" if row["outbox"] else ""
+            typer.echo(
+                f"  not running{waiting}; start: fcil-client join --data {printable(row['data'])}"
+            )
+            continue
+        typer.echo(f"  link     {row['link']} to {', '.join(row['server'])}")
+        doing = f"{row['work']} {row['round']}" if row["round"] else row["work"]
+        if row["progress"] and row["round"]:
+            phase, done, total = row["progress"]
+            doing += f", {phase} {100 * done // max(total, 1)} %"
+        typer.echo(f"  work     {doing}")
+        if row["run"]:
+            typer.echo(f"  run      {row['run']}, {row['method']} on {row['backbone']}")
+        if row["privacy"]:
+            typer.echo(f"  privacy  {_terms_line(row['privacy'])}")
+        typer.echo(f"  device   {row['device'] or 'not loaded yet'}")
+        for work, count in row["micro_batch"].items():
+            typer.echo(f"  memory   {work}: at most {count} images in one pass fit")
+        if row["classes"]:
+            train = sum(c["train"] for c in row["classes"].values())
+            typer.echo(f"  images   {train} for training in {len(row['classes'])} classes")
+        typer.echo(f"  counted  {row['counted']} updates since the start")
+
+
+def _terms_line(fields: dict[str, Any]) -> str:
+    own = describe_limits(fields["own"])
+    terms = describe_terms(PrivacyTerms.model_validate(fields))
+    return f"{terms}; own limits: {own}" if own else terms
