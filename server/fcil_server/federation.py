@@ -28,10 +28,10 @@ from fcil_protocol.errors import (
     WireError,
 )
 from fcil_protocol.files import DirectoryLock, make_private, storage_errors, write_atomic
-from fcil_protocol.ids import Digest, FederationId, RunId
+from fcil_protocol.ids import Digest, FederationId, RunId, is_run_id
 from fcil_protocol.keys import Certificate, PrivateKeys, RootKey
 from fcil_server.config import Config, load, to_toml
-from fcil_server.ledger import Ledger
+from fcil_server.ledger import LEDGER_NAME, Ledger
 
 CONFIG = "federation.toml"
 
@@ -44,11 +44,22 @@ class Federation:
         self.config = config
         self._lock = lock
         self._root_path = directory / "keys" / "root.json"
-        self.ledger = Ledger(directory / "ledger.sqlite")
-        self._take_next_keys()  # a change of keys that a kill interrupted
-        self.keys = _server_keys(directory / "keys" / "server.json")
-        self.certificate = self._certificate(directory / "keys" / "certificate")
+        _refuse_lost_ledger(directory)
+        self.ledger = Ledger(directory / LEDGER_NAME)
+        try:
+            self._open_keys()
+        except BaseException:
+            self.ledger.close()
+            raise
         self._join_file: Path | None = None
+
+    def _open_keys(self) -> None:
+        keys = self.directory / "keys"
+        self._take_next_keys()  # a change of keys that a kill interrupted
+        if self.ledger.clients() or self.ledger.runs():
+            _refuse_lost_keys(keys)
+        self.keys = _server_keys(keys / "server.json")
+        self.certificate = self._certificate(keys / "certificate")
 
     @classmethod
     def open(cls, directory: Path, config_path: Path | None, overrides: tuple[str, ...]) -> Self:
@@ -64,6 +75,12 @@ class Federation:
         """
         own = directory / CONFIG
         new = not own.exists()
+        if new and config_path is None and (directory / LEDGER_NAME).exists():
+            raise CorruptFile(
+                f"{own} is missing, though there is a ledger beside it.",
+                action="Restore it from a backup, or give another one once: "
+                "fcil-server serve --config FILE",
+            )
         path = config_path or (None if new else own)
         config = load(path, overrides)
         with storage_errors("create the federation directory", directory):
@@ -142,8 +159,11 @@ class Federation:
         for run in self.ledger.runs():
             for part in self.ledger.parts(run.run_id):
                 self.ledger.remove_part(run.run_id, Digest(part.digest))
-        certificate = RootKey.load(self._root_path).certify(fresh.public)
-        write_atomic(self.directory / "keys" / "certificate", certificate.to_bytes())
+        path = self.directory / "keys" / "certificate"
+        with storage_errors("read", path):
+            before = Certificate.from_bytes(path.read_bytes())
+        certificate = RootKey.load(self._root_path).certify(fresh.public, after=before.serial)
+        write_atomic(path, certificate.to_bytes())
         with storage_errors("replace the server's keys in", self._next_keys.parent):
             self._next_keys.replace(self.directory / "keys" / "server.json")
 
@@ -197,6 +217,42 @@ def find_directory(directory: Path) -> Path:
             action="Name its directory with --dir, or start one with: fcil-server serve",
         )
     return directory
+
+
+def _refuse_lost_ledger(directory: Path) -> None:
+    """Refuse to begin a new ledger where runs show that there was one.
+
+    Raises:
+        CorruptFile: the ledger is missing, or empty.
+    """
+    path, runs = directory / LEDGER_NAME, directory / "runs"
+    names = sorted(p.name for p in runs.iterdir()) if runs.is_dir() else []
+    held = [name for name in names if is_run_id(name)]
+    if held and not (path.exists() and path.stat().st_size):
+        what = "is empty" if path.exists() else "is missing"
+        raise CorruptFile(
+            f"the ledger {path} {what}, though there are runs ({', '.join(held[-3:])}): without "
+            "it nobody knows the members, the tasks, or which states count.",
+            action="Restore a backup into a new directory: fcil-server restore FILE --dir NEW",
+        )
+
+
+def _refuse_lost_keys(folder: Path) -> None:
+    """Refuse to make keys anew where members know others.
+
+    Raises:
+        KeyFileError: the server's keys are gone, or everything that certifies them.
+    """
+    server, root, certificate = (
+        folder / name for name in ("server.json", "root.json", "certificate")
+    )
+    gone = server if not server.exists() else certificate
+    if not server.exists() or not (root.exists() or certificate.exists()):
+        raise KeyFileError(
+            f"the key file {gone} is missing, and the federation has members or runs already; "
+            "with new keys no client would know this server.",
+            action="Restore it from a backup (fcil-server restore FILE), or from your own copy.",
+        )
 
 
 def _root_key(path: Path) -> RootKey:

@@ -2,8 +2,9 @@
 
 `Ledger` is the whole of it; its tables live in four modules: here clients, runs, states and
 parts; in `ledger_trust` tickets; in `ledger_rounds` what was learned; in `ledger_accounts`
-what it cost. Rows are the dataclasses of `ledger_rows`. After a kill at any moment,
-`Ledger.open_round` and `Ledger.accepted` say where to go on.
+what it cost. `ledger_fork` begins a run with another one's history. Rows are the dataclasses
+of `ledger_rows`. After a kill at any moment, `Ledger.open_round` and `Ledger.accepted` say
+where to go on.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from fcil_protocol.errors import UsageError
 from fcil_protocol.ids import ClientId, Digest, RunId
 from fcil_protocol.keys import PublicKeys
 from fcil_server.ledger_accounts import AccountTables
+from fcil_server.ledger_fork import ForkTables
 from fcil_server.ledger_rounds import HistoryTables
 from fcil_server.ledger_rows import (
     Client,
@@ -32,7 +34,7 @@ from fcil_server.ledger_trust import TrustTables
 LEDGER_NAME = "ledger.sqlite"
 
 
-class Ledger(HistoryTables, AccountTables, TrustTables):
+class Ledger(HistoryTables, AccountTables, TrustTables, ForkTables):
     """Everything the server must know after a restart. See `LedgerFile` for how it is opened."""
 
     # Clients.
@@ -207,11 +209,11 @@ class Ledger(HistoryTables, AccountTables, TrustTables):
 
     def runs(self) -> list[Run]:
         """Return all runs, oldest first."""
-        return self._all(Run, "SELECT * FROM runs ORDER BY created_at, rowid")
+        return self._all(Run, "SELECT * FROM runs ORDER BY rowid")
 
     def newest_run(self) -> Run | None:
-        """Return the run that was started last."""
-        return self._one(Run, "SELECT * FROM runs ORDER BY created_at DESC, rowid DESC LIMIT 1")
+        """Return the run that was started last, whatever the clock said then and since."""
+        return self._one(Run, "SELECT * FROM runs ORDER BY rowid DESC LIMIT 1")
 
     def set_run_status(self, run_id: RunId, status: RunStatus) -> None:
         """Say where a run stands."""
@@ -285,7 +287,7 @@ class Ledger(HistoryTables, AccountTables, TrustTables):
 
     def parts(self, run: RunId) -> list[PartRow]:
         """Return the run's parts in the order in which they were sealed."""
-        sql = "SELECT * FROM parts WHERE run = ? ORDER BY created_at, rowid"
+        sql = "SELECT * FROM parts WHERE run = ? ORDER BY rowid"
         return self._all(PartRow, sql, (run,))
 
     def remove_part(self, run: RunId, digest: Digest) -> None:

@@ -23,6 +23,17 @@ KEPT_REFUSALS = 10_000
 KEPT_EVENTS = 100_000
 _TRIM_EVERY = 256
 _TEXT_LIMIT = 2_000  # characters of a reason or an event that are stored
+# Not one of the rounds that a forked run copied from its parent.
+_OWN_ROUND = (
+    "NOT EXISTS (SELECT 1 FROM rounds AS r JOIN runs ON runs.run_id = r.run "
+    "WHERE r.run = {table}.run AND r.task = {table}.task AND r.kind = {table}.kind "
+    "AND r.round = {table}.round AND r.seq < runs.inherited)"
+)
+_COUNTED = "status = 'counted' GROUP BY client"
+_BOTH_WAYS = (
+    "client, sum(wire * (direction = 'up')) AS up, sum(wire * (direction = 'down')) AS down"
+)
+_OF_CLIENTS = "client IS NOT NULL AND source = 'predicted' GROUP BY client"
 
 
 class AccountTables(LedgerFile):
@@ -41,24 +52,40 @@ class AccountTables(LedgerFile):
         sealed: int = 0,
         application: int = 0,
         wire: int = 0,
+        retransmitted: int = 0,
+        link: int = 0,
     ) -> None:
         """Add bytes to a flow's count.
 
         Predicted counts name their cause. Kernel counts (``source=KERNEL``) have the cause
-        ``CONNECTION`` and ``wire`` bytes only: the growth of the connection's TCP payload
-        since the last call. The two are shown side by side and never summed. ``round_key``
-        names the round, and with it the run; ``run`` is for bytes of a run but no round.
+        ``CONNECTION``: the growth of the connection's TCP payload since the last call
+        (``wire``), with what was ``retransmitted`` and what it was on the ``link``. The two
+        are shown side by side and never summed. ``round_key`` names the round, and with it
+        the run; ``run`` is for bytes of a run but no round.
         """
         _, task, kind, number = round_key or (None, None, None, None)
         key = (round_key.run if round_key else run, task, kind, number, client)
         self._write(
             "INSERT INTO bytes (run, task, kind, round, client, direction, cause, source, "
-            "tensor, sealed, application, wire) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+            "tensor, sealed, application, wire, retransmitted, link) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (ifnull(run, ''), ifnull(task, -1), ifnull(kind, ''), "
             "ifnull(round, -1), ifnull(client, ''), direction, cause, source) DO UPDATE SET "
             "tensor = tensor + excluded.tensor, sealed = sealed + excluded.sealed, "
-            "application = application + excluded.application, wire = wire + excluded.wire",
-            (*key, direction.value, cause.value, source.value, tensor, sealed, application, wire),
+            "application = application + excluded.application, wire = wire + excluded.wire, "
+            "retransmitted = retransmitted + excluded.retransmitted, link = link + excluded.link",
+            (
+                *key,
+                direction.value,
+                cause.value,
+                source.value,
+                tensor,
+                sealed,
+                application,
+                wire,
+                retransmitted,
+                link,
+            ),
             durable=False,
         )
 
@@ -153,17 +180,18 @@ class AccountTables(LedgerFile):
         return self._all(Refusal, sql, (client, limit))
 
     def rounds_by_client(self) -> dict[ClientId, int]:
-        """Return client -> in how many rounds of all runs its update was counted."""
-        sql = "SELECT client, count(*) AS n FROM updates WHERE status = 'counted' GROUP BY client"
+        """Return client -> in how many rounds of all runs its update was counted.
+
+        What a forked run copied from its parent counts once.
+        """
+        own = _OWN_ROUND.format(table="updates")
+        sql = f"SELECT client, count(*) AS n FROM updates WHERE {own} AND {_COUNTED}"  # noqa: S608
         return {row["client"]: row["n"] for row in self._rows(sql)}
 
     def bytes_by_client(self) -> dict[ClientId, tuple[int, int]]:
         """Return client -> predicted wire bytes up and down over all runs."""
-        sql = (
-            "SELECT client, sum(wire * (direction = 'up')) AS up, "
-            "sum(wire * (direction = 'down')) AS down FROM bytes "
-            "WHERE client IS NOT NULL AND source = 'predicted' GROUP BY client"
-        )
+        own = _OWN_ROUND.format(table="bytes")
+        sql = f"SELECT {_BOTH_WAYS} FROM bytes WHERE {own} AND {_OF_CLIENTS}"  # noqa: S608
         return {row["client"]: (row["up"], row["down"]) for row in self._rows(sql)}
 
     def refusal_counts(self) -> dict[str, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +35,7 @@ T = TypeVar("T")
 _BUSY_S = 10.0  # a reader's long query or a checkpoint may hold the file this long
 
 Value = str | int | float | bytes | None
+Args = Sequence[Value] | Mapping[str, Value]
 
 
 class LedgerFile:
@@ -90,6 +91,34 @@ class LedgerFile:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def copy_to(self, target: Path) -> None:
+        """Write a copy of the ledger as it is at this moment, whatever others write meanwhile.
+
+        The copy is one file, 0600, without a log beside it.
+
+        Raises:
+            CorruptFile: the ledger is damaged.
+            DiskFull, StorageError, Locked.
+        """
+        _create_private(target)
+        with _named_errors(self.path):
+            copy = sqlite3.connect(target, isolation_level=None)
+            try:
+                self._db.backup(copy)  # all pages in one step: one moment
+                copy.execute("PRAGMA journal_mode = DELETE")
+                verdict = str(copy.execute("PRAGMA quick_check(1)").fetchone()[0])
+            finally:
+                copy.close()
+        if verdict != "ok":
+            raise _damaged(self.path, verdict.splitlines()[-1])
+
+    def faults(self) -> list[str]:
+        """Return what SQLite finds damaged or dangling in the file, a sentence each."""
+        found = [str(row[0]) for row in self._rows("PRAGMA integrity_check(20)")]
+        dangling = {str(row["table"]) for row in self._rows("PRAGMA foreign_key_check")}
+        texts = [f"rows of {name} refer to rows that do not exist" for name in sorted(dangling)]
+        return [text for text in found if text != "ok"] + texts
 
     @contextmanager
     def transaction(self, *, durable: bool = True) -> Iterator[None]:
@@ -152,6 +181,7 @@ class LedgerFile:
                     action="Start the server once; it upgrades the ledger.",
                 )
             return
+        self._check_pages()
         self._execute("PRAGMA foreign_keys = ON")
         if self._number("PRAGMA journal_mode = WAL") != "wal":
             raise StorageError(
@@ -166,11 +196,17 @@ class LedgerFile:
                     f"{script} PRAGMA user_version = {number}; COMMIT;"
                 )
 
-    def _execute(self, sql: str, args: Sequence[Value] = ()) -> sqlite3.Cursor:
+    def _check_pages(self) -> None:
+        """Refuse to write to a damaged file: what is added to it would be lost with it."""
+        verdict = str(self._number("PRAGMA quick_check(1)"))
+        if verdict != "ok":
+            raise _damaged(self.path, verdict.splitlines()[-1])
+
+    def _execute(self, sql: str, args: Args = ()) -> sqlite3.Cursor:
         with _named_errors(self.path):
             return self._db.execute(sql, args)
 
-    def _write(self, sql: str, args: Sequence[Value] = (), *, durable: bool = True) -> int:
+    def _write(self, sql: str, args: Args = (), *, durable: bool = True) -> int:
         """Execute one changing statement, return how many rows it changed."""
         with self.transaction(durable=durable):
             return self._execute(sql, args).rowcount
@@ -180,18 +216,18 @@ class LedgerFile:
         sql = f"INSERT INTO {table} ({columns}) VALUES ({marks})"  # noqa: S608 - names are ours
         self._write(sql, tuple(values.values()), durable=durable)
 
-    def _all(self, cls: type[T], sql: str, args: Sequence[Value] = ()) -> list[T]:
+    def _all(self, cls: type[T], sql: str, args: Args = ()) -> list[T]:
         return [build(cls, row) for row in self._rows(sql, args)]
 
-    def _rows(self, sql: str, args: Sequence[Value] = ()) -> list[sqlite3.Row]:
+    def _rows(self, sql: str, args: Args = ()) -> list[sqlite3.Row]:
         with _named_errors(self.path):
             return self._db.execute(sql, args).fetchall()
 
-    def _one(self, cls: type[T], sql: str, args: Sequence[Value] = ()) -> T | None:
+    def _one(self, cls: type[T], sql: str, args: Args = ()) -> T | None:
         rows = self._all(cls, sql, args)
         return rows[0] if rows else None
 
-    def _number(self, sql: str, args: Sequence[Value] = ()) -> Any:
+    def _number(self, sql: str, args: Args = ()) -> Any:
         """Return the first column of the first row, None when there is no row."""
         with _named_errors(self.path):
             row = self._db.execute(sql, args).fetchone()
@@ -225,6 +261,13 @@ def _named_errors(path: Path) -> Iterator[None]:
         raise _named(error, path) from error
 
 
+def _damaged(path: Path, how: str) -> CorruptFile:
+    return CorruptFile(
+        f"the ledger {path} is damaged: {how}.",
+        action="Stop the server and restore a backup into a new directory: fcil-server restore",
+    )
+
+
 def _named(error: sqlite3.Error, path: Path) -> FcilError:
     """Turn an SQLite error into ours; the low byte of its code says which."""
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
@@ -239,9 +282,7 @@ def _named(error: sqlite3.Error, path: Path) -> FcilError:
             action="Free space; nothing that was acknowledged is lost.",
         )
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return CorruptFile(
-            f"the ledger {path} is damaged: {error}.", action="Restore it from a backup."
-        )
+        return _damaged(path, str(error))
     if code in (
         sqlite3.SQLITE_CANTOPEN,
         sqlite3.SQLITE_IOERR,

@@ -10,6 +10,7 @@ from fcil_protocol.errors import AlreadyHave, InternalError
 from fcil_protocol.ids import ClientId, RunId, UpdateId
 from fcil_server.ledger_file import LedgerFile
 from fcil_server.ledger_rows import (
+    AliasRow,
     Answer,
     AnswerRow,
     ClassRow,
@@ -38,6 +39,7 @@ class HistoryTables(LedgerFile):
         class_id: int | None = None,
         planned_task: int | None = None,
         first_seen_by: ClientId | None = None,
+        admitted: bool = True,
     ) -> None:
         """Add a name, with an id (listed) or waiting for one (discovered)."""
         self._insert(
@@ -50,6 +52,7 @@ class HistoryTables(LedgerFile):
                 "planned_task": planned_task,
                 "first_seen_by": first_seen_by,
                 "seen_at": self.now,
+                "admitted": int(admitted),
             },
         )
 
@@ -78,6 +81,10 @@ class HistoryTables(LedgerFile):
             "UPDATE classes SET hidden = ? WHERE run = ? AND key = ?", (int(hidden), run, key)
         )
 
+    def admit_class(self, run: RunId, key: str) -> None:
+        """Let a task take a name that waited for an operator's word."""
+        self._write("UPDATE classes SET admitted = 1 WHERE run = ? AND key = ?", (run, key))
+
     def remove_class(self, run: RunId, key: str) -> None:
         """Remove a name that never got an id (it became an alias of another)."""
         self._write(
@@ -99,6 +106,11 @@ class HistoryTables(LedgerFile):
         """Return alias key -> class key."""
         sql = "SELECT key, target FROM class_aliases WHERE run = ?"
         return {row["key"]: row["target"] for row in self._rows(sql, (run,))}
+
+    def alias_rows(self, run: RunId) -> list[AliasRow]:
+        """Return the further names of classes, in order of their keys."""
+        sql = "SELECT * FROM class_aliases WHERE run = ? ORDER BY key"
+        return self._all(AliasRow, sql, (run,))
 
     # Tasks.
 
@@ -179,20 +191,22 @@ class HistoryTables(LedgerFile):
         key: RoundKey,
         outcome: str,
         *,
+        why: str = "",
         new_state: int | None = None,
         phases: Mapping[str, float] | None = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
         """Close an open round as ``done``, ``short`` or ``skipped``.
 
+        ``why`` is what closed it (`round_events.Why`);
         ``new_state`` is what the round made, already in `StateStore` and `Ledger.add_state`;
         ``phases`` maps names to seconds, ``metrics`` names to further finite numbers.
         """
         end = Outcome(outcome)
         assert end is not Outcome.REOPENED, "reopen_round keeps a round open"
-        columns = "closed_at = ?, outcome = ?, new_state = ?, phases = ?, metrics = ?"
+        columns = "closed_at = ?, outcome = ?, why = ?, new_state = ?, phases = ?, metrics = ?"
         texts = [json.dumps(dict(m or {}), allow_nan=False) for m in (phases, metrics)]
-        self._write_open(key, columns, (self.now, end.value, new_state, *texts))
+        self._write_open(key, columns, (self.now, end.value, why, new_state, *texts))
 
     def round(self, key: RoundKey) -> Round | None:
         """Return one round."""
@@ -273,8 +287,16 @@ class HistoryTables(LedgerFile):
 
     def updates_of(self, run: RunId, client: ClientId) -> list[UpdateRow]:
         """Return a client's updates in the order of acceptance."""
-        sql = "SELECT * FROM updates WHERE run = ? AND client = ? ORDER BY accepted_at, rowid"
+        sql = "SELECT * FROM updates WHERE run = ? AND client = ? ORDER BY rowid"
         return self._all(UpdateRow, sql, (run, client))
+
+    def counted_tasks(self, run: RunId) -> dict[ClientId, set[int]]:
+        """Return the tasks in which an update of a client was counted."""
+        sql = "SELECT DISTINCT client, task FROM updates WHERE run = ? AND status = 'counted'"
+        found: dict[ClientId, set[int]] = {}
+        for row in self._rows(sql, (run,)):
+            found.setdefault(ClientId(row["client"]), set()).add(int(row["task"]))
+        return found
 
     def exclude_update(self, key: RoundKey, client: ClientId, reason: str) -> None:
         """Take an accepted update out of aggregation, with the reason that its sender is told."""

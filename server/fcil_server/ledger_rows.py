@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from fcil_protocol.ids import ClientId, Digest, RunId, UpdateId
 
+OPENING = "open"  # the "kind" of the state that a task begins with
 CENTRAL = "central"  # stands for the server's own test folder in `Evaluation.client`
 
 
@@ -46,11 +47,12 @@ class UpdateStatus(StrEnum):
 
 
 class Answer(StrEnum):
-    """Why an asked client gave no update."""
+    """Why an asked client gave no update; ``SURPLUS`` was not waited for: others were faster."""
 
     DECLINED = "declined"
     STRAGGLER = "straggler"
     LOST = "lost"
+    SURPLUS = "surplus"
 
 
 class Direction(StrEnum):
@@ -164,7 +166,13 @@ class Erased:
 
 @dataclass(frozen=True)
 class Run:
-    """One learning history. ``config`` is the TOML that it started with."""
+    """One learning history.
+
+    Attributes:
+        config: the TOML that it started with.
+        parent_run, parent_state: what it was forked from.
+        inherited: how many of its first rounds are copies of its parent's.
+    """
 
     run_id: RunId
     created_at: float
@@ -179,6 +187,7 @@ class Run:
     parent_run: RunId | None
     parent_state: int | None
     environment: Mapping[str, Any] = field(metadata=_JSON)
+    inherited: int = 0
 
 
 @dataclass(frozen=True)
@@ -190,6 +199,7 @@ class ClassRow:
         class_id: None while the name waits for its task.
         planned_task: the task that a listed schedule put it in; None when discovered.
         task: the task it entered; None until that task opened.
+        admitted: whether a task may take it; False until an operator says so (`tasks.admit`).
     """
 
     run: RunId
@@ -201,6 +211,22 @@ class ClassRow:
     first_seen_by: ClientId | None
     seen_at: float
     hidden: bool = field(metadata={"decode": bool})
+    admitted: bool = field(metadata={"decode": bool})
+
+
+@dataclass(frozen=True)
+class AliasRow:
+    """A further name of a class.
+
+    Attributes:
+        key: the form by which it is matched.
+        target: the key of the class.
+    """
+
+    run: RunId
+    key: str
+    name: str
+    target: str
 
 
 @dataclass(frozen=True)
@@ -224,6 +250,7 @@ class Round:
         asked: the clients sampled.
         reopened: how often it came up short and went on.
         phases: name -> seconds (``collect_s``, ``aggregate_s`` ...).
+        why: what closed it (`round_events.Why`); empty while it is open.
     """
 
     run: RunId
@@ -241,6 +268,7 @@ class Round:
     new_state: int | None
     phases: Mapping[str, float] = field(metadata=_JSON)
     metrics: Mapping[str, Any] = field(metadata=_JSON)
+    why: str
 
     @property
     def key(self) -> RoundKey:
@@ -286,8 +314,9 @@ class ByteCount:
 
     ``tensor`` <= ``sealed`` <= ``application`` <= ``wire`` for predicted payload flows: the
     tensors alone; the envelope; all message frames; TCP payload with ZMTP and CURVE. A
-    kernel count has ``wire`` only, for the whole connection, and is never added to a
-    predicted one.
+    kernel count is of the whole connection and never added to a predicted one: ``wire`` is
+    TCP payload, each byte once, ``retransmitted`` what was sent down again, ``link`` the
+    frames on an Ethernet link.
     """
 
     run: RunId | None
@@ -302,6 +331,8 @@ class ByteCount:
     sealed: int
     application: int
     wire: int
+    retransmitted: int = 0
+    link: int = 0
 
 
 @dataclass(frozen=True)

@@ -251,6 +251,61 @@ ALTER TABLE tickets ADD COLUMN role TEXT NOT NULL DEFAULT 'client'
 ALTER TABLE tickets ADD COLUMN via TEXT REFERENCES clients;
 """
 
+_V4 = """
+-- What the kernel counts beside the TCP payload: sent again, and as frames of the link.
+ALTER TABLE bytes ADD COLUMN retransmitted INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE bytes ADD COLUMN link INTEGER NOT NULL DEFAULT 0;
+"""
+
+_V5 = """
+-- A forked run begins with copies of its parent's rounds: those with seq < inherited. So an
+-- update is unique within its run only.
+ALTER TABLE runs ADD COLUMN inherited INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE updates_v5 (
+  run          TEXT NOT NULL,
+  client       TEXT NOT NULL REFERENCES clients,
+  task         INTEGER NOT NULL,
+  kind         TEXT NOT NULL,
+  round        INTEGER NOT NULL,
+  update_id    TEXT NOT NULL,
+  accepted_at  REAL NOT NULL,
+  samples      INTEGER NOT NULL CHECK (samples >= 0),
+  tensor_bytes INTEGER NOT NULL,
+  sealed_bytes INTEGER NOT NULL,
+  status       TEXT NOT NULL CHECK (status IN ('accepted', 'counted', 'excluded')),
+  reason       TEXT NOT NULL DEFAULT '',
+  UNIQUE (run, update_id),
+  UNIQUE (run, client, task, kind, round),
+  FOREIGN KEY (run, task, kind, round) REFERENCES rounds
+);
+INSERT INTO updates_v5 SELECT * FROM updates ORDER BY rowid;
+DROP TABLE updates;
+ALTER TABLE updates_v5 RENAME TO updates;
+CREATE INDEX updates_round ON updates (run, task, kind, round);
+"""
+
+_V6 = """
+-- An asked client that was not needed any more; what closed a round; names that wait for an
+-- operator's word.
+CREATE TABLE answers_6 (
+  run    TEXT NOT NULL,
+  task   INTEGER NOT NULL,
+  kind   TEXT NOT NULL,
+  round  INTEGER NOT NULL,
+  client TEXT NOT NULL REFERENCES clients,
+  answer TEXT NOT NULL CHECK (answer IN ('declined', 'straggler', 'lost', 'surplus')),
+  reason TEXT NOT NULL,
+  at     REAL NOT NULL,
+  PRIMARY KEY (run, task, kind, round, client),
+  FOREIGN KEY (run, task, kind, round) REFERENCES rounds
+);
+INSERT INTO answers_6 SELECT run, task, kind, round, client, answer, reason, at FROM answers;
+DROP TABLE answers;
+ALTER TABLE answers_6 RENAME TO answers;
+ALTER TABLE rounds ADD COLUMN why TEXT NOT NULL DEFAULT '';
+ALTER TABLE classes ADD COLUMN admitted INTEGER NOT NULL DEFAULT 1 CHECK (admitted IN (0, 1));
+"""
+
 # Script n takes a ledger from version n to version n + 1.
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3)
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6)
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -329,7 +329,10 @@ def refusal(row: ledger_rows.Client | None, now: float) -> TrustError:
         since, why = day(row.revoked_at), row.revoked_why or REVOKED
         return Revoked(f"client {row.name!r} was taken off the list on {since}: {why}.")
     assert row.not_after is not None, f"{row.client_id} may join at {now}"
-    return MembershipExpired(f"client {row.name!r} was enrolled until {day(row.not_after)}.")
+    return MembershipExpired(
+        f"client {row.name!r} was enrolled until {day(row.not_after)}, and the server's clock says "
+        f"{day(now)}."
+    )
 
 
 def day(seconds: float | None) -> str:

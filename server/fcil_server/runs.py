@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+from collections import Counter
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +18,13 @@ from fcil_adapters import registry
 from fcil_adapters.contract import BackboneInfo, Hparams, Method
 from fcil_adapters.describe import backbone_fields
 from fcil_adapters.privacy_terms import check_privacy
-from fcil_protocol.errors import BackboneMismatch, ConfigError, FcilError, RunFailed
+from fcil_protocol.errors import (
+    BackboneMismatch,
+    ConfigError,
+    FcilError,
+    RunFailed,
+    StorageError,
+)
 from fcil_protocol.files import storage_errors
 from fcil_protocol.ids import new_run_id
 from fcil_protocol.payload import Payload
@@ -34,6 +42,7 @@ from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import RoundKey, Run, RunStatus
 from fcil_server.peers import Peer
 from fcil_server.position import Kit
+from fcil_server.recovery import ensure_state
 from fcil_server.store import PartStore, StateStore
 
 if TYPE_CHECKING:
@@ -42,6 +51,7 @@ if TYPE_CHECKING:
 # These sections make a run what it is; the others may change while it goes on.
 FIXED_SECTIONS = ("method", "run", "tasks", "privacy")
 FREE_KEYS = {
+    "tasks": {"admit"},
     "run": {"device", "threads", "worker_idle_s", "weights", "central_test"},
     "privacy": {"evaluate_min_count", "share_names"},
 }
@@ -62,21 +72,28 @@ class OpenRun:
         """Carry the run to its end; then leave its results."""
         ledger, run = self.server.ledger, self.coordinator.kit.run
         row = ledger.run(run)
-        if row is not None and row.status is RunStatus.DONE:
-            self.coordinator.at.phase = "done"
-            self.server.note("info", "run_done", f"run {run} is complete")
-            self.server.done()
-            return
+        if row is None or row.status is not RunStatus.DONE:
+            await self._learn()
+        self.coordinator.at.phase = "done"
+        if not rundir.is_complete(self.directory):  # nor after a kill at the very end
+            await self.write_results()
+        spool = self.coordinator.kit.spool
+        spool.remove(spool.keys())  # the last state has a second copy by now
+        self.server.note("info", "run_done", f"run {run} is complete: {self.directory}")
+        self.server.done()
+
+    async def _learn(self) -> None:
+        ledger, run = self.server.ledger, self.coordinator.kit.run
         ledger.set_run_status(run, RunStatus.RUNNING)
         try:
             await self.coordinator.drive()
+        except StorageError:
+            raise  # the disk failed, not the run: it goes on when the server is started again
         except FcilError:
-            ledger.set_run_status(run, RunStatus.FAILED)
+            with contextlib.suppress(StorageError):  # what failed first is what is told
+                ledger.set_run_status(run, RunStatus.FAILED)
             raise
         ledger.set_run_status(run, RunStatus.DONE)
-        await self.write_results()
-        self.server.note("info", "run_done", f"run {run} is complete: {self.directory}")
-        self.server.done()
 
     async def write_results(self) -> None:
         """Write the run directory anew, off the loop."""
@@ -90,8 +107,11 @@ class OpenRun:
         await asyncio.to_thread(write)
 
     def write_round(self, key: RoundKey) -> None:
-        """Add a closed round to ``rounds.jsonl``."""
-        rundir.append_round(self.server.ledger, key, self.directory)
+        """Add a closed round to ``rounds.jsonl``; what fails now is made good with the next."""
+        try:
+            rundir.append_round(self.server.ledger, key, self.directory)
+        except StorageError as error:
+            self.server.note("warning", error.code, str(error))
 
     def announce(self, peer: Peer, names: list[str], payload: Payload) -> None:
         """Take a client's inventory: which classes it holds, and how many images."""
@@ -101,8 +121,12 @@ class OpenRun:
                 "warning", "class_refused", f"{peer.name}: class {name!r}: {reason}", peer.client
             )
         keys = [class_key(n) for n in names]
-        peer.train = dict(zip(keys, payload.i64("train").tolist(), strict=True))
-        peer.test = dict(zip(keys, payload.i64("test").tolist(), strict=True))
+        # Two folders of a client may be one class in other letters: their images add up.
+        train, test = Counter[str](), Counter[str]()
+        for key, n, m in zip(keys, payload.i64("train"), payload.i64("test"), strict=True):
+            train[key] += int(n)
+            test[key] += int(m)
+        peer.train, peer.test = dict(train), dict(test)
         peer.names = tuple(names)
         images = sum(peer.train.values())
         self.server.note(
@@ -137,6 +161,7 @@ async def open_run(server: Server, *, new: bool) -> OpenRun:
     aggregation = Aggregation(
         method, hparams, config, log=server.federation.directory / "worker.log"
     )
+    aggregation.tell = lambda text: server.note("warning", "worker", text)
     try:
         info, probe = await aggregation.load_backbone()
         registry.check_uploads(method, hparams, info)
@@ -146,7 +171,13 @@ async def open_run(server: Server, *, new: bool) -> OpenRun:
             row = _begin(server, config, method, hparams, info, digest, aggregation.described)
         else:
             _check_resumed(row, method, info, digest)
-        return _assemble(server, row, config, method, hparams, info, probe, digest, aggregation)
+        terms = (config, method, hparams, info, probe, digest, aggregation)
+        opened = _assemble(server, row, *terms)
+        fork = await ensure_state(opened.coordinator.kit, server.federation.directory)
+        if fork is None:
+            return opened
+        opened.coordinator.kit.spool.close()
+        return _assemble(server, fork, *terms)
     except BaseException:
         await aggregation.close()
         raise
@@ -252,7 +283,12 @@ def _assemble(
         info=info,
         schema_digest=digest,
         ledger=server.ledger,
-        classes=ClassRegistry(server.ledger, row.run_id, quota=config.trust.max_classes_per_client),
+        classes=ClassRegistry(
+            server.ledger,
+            row.run_id,
+            quota=config.trust.max_classes_per_client,
+            confirm=config.tasks.admit == "confirm",
+        ),
         states=StateStore(directory / "states", keep=config.storage.keep_states),
         spool=spool,
         publisher=publisher,
@@ -266,6 +302,7 @@ def _assemble(
         drain=server.drain,
         round_opens=server.round_opens,
         round_closed=server.round_closed,
+        drained=server.drained,
     )
     house = House(
         federation=server.federation.id,

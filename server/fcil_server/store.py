@@ -90,8 +90,7 @@ class StateStore:
                 )
         write_atomic(self.path(number), data)
         record = StateRecord(number, digest, parent, task, len(data))
-        text = json.dumps(asdict(record), sort_keys=True) + "\n"
-        write_atomic(self._record_path(number), text.encode("ascii"))
+        write_atomic(self._record_path(number), _record_bytes(record))
         return digest
 
     def load(self, number: int) -> Payload:
@@ -162,7 +161,7 @@ class StateStore:
         """Remove states that are neither among the newest nor the last of their task.
 
         Files without a valid record are removed once ``keep`` valid ones are newer. Returns
-        the numbers removed.
+        the numbers removed; what a fault of the disk keeps here goes another time.
         """
         tasks: dict[int, int | None] = {}
         for number in self.numbers():
@@ -174,13 +173,37 @@ class StateStore:
         last_of_task = {task: n for n, task in tasks.items() if task is not None}
         kept = {*valid[-self.keep :], *last_of_task.values()}
         limit = valid[-self.keep] if len(valid) >= self.keep else -1
-        removed = [n for n in tasks if n not in kept and n < limit]
-        for number in removed:
+        victims = [n for n in tasks if n not in kept and n < limit]
+        return [number for number in victims if self._removed(number)]
+
+    def _removed(self, number: int) -> bool:
+        try:
             # The record goes first: half a removal looks like an unfinished state, not damage.
             for path in (self._record_path(number), self.path(number)):
-                with storage_errors("remove", path):
-                    path.unlink(missing_ok=True)
-        return removed
+                path.unlink(missing_ok=True)
+        except OSError:
+            return False
+        return True
+
+    def pair(self, number: int) -> tuple[bytes, bytes]:
+        """Return the content of a state's file and of its record, verified.
+
+        Raises:
+            CorruptFile: it is missing, incomplete or altered.
+        """
+        record, data = self._verified(number)
+        return data, _record_bytes(record)
+
+    def copy_to(self, other: StateStore, number: int) -> None:
+        """Put a state and its record into another store, unchanged.
+
+        Raises:
+            CorruptFile: it is missing, incomplete or altered here.
+            DiskFull, StorageError: it could not be written there.
+        """
+        data, record = self.pair(number)
+        write_atomic(other.path(number), data)
+        write_atomic(other._record_path(number), record)
 
     def discard_after(self, number: int) -> None:
         """Remove states that were saved after ``number`` but never committed to the ledger.
@@ -266,12 +289,19 @@ class PartStore:
         return sorted(Digest(s) for s in stems if is_digest(s))
 
     def keep_only(self, digests: Iterable[Digest]) -> list[Digest]:
-        """Remove all parts but these; return what was removed."""
+        """Remove all parts but these; return what was removed.
+
+        What a fault of the disk keeps here goes another time.
+        """
         wanted = set(digests)
-        removed = [d for d in self.digests() if d not in wanted]
-        for digest in removed:
-            with storage_errors("remove", self.path(digest)):
-                self.path(digest).unlink(missing_ok=True)
+        removed = []
+        for digest in self.digests():
+            if digest not in wanted:
+                try:
+                    self.path(digest).unlink(missing_ok=True)
+                except OSError:
+                    continue
+                removed.append(digest)
         return removed
 
 
@@ -291,6 +321,10 @@ def _refuse_non_finite(number: int, state: Payload) -> None:
             f"{' and others' if len(bad) > 5 else ''}; it was not stored.",
             action="Report it with the method and its options; the state before it stays.",
         )
+
+
+def _record_bytes(record: StateRecord) -> bytes:
+    return (json.dumps(asdict(record), sort_keys=True) + "\n").encode("ascii")
 
 
 def _parse_record(path: Path, number: int, text: bytes) -> StateRecord:

@@ -1,7 +1,9 @@
 """Everything that is read back from a disk, which may have failed or been in other hands."""
 
 import hashlib
+import io
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -10,12 +12,14 @@ from fcil_client.home import Enrolment, Home
 from fcil_client.outbox import Outbox
 from fcil_protocol.assembly import Assembly
 from fcil_protocol.envelope import StoredEnvelope, read_envelope, seal
-from fcil_protocol.errors import WireError
+from fcil_protocol.errors import CannotOpen, WireError
 from fcil_protocol.ids import ClientId
 from fcil_protocol.keys import PrivateKeys, RootKey
 from fcil_protocol.messages import RoundOpen
+from fcil_protocol.passphrase import open_with_passphrase
 from fcil_protocol.segment import HEAD_BYTES, RecordKind, Segment
 from fcil_protocol.spool import Spool
+from fcil_server import archive
 from fcil_server.relay_home import load_record
 from fuzz.harness import CUT, Once, must, target
 from fuzz.wire_targets import CLIENT, CORE, PLAIN, ROOT, sealed_seeds
@@ -282,3 +286,47 @@ def manifest_file(data):
         must(all(i.side in ("train", "select", "test") for i in found.images), "every side is one")
         len(found.digest + str(found.classes) + str(found.counts("train")))
     return found is not None
+
+
+# --- backups --------------------------------------------------------------------------------
+
+
+def backup_seeds():
+    """Archives with a short state, without and with sealed keys; 20 blocks each."""
+    state = "runs/r20260102-030405-abcd/states/000001"
+    members = {"federation.toml": b"", f"{state}.json": b"{}", f"{state}.safetensors": b"x" * 600}
+    for more in ({}, {"keys.sealed": b"fcilpwd1"}):
+        out = io.BytesIO()
+        writer = archive.Writer(out, 0.0)
+        for name, data in (members | more).items():
+            writer.add(name, data)
+        writer.finish(archive.Manifest("1", 0.0, "f", "n", None, None, bool(more), writer.files))
+        yield out.getvalue()
+
+
+@target("backup", backup_seeds, max_bytes=32768)
+def backup(data):
+    """Whatever a backup holds, nothing is written outside the directory, and only plain files."""
+    path, place = file("backup.tar", data), scratch() / "restored"
+    shutil.rmtree(place, ignore_errors=True)
+    before = {p.name for p in scratch().iterdir()}
+    manifest = archive.verify(path)
+    place.mkdir()
+    archive.unpack_into(path, manifest, place)
+    made = {str(p.relative_to(place)) for p in place.rglob("*") if not p.is_dir()}
+    must(made == set(manifest.files), "what the manifest names is what is written")
+    must(not any(p.is_symlink() for p in place.rglob("*")), "no links")
+    must({p.name for p in scratch().iterdir()} == before | {"restored"}, "nothing beside it")
+    return True
+
+
+@target("passphrase", lambda: [b"fcilpwd1\x01" + bytes(44), b"fcilpwd1\x02" + bytes(60)])
+def passphrase_bytes(data):
+    """A guess never costs more than the bound, and opens nothing."""
+    try:
+        open_with_passphrase(
+            data[:8] + bytes(b % 4 for b in data[8:9]) + data[9:], "a passphrase", b"c"
+        )
+    except CannotOpen:
+        return True  # understood
+    return False

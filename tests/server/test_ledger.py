@@ -33,7 +33,7 @@ from fcil_server.ledger_rows import (
     Source,
     UpdateStatus,
 )
-from fcil_server.ledger_schema import SCHEMA_VERSION
+from fcil_server.ledger_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 from sample_run import ALICE, BOB, CLIENTS, GONE, RUN, Clock, digest
 
 KEY = RoundKey(RUN, 0, "train", 0)
@@ -373,6 +373,21 @@ class TestHistory:
         }
         assert [u.status for u in in_round.updates_of(RUN, BOB)] == ["excluded"]
 
+    def test_the_last_update_is_known_though_the_clock_was_set_back(self, path: Path) -> None:
+        """A client's last verdict is told again and again: it must not be an older one."""
+        times = iter(range(10**9, 0, -3600))
+        with Ledger(path, clock=lambda: float(next(times))) as ledger:
+            sample_run.add_clients(ledger)
+            sample_run.add_run(ledger)
+            ledger.new_task(RUN, 0, [0, 1])
+            for number in range(3):
+                key = RoundKey(RUN, 0, "train", number)
+                ledger.new_round(key, asked=CLIENTS, base_state=3, remaining_s=600.0)
+                accept(ledger, ALICE, f"u{number}", key)
+                ledger.count_updates(key)
+                ledger.close_round(key, Outcome.DONE)
+            assert [u.round for u in ledger.updates_of(RUN, ALICE)] == [0, 1, 2]
+
     def test_the_latest_answer_stands_until_an_update_comes(self, in_round: Ledger) -> None:
         in_round.set_answer(KEY, BOB, Answer.LOST, "gone")
         in_round.set_answer(KEY, BOB, Answer.STRAGGLER, "deadline")
@@ -492,3 +507,41 @@ class TestAccounts:
         assert [(a.actor, a.action, a.detail) for a in ledger.audit()] == [
             ("uid 1000 (ann)", "revoke", "bob")
         ]
+
+
+def test_a_ledger_from_before_forks_keeps_its_updates_in_order(path: Path) -> None:
+    """The table was made anew in version 5, so that a fork may hold its parent's updates."""
+    with sqlite3.connect(path) as old:
+        old.executescript(f"PRAGMA application_id = {APPLICATION_ID};")
+        for number, script in enumerate(MIGRATIONS[:4], start=1):
+            old.executescript(f"{script} PRAGMA user_version = {number};")
+        old.executescript(
+            """
+            INSERT INTO clients (client_id, name, curve, signing, sealing, enrolled_at)
+              VALUES ('c', 'camera', x'01', x'02', x'03', 0);
+            INSERT INTO runs VALUES ('r', 0, 'm', '1', '', '{}', '{}', 's', 1, 'running',
+              NULL, NULL, '{}');
+            INSERT INTO tasks VALUES ('r', 0, '[0]', 0, NULL);
+            INSERT INTO rounds (run, task, kind, round, seq, opened_at, asked, base_state, closed_at)
+              VALUES ('r', 0, 'train', 0, 0, 0, '[]', 0, 1), ('r', 0, 'z', 0, 1, 0, '[]', 0, 1);
+            """
+        )
+        for kind, name in (("z", "late"), ("train", "early")):
+            old.execute(
+                "INSERT INTO updates VALUES ('r', 'c', 0, ?, 0, ?, 7, 5, 10, 20, 'counted', 'why')",
+                (kind, name),
+            )
+    old.close()
+    with Ledger(path) as ledger:
+        rows = ledger.updates_of(RunId("r"), ClientId("c"))
+        assert [(r.update_id, r.reason) for r in rows] == [("late", "why"), ("early", "why")]
+        assert ledger.run(RunId("r")).inherited == 0
+        assert ledger.rounds_by_client() == {"c": 2}
+
+
+def test_the_newest_run_is_the_last_one_whatever_the_clock_says(ledger: Ledger) -> None:
+    ledger._clock.now -= 1e6
+    later = RunId("r20260102-030405-ffff")
+    sample_run.add_run(ledger, later)
+    assert ledger.newest_run().run_id == later
+    assert [r.run_id for r in ledger.runs()] == [RUN, later]

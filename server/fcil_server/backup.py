@@ -1,0 +1,200 @@
+"""``fcil-server backup``: one consistent file of a federation, also while its server runs.
+
+The ledger is copied through SQLite's backup interface, as it is at one moment; then the states
+that this copy names as kept. Updates of an open round are not in it: they belong to a run that
+a restored federation does not continue, but fork. Parts are sealed anew from the state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from fcil_protocol.errors import CorruptFile, FcilError, KeyFileError, UsageError, WireError
+from fcil_protocol.files import read_private, storage_errors, sync_data, sync_directory
+from fcil_protocol.keys import Certificate
+from fcil_protocol.passphrase import seal_with_passphrase
+from fcil_server.archive import CERTIFICATE, KEYS, Manifest, Writer
+from fcil_server.config import load
+from fcil_server.federation import CONFIG
+from fcil_server.fork import check_state, states_folder
+from fcil_server.ledger import LEDGER_NAME, Ledger
+from fcil_server.ledger_rows import StateRow
+from fcil_server.store import StateStore
+
+KEY_FILES = ("server.json", "root.json")
+_TRIES = 3  # a running server may remove a state while it is copied
+
+
+@dataclass(frozen=True)
+class Backup:
+    """What was written."""
+
+    file: Path
+    manifest: Manifest
+    size_bytes: int
+
+
+def key_context(federation: str) -> bytes:
+    """Return what sealed keys are bound to."""
+    return b"fcil/1/backup/" + federation.encode("ascii")
+
+
+def backup(directory: Path, file: Path, *, passphrase: str | None) -> Backup:
+    """Write a backup; it is on disk, whole and 0600, when this returns.
+
+    Args:
+        directory: the federation's, whether its server runs or not.
+        file: does not exist yet.
+        passphrase: the server's keys are sealed with it; None leaves them out.
+
+    Raises:
+        UsageError: the file exists.
+        CorruptFile: the ledger or a state is damaged.
+        DiskFull, StorageError, KeyFileError: no file was left.
+    """
+    if file.exists() or file.is_symlink():
+        raise UsageError(f"{file} exists already.", action="Give the backup a new name.")
+    folder = file.absolute().parent
+    _sweep(folder)
+    mark = f"{os.getpid()}-{os.urandom(4).hex()}.tmp"
+    whole, ledger = (folder / f".fcil-backup.{what}.{mark}" for what in ("file", "ledger"))
+    try:
+        manifest = _write_patiently(directory, whole, ledger, passphrase)
+        with storage_errors("write", file):
+            size = whole.stat().st_size
+            whole.replace(file)
+            sync_directory(folder)
+    finally:
+        for temporary in (whole, ledger):
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+    return Backup(file, manifest, size)
+
+
+def audit_backup(directory: Path, done: Backup, actor: str) -> bool:
+    """Note a backup in the audit log, beside a running server; says whether that was possible."""
+    try:
+        with Ledger(directory / LEDGER_NAME) as ledger:
+            keys = "with sealed keys" if done.manifest.keys else "without keys"
+            ledger.add_audit(actor, "backup", f"{done.file.name}, {keys}")
+    except FcilError:
+        return False
+    return True
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed backups have left in a folder."""
+    for path in folder.glob(".fcil-backup.*.tmp"):
+        pid = path.name.split(".")[-2].partition("-")[0]
+        with contextlib.suppress(OSError, ValueError, OverflowError):
+            try:
+                os.kill(int(pid), 0)
+            except ProcessLookupError:
+                path.unlink()
+
+
+def _write_patiently(
+    directory: Path, whole: Path, ledger: Path, passphrase: str | None
+) -> Manifest:
+    """Write the backup; again if the running server removed a state meanwhile."""
+    for attempt in range(_TRIES):
+        for temporary in (whole, ledger):
+            temporary.unlink(missing_ok=True)
+        try:
+            return _write(directory, whole, ledger, passphrase)
+        except CorruptFile:
+            if attempt == _TRIES - 1:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _write(directory: Path, path: Path, snapshot: Path, passphrase: str | None) -> Manifest:
+    created = time.time()
+    with Ledger(directory / LEDGER_NAME, read_only=True) as live:
+        live.copy_to(snapshot)
+    certificate = _read_certificate(directory)
+    mode = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with storage_errors("write", path), os.fdopen(os.open(path, mode, 0o600), "wb") as out:
+        writer = Writer(out, created)
+        _add_small(writer, directory, certificate, passphrase)
+        writer.add_file(LEDGER_NAME, snapshot)
+        with Ledger(snapshot, read_only=True) as ledger:
+            run = ledger.newest_run()
+            newest = ledger.newest_state(run.run_id) if run else None
+            for row in ledger.runs():
+                _add_states(writer, directory, ledger.states(row.run_id), newest)
+        manifest = Manifest(
+            fcil=version("fcil"),
+            created_at=created,
+            federation=certificate.federation,
+            name=load(directory / CONFIG).federation.name,
+            run=run.run_id if run else None,
+            state=newest.state if newest else None,
+            keys=passphrase is not None,
+            files=writer.files,
+        )
+        writer.finish(manifest)
+        out.flush()
+        sync_data(out.fileno())
+    return manifest
+
+
+def _add_small(
+    writer: Writer, directory: Path, certificate: Certificate, passphrase: str | None
+) -> None:
+    config = directory / CONFIG
+    with storage_errors("read", config):
+        writer.add(CONFIG, config.read_bytes())
+    writer.add(CERTIFICATE, certificate.to_bytes())
+    if passphrase is None:
+        return
+    found = {
+        name: read_private(path).decode("utf-8")
+        for name in KEY_FILES
+        if (path := directory / "keys" / name).exists()
+    }
+    if KEY_FILES[0] not in found:
+        raise KeyFileError(
+            f"there is no {directory / 'keys' / KEY_FILES[0]}, so the backup would be without it.",
+            action="Restore it, or leave keys out: --without-keys",
+        )
+    context = key_context(certificate.federation)
+    writer.add(KEYS, seal_with_passphrase(json.dumps(found).encode(), passphrase, context))
+
+
+def _read_certificate(directory: Path) -> Certificate:
+    path = directory / "keys" / "certificate"
+    try:
+        with storage_errors("read", path):
+            return Certificate.from_bytes(path.read_bytes())
+    except WireError as error:
+        raise CorruptFile(f"{path} is damaged: {error.message}") from error
+
+
+def _add_states(
+    writer: Writer, directory: Path, rows: list[StateRow], newest: StateRow | None
+) -> None:
+    """Add the kept states of a run; the newest of all must be there and whole."""
+    folder = states_folder(directory, rows[0].run) if rows else None
+    if folder is None or not folder.is_dir():
+        return
+    store = StateStore(folder)
+    held = set(store.numbers())
+    for row in rows:
+        if row.state not in held and row != newest:
+            continue  # pruned
+        try:
+            check_state(store, row.state, {row.state: row.digest})
+            pieces = store.pair(row.state)
+        except CorruptFile:
+            if row == newest:
+                raise
+            continue  # pruned meanwhile, or damaged: `check` names it
+        for suffix, data in zip(("safetensors", "json"), pieces, strict=True):
+            writer.add(f"runs/{row.run}/states/{row.state:06d}.{suffix}", data)
