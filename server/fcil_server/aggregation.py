@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,19 @@ from numpy.typing import NDArray
 
 from fcil_adapters import describe, registry
 from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method, Part, State
+from fcil_adapters.worker_effort import UNKNOWN_BATCH, Effort, persist
 from fcil_adapters.worker_host import WorkerHost
 from fcil_adapters.worker_ops import context_fields
+from fcil_adapters.worker_pipe import Blobs
 from fcil_protocol.envelope import open_body, parse_header, unwrap_key
-from fcil_protocol.errors import CorruptFile, FcilError, InternalError, StorageError
+from fcil_protocol.errors import (
+    CorruptFile,
+    FcilError,
+    InternalError,
+    StorageError,
+    WorkerDied,
+    WorkerStalled,
+)
 from fcil_protocol.ids import ClientId
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.payload import Payload, pack, unpack
@@ -44,22 +53,29 @@ class Aggregation:
     Attributes:
         device: where the worker computes, once it has said so.
         described: what it says of that device, for the run's environment.
+        tell: told in words when the worker failed and is tried again.
+        far_apart: class ids, each with two clients that mean different things by it, it seems, as
+            of the last aggregation.
     """
 
     def __init__(self, method: Method, hparams: Hparams, config: Config, *, log: Path) -> None:
         self.device = "cpu"
         self.described: dict[str, Any] = {}
+        self.far_apart: list[tuple[int, ClientId, ClientId]] = []
+        self.tell: Callable[[str], None] = lambda _: None
         self._method = method
         self._hparams = hparams
         self._config = config
         self._info: BackboneInfo | None = None
         self._keys: PrivateKeys | None = None
         self._spool: Spool | None = None
+        self._effort = Effort()
         self._host = WorkerHost(
             "fcil_server.worker",
             name="server",
             threads=threads_of(config),
             idle_s=config.run.worker_idle_s,
+            stall_s=config.run.work_timeout_s or None,
             log=log,
         )
 
@@ -87,7 +103,7 @@ class Aggregation:
         if not self._method.needs_backbone:
             self.described = {"device": self.device}
             return describe.NO_BACKBONE, None
-        reply, blobs = await self._host.call("backbone", self._backbone())
+        reply, blobs = await self._call("backbone", self._backbone())
         self.device = str(reply["device"])
         self.described = {"device": self.device, "text": str(reply["description"])}
         info = describe.backbone_from_fields(reply["info"])
@@ -100,19 +116,27 @@ class Aggregation:
             "backbone": self._backbone(),
         }
 
+    async def _call(
+        self, op: str, fields: dict[str, Any], blobs: Blobs = ()
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """Let the worker do something; once more if it dies, in smaller steps without memory."""
+        return await persist(
+            self._host, self._effort, op, fields, blobs, batch=UNKNOWN_BATCH, tell=self.tell
+        )
+
     async def init(self, ctx: Context) -> State:
         """Return the state before the first task."""
-        _, blobs = await self._host.call("init", self._fields(ctx))
+        _, blobs = await self._call("init", self._fields(ctx))
         return unpack(blobs[0])
 
     async def open_task(self, ctx: Context, state: State) -> State:
         """Draw what a task starts with."""
-        _, blobs = await self._host.call("open_task", self._fields(ctx), [pack(state)])
+        _, blobs = await self._call("open_task", self._fields(ctx), [pack(state)])
         return unpack(blobs[0])
 
     async def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
         """Return all parts of a state, checked against the method's broadcast schemas."""
-        reply, blobs = await self._host.call("broadcast", self._fields(ctx), [pack(state)])
+        reply, blobs = await self._call("broadcast", self._fields(ctx), [pack(state)])
         parts = [
             Part(str(name), unpack(blob)) for name, blob in zip(reply["parts"], blobs, strict=True)
         ]
@@ -137,7 +161,7 @@ class Aggregation:
             "parts": [p.name for p in parts],
         }
         blobs = [pack(p.payload) for p in parts]
-        _, answer = await self._host.call("evaluate", fields, blobs)
+        _, answer = await self._call("evaluate", fields, blobs)
         result = unpack(answer[0])
         rows = zip(
             result.i64("classes").tolist(),
@@ -163,14 +187,17 @@ class Aggregation:
 
     async def aggregate(
         self, ctx: Context, state: State, updates: Sequence[UpdateRow]
-    ) -> tuple[State, dict[ClientId, str]]:
+    ) -> tuple[State | None, dict[ClientId, str]]:
         """Combine updates in ClientId order.
 
         Updates far from the others' (`[trust] outlier_factor`) are left out with their reason.
-        If the worker fails twice, every update is tried alone, and so are those that fail.
+        If the worker fails twice, every update is tried alone, and those that fail are left out.
+
+        Returns:
+            The combined state, and who is left out and why; None where that is everybody.
 
         Raises:
-            FcilError: it fails even without them, or with every single one.
+            FcilError: it fails even without them, or the worker can do nothing at all.
         """
         failure: FcilError | None = None
         for _ in range(TRIES):
@@ -182,11 +209,14 @@ class Aggregation:
                 raise  # the disk's fault, not an update's
             except FcilError as error:
                 failure = error
+                self.tell(f"an aggregation failed and is tried again: {error.message}")
         assert failure is not None
         excluded = await self._culprits(ctx, state, updates)
         kept = [u for u in updates if u.client not in excluded]
-        if not excluded or not kept:
-            raise failure
+        if not kept:
+            await self.broadcast(ctx, state)  # where that fails too, no update is to blame
+            return None, excluded
+        # Where nobody is to blame, the worker was: killed from outside, say. Once more together.
         combined, outliers = await self._combine(ctx, state, kept)
         return combined, {**excluded, **outliers}
 
@@ -196,12 +226,21 @@ class Aggregation:
         found: dict[ClientId, str] = {}
         for update in updates:
             try:
-                await self._combine(ctx, state, [update])
+                await self._alone(ctx, state, update)
             except FcilError as error:
                 if isinstance(error, StorageError) and not isinstance(error, CorruptFile):
                     raise
                 found[update.client] = f"aggregation failed on it: {error.message}"
         return found
+
+    async def _alone(self, ctx: Context, state: State, update: UpdateRow) -> None:
+        """Combine one update; twice if the worker dies, which may have had another cause."""
+        try:
+            await self._combine(ctx, state, [update])
+        except WorkerStalled:
+            raise
+        except WorkerDied:
+            await self._combine(ctx, state, [update])
 
     async def _combine(
         self, ctx: Context, state: State, updates: Sequence[UpdateRow]
@@ -226,6 +265,7 @@ class Aggregation:
             "aggregate", fields, [pack(state)], on_request=open_one
         )
         combined = unpack(blobs[0])
+        self.far_apart = [(int(c), ClientId(a), ClientId(b)) for c, a, b, _ in reply["far_apart"]]
         bad = [
             n
             for n, t in combined.tensors.items()

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from fcil_adapters.contract import Part, TaskInfo
 from fcil_protocol.messages import PartRef, RoundOpen, Verdict
 from fcil_protocol.payload import Payload
-from fcil_protocol.schema import class_key
 from fcil_protocol.wellknown import EVALUATE, REGISTRY
 from fcil_server.peers import Peer
 from fcil_server.plan import Step
-from fcil_server.position import Kit, Position, stamp
-from fcil_server.round import Available, Phase
+from fcil_server.position import Kit, Mode, Position, stamp
+from fcil_server.round_events import Available, Phase
 
 
-def available(kit: Kit, at: Position, peer: Peer, now: float) -> Available:
-    """Say that a client is here, and whether it has data for the round under way."""
-    holds = False
+def available(kit: Kit, at: Position, peers: Iterable[Peer], now: float) -> list[Available]:
+    """Say of clients that are here whether they have data for the round under way."""
+    keys: frozenset[str] = frozenset()
+    evaluating = at.step is not None and at.step.kind == EVALUATE
     if at.task is not None and at.step is not None:
-        evaluating = at.step.kind == EVALUATE
-        names = kit.classes.names()
-        wanted = at.task.seen if evaluating else at.task.classes
-        keys = frozenset(class_key(names[c]) for c in wanted)
-        holds = peer.holds(keys, "test" if evaluating else "train")
-    return Available(peer.client, holds, now)
+        keys = kit.classes.keys_of(at.task.seen if evaluating else at.task.classes)
+    part = "test" if evaluating else "train"
+    return [Available(peer.client, peer.holds(keys, part), now) for peer in peers]
 
 
 async def ask(
@@ -82,6 +81,11 @@ def describe_wait(kit: Kit, at: Position) -> None:
     assert at.step is not None
     if at.round.phase is Phase.OPEN:
         at.phase, at.waiting_for = "collecting", ""
+        if at.round.stuck_until is not None:
+            at.waiting_for = "clients that have declined to be able to take part"
+        return
+    if at.mode is Mode.PAUSED:
+        at.phase, at.waiting_for = "paused", "fcil-server resume"
         return
     at.phase = "gathering"
     here = len(kit.peers.announced())
@@ -89,8 +93,14 @@ def describe_wait(kit: Kit, at: Position) -> None:
     if more > 0:
         at.waiting_for = f"{more} more client{'s' if more > 1 else ''} ({here} here)"
         return
-    evaluating = at.step.kind == EVALUATE
+    at.waiting_for = f"a client that holds {wanted_images(kit, at.task, at.step)}"
+
+
+def wanted_images(kit: Kit, task: TaskInfo, step: Step) -> str:
+    """Name the images that a round is about, in a phrase."""
+    evaluating = step.kind == EVALUATE
     names = kit.classes.names()
-    wanted = at.task.seen if evaluating else at.task.classes
+    wanted = task.seen if evaluating else task.classes
+    more = f" and {len(wanted) - 8} more" if len(wanted) > 8 else ""
     listed = ", ".join(names[c] for c in wanted[:8])
-    at.waiting_for = f"a client that holds {'test ' if evaluating else ''}images of {listed}"
+    return f"{'test ' if evaluating else ''}images of {listed}{more}"

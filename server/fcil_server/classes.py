@@ -38,10 +38,13 @@ class Announcement:
 class ClassRegistry:
     """The class names of one run. All memory is in the ledger; this holds the rules."""
 
-    def __init__(self, ledger: Ledger, run: RunId, *, quota: int = DEFAULT_QUOTA) -> None:
+    def __init__(
+        self, ledger: Ledger, run: RunId, *, quota: int = DEFAULT_QUOTA, confirm: bool = False
+    ) -> None:
         self._ledger = ledger
         self._run = run
         self._quota = quota
+        self._confirm = confirm
 
     def register_listed(self, tasks: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
         """Give ids in listed order, at the start of a run; doing it again changes nothing.
@@ -111,7 +114,9 @@ class ClassRegistry:
             with self._ledger.transaction():
                 for key, name in new.items():
                     clean = normalise_class_name(name)
-                    self._ledger.add_class(self._run, key, clean, first_seen_by=client)
+                    self._ledger.add_class(
+                        self._run, key, clean, first_seen_by=client, admitted=not self._confirm
+                    )
         return Announcement(tuple(accepted), tuple(new.values()), tuple(refused))
 
     def pending(self) -> list[ClassRow]:
@@ -120,8 +125,26 @@ class ClassRegistry:
         ``seen_at`` of each says how long it has waited. Empty in a run with listed classes.
         """
         rows = self._ledger.classes(self._run)
-        waiting = [c for c in rows if c.class_id is None and not c.hidden]
+        waiting = [c for c in rows if c.class_id is None and not c.hidden and c.admitted]
         return sorted(waiting, key=lambda c: c.key)
+
+    def unadmitted(self) -> list[ClassRow]:
+        """Return the names that wait for an operator's word, the first to come first."""
+        rows = [c for c in self._ledger.classes(self._run) if not (c.admitted or c.hidden)]
+        return sorted(rows, key=lambda c: (c.seen_at, c.key))
+
+    def canonical(self, keys: Iterable[str]) -> frozenset[str]:
+        """Return the keys of the classes that these keys stand for."""
+        aliases = self._ledger.aliases(self._run)
+        return frozenset(aliases.get(key, key) for key in keys)
+
+    def keys_of(self, class_ids: Collection[int]) -> frozenset[str]:
+        """Return all keys by which clients may call these classes; hidden ones have none."""
+        wanted = set(class_ids)
+        rows = self._ledger.classes(self._run)
+        own = {c.key for c in rows if c.class_id in wanted and not c.hidden}
+        others = self._ledger.aliases(self._run).items()
+        return frozenset(own | {key for key, target in others if target in own})
 
     def listed_tasks(self) -> int:
         """Return how many tasks the listed schedule has, 0 when classes are discovered."""
@@ -220,6 +243,10 @@ class ClassRegistry:
             self._refuse_taken(clean)
             self._ledger.add_alias(self._run, key, clean, to.key)
 
+    def admit(self, name: str) -> None:
+        """Let a task take a name that waits for an operator's word."""
+        self._ledger.admit_class(self._run, self._find(name).key)
+
     def hide(self, name: str, *, hidden: bool = True) -> None:
         """Keep a name out of coming tasks and away from clients, or show it again."""
         self._ledger.hide_class(self._run, self._find(name).key, hidden=hidden)
@@ -232,7 +259,7 @@ class ClassRegistry:
             known = ", ".join(repr(c.name) for c in list(rows.values())[:20]) or "none yet"
             raise UsageError(
                 f"the run has no class {name!r}; it knows {known}.",
-                action="fcil-server status --json lists all of them.",
+                action="fcil-server classes ls lists all of them.",
             )
         return rows[key]
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fcil_adapters.contract import State, TaskInfo
+from fcil_protocol.errors import RunFailed, StorageError
 from fcil_protocol.ids import ClientId, Digest
 from fcil_protocol.messages import RoundClosed, Verdict
 from fcil_protocol.wellknown import EVALUATE
-from fcil_server import round as machine
+from fcil_server import round_events as machine
 from fcil_server.ledger_rows import CENTRAL, Answer, RoundKey, UpdateRow, UpdateStatus
 from fcil_server.plan import Step
 from fcil_server.position import Kit, Position, context
+from fcil_server.recovery import needed_updates
+
+MAX_IN_VAIN = 3
 
 # The ledger's words for an asked client that gave no update.
 _NO_UPDATE = {
     machine.Answer.DECLINED: Answer.DECLINED,
     machine.Answer.LOST: Answer.LOST,
     machine.Answer.LATE: Answer.STRAGGLER,
+    machine.Answer.SURPLUS: Answer.SURPLUS,
 }
 
 
@@ -37,6 +42,8 @@ class Closing:
     kit: Kit
     at: Position
     _verdicts: dict[ClientId, Verdict] = field(default_factory=dict)
+    _in_vain: int = 0  # rounds in a row of which no update could be used
+    _far_apart: set[int] = field(default_factory=set)  # classes that this was said of
 
     async def close(
         self, task: TaskInfo, step: Step, close: machine.Close, collect_s: float
@@ -54,7 +61,12 @@ class Closing:
         else:
             await self._aggregate(task, step, key, close, collect_s)
         self._tell(key, close)
-        self.kit.spool.remove([u.update_id for u in self.kit.ledger.updates(key)])
+        # What made the newest state stays: should its file be damaged, it is computed again.
+        needed = needed_updates(self.kit.ledger, self.kit.run)
+        try:
+            self.kit.spool.remove(sorted(set(self.kit.spool.keys()) - needed))
+        except StorageError as error:  # the next round tries again
+            self.kit.notify("warning", error.code, str(error))
 
     async def _aggregate(
         self, task: TaskInfo, step: Step, key: RoundKey, close: machine.Close, collect_s: float
@@ -68,6 +80,11 @@ class Closing:
         ctx = context(kit, task, step)
         state, excluded = await kit.aggregation.aggregate(ctx, at.state, updates)
         aggregated = loop.time()
+        if state is None:
+            phases = {"collect_s": collect_s, "aggregate_s": aggregated - began}
+            self._ruined(key, close, excluded, phases)
+            return
+        self._in_vain = 0
         number, digest = await save(kit, at, state, task)
         phases = {
             "collect_s": collect_s,
@@ -81,8 +98,49 @@ class Closing:
             self._commit(key, close, phases, number)
         for client, reason in excluded.items():
             kit.notify("warning", "excluded", f"{kit.name_of(client)}: {reason}")
+        self._warn_of_names()
         at.adopt(state, number, digest)
         kit.states.prune()
+
+    def _ruined(
+        self,
+        key: RoundKey,
+        close: machine.Close,
+        excluded: Mapping[ClientId, str],
+        phases: dict[str, float],
+    ) -> None:
+        """Close a round of which no update could be used; the state stays.
+
+        Raises:
+            RunFailed: so many rounds in a row were in vain that updates are not to blame.
+        """
+        kit = self.kit
+        with kit.ledger.transaction():
+            for client, reason in excluded.items():
+                kit.ledger.exclude_update(key, client, reason)
+            self._commit(key, close, phases)
+        for client, reason in excluded.items():
+            kit.notify("error", "excluded", f"{kit.name_of(client)}: {reason}")
+        self._in_vain += 1
+        if self._in_vain >= MAX_IN_VAIN:
+            raise RunFailed(
+                f"no update of the last {MAX_IN_VAIN} rounds could be used; the last reason: "
+                f"{next(iter(excluded.values()))}",
+                action="If it is the method's fault, mend it and start the server again: the run "
+                "goes on with the next round.",
+            )
+
+    def _warn_of_names(self) -> None:
+        """Say, once for a class, that two clients mean different things by its name, it seems."""
+        names = self.kit.classes.names()
+        for class_id, one, other in self.kit.aggregation.far_apart:
+            if class_id not in self._far_apart:
+                self._far_apart.add(class_id)
+                both = f"{self.kit.name_of(one)} and {self.kit.name_of(other)}"
+                text = (
+                    f"{both} mean different things by {names[class_id]!r}, it seems: their images"
+                )
+                self.kit.notify("warning", "far_apart", f"{text} are as far apart as classes are")
 
     def _commit(
         self,
@@ -104,7 +162,9 @@ class Closing:
                     reason = self.at.round.reasons.get(client, "")
                     ledger.set_answer(key, client, _NO_UPDATE[answer], reason)
             ledger.count_updates(key)
-            ledger.close_round(key, outcome, new_state=new_state, phases=phases)
+            if all(u.status is UpdateStatus.EXCLUDED for u in ledger.updates(key)):
+                outcome = machine.Outcome.SKIPPED
+            ledger.close_round(key, outcome, why=close.why, new_state=new_state, phases=phases)
         for row in ledger.updates(key):
             self._verdicts[row.client] = _verdict(row)
 
@@ -118,7 +178,8 @@ class Closing:
         return found
 
     def _tell(self, key: RoundKey, close: machine.Close) -> None:
-        for client in close.answers:
+        updated = {u.client for u in self.kit.ledger.updates(key)}
+        for client, answer in close.answers.items():
             peer = self.kit.peers.by_client(client)
             if peer is None:
                 continue
@@ -129,6 +190,7 @@ class Closing:
                 kind=key.kind,
                 round=key.round,
                 outcome=close.outcome.value,
+                answer=(machine.Answer.UPDATED if client in updated else answer).value,
                 verdict=self.verdict(client),
             )
             self.kit.send(peer, message)

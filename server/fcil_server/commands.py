@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from fcil_protocol.errors import UsageError
 from fcil_protocol.keys import PublicKeys
+from fcil_server.class_changes import apply_change
 from fcil_server.ledger_rows import Role, RunStatus
 from fcil_server.outlook import outlook
+from fcil_server.position import Mode
 from fcil_server.roster import Roster, check_name
 from fcil_server.status import status
 
@@ -41,9 +43,15 @@ async def answer(server: Server, op: str, fields: dict[str, Any]) -> dict[str, A
             server.stop()
             return {}
         case "close_round":
-            _audit(server, fields, "close_round")
-            server.open.coordinator.close_short()
+            rest = fields.get("rest_of_task") is True
+            server.open.coordinator.close_short(rest_of_task=rest)
+            _audit(server, fields, "close_round", "and the rest of its task" if rest else "")
             return {}
+        case "pause" | "resume" | "drain":
+            _audit(server, fields, op)
+            return _set_mode(server, op)
+        case "classes":
+            return change_classes(server, fields)
         case "stop_run":
             return _stop_run(server, fields)
         case _:
@@ -56,6 +64,30 @@ def _actor(fields: dict[str, Any]) -> str:
 
 def _audit(server: Server, fields: dict[str, Any], action: str, detail: str = "") -> None:
     server.ledger.add_audit(_actor(fields), action, detail)
+
+
+def _set_mode(server: Server, op: str) -> dict[str, Any]:
+    coordinator = server.open.coordinator
+    if op == "drain":
+        server.drain_rounds()
+    else:
+        mode = Mode.PAUSED if op == "pause" else Mode.RUNNING
+        coordinator.set_mode(mode)
+        server.note("info", mode.value, "no round opens" if op == "pause" else "rounds go on")
+    return {"mode": coordinator.at.mode.value, "round_open": coordinator.at.is_open}
+
+
+def change_classes(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
+    """Carry out one of the operator's changes to class names.
+
+    Raises:
+        UsageError: there is no such change or class, or it would mix classes.
+    """
+    coordinator = server.open.coordinator
+    names = apply_change(coordinator.kit.classes, fields)
+    _audit(server, fields, f"classes_{fields['change']}", ", ".join(names))
+    coordinator.classes_changed()
+    return {"names": names}
 
 
 def _stop_run(server: Server, fields: dict[str, Any]) -> dict[str, Any]:

@@ -55,6 +55,9 @@ class RunSection(Section):
     device: str = Field("auto", description="where the server computes: auto, cpu, cuda, cuda:N")
     threads: int = Field(0, ge=0, description="threads of the server's worker; 0: all cores")
     worker_idle_s: float = Field(600.0, gt=0, description="idle time after which it is freed")
+    work_timeout_s: float = Field(
+        1800.0, ge=0, description="time without progress after which it is ended; 0: never"
+    )
     evaluate: bool = Field(True, description="clients evaluate the global model after each task")
     central_test: str = Field("", description="folder of test images that the server evaluates on")
 
@@ -87,6 +90,11 @@ class TasksSection(Section):
     settle_s: float = Field(
         3.0, ge=0, description="discovered: quiet time after the last new name before opening"
     )
+    admit: Literal["auto", "confirm"] = Field(
+        "auto",
+        description="discovered: new names enter tasks by themselves, or once an operator says so "
+        "(fcil-server classes admit)",
+    )
 
 
 class RoundSection(Section):
@@ -94,14 +102,33 @@ class RoundSection(Section):
 
     rounds_per_task: int = Field(5, ge=1, description="train rounds in each task")
     clients_per_round: int = Field(0, ge=0, description="holders asked in a round; 0: all")
+    take: int = Field(
+        0,
+        ge=0,
+        description="updates after which a round closes, the first to come; 0: waits for all asked",
+    )
     min_clients: int = Field(2, ge=1, description="connected clients before a round opens")
     quorum: int = Field(0, ge=0, description="updates that complete a round; 0: min_clients")
     deadline_s: float = Field(600.0, gt=0, description="server uptime before a round closes")
     grace_s: float = Field(20.0, ge=0, description="how long an asked client may be away")
     on_short: Literal["reopen", "close"] = Field("reopen", description="deadline without quorum")
     max_reopens: int = Field(3, ge=0, description="then the round closes short")
+    retry_s: float = Field(
+        30.0,
+        ge=0,
+        description="all asked clients declined: time before they are asked again, four times as "
+        "long each further time, max_reopens times; 0: the round is skipped at once",
+    )
     settle_s: float = Field(
         1.0, ge=0, description="once min_clients have come, how long to wait for others"
+    )
+    on_no_holder: Literal["wait", "skip"] = Field(
+        "wait",
+        description="min_clients are connected and none has images of the task's classes: wait for "
+        "one that has, or skip the round",
+    )
+    no_holder_s: float = Field(
+        3600.0, ge=0, description="skip: server uptime without such a client before the round is"
     )
 
 
@@ -109,7 +136,17 @@ class WireSection(Section):
     """What may be on the wire."""
 
     max_payload_mb: float = Field(1024.0, gt=0, description="largest payload accepted, MB")
-    credit: int = Field(8, ge=1, le=64, description="chunks in flight per transfer")
+    window_mb: float = Field(
+        8.0,
+        ge=0.125,
+        le=32,
+        description="most that is asked of a link before it has come, MB; slow links get less",
+    )
+
+    @property
+    def credit(self) -> int:
+        """The largest window in bytes."""
+        return int(self.window_mb * 2**20)
 
 
 class PrivacySection(Section):
@@ -208,6 +245,7 @@ class Config(Section):
 
 # What the same thing is called elsewhere: a hint in the error, not a live option.
 ELSEWHERE = {
+    "credit": "wire.window_mb",
     "num-server-rounds": "round.rounds_per_task",
     "num_server_rounds": "round.rounds_per_task",
     "num_rounds": "round.rounds_per_task",
@@ -251,6 +289,8 @@ def parse(text: str) -> Config:
     """Check TOML text, such as the snapshot kept with a run."""
     try:
         fields = tomllib.loads(text)
+        if isinstance(fields.get("wire"), dict):
+            fields["wire"].pop("credit", None)  # of runs that began before it was window_mb
     except _NO_TOML as error:
         raise ConfigError(f"the configuration is not TOML: {error}.") from error
     return validate(fields)
@@ -327,8 +367,7 @@ def _cross_checks(config: Config) -> Iterator[str]:
             elif class_key(name) in seen:
                 yield f"tasks.classes[{index}]: {name!r} is already in task {seen[class_key(name)]}"
             seen.setdefault(class_key(name), index)
-    if config.round.clients_per_round and config.round.quorum > config.round.clients_per_round:
-        yield "round.quorum exceeds round.clients_per_round: a round could never complete"
+    yield from _round_checks(config.round)
     privacy = config.privacy
     if privacy.noise_multiplier and not privacy.clip:
         yield (
@@ -344,6 +383,22 @@ def _cross_checks(config: Config) -> Iterator[str]:
             split_address(address)
         except ConfigError as error:
             yield str(error).rstrip(".")
+
+
+def _round_checks(section: RoundSection) -> Iterator[str]:
+    asked, take, quorum = section.clients_per_round, section.take, section.quorum
+    if asked and quorum > asked:
+        yield "round.quorum exceeds round.clients_per_round: a round could never complete"
+    if asked and take > asked:
+        yield (
+            f"round.take is {take} and round.clients_per_round {asked}: more updates cannot come "
+            "than clients are asked for"
+        )
+    if take and quorum > take:
+        yield (
+            f"round.quorum is {quorum} and round.take {take}: a round that closes after {take} "
+            "updates would never have its quorum"
+        )
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -13,20 +13,24 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from fcil_adapters.contract import TaskInfo
+from fcil_protocol.errors import UsageError
 from fcil_protocol.ids import ClientId
 from fcil_protocol.messages import Verdict
-from fcil_server import round as machine
+from fcil_server import round_events as machine
+from fcil_server import round_notes
 from fcil_server.asking import ask, available, describe_wait
 from fcil_server.closing import Closing, save
-from fcil_server.ledger_rows import Answer, RoundKey
+from fcil_server.config import RoundSection
+from fcil_server.discovery import Discovery, OldClasses
+from fcil_server.ledger_rows import OPENING, Answer, RoundKey, UpdateStatus
 from fcil_server.peers import Peer
 from fcil_server.plan import EVALUATE, Step, next_step, task_steps
-from fcil_server.position import Kit, Position, context, stamp
+from fcil_server.position import Kit, Mode, Position, context, stamp
 from fcil_server.reception import Reception
+from fcil_server.recovery import needed_updates
 from fcil_server.roster import WITHDRAWN
-from fcil_server.round import Phase, Round, Rules
-
-OPENING = "open"  # the "kind" of the state that a task begins with
+from fcil_server.round import Round
+from fcil_server.round_events import Phase, Rules
 
 
 @dataclass
@@ -37,27 +41,37 @@ class Coordinator:
         drain: waits until every update that has come is durable or refused.
         round_opens: called before a round asks anybody, with the digests new to it.
         round_closed: called when the results of a round are in the ledger.
+        drained: called when no round is under way any more and none is to open.
     """
 
     kit: Kit
     drain: Callable[[], Awaitable[None]]
     round_opens: Callable[[RoundKey, set[str]], None]
     round_closed: Callable[[RoundKey], None]
+    drained: Callable[[], None]
     at: Position = field(default_factory=Position)
     _events: asyncio.Queue[machine.Event] = field(default_factory=asyncio.Queue)
-    _announced: asyncio.Event = field(default_factory=asyncio.Event)
+    _mode_changed: asyncio.Event = field(default_factory=asyncio.Event)
     _timers: list[asyncio.TimerHandle] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.closing = Closing(self.kit, self.at)
-        self.reception = Reception(self.kit, self.at, self._updated)
+        self.reception = Reception(self.kit, self.at, self._updated, self._empty)
+        self.discovery = Discovery(self.kit, self.at, self._may_go_on)
+        self.old_classes = OldClasses(self.kit)
+        self._unheld_noted = -1  # the task of which was said that nobody has data for it
 
     # --- what the daemon tells ----------------------------------------------------------------
 
     def arrived(self, peer: Peer) -> None:
         """A client is ready and has announced its classes (again)."""
-        self._announced.set()
-        self._events.put_nowait(available(self.kit, self.at, peer, self._now()))
+        self.old_classes.notice(peer)
+        self._look_at([peer])
+
+    def _look_at(self, peers: list[Peer]) -> None:
+        self.discovery.news.set()
+        for event in available(self.kit, self.at, peers, self._now()):
+            self._events.put_nowait(event)
 
     def left(self, client: ClientId) -> None:
         """A client's session ended."""
@@ -65,8 +79,9 @@ class Coordinator:
 
     def declined(self, client: ClientId, key: RoundKey, reason: str) -> None:
         """A client cannot take part in a round."""
-        if key == self.at.key(self.kit.run) and self.at.is_open:
-            self.kit.ledger.set_answer(key, client, Answer.DECLINED, reason)
+        if self.at.round is not None and self.at.is_open and key == self.at.key(self.kit.run):
+            if self.at.round.answers.get(client) is machine.Answer.NONE:
+                self.kit.ledger.set_answer(key, client, Answer.DECLINED, reason)
             self._events.put_nowait(machine.Declined(client, reason, self._now()))
 
     def revoked(self, client: ClientId) -> None:
@@ -79,9 +94,52 @@ class Coordinator:
             return
         self._events.put_nowait(machine.Withdrawn(client, WITHDRAWN, self._now()))
 
-    def close_short(self) -> None:
-        """The operator ends the open round with what has come."""
+    def classes_changed(self) -> None:
+        """The operator changed names: who holds what is judged anew."""
+        self._look_at(self.kit.peers.announced())
+
+    def close_short(self, *, rest_of_task: bool = False) -> None:
+        """The operator ends the round under way with what has come.
+
+        Args:
+            rest_of_task: the further rounds of its task too, but for the evaluation.
+
+        Raises:
+            UsageError: none is under way.
+        """
+        if self.at.round is None or self.at.round.phase is Phase.CLOSED or self.at.task is None:
+            raise UsageError(
+                "no round is under way.", action="fcil-server status says what the server does."
+            )
+        if rest_of_task:
+            self.at.skipped_task = self.at.task.index
         self._events.put_nowait(machine.Stop(self._now()))
+
+    def set_mode(self, mode: Mode) -> None:
+        """The operator holds the run between rounds, ends the server there, or lets it go on."""
+        at = self.at
+        at.mode = mode
+        event = machine.Resume if mode is Mode.RUNNING else machine.Hold
+        self._events.put_nowait(event(self._now()))
+        self._mode_changed.set()
+        self.discovery.news.set()
+        if mode is Mode.DRAINING and at.phase == "done":
+            self.drained()
+
+    async def _may_go_on(self) -> None:
+        """Between rounds: wait while the operator holds the run; a drained server ends here."""
+        at = self.at
+        while at.mode is not Mode.RUNNING:
+            if at.mode is Mode.DRAINING:
+                at.phase, at.waiting_for = "drained", ""
+                self.drained()
+            else:
+                at.phase, at.waiting_for = "paused", "fcil-server resume"
+            self._mode_changed.clear()
+            await self._mode_changed.wait()
+
+    def _empty(self, client: ClientId, reason: str) -> None:
+        self._events.put_nowait(machine.Declined(client, reason, self._now(), final=True))
 
     def _updated(self, client: ClientId) -> None:
         self._events.put_nowait(machine.Updated(client, self._now()))
@@ -120,6 +178,7 @@ class Coordinator:
                 evaluate=kit.config.run.evaluate,
             )
             while (step := next_step(steps, self._closed(task.index))) is not None:
+                await self._may_go_on()
                 at.step = step
                 await self._one_round(task, step)
             at.step = None
@@ -140,7 +199,7 @@ class Coordinator:
             self.at.adopt(state, newest.state, newest.digest)
 
     def _tidy_spool(self) -> None:
-        """Remove what no open round needs: closed rounds' updates, and those never recorded.
+        """Remove what is not needed: older rounds' updates, and those never recorded.
 
         The latter were not acknowledged; their senders offer them again.
         """
@@ -153,7 +212,7 @@ class Coordinator:
                 name = self.kit.name_of(update.client)
                 text = f"the update of {name} is damaged in the spool and cannot be counted"
                 self.kit.notify("error", "corrupt_file", text)
-        needed = {u.update_id for u in updates}
+        needed = needed_updates(self.kit.ledger, self.kit.run)
         self.kit.spool.remove([k for k in sorted(self.kit.spool.keys()) if k not in needed])
 
     async def _next_task(self) -> TaskInfo | None:
@@ -164,45 +223,12 @@ class Coordinator:
         listed = kit.classes.listed_tasks()
         if listed and len(opened) >= listed:
             return None
-        if not listed:
-            await self._wait_for_classes()
+        await self._may_go_on()
+        if listed:
+            return kit.classes.open_task(len(opened))
+        await self.discovery.wait()
         # Only what somebody here can teach: names of clients that left again go on waiting.
-        return kit.classes.open_task(len(opened), only=None if listed else self._held_pending())
-
-    def _held_pending(self) -> frozenset[str]:
-        """Return the keys of new class names that a present client has images of."""
-        held = {k for p in self.kit.peers.announced() for k, n in (p.train or {}).items() if n}
-        return frozenset(c.key for c in self.kit.classes.pending() if c.key in held)
-
-    async def _wait_for_classes(self) -> None:
-        """Discovered schedule: wait until enough new names are there and have settled."""
-        rules, least = self.kit.config.tasks, self.kit.config.round.min_clients
-        first: float | None = None
-        self.at.phase = "waiting"
-        while True:
-            pending, here = len(self._held_pending()), len(self.kit.peers.announced())
-            first = (first or self._now()) if pending else None
-            enough = pending >= rules.min_new_classes and here >= least
-            overdue = first is not None and self._now() >= first + rules.max_wait_s
-            if pending and here and overdue:
-                return
-            self.at.waiting_for = (
-                f"{least} clients ({here} here) with at least {rules.min_new_classes} new "
-                f"class{'es' if rules.min_new_classes > 1 else ''} ({pending} waiting)"
-            )
-            # Overdue with nobody here: only an arrival changes anything.
-            limit = (
-                None
-                if first is None or not here
-                else max(0.0, first + rules.max_wait_s - self._now())
-            )
-            self._announced.clear()
-            try:
-                await asyncio.wait_for(self._announced.wait(), rules.settle_s if enough else limit)
-            except TimeoutError:
-                # Whoever brought the classes may have left while they settled.
-                if enough and len(self._held_pending()) >= rules.min_new_classes:
-                    return
+        return kit.classes.open_task(len(opened), only=self.discovery.held())
 
     async def _open_task(self, task: TaskInfo) -> None:
         kit, at = self.kit, self.at
@@ -234,6 +260,8 @@ class Coordinator:
         began = self._now()
         close = await self._collect(key)
         await self.closing.close(task, step, close, self._now() - began)
+        nobody = at.round is not None and close.why is machine.Why.NO_HOLDER
+        at.unheld_since = at.round.unheld_since if nobody and at.round is not None else None
         at.round = None
         self.round_closed(key)
 
@@ -243,7 +271,9 @@ class Coordinator:
         at.round = self._machine(key)
         self._events = asyncio.Queue()
         now = self._now()
-        here = [available(self.kit, at, peer, now) for peer in self.kit.peers.announced()]
+        if at.skipped_task == key.task and key.kind != EVALUATE:
+            self._events.put_nowait(machine.Stop(now))
+        here = available(self.kit, at, self.kit.peers.announced(), now)
         # One snapshot: whoever is here is a candidate, whatever the order of connecting.
         pairs = tuple((e.client, e.holds) for e in here)
         self._events.put_nowait(machine.Present(pairs, now))
@@ -253,6 +283,8 @@ class Coordinator:
             self._events.put_nowait(machine.Tick(self._now()))
         try:
             while True:
+                if at.mode is Mode.DRAINING and at.round.phase is Phase.GATHERING:
+                    await self._may_go_on()
                 describe_wait(self.kit, at)
                 for instruction in at.round.handle(await self._events.get()):
                     if isinstance(instruction, machine.Close):
@@ -273,17 +305,19 @@ class Coordinator:
     def _machine(self, key: RoundKey) -> Round:
         """Make the round's machine, as it was when the server stopped if it was open."""
         ledger = self.kit.ledger
-        rules = Rules(**self.kit.config.round.model_dump(exclude={"rounds_per_task"}))
+        rules = rules_of(self.kit.config.round)
         if key.kind == EVALUATE:
             # Everybody with test images is asked; where nobody has any there is nothing to ask.
-            rules = replace(rules, clients_per_round=0, skip_without_holders=True)
+            rules = replace(rules, clients_per_round=0, take=0, retry_s=0.0, no_holder_s=0.0)
         seed = (self.kit.config.run.seed, key.task, key.round)
         row = ledger.open_round(self.kit.run)
         if row is None or row.key != key:
-            return Round(rules=rules, seed=seed)
+            held, since = self.at.mode is not Mode.RUNNING, self.at.unheld_since
+            return Round(rules=rules, seed=seed, held=held, unheld_since=since)
         answers = dict.fromkeys(row.asked, machine.Answer.NONE)
+        barred = [u.client for u in ledger.updates(key) if u.status is UpdateStatus.EXCLUDED]
         for update in ledger.updates(key):
-            gone = update.reason == WITHDRAWN
+            gone = update.status is UpdateStatus.EXCLUDED
             answers[update.client] = machine.Answer.DECLINED if gone else machine.Answer.UPDATED
         for answer in ledger.answers(key):
             if answer.answer is Answer.DECLINED:
@@ -295,6 +329,7 @@ class Coordinator:
             remaining_s=row.remaining_s or 0.0,
             now=self._now(),
             reopens=row.reopened,
+            barred=barred,
         )
 
     def _set_timer(self, at: float) -> None:
@@ -305,11 +340,22 @@ class Coordinator:
     async def _execute(self, instruction: machine.Instruction, key: RoundKey) -> None:
         kit = self.kit
         match instruction:
+            case machine.Unheld(until):
+                self._note_unheld(None if until is None else until - self._now())
+            case machine.Unable(until):
+                text = round_notes.unable(kit, self.at, until - self._now())
+                kit.notify("warning", "all_declined", text)
             case machine.Opened(asked):
+                self._unheld_noted = -1
                 remaining = kit.config.round.deadline_s
                 kit.ledger.new_round(
                     key, asked=asked, base_state=self.at.number, remaining_s=remaining
                 )
+                kit.notify("info", "round_opened", round_notes.opened(self.at, asked))
+            case machine.Widened(asked):
+                kit.ledger.set_asked(key, asked)
+                kit.ledger.set_remaining(key, kit.config.round.deadline_s)
+                kit.notify("info", "round_widened", round_notes.widened(self.at, asked))
             case machine.Ask(client):
                 peer = kit.peers.by_client(client)
                 if peer is not None:
@@ -319,12 +365,28 @@ class Coordinator:
                     )
             case machine.SetTimer(at):
                 self._set_timer(at)
-            case machine.Reopened(missing, at):
-                assert self.at.round is not None
-                asked = tuple(self.at.round.answers)
-                kit.ledger.reopen_round(key, asked=asked, remaining_s=at - self._now())
-                names = ", ".join(kit.name_of(c) for c in missing)
-                text = f"the deadline passed without a quorum; still missing: {names}"
-                kit.notify("warning", "reopened", text)
+            case machine.Reopened():
+                await self._reopened(instruction, key)
             case machine.Close():
                 raise AssertionError("the caller takes Close")
+
+    async def _reopened(self, what: machine.Reopened, key: RoundKey) -> None:
+        assert self.at.round is not None
+        asked = tuple(self.at.round.answers)
+        self.kit.ledger.reopen_round(key, asked=asked, remaining_s=what.at - self._now())
+        self.kit.notify("warning", "reopened", round_notes.reopened(self.kit, self.at, what))
+        if self.at.mode is Mode.DRAINING:  # it goes on when the server is started again
+            await self._may_go_on()
+
+    def _note_unheld(self, until_s: float | None) -> None:
+        assert self.at.task is not None
+        if self._unheld_noted != self.at.task.index:
+            self._unheld_noted = self.at.task.index
+            self.kit.notify("warning", "no_holder", round_notes.unheld(self.kit, self.at, until_s))
+
+
+def rules_of(section: RoundSection) -> Rules:
+    """Return the rules of a train round from the ``[round]`` section."""
+    fields = section.model_dump(exclude={"rounds_per_task", "on_no_holder", "no_holder_s"})
+    limit = section.no_holder_s if section.on_no_holder == "skip" else None
+    return Rules(**fields, no_holder_s=limit)

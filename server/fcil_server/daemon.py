@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
-import signal
 import time
 from collections.abc import Callable, Coroutine
 
@@ -36,6 +35,7 @@ from fcil_protocol.messages import (
     parse,
 )
 from fcil_protocol.payload import Payload
+from fcil_protocol.service import Service
 from fcil_protocol.ticket import keys_digest
 from fcil_protocol.transport import Incoming, Router
 from fcil_server import greeting
@@ -51,8 +51,10 @@ from fcil_server.lanes import Lanes
 from fcil_server.ledger_rows import Client as ClientRow
 from fcil_server.ledger_rows import RoundKey
 from fcil_server.peers import Peer, Peers
+from fcil_server.position import Mode
 from fcil_server.roster import LEFT_BY_ITSELF, REVOKED, Roster
 from fcil_server.runs import OpenRun, open_run
+from fcil_server.status import status_line
 
 FLUSH_S = 5.0  # how often byte counts and the deadline are written while nothing closes
 GOODBYE_S = 1.0  # for a goodbye to arrive before its connection is cut
@@ -64,6 +66,8 @@ class Server:
     Args:
         say: shows a note in the terminal or the log.
         until_done: end when the run's listed tasks are learned.
+        drain_on_term: the first SIGTERM lets the round under way come to its end.
+        service: signals, and what a supervisor is told.
     """
 
     def __init__(
@@ -73,6 +77,8 @@ class Server:
         say: Callable[[Note], None],
         until_done: bool = False,
         new_run: bool = False,
+        drain_on_term: bool = False,
+        service: Service | None = None,
     ) -> None:
         self.federation = federation
         self.ledger = federation.ledger
@@ -80,10 +86,12 @@ class Server:
         self.peers = Peers()
         self.journal = Journal(federation.ledger, say)
         self.note = self.journal.note
-        self.started_at = time.time()
+        self.began = time.monotonic()
         self.port = 0
         self._until_done = until_done
         self._new_run = new_run
+        self._drain_on_term = drain_on_term
+        self._service = service or Service()
         self.roster = Roster(federation, Doorkeeper())
         self._stopping = asyncio.Event()
         self._failure: BaseException | None = None
@@ -126,19 +134,23 @@ class Server:
         try:
             self.open = await open_run(self, new=self._new_run)
             self.journal.run = self.open.coordinator.kit.run
-            self.accounts = Accounts(self.ledger, self.journal.run)
+            self.accounts = Accounts(self.ledger, self.journal.run, kernel=link.take_counts)
             self._intake = self._make_intake()
             door = await control.serve(
                 self.federation.directory, lambda op, fields: answer(self, op, fields)
             )
             self.federation.leave_join_file(self.addresses())
-            self._catch_signals()
+            drain = self.drain_rounds if self._drain_on_term else None
+            self._service.catch(self.stop, lambda text: self.note("info", "signal", text), drain)
+            self._service.ready(lambda: status_line(self))
             self.note("info", "serving", f"listening on {', '.join(self.addresses())}")
             work = (self._receive(), self.open.drive(), self._tick())
             tasks = [asyncio.create_task(self._guard(w)) for w in work]
             await self._stopping.wait()
         finally:
+            self._service.stopping()
             await self._shut_down(tasks, door)
+            self._service.over()
         if self._failure is not None:
             raise self._failure
 
@@ -165,14 +177,20 @@ class Server:
         """Return the addresses that clients are told."""
         return self.config.federation.told(self.port)
 
-    def _catch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.stop)
-
     def stop(self) -> None:
         """End the server after what is being written is written."""
         self._stopping.set()
+
+    def drain_rounds(self) -> None:
+        """End the server when the round under way is over; no other one opens."""
+        if self.open.coordinator.at.mode is not Mode.DRAINING:
+            self.note("info", "draining", "no round opens any more; stopping when this one is over")
+        self.open.coordinator.set_mode(Mode.DRAINING)
+
+    def drained(self) -> None:
+        """No round is under way and none is to open."""
+        self.note("info", "drained", "no round is under way; started again, the server goes on")
+        self.stop()
 
     def done(self) -> None:
         """The run has come to its end."""
@@ -226,6 +244,8 @@ class Server:
             await asyncio.sleep(FLUSH_S)
             self._keep_remaining()
             self.accounts.flush()
+            self._intake.revive(self.peers)
+            self._service.news()
 
     def _keep_remaining(self) -> None:
         """Store how much of the deadline is left: it counts server uptime only."""
@@ -316,10 +336,13 @@ class Server:
 
     def _hello(self, incoming: Incoming, received: Received, hello: Hello) -> None:
         peer = greeting.meet(self.ledger, self.federation.keys, incoming, received, hello)
+        if self.peers.is_left_behind(peer):
+            self._link.cut(peer.conn)  # the network kept its words while a newer one was made
+            return
         if incoming.conn not in self._connections:
             self._connections.add(incoming.conn)
             if not incoming.relayed:
-                self.accounts.connected(peer.client)
+                self.accounts.connected(peer.client, incoming.conn)
             self.note("info", "connected", f"{peer.name} connected ({hello.device})", peer.client)
         self.accounts.received(peer.client, hello, incoming.frames)
         self.ledger.touch(peer.client, device=hello.device)
@@ -332,7 +355,13 @@ class Server:
         self._replace(peer)
         verdict = self.open.coordinator.verdict(peer.client)
         nonce = peer.channel.nonce
-        answer = greeting.welcome(self.open.house, nonce=nonce, ready=peer.ready, verdict=verdict)
+        answer = greeting.welcome(
+            self.open.house,
+            nonce=nonce,
+            ready=peer.ready,
+            verdict=verdict,
+            clients=len(self.peers),
+        )
         self.send(peer, answer)
 
     def _replace(self, peer: Peer) -> None:
@@ -349,6 +378,7 @@ class Server:
     def _departed(self, conn: int) -> None:
         self._guests.departed(conn)
         self._connections.discard(conn)
+        self.accounts.departed(conn)
         peer = self.peers.remove(conn)
         if peer is not None and self.peers.by_client(peer.client) is None:
             self.note("info", "left", f"{peer.name} left", peer.client)
@@ -410,6 +440,7 @@ class Server:
             stored=self._stored,
             announced=self._announced,
             send=self.send,
+            refused=self._count_refusal,
         )
 
     def _stored(self, accepted: Accepted) -> None:
@@ -430,7 +461,7 @@ class Server:
 
     def round_opens(self, key: RoundKey, new_parts: set[str]) -> None:
         """Charge bytes to this round from now on."""
-        self.accounts.round_key, self.accounts.new_parts = key, new_parts
+        self.accounts.begin(key, new_parts)
 
     def round_closed(self, key: RoundKey) -> None:
         """Write what a closed round cost and brought."""

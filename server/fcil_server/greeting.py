@@ -33,6 +33,7 @@ from fcil_protocol.messages import (
     Verdict,
     Welcome,
 )
+from fcil_protocol.pace import share
 from fcil_protocol.transport import Incoming
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Client, Role
@@ -209,8 +210,10 @@ def leaving(bye: Bye) -> FcilError:
     return from_code(bye.code, bye.reason or "the client ended; its own log says why.")
 
 
-def welcome(house: House, *, nonce: bytes, ready: bool, verdict: Verdict | None) -> Welcome:
-    """Build the answer to a Hello that passed."""
+def welcome(
+    house: House, *, nonce: bytes, ready: bool, verdict: Verdict | None, clients: int = 1
+) -> Welcome:
+    """Build the answer to a Hello that passed, as one of so many clients."""
     return Welcome(
         protocol=fcil_protocol.PROTOCOL_VERSION,
         server_nonce=nonce,
@@ -225,7 +228,7 @@ def welcome(house: House, *, nonce: bytes, ready: bool, verdict: Verdict | None)
         needs_backbone=house.method.needs_backbone,
         ready=ready,
         max_payload_bytes=house.max_payload_bytes,
-        credit=house.credit,
+        credit=share(house.credit, clients),
         privacy=house.privacy,
         verdict=verdict,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from fcil_adapters.averaging_rules import Averaging
 from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method, Part, State, TaskInfo
@@ -18,7 +19,8 @@ from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import RoundKey
 from fcil_server.peers import Peer, Peers
 from fcil_server.plan import Step
-from fcil_server.round import Phase, Round
+from fcil_server.round import Round
+from fcil_server.round_events import Phase
 from fcil_server.store import StateStore
 
 
@@ -53,6 +55,14 @@ class Kit:
         return row.name if row else client[:8]
 
 
+class Mode(StrEnum):
+    """Whether rounds follow one another, as the operator wants it."""
+
+    RUNNING = "running"
+    PAUSED = "paused"  # no round opens
+    DRAINING = "draining"  # no round opens, and then the server stops
+
+
 @dataclass
 class Position:
     """Where a run stands now.
@@ -62,6 +72,10 @@ class Position:
         waiting_for: what the run waits for, one phrase; empty while busy.
         state, number, digest: the committed state that the next round starts from.
         parts, refs: its broadcast, once computed, and the sealed references to it.
+        mode: what the operator wants; it ends with the server.
+        unheld_since: since when nobody here has data for the task, while its rounds are skipped
+            for that.
+        skipped_task: the task of which the operator wants no more rounds.
     """
 
     phase: str = "starting"
@@ -74,6 +88,9 @@ class Position:
     digest: Digest | None = None
     parts: tuple[Part, ...] = ()
     refs: list[PartRef] = field(default_factory=list)
+    mode: Mode = Mode.RUNNING
+    unheld_since: float | None = None
+    skipped_task: int | None = None
 
     @property
     def base(self) -> int:

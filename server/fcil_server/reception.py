@@ -9,9 +9,12 @@ from fcil_adapters import registry
 from fcil_adapters.contract import TaskInfo
 from fcil_protocol.errors import (
     AlreadyHave,
+    FcilError,
     RoundClosed,
     SchemaMismatch,
     StaleUpdate,
+    Surplus,
+    Timeout,
     WrongFederation,
 )
 from fcil_protocol.header import Core
@@ -19,9 +22,11 @@ from fcil_protocol.ids import ClientId, UpdateId
 from fcil_protocol.payload import Payload
 from fcil_protocol.wellknown import EVALUATE, EVALUATE_SCHEMA, result_faults
 from fcil_server.intake import Accepted, Expectation
-from fcil_server.ledger_rows import RoundKey
+from fcil_server.ledger_rows import Outcome, RoundKey
 from fcil_server.position import Kit, Position
 from fcil_server.roster import refusal
+
+NO_SAMPLES = "it was made from no samples"
 
 
 @dataclass
@@ -30,29 +35,33 @@ class Reception:
 
     Attributes:
         updated: told which client's update is on disk and in the ledger.
+        empty: told whose update is, but was made from nothing, with the reason.
     """
 
     kit: Kit
     at: Position
     updated: Callable[[ClientId], None]
+    empty: Callable[[ClientId, str], None]
 
     def expect(self, client: ClientId, core: Core) -> Expectation:
         """Return what the open round lets this client send.
 
         Raises:
             WrongFederation, RoundClosed, StaleUpdate, AlreadyHave, SchemaMismatch.
+            Timeout: the round is open, but this server has not come to it yet.
         """
         kit, at = self.kit, self.at
         if core.run != kit.run:
             raise WrongFederation(f"the update is of run {core.run}, this is {kit.run}.")
         key = RoundKey(kit.run, core.task, core.kind, core.round)
         if not at.is_open or at.round is None or at.task is None or key != at.key(kit.run):
-            raise RoundClosed(f"task {core.task} {core.kind} round {core.round} is not open.")
+            raise self._closed(key, client)
         if client not in at.round.answers:
             raise RoundClosed("this client was not asked for an update in this round.")
         self._must_be_member(client)
         if kit.ledger.update_of(key, client) is not None:
             raise AlreadyHave("an update of this client for this round is already stored.")
+        self._must_have_room(key)
         if core.base != at.base:
             raise StaleUpdate(
                 f"the update starts from state {core.base}, the round from state {at.base}."
@@ -63,6 +72,28 @@ class Reception:
                 f"{kit.method.name} with {kit.schema_digest[:12]}."
             )
         return self._expectation(at.task, core)
+
+    def _closed(self, key: RoundKey, client: ClientId) -> FcilError:
+        """Return what became of a round that takes this client's update no more."""
+        name = f"task {key.task} {key.kind} round {key.round}"
+        row = self.kit.ledger.round(key)
+        if row is not None and row.closed_at is None and self.at.round is None:
+            # A restarted server that is not there yet: the update is kept and offered again.
+            return Timeout(f"{name} goes on in a moment; the server has just started.")
+        if row is None or row.outcome in (None, Outcome.REOPENED):
+            return RoundClosed(f"{name} is not open.")
+        answers = {a.client: a.answer.value for a in self.kit.ledger.answers(key)}
+        if answers.get(client) == "surplus":
+            return Surplus(f"{name} had as many updates as it takes before this one came.")
+        return RoundClosed(f"{name} went on without this update and is closed ({row.why}).")
+
+    def _must_have_room(self, key: RoundKey) -> None:
+        assert self.at.round is not None
+        take = self.at.round.rules.take
+        if take and len(self.kit.ledger.accepted(key)) >= take:
+            raise Surplus(
+                f"task {key.task} {key.kind} round {key.round} takes {take} updates and has them."
+            )
 
     def _must_be_member(self, client: ClientId) -> None:
         row, now = self.kit.ledger.client(client), self.kit.ledger.now
@@ -90,10 +121,14 @@ class Reception:
         Raises:
             AlreadyHave: another one of this client for this round was first.
             TrustError: the client is a member no more.
+            Surplus: the round has as many as it takes; those made durable first are in it.
         """
         core, ledger = accepted.core, self.kit.ledger
         self._must_be_member(accepted.client)  # it may have been revoked while this was stored
         key = RoundKey(self.kit.run, core.task, core.kind, core.round)
+        nothing = accepted.samples == 0 and core.kind != EVALUATE
+        if not nothing:
+            self._must_have_room(key)
         with ledger.transaction():
             ledger.accept_update(
                 key,
@@ -103,9 +138,12 @@ class Reception:
                 tensor_bytes=accepted.tensor_bytes,
                 sealed_bytes=accepted.sealed_bytes,
             )
-            if accepted.samples == 0 and core.kind != EVALUATE:
-                ledger.exclude_update(key, accepted.client, "it was made from no samples")
-        self.updated(accepted.client)
+            if nothing:
+                ledger.exclude_update(key, accepted.client, NO_SAMPLES)
+        if nothing:
+            self.empty(accepted.client, NO_SAMPLES)
+        else:
+            self.updated(accepted.client)
 
 
 def _check_results(payload: Payload, task: TaskInfo) -> list[str]:

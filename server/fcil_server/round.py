@@ -3,195 +3,66 @@
 Phases: ``gathering`` (too few clients), ``open`` (asked, collecting), ``closed``.
 
     gathering --Available (enough)--> open --Answered/Left/Tick--> closed
-                                       ^                |
-                                       +--- reopened ---+  (deadline without quorum)
+        |                              ^                |
+        |                              +--- reopened ---+  (deadline without quorum)
+        +--Tick (nobody has data), Stop--> closed, skipped
 
-``Round.TABLE`` at the end of the file is the whole transition table. Time is a number of
-seconds of server uptime that the daemon passes in, so deadlines do not run while it is down.
+``Round.TABLE`` at the end of the file is the whole transition table; the events and
+instructions are in `round_events`. Time is a number of seconds of server uptime that the
+daemon passes in, so deadlines do not run while it is down.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import ClassVar
 
 from fcil_protocol.ids import ClientId
-
-
-class Phase(StrEnum):
-    """Where a round stands."""
-
-    GATHERING = "gathering"
-    OPEN = "open"
-    CLOSED = "closed"
-
-
-class Answer(StrEnum):
-    """What an asked client has done so far."""
-
-    NONE = "none"
-    UPDATED = "updated"
-    DECLINED = "declined"
-    LOST = "lost"  # gone for longer than the grace period
-    LATE = "late"  # silent at the deadline
-
-
-class Outcome(StrEnum):
-    """How a round ended."""
-
-    DONE = "done"
-    SHORT = "short"  # fewer updates than the quorum, by configuration
-    SKIPPED = "skipped"  # no update at all: the state stays, the round counts (METHODS.md G2)
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The ``[round]`` section as far as one round needs it.
-
-    Attributes:
-        clients_per_round: how many holders to ask; 0 asks all.
-        min_clients: how many clients must be connected before a round opens.
-        quorum: how many updates make a round complete; 0 means ``min_clients``. Never more
-            than the asked clients that did not decline.
-        deadline_s: server uptime after which the round closes or is reopened.
-        grace_s: how long an asked client may be away before the round goes on without it.
-        on_short: ``reopen`` or ``close`` when the deadline passes without a quorum.
-        max_reopens: after so many reopenings the round closes short.
-        settle_s: once enough clients have come one by one, how long to wait for the others.
-        skip_without_holders: close at once if enough clients are here and none has data.
-    """
-
-    clients_per_round: int = 0
-    min_clients: int = 2
-    quorum: int = 0
-    deadline_s: float = 600.0
-    grace_s: float = 20.0
-    on_short: str = "reopen"
-    max_reopens: int = 3
-    settle_s: float = 0.0
-    skip_without_holders: bool = False
-
-
-# --- events ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Available:
-    """A client is connected, ready, and (``holds``) has data for this round."""
-
-    client: ClientId
-    holds: bool
-    now: float
-
-
-@dataclass(frozen=True)
-class Present:
-    """Everybody who is here when the round begins: (client, holds) pairs, judged as one."""
-
-    clients: tuple[tuple[ClientId, bool], ...]
-    now: float
-
-
-@dataclass(frozen=True)
-class Left:
-    """A client's connection ended."""
-
-    client: ClientId
-    now: float
-
-
-@dataclass(frozen=True)
-class Updated:
-    """An update of this round is on disk."""
-
-    client: ClientId
-    now: float
-
-
-@dataclass(frozen=True)
-class Declined:
-    """A client says that it cannot take part."""
-
-    client: ClientId
-    reason: str
-    now: float
-
-
-@dataclass(frozen=True)
-class Withdrawn:
-    """A client was revoked; whatever it answered counts no more."""
-
-    client: ClientId
-    reason: str
-    now: float
-
-
-@dataclass(frozen=True)
-class Tick:
-    """The time that `SetTimer` asked for has come."""
-
-    now: float
-
-
-@dataclass(frozen=True)
-class Stop:
-    """The operator closes the round short."""
-
-    now: float
-
-
-Event = Present | Available | Left | Updated | Declined | Withdrawn | Tick | Stop
-
-# --- instructions ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Ask:
-    """Send RoundOpen to this client."""
-
-    client: ClientId
-
-
-@dataclass(frozen=True)
-class Opened:
-    """Store that the round is open and whom it asked."""
-
-    asked: tuple[ClientId, ...]
-
-
-@dataclass(frozen=True)
-class SetTimer:
-    """Wake the machine with a `Tick` at this time."""
-
-    at: float
-
-
-@dataclass(frozen=True)
-class Reopened:
-    """The deadline passed without a quorum; collecting goes on until a new deadline."""
-
-    missing: tuple[ClientId, ...]
-    at: float
-
-
-@dataclass(frozen=True)
-class Close:
-    """The round is over."""
-
-    outcome: Outcome
-    answers: Mapping[ClientId, Answer]
-
-
-Instruction = Ask | Opened | SetTimer | Reopened | Close
+from fcil_server.round_events import (
+    Answer,
+    Ask,
+    Available,
+    Close,
+    Declined,
+    Event,
+    Hold,
+    Instruction,
+    Left,
+    Opened,
+    Outcome,
+    Phase,
+    Present,
+    Reopened,
+    Resume,
+    Rules,
+    SetTimer,
+    Stop,
+    Tick,
+    Unable,
+    Unheld,
+    Updated,
+    Why,
+    Widened,
+    Withdrawn,
+)
 
 
 @dataclass
 class Round:
-    """State of one round; only `handle` changes it."""
+    """State of one round; only `handle` changes it.
+
+    Attributes:
+        opens_at: set while enough clients are here and others may follow.
+        held: between `Hold` and `Resume`.
+        unheld_since: since when enough clients are here of which none has data; the next round
+            of the task goes on with it.
+        timed: its end has a timer.
+        barred: asked clients that cannot answer any more: revoked, or sent an update that is void.
+        stuck_until: set while all that were asked have declined.
+    """
 
     rules: Rules
     seed: tuple[int, ...]  # words that the sample of clients depends on
@@ -202,7 +73,12 @@ class Round:
     away_since: dict[ClientId, float] = field(default_factory=dict)
     deadline: float = 0.0
     reopens: int = 0
-    opens_at: float | None = None  # set while enough clients are here and others may follow
+    opens_at: float | None = None
+    held: bool = False
+    unheld_since: float | None = None
+    timed: bool = False
+    barred: set[ClientId] = field(default_factory=set)
+    stuck_until: float | None = None
 
     @classmethod
     def restore(
@@ -214,6 +90,7 @@ class Round:
         remaining_s: float,
         now: float,
         reopens: int = 0,
+        barred: Iterable[ClientId] = (),
     ) -> Round:
         """Go on with a round that was open when the server stopped.
 
@@ -229,6 +106,7 @@ class Round:
             away_since=dict.fromkeys(waiting, now),
             deadline=now + max(remaining_s, rules.grace_s),
             reopens=reopens,
+            barred=set(barred),
         )
 
     def handle(self, event: Event) -> list[Instruction]:
@@ -246,28 +124,46 @@ class Round:
         self.connected[event.client] = event.holds
         if self.opens_at is not None or not self.rules.settle_s:
             return [] if self.opens_at is not None else self._open_if_enough(event.now)
-        if len(self.connected) < self.rules.min_clients:
+        if self.held or len(self.connected) < self.rules.min_clients:
             return []
         self.opens_at = event.now + self.rules.settle_s
         return [SetTimer(self.opens_at)]
 
     def _settled(self, event: Tick) -> list[Instruction]:
-        if self.opens_at is None or event.now < self.opens_at:
+        if self.opens_at is None:
+            return self._open_if_enough(event.now) if self.unheld_since is not None else []
+        if event.now < self.opens_at:
             return []
         self.opens_at = None
         return self._open_if_enough(event.now)
 
     def _open_if_enough(self, now: float) -> list[Instruction]:
+        enough = len(self.connected) >= self.rules.min_clients
         holders = sorted(c for c, holds in self.connected.items() if holds)
-        if len(self.connected) < self.rules.min_clients:
+        if holders or not enough:
+            self.unheld_since = None
+        if self.held or not enough:
             return []
         if not holders:
-            return self._close(Outcome.SKIPPED) if self.rules.skip_without_holders else []
+            return self._nobody_holds(now)
         asked = self._sample(holders)
         self.phase = Phase.OPEN
         self.answers = dict.fromkeys(asked, Answer.NONE)
         self.deadline = now + self.rules.deadline_s
         return [Opened(tuple(asked)), *(Ask(c) for c in asked), SetTimer(self.deadline)]
+
+    def _nobody_holds(self, now: float) -> list[Instruction]:
+        began, limit = self.unheld_since is None, self.rules.no_holder_s
+        since = now if self.unheld_since is None else self.unheld_since
+        self.unheld_since = since
+        if limit is None:
+            return [Unheld(None)] if began else []
+        until = since + limit
+        if now >= until:
+            return self._close(Outcome.SKIPPED, Why.NO_HOLDER)
+        timer = [] if self.timed and not began else [SetTimer(until)]
+        self.timed = True
+        return [*([Unheld(until)] if began else []), *timer]
 
     def _sample(self, holders: list[ClientId]) -> list[ClientId]:
         limit = self.rules.clients_per_round
@@ -282,7 +178,17 @@ class Round:
 
     def _forget(self, event: Left) -> list[Instruction]:
         self.connected.pop(event.client, None)
+        if len(self.connected) < self.rules.min_clients:
+            self.unheld_since = None
         return []
+
+    def _hold(self, _: Hold) -> list[Instruction]:
+        self.held, self.opens_at, self.unheld_since = True, None, None
+        return []
+
+    def _resume(self, event: Resume) -> list[Instruction]:
+        self.held = False
+        return self._open_if_enough(event.now)
 
     # --- open -------------------------------------------------------------------------------
 
@@ -296,8 +202,13 @@ class Round:
     def _back(self, event: Available) -> list[Instruction]:
         self.connected[event.client] = event.holds
         self.away_since.pop(event.client, None)
-        if self.answers.get(event.client) in (Answer.NONE, Answer.LOST):
-            self.answers[event.client] = Answer.NONE
+        if self.stuck_until is not None and event.client not in self.answers:
+            return self._ask_others(event.now)
+        again = [Answer.NONE, Answer.LOST]
+        if self.stuck_until is not None and event.holds and event.client not in self.barred:
+            again.append(Answer.DECLINED)  # its folder changed, say
+        if self.answers.get(event.client) in again:
+            self.answers[event.client], self.stuck_until = Answer.NONE, None
             return [Ask(event.client)]
         return []
 
@@ -317,12 +228,15 @@ class Round:
         if self.answers.get(event.client) is Answer.NONE:
             self.answers[event.client] = Answer.DECLINED
             self.reasons[event.client] = event.reason
+        if event.final:
+            self.barred.add(event.client)
         return self._settle(event.now)
 
     def _withdrawn(self, event: Withdrawn) -> list[Instruction]:
         if event.client in self.answers:
             self.answers[event.client] = Answer.DECLINED
             self.reasons[event.client] = event.reason
+            self.barred.add(event.client)
             self.away_since.pop(event.client, None)
         return self._settle(event.now)
 
@@ -336,23 +250,63 @@ class Round:
         return self._settle(event.now)
 
     def _stop(self, _event: Stop) -> list[Instruction]:
-        return self._close(Outcome.SHORT)
+        return self._close(Outcome.SHORT, Why.OPERATOR)
+
+    def _unmoved(self, _event: Hold | Resume) -> list[Instruction]:
+        return []  # it has asked: what was asked for is taken
 
     def _settle(self, now: float) -> list[Instruction]:
         counts = self._counts()
+        if self.rules.take and counts[Answer.UPDATED] >= self.rules.take:
+            return self._close(Outcome.DONE, Why.TAKEN)
         if counts[Answer.NONE] == 0 and (self._quorum() or not counts[Answer.LOST]):
-            return self._close(Outcome.DONE if self._quorum() else Outcome.SHORT)
+            if self.rules.retry_s and not counts[Answer.UPDATED]:
+                return self._all_declined(now)
+            return self._close(Outcome.DONE if self._quorum() else Outcome.SHORT, Why.ANSWERED)
         if now < self.deadline:
             return []
         if self._quorum():
-            return self._close(Outcome.DONE)
+            return self._close(Outcome.DONE, Why.DEADLINE)
         if self.rules.on_short == "reopen" and self.reopens < self.rules.max_reopens:
             self.reopens += 1
             self.deadline = now + self.rules.deadline_s
             waiting = (Answer.NONE, Answer.LOST)
             missing = tuple(sorted(c for c, a in self.answers.items() if a in waiting))
             return [Reopened(missing, self.deadline), SetTimer(self.deadline)]
-        return self._close(Outcome.SHORT)
+        return self._close(Outcome.SHORT, Why.DEADLINE)
+
+    def _ask_others(self, now: float) -> list[Instruction]:
+        holders = sorted(c for c, holds in self.connected.items() if holds)
+        others = self._sample([c for c in holders if c not in self.answers])
+        if not others:
+            return []
+        self.answers.update(dict.fromkeys(others, Answer.NONE))
+        self.stuck_until, self.deadline = None, now + self.rules.deadline_s
+        asks = [Ask(c) for c in others]
+        return [Widened(tuple(self.answers)), *asks, SetTimer(self.deadline)]
+
+    def _all_declined(self, now: float) -> list[Instruction]:
+        others = self._ask_others(now)
+        if others:
+            return others
+        if not set(self.answers) - self.barred:
+            return self._close(Outcome.SHORT, Why.ANSWERED)
+        # Not closed at once: the next round would fare the same, and a run be over in a moment.
+        if self.stuck_until is None:
+            self.stuck_until = now + self.rules.retry_s * 4**self.reopens
+            return [Unable(self.stuck_until), SetTimer(self.stuck_until)]
+        if now < self.stuck_until:
+            return []
+        self.stuck_until = None
+        if self.rules.on_short != "reopen" or self.reopens >= self.rules.max_reopens:
+            return self._close(Outcome.SHORT, Why.ANSWERED)
+        self.reopens += 1
+        self.deadline = now + self.rules.deadline_s
+        again = sorted(set(self.answers) - self.barred)
+        here = [c for c in again if c in self.connected]
+        self.answers.update({c: Answer.NONE if c in here else Answer.LOST for c in again})
+        reopened = Reopened(tuple(again), self.deadline, declined=True)
+        return [reopened, *(Ask(c) for c in here), SetTimer(self.deadline)]
 
     def _counts(self) -> Counter[Answer]:
         return Counter(self.answers.values())
@@ -364,14 +318,15 @@ class Round:
         needed = min(wanted, len(self.answers) - counts[Answer.DECLINED])
         return counts[Answer.UPDATED] >= max(needed, 1)
 
-    def _close(self, outcome: Outcome) -> list[Instruction]:
+    def _close(self, outcome: Outcome, why: Why) -> list[Instruction]:
         self.phase = Phase.CLOSED
+        silent = Answer.SURPLUS if why is Why.TAKEN else Answer.LATE
         for client, answer in self.answers.items():
             if answer is Answer.NONE:
-                self.answers[client] = Answer.LATE
+                self.answers[client] = silent
         if Answer.UPDATED not in self.answers.values():
             outcome = Outcome.SKIPPED
-        return [Close(outcome, dict(self.answers))]
+        return [Close(outcome, dict(self.answers), why)]
 
     TABLE: ClassVar[dict[tuple[Phase, type], Callable[..., list[Instruction]]]] = {
         (Phase.GATHERING, Present): _present,
@@ -379,6 +334,8 @@ class Round:
         (Phase.GATHERING, Left): _forget,
         (Phase.GATHERING, Tick): _settled,
         (Phase.GATHERING, Stop): _stop,
+        (Phase.GATHERING, Hold): _hold,
+        (Phase.GATHERING, Resume): _resume,
         (Phase.OPEN, Present): _all_back,
         (Phase.OPEN, Available): _back,
         (Phase.OPEN, Left): _away,
@@ -387,5 +344,7 @@ class Round:
         (Phase.OPEN, Withdrawn): _withdrawn,
         (Phase.OPEN, Tick): _tick,
         (Phase.OPEN, Stop): _stop,
+        (Phase.OPEN, Hold): _unmoved,
+        (Phase.OPEN, Resume): _unmoved,
         # A closed round answers nothing: the daemon opens the next one.
     }

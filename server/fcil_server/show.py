@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,24 @@ from fcil_adapters.privacy_terms import describe_terms
 from fcil_protocol.ids import RunId
 from fcil_protocol.messages import PrivacyTerms
 from fcil_protocol.terminal import printable
+from fcil_server import comparison
 from fcil_server.ledger import Ledger
-from fcil_server.report import summary_tables
-from fcil_server.rundata import format_bytes
+from fcil_server.report_tables import summary_tables
+from fcil_server.rundata import RunData, format_bytes
+
+# The ledger's words, as the tables show them.
+CLOSED_BY = {
+    "taken": "closed with as many updates as are taken",
+    "deadline": "closed at its deadline",
+    "operator": "closed by the operator",
+    "no_holder": "nobody here held images for it",
+}
+ANSWERS = {
+    "straggler": "came too late",
+    "lost": "was away",
+    "declined": "declined",
+    "surplus": "was not needed",
+}
 
 
 def _console() -> Console:
@@ -34,6 +52,7 @@ def show_status(data: dict[str, Any]) -> None:
     if run:
         out.print(
             f"run         {run['id']} ({run['status']}), {run['method']} on {run['backbone']}"
+            f"{forked_from(run)}"
         )
     if run and "privacy" in run:
         out.print(f"privacy     {describe_terms(PrivacyTerms.model_validate(run['privacy']))}")
@@ -44,6 +63,16 @@ def show_status(data: dict[str, Any]) -> None:
     waiting = [c["name"] for c in data["classes"] if c["waiting"]]
     placed = len(data["classes"]) - len(waiting)
     out.print(f"classes     {placed} in tasks, {len(waiting)} waiting")
+    asked = [c["name"] for c in data["classes"] if not c.get("admitted", True)]
+    if asked:
+        names = ", ".join(printable(n) for n in asked[:8]) + (" ..." if len(asked) > 8 else "")
+        out.print(f"to admit    {names}: fcil-server classes admit")
+
+
+def forked_from(run: dict[str, Any]) -> str:
+    """Say which run this one was forked from, if any."""
+    parent = run.get("parent")
+    return f", forked from {parent['run']} at state {parent['state']}" if parent else ""
 
 
 def _doing(now: dict[str, Any]) -> str:
@@ -52,7 +81,8 @@ def _doing(now: dict[str, Any]) -> str:
     text = f"{now['phase']}, task {now['task']} {now['kind']} round {now['round']}"
     if now.get("remaining_s") is not None:
         text += f", {now['remaining_s']:.0f} s left"
-    return text
+    mode = now.get("mode", "running")
+    return text if mode in ("running", now["phase"]) else f"{text} ({mode})"
 
 
 def _show_clients(out: Console, clients: list[dict[str, Any]], answers: dict[str, str]) -> None:
@@ -81,6 +111,14 @@ def _show_clients(out: Console, clients: list[dict[str, Any]], answers: dict[str
     for row in clients:
         if row.get("why"):
             out.print(f"{printable(row['name'])}: {printable(row['why'])}")
+        if row.get("learned_before"):
+            names = ", ".join(row["learned_before"][:8])
+            text = f"{row['name']}: holds {names}, learned before: tested, not trained again"
+            out.print(printable(text))
+        if row["state"] != "revoked" and row.get("missed_tasks"):
+            tasks = ", ".join(str(t) for t in row["missed_tasks"][:8])
+            text = f"{row['name']}: task {tasks} went on without it; what they left it gets with"
+            out.print(printable(f"{text} its next round"))
 
 
 def _or_blank(value: Any) -> str:
@@ -98,7 +136,7 @@ def ago(moment: float | None) -> str:
 
 
 def show_rounds(rows: list[dict[str, Any]]) -> None:
-    """Print rounds as a table; wire bytes are predicted unless they say otherwise."""
+    """Print rounds as a table."""
     table = Table(box=None, pad_edge=False)
     for title in ("seq", "task", "kind", "round", "outcome"):
         table.add_column(title)
@@ -123,8 +161,44 @@ def show_rounds(rows: list[dict[str, Any]]) -> None:
         for one in row["excluded"]:
             text = f"round {row['seq']} left out {one['name'] or one['client']}: {one['reason']}"
             out.print(printable(text))
+        if remarks := _remarks(row):
+            out.print(printable(f"round {row['seq']}: {'; '.join(remarks)}"))
     if rows:
-        out.print("wire: TCP payload by the exact ZMTP + CURVE formula (predicted)", style="dim")
+        counted = {row["wire_source"] for row in rows}
+        how = "as the kernel counted it" if counted == {"kernel"} else "by the exact formula"
+        out.print(f"wire: TCP payload of all clients, {how}", style="dim")
+
+
+def _remarks(row: dict[str, Any]) -> list[str]:
+    """Return what did not go to plan in a round."""
+    remarks = [CLOSED_BY[row["closed_by"]]] if row["closed_by"] in CLOSED_BY else []
+    if row["reopened"]:
+        remarks.append(f"reopened {row['reopened']} x")
+    for one in row["answers"][:12]:
+        why = f" ({one['reason']})" if one["reason"] else ""
+        remarks.append(f"{one['name'] or one['client'][:8]} {ANSWERS[one['answer']]}{why}")
+    return [*remarks, *(["..."] if len(row["answers"]) > 12 else [])]
+
+
+def rounds_csv(rows: list[dict[str, Any]]) -> None:
+    """Write rounds as CSV to stdout; what is a list in JSON is its length."""
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    names = list(rows[0]) if rows else ["seq"]
+    table.writerow(names)
+    for row in rows:
+        table.writerow(len(row[n]) if isinstance(row[n], list) else row[n] for n in names)
+
+
+def show_comparison(runs: Sequence[tuple[str, RunData]], folder: Path) -> None:
+    """Print the headline numbers of several runs, and where the page is."""
+    table = Table(box=None, pad_edge=False)
+    for number, title in enumerate(comparison.HEAD):
+        table.add_column(title, justify="left" if number < 2 else "right")
+    for line in comparison.rows(runs):
+        table.add_row(*map(printable, line))
+    out = _console()
+    out.print(table)
+    out.print(f"files: {folder}/comparison.html, comparison.csv", soft_wrap=True)
 
 
 def show_report(ledger: Ledger, run: RunId, folder: Path) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from fcil_protocol.ids import RunId
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Direction, Role, Source, UpdateStatus
+from fcil_server.ledger_rows import ByteCount, Direction, Role, Source, UpdateStatus
+from fcil_server.rundata import Bytes
 
 if TYPE_CHECKING:
     from fcil_server.daemon import Server
@@ -26,11 +27,12 @@ def status(server: Server) -> dict[str, Any]:
             "directory": str(server.federation.directory.resolve()),
             "addresses": server.addresses(),
             "port": server.port,
-            "up_s": round(time.time() - server.started_at, 1),
+            "up_s": round(time.monotonic() - server.began, 1),
         },
         "run": {
             "id": run.run_id,
             "status": run.status.value,
+            "parent": run.parent_run and {"run": run.parent_run, "state": run.parent_state},
             "method": run.method,
             "backbone": coordinator.kit.info.name,
             "directory": str(server.open.directory.resolve()),
@@ -45,12 +47,24 @@ def status(server: Server) -> dict[str, Any]:
     }
 
 
+def status_line(server: Server) -> str:
+    """Say in one line what the server does, for who supervises it."""
+    now = _now(server)
+    line = str(now["phase"])
+    if now["task"] is not None and now["kind"] is not None:
+        line = f"task {now['task']}, {now['kind']} {now['round']}, {now['phase']}"
+    here = sum(1 for _ in server.peers.announced())
+    waiting = f"; waits for {now['waiting_for']}" if now["waiting_for"] else ""
+    return f"{line}; {here} clients ready{waiting}"
+
+
 def _now(server: Server) -> dict[str, Any]:
     coordinator = server.open.coordinator
     at = coordinator.at
     machine = at.round
     return {
         "phase": at.phase,
+        "mode": at.mode.value,
         "waiting_for": at.waiting_for,
         "task": at.task.index if at.task else None,
         "kind": at.step.kind if at.step else None,
@@ -62,6 +76,9 @@ def _now(server: Server) -> dict[str, Any]:
 
 
 def _clients(server: Server) -> list[dict[str, Any]]:
+    run = server.open.coordinator.kit.run
+    learned = {t.task for t in server.ledger.tasks(run) if t.closed_at is not None}
+    took_part = server.ledger.counted_tasks(run)
     rows = []
     for row in server.ledger.clients():
         peer = server.peers.by_client(row.client_id)
@@ -82,6 +99,9 @@ def _clients(server: Server) -> list[dict[str, Any]]:
                 "images": sum((peer.train or {}).values()) if peer else None,
                 "classes": len(peer.names) if peer else None,
                 "progress": peer.progress if peer else None,
+                "learned_before": list(peer.untrained) if peer else [],
+                # What they left behind is fetched with the next round that it is asked for.
+                "missed_tasks": sorted(learned - took_part.get(row.client_id, set())),
             }
         )
     return rows
@@ -89,7 +109,13 @@ def _clients(server: Server) -> list[dict[str, Any]]:
 
 def _classes(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
     return [
-        {"id": c.class_id, "name": c.name, "task": c.task, "waiting": c.task is None}
+        {
+            "id": c.class_id,
+            "name": c.name,
+            "task": c.task,
+            "waiting": c.task is None,
+            "admitted": c.admitted,
+        }
         for c in ledger.classes(run)
         if not c.hidden
     ]
@@ -106,6 +132,7 @@ def stopped_status(ledger: Ledger, directory: str) -> dict[str, Any]:
         and {
             "id": run.run_id,
             "status": run.status.value,
+            "parent": run.parent_run and {"run": run.parent_run, "state": run.parent_state},
             "method": run.method,
             "backbone": run.backbone.get("name"),
         },
@@ -126,17 +153,16 @@ def stopped_status(ledger: Ledger, directory: str) -> dict[str, Any]:
 
 def round_rows(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
     """Return one row per round: who took part, how long it took, what it cost."""
-    sums: dict[tuple[Any, ...], dict[str, int]] = {}
+    flows: dict[tuple[Any, ...], list[ByteCount]] = {}
     for count in ledger.byte_counts(run):
-        if count.source is Source.PREDICTED:
-            key = (count.task, count.kind, count.round)
-            entry = sums.setdefault(key, {"up": 0, "down": 0})
-            entry["up" if count.direction is Direction.UP else "down"] += count.wire
+        flows.setdefault((count.task, count.kind, count.round), []).append(count)
     names = {c.client_id: c.name for c in ledger.clients()}
     rows = []
     for row in ledger.rounds(run):
         updates = ledger.updates(row.key)
-        wire = sums.get((row.task, row.kind, row.round), {"up": 0, "down": 0})
+        mine = flows.get((row.task, row.kind, row.round), [])
+        up, down = (Bytes.total(f for f in mine if f.direction is d) for d in Direction)
+        kernel = bool(up.wire_kernel or down.wire_kernel)
         rows.append(
             {
                 "seq": row.seq,
@@ -144,11 +170,18 @@ def round_rows(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
                 "kind": row.kind,
                 "round": row.round,
                 "outcome": row.outcome.value if row.outcome else "open",
+                "closed_by": row.why,
+                "reopened": row.reopened,
                 "asked": len(row.asked),
                 "updates": len(updates),
                 "counted": sum(u.status.value == "counted" for u in updates),
                 "answers": [
-                    {"client": a.client, "answer": a.answer.value, "reason": a.reason}
+                    {
+                        "client": a.client,
+                        "name": names.get(a.client, ""),
+                        "answer": a.answer.value,
+                        "reason": a.reason,
+                    }
                     for a in ledger.answers(row.key)
                 ],
                 "excluded": [
@@ -157,9 +190,11 @@ def round_rows(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
                     if u.status is UpdateStatus.EXCLUDED
                 ],
                 "seconds": round(sum(row.phases.values()), 3),
-                "wire_up": wire["up"],
-                "wire_down": wire["down"],
-                "wire_source": Source.PREDICTED.value,
+                "wire_up": up.true_wire,
+                "wire_down": down.true_wire,
+                "wire_source": (Source.KERNEL if kernel else Source.PREDICTED).value,
+                "tensors_up": up.tensor,
+                "tensors_down": down.tensor,
             }
         )
     return rows

@@ -8,6 +8,7 @@ import pytest
 
 import sample_run
 from fcil_protocol.errors import ConfigError, InternalError, UsageError
+from fcil_server.class_changes import apply_change, class_list
 from fcil_server.classes import ClassRegistry
 from fcil_server.ledger import Ledger
 from sample_run import ALICE, BOB, GONE, RUN, Clock
@@ -223,3 +224,77 @@ class TestOperator:
         assert registry.names_for(["cat", "secret"]) == {}
         registry.hide("secret", hidden=False)
         assert [c.name for c in registry.pending()] == ["secret"]
+
+
+class TestHeldUnderAnotherName:
+    def test_a_class_is_found_by_its_name_and_all_that_stand_for_it(
+        self, registry: ClassRegistry
+    ) -> None:
+        registry.announce(ALICE, ["cat", "dog"])
+        registry.open_task(0)
+        registry.alias("Katze", "cat")
+        registry.rename("cat", "felis")
+        assert registry.keys_of([0]) == {"felis", "cat", "katze"}
+        assert registry.keys_of([0, 1]) == {"felis", "cat", "katze", "dog"}
+        assert registry.canonical(["katze", "cat", "dog", "oak"]) == {"felis", "dog", "oak"}
+
+    def test_nobody_holds_a_hidden_class(self, registry: ClassRegistry) -> None:
+        registry.announce(ALICE, ["cat", "dog"])
+        registry.open_task(0)
+        registry.alias("Katze", "cat")
+        registry.hide("cat")
+        assert registry.keys_of([0, 1]) == {"dog"}
+
+
+class TestAdmitting:
+    @pytest.fixture
+    def careful(self, ledger: Ledger) -> ClassRegistry:
+        return ClassRegistry(ledger, RUN, quota=4, confirm=True)
+
+    def test_new_names_wait_for_a_word(self, careful: ClassRegistry) -> None:
+        careful.announce(ALICE, ["dog", "cat"])
+        assert careful.pending() == []
+        assert [c.name for c in careful.unadmitted()] == ["cat", "dog"]
+        careful.admit("DOG")
+        assert [c.name for c in careful.pending()] == ["dog"]
+        assert careful.open_task(0).classes == (0,)
+        assert careful.names() == {0: "dog"}
+
+    def test_who_announces_it_again_does_not_admit_it(self, careful: ClassRegistry) -> None:
+        careful.announce(ALICE, ["cat"])
+        careful.announce(BOB, ["Cat"])
+        assert careful.pending() == []
+
+    def test_all_that_wait_are_admitted_where_none_is_named(self, careful: ClassRegistry) -> None:
+        careful.announce(ALICE, ["dog", "cat"])
+        careful.hide("dog")
+        assert apply_change(careful, {"change": "admit", "names": []}) == ["cat"]
+        assert [c.name for c in careful.pending()] == ["cat"]
+
+    def test_a_waiting_name_can_be_merged_into_a_class(
+        self, ledger: Ledger, careful: ClassRegistry
+    ) -> None:
+        careful.announce(ALICE, ["cat"])
+        apply_change(careful, {"change": "admit"})
+        careful.open_task(0)
+        careful.announce(BOB, ["Katze"])
+        assert apply_change(careful, {"change": "alias", "names": ["katze", "cat"]})
+        assert careful.unadmitted() == []
+        [row] = class_list(ledger, RUN)
+        assert (row["name"], row["aliases"], row["first_seen_by"]) == ("cat", ["katze"], "alice")
+
+    @pytest.mark.parametrize(
+        ("fields", "what"),
+        [
+            ({"change": "burn", "names": ["cat"]}, "one of admit, alias, rename, hide, show"),
+            ({"change": "alias", "names": ["cat"]}, "takes two names, got 1"),
+            ({"change": "rename", "names": ["a", "b", "c"]}, "takes two names, got 3"),
+            ({"change": "hide", "names": ["unheard"]}, "has no class 'unheard'"),
+            ({}, "one of admit"),
+        ],
+    )
+    def test_what_cannot_be_done_is_said(
+        self, careful: ClassRegistry, fields: dict[str, object], what: str
+    ) -> None:
+        with pytest.raises(UsageError, match=what):
+            apply_change(careful, fields)

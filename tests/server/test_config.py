@@ -81,7 +81,7 @@ class TestFaults:
         message = fault(
             {
                 "round": {"min_clients": 0, "deadline_s": -1, "min_cleints": 3},
-                "wire": {"credit": 65},
+                "wire": {"window_mb": 65},
                 "run": {"seed": "x"},
             }
         )
@@ -89,7 +89,7 @@ class TestFaults:
             "round.min_clients",
             "round.deadline_s",
             "min_cleints",
-            "wire.credit",
+            "wire.window_mb",
             "run.seed",
         ):
             assert key in message
@@ -146,8 +146,8 @@ class TestFaults:
             ("round", "max_reopens", -1),
             ("round", "deadline_s", "soon"),
             ("wire", "max_payload_mb", 0),
-            ("wire", "credit", 0),
-            ("wire", "credit", 65),
+            ("wire", "window_mb", 0.1),
+            ("wire", "window_mb", 33),
             ("privacy", "evaluate_min_count", 0),
             ("privacy", "min_count", 0),
             ("privacy", "noise_multiplier", -1),
@@ -211,6 +211,14 @@ class TestCrossChecks:
         assert "could never complete" in message
         validate({"round": {"clients_per_round": 3, "quorum": 3}})
         validate({"round": {"clients_per_round": 0, "quorum": 4}})
+
+    def test_more_cannot_be_taken_than_are_asked_nor_a_quorum_be_more_than_is_taken(self) -> None:
+        message = fault({"round": {"clients_per_round": 10, "take": 12}})
+        assert "round.take is 12 and round.clients_per_round 10" in message
+        message = fault({"round": {"take": 3, "quorum": 4}})
+        assert "round.quorum is 4 and round.take 3" in message
+        validate({"round": {"clients_per_round": 12, "take": 10, "quorum": 10}})
+        validate({"round": {"take": 3, "min_clients": 9}})
 
     def test_addresses_are_checked_all_of_them(self) -> None:
         message = fault({"federation": {"listen": "nowhere", "advertise": ["a:1", "b:x"]}})

@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcil_protocol.ids import ClientId
-from fcil_server.round import (
+from fcil_server.round import Round
+from fcil_server.round_events import (
     Answer,
     Ask,
     Available,
     Close,
     Declined,
     Event,
+    Hold,
     Instruction,
     Left,
     Opened,
@@ -25,12 +27,16 @@ from fcil_server.round import (
     Phase,
     Present,
     Reopened,
-    Round,
+    Resume,
     Rules,
     SetTimer,
     Stop,
     Tick,
+    Unable,
+    Unheld,
     Updated,
+    Why,
+    Widened,
     Withdrawn,
 )
 
@@ -64,6 +70,8 @@ EVENTS: dict[type, Event] = {
     Withdrawn: Withdrawn(A, "revoked", now=1.0),
     Tick: Tick(now=1.0),
     Stop: Stop(now=1.0),
+    Hold: Hold(now=1.0),
+    Resume: Resume(now=1.0),
 }
 
 
@@ -144,7 +152,7 @@ class TestGathering:
     def test_enough_clients_without_data_wait_for_one_that_has_some(self) -> None:
         gathering = Round(rules=RULES, seed=(1,))
         assert gathering.handle(Available(A, holds=False, now=1.0)) == []
-        assert gathering.handle(Available(B, holds=False, now=1.0)) == []
+        assert gathering.handle(Available(B, holds=False, now=1.0)) == [Unheld(None)]
         assert gathering.handle(Available(C, holds=True, now=1.0))[0] == Opened((C,))
 
     def test_a_client_may_come_to_hold_data_later(self) -> None:
@@ -194,13 +202,72 @@ class TestSettling:
 
 
 class TestNobodyHolds:
-    SKIP = Rules(min_clients=2, skip_without_holders=True)
+    SKIP = Rules(min_clients=2, no_holder_s=0.0)
+    LATER = Rules(min_clients=2, no_holder_s=60.0)
 
     def test_enough_clients_without_data_end_the_round_where_the_rules_say_so(self) -> None:
         gathering = Round(rules=self.SKIP, seed=(1,))
         assert gathering.handle(Available(A, holds=False, now=1.0)) == []
         close = close_of(gathering.handle(Available(B, holds=False, now=1.0)))
         assert (close.outcome, dict(close.answers)) == (Outcome.SKIPPED, {})
+        assert close.why is Why.NO_HOLDER
+
+    def test_it_is_said_once_that_enough_are_here_and_none_has_data(self) -> None:
+        waits = Round(rules=RULES, seed=(1,))
+        assert waits.handle(Present(((A, False), (B, False)), now=1.0)) == [Unheld(None)]
+        assert waits.handle(Available(C, holds=False, now=2.0)) == []
+        assert waits.handle(Tick(now=1e9)) == [], "the rules say wait"
+        assert waits.handle(Available(D, holds=True, now=3e9))[0] == Opened((D,))
+
+    def test_too_few_clients_are_no_sign_that_nobody_has_data(self) -> None:
+        """A fleet that sleeps at night must find its task there in the morning."""
+        waits = Round(rules=self.LATER, seed=(1,))
+        assert waits.handle(Available(A, holds=False, now=1.0)) == []
+        assert waits.handle(Tick(now=1e6)) == []
+        assert waits.unheld_since is None
+
+    def test_it_is_skipped_when_nobody_has_had_data_for_so_long(self) -> None:
+        waits = Round(rules=self.LATER, seed=(1,))
+        out = waits.handle(Present(((A, False), (B, False)), now=5.0))
+        assert out == [Unheld(65.0), SetTimer(65.0)]
+        assert waits.handle(Available(C, holds=False, now=30.0)) == []
+        assert waits.handle(Tick(now=64.9)) == []
+        assert close_of(waits.handle(Tick(now=65.0))).why is Why.NO_HOLDER
+
+    def test_the_time_begins_anew_when_a_holder_was_here_or_too_few(self) -> None:
+        waits = Round(rules=self.LATER, seed=(1,))
+        waits.handle(Present(((A, False), (B, False)), now=5.0))
+        waits.handle(Left(B, now=40.0))
+        assert waits.handle(Tick(now=65.0)) == []
+        assert waits.handle(Available(B, holds=False, now=70.0)) == [Unheld(130.0), SetTimer(130.0)]
+        assert waits.handle(Tick(now=129.0)) == []
+        assert waits.handle(Tick(now=130.0)) != []
+
+    def test_a_moment_with_too_few_is_enough_for_that(self) -> None:
+        waits = Round(rules=self.LATER, seed=(1,))
+        waits.handle(Present(((A, False), (B, False)), now=5.0))
+        waits.handle(Left(B, now=40.0))
+        assert waits.handle(Available(B, holds=False, now=50.0)) == [Unheld(110.0), SetTimer(110.0)]
+
+    def test_it_has_its_time_also_where_clients_settle_first(self) -> None:
+        rules = Rules(min_clients=2, no_holder_s=60.0, settle_s=5.0)
+        waits = Round(rules=rules, seed=(1,))
+        waits.handle(Available(A, holds=False, now=0.0))
+        assert waits.handle(Available(B, holds=False, now=1.0)) == [SetTimer(6.0)]
+        assert waits.handle(Tick(now=6.0)) == [Unheld(66.0), SetTimer(66.0)]
+        assert waits.handle(Available(C, holds=False, now=64.0)) == [SetTimer(69.0)]
+        assert waits.handle(Tick(now=66.0)) == [], "C may bring what is missing"
+        assert close_of(waits.handle(Tick(now=69.0))).why is Why.NO_HOLDER
+
+    def test_the_next_round_of_the_task_does_not_wait_once_more(self) -> None:
+        following = Round(rules=self.LATER, seed=(1,), unheld_since=5.0)
+        close = close_of(following.handle(Present(((A, False), (B, False)), now=65.5)))
+        assert close.why is Why.NO_HOLDER
+
+    def test_the_next_round_opens_if_a_holder_came_meanwhile(self) -> None:
+        following = Round(rules=self.LATER, seed=(1,), unheld_since=5.0)
+        assert following.handle(Present(((A, False), (B, True)), now=65.5))[0] == Opened((B,))
+        assert following.unheld_since is None
 
     def test_one_holder_is_enough_to_open_it(self) -> None:
         gathering = Round(rules=self.SKIP, seed=(1,))
@@ -316,10 +383,79 @@ class TestClosing:
         assert going.answers[A] is Answer.UPDATED
         assert A not in going.reasons
 
-    def test_when_all_decline_the_round_is_skipped_at_once(self) -> None:
+    def test_when_all_decline_they_are_asked_again_later_and_then_the_round_is_skipped(
+        self,
+    ) -> None:
+        """Or a run of a hundred rounds would be over in a second, with nothing learned."""
         going = opened(clients=(A, B))
         going.handle(Declined(A, "x", now=1.0))
-        assert close_of(going.handle(Declined(B, "x", now=1.0))).outcome is Outcome.SKIPPED
+        now = 1.0
+        for pause in (30.0, 120.0):
+            assert going.handle(Declined(B, "x", now=now)) == [
+                Unable(now + pause), SetTimer(now + pause),
+            ]  # fmt: skip
+            assert going.handle(Tick(now=now + pause - 1)) == []
+            now += pause
+            assert going.handle(Tick(now=now)) == [
+                Reopened((A, B), now + 100.0, declined=True), Ask(A), Ask(B), SetTimer(now + 100.0),
+            ]  # fmt: skip
+            going.handle(Declined(A, "x", now=now))
+        assert going.handle(Declined(B, "x", now=now))[0] == Unable(now + 480.0)
+        assert close_of(going.handle(Tick(now=now + 480.0))).outcome is Outcome.SKIPPED
+
+    def test_one_that_can_again_is_asked_at_once(self) -> None:
+        going = opened(clients=(A, B))
+        going.handle(Declined(A, "x", now=1.0))
+        going.handle(Declined(B, "x", now=1.0))
+        assert going.handle(Available(A, holds=False, now=5.0)) == []
+        assert going.handle(Available(A, holds=True, now=6.0)) == [Ask(A)]
+        assert going.handle(Tick(now=31.0)) == [], "the pause is over"
+        assert close_of(going.handle(Updated(A, now=40.0))).outcome is Outcome.DONE
+
+    def test_who_declined_and_left_is_waited_for_until_the_deadline(self) -> None:
+        going = opened(clients=(A, B))
+        going.handle(Declined(A, "x", now=1.0))
+        going.handle(Declined(B, "x", now=1.0))
+        going.handle(Left(B, now=2.0))
+        again = going.handle(Tick(now=31.0))
+        assert [i for i in again if isinstance(i, Ask)] == [Ask(A)]
+        assert going.answers == {A: Answer.NONE, B: Answer.LOST}
+
+    def test_where_the_rules_say_so_it_is_skipped_after_a_pause_or_at_once(self) -> None:
+        for rules, pause in (
+            (Rules(on_short="close"), 30.0), (Rules(max_reopens=0), 30.0), (Rules(retry_s=0), 0.0),
+        ):  # fmt: skip
+            going = opened(rules, (A, B))
+            going.handle(Declined(A, "x", now=1.0))
+            out = going.handle(Declined(B, "x", now=1.0))
+            if pause:
+                out = going.handle(Tick(now=1.0 + pause))
+            assert close_of(out).outcome is Outcome.SKIPPED
+
+    def test_others_who_hold_data_are_asked_in_the_place_of_those_who_declined(self) -> None:
+        going = Round(rules=Rules(clients_per_round=1, min_clients=1, deadline_s=100.0), seed=(1,))
+        out = going.handle(Present(((A, True), (B, True), (C, False)), now=0.0))
+        assert isinstance(out[0], Opened)
+        [first] = out[0].asked
+        [other] = {A, B} - {first}
+        assert going.handle(Declined(first, "disk_full", now=50.0)) == [
+            Widened((first, other)), Ask(other), SetTimer(150.0),
+        ]  # fmt: skip
+        assert isinstance(going.handle(Declined(other, "x", now=51.0))[0], Unable)
+        assert going.handle(Available(C, holds=False, now=52.0)) == []
+        assert going.handle(Available(D, holds=True, now=53.0))[:2] == [
+            Widened((first, other, D)), Ask(D),
+        ]  # fmt: skip
+        close = close_of(going.handle(Updated(D, now=54.0)))
+        assert (close.outcome, close.answers[D]) == (Outcome.DONE, Answer.UPDATED)
+
+    def test_those_whose_update_is_void_are_not_asked_again(self) -> None:
+        going = opened(clients=(A, B))
+        going.handle(Declined(A, "made from nothing", now=1.0, final=True))
+        going.handle(Declined(B, "x", now=1.0))
+        assert [i for i in going.handle(Tick(now=31.0)) if isinstance(i, Ask)] == [Ask(B)]
+        going.handle(Withdrawn(B, "revoked", now=32.0))
+        assert going.phase is Phase.CLOSED
 
     def test_the_operator_closes_it_short(self) -> None:
         going = opened()
@@ -337,6 +473,97 @@ class TestClosing:
         before = dict(close.answers)
         going.answers.clear()
         assert close.answers == before
+
+
+class TestTaking:
+    FIRST_TWO = Rules(clients_per_round=4, take=2, min_clients=1, deadline_s=100.0, grace_s=10.0)
+
+    def test_it_closes_with_the_update_that_makes_the_number_and_blames_nobody(self) -> None:
+        going = opened(self.FIRST_TWO, (A, B, C, D))
+        going.handle(Declined(D, "no data", now=1.0))
+        assert going.handle(Updated(C, now=2.0)) == []
+        close = close_of(going.handle(Updated(A, now=3.0)))
+        assert (close.outcome, close.why) == (Outcome.DONE, Why.TAKEN)
+        assert close.answers == {
+            A: Answer.UPDATED, B: Answer.SURPLUS, C: Answer.UPDATED, D: Answer.DECLINED,
+        }  # fmt: skip
+
+    def test_who_was_given_up_before_is_lost_and_not_surplus(self) -> None:
+        going = opened(self.FIRST_TWO, (A, B, C, D))
+        going.handle(Left(B, now=1.0))
+        going.handle(Tick(now=11.0))
+        going.handle(Updated(A, now=12.0))
+        close = close_of(going.handle(Updated(C, now=12.0)))
+        assert (close.answers[B], close.answers[D]) == (Answer.LOST, Answer.SURPLUS)
+
+    def test_a_revoked_clients_update_makes_room_for_another(self) -> None:
+        going = opened(self.FIRST_TWO, (A, B, C, D))
+        going.handle(Updated(A, now=1.0))
+        going.handle(Withdrawn(A, "revoked", now=2.0))
+        assert going.handle(Updated(B, now=3.0)) == []
+        assert close_of(going.handle(Updated(C, now=4.0))).answers[D] is Answer.SURPLUS
+
+    def test_fewer_than_are_taken_close_it_at_the_deadline_if_they_are_a_quorum(self) -> None:
+        going = opened(Rules(take=3, min_clients=1, deadline_s=100.0), (A, B, C, D))
+        going.handle(Updated(A, now=1.0))
+        close = close_of(going.handle(Tick(now=100.0)))
+        assert (close.outcome, close.why, close.answers[B]) == (
+            Outcome.DONE, Why.DEADLINE, Answer.LATE,
+        )  # fmt: skip
+
+    def test_the_quorum_is_never_more_than_are_taken(self) -> None:
+        """Five must be connected, two are enough."""
+        going = opened(Rules(take=2, min_clients=5, deadline_s=100.0), CLIENTS)
+        going.handle(Updated(A, now=1.0))
+        assert close_of(going.handle(Updated(B, now=2.0))).outcome is Outcome.DONE
+
+    def test_a_restored_round_that_has_them_closes_at_the_first_tick(self) -> None:
+        asked = {A: Answer.UPDATED, B: Answer.UPDATED, C: Answer.NONE}
+        again = Round.restore(self.FIRST_TWO, (1,), asked=asked, remaining_s=40.0, now=1000.0)
+        close = close_of(again.handle(Tick(now=1000.0)))
+        assert (close.why, close.answers[C]) == (Why.TAKEN, Answer.SURPLUS)
+
+
+class TestHolding:
+    def test_a_held_round_asks_nobody_until_it_may_go_on(self) -> None:
+        held = Round(rules=RULES, seed=(1,), held=True)
+        assert held.handle(Present(((A, True), (B, True)), now=1.0)) == []
+        assert held.handle(Available(C, holds=True, now=2.0)) == []
+        assert held.handle(Tick(now=1e6)) == []
+        assert held.handle(Resume(now=3.0))[0] == Opened((A, B, C))
+
+    def test_who_left_meanwhile_is_not_asked(self) -> None:
+        held = Round(rules=RULES, seed=(1,), held=True)
+        held.handle(Present(((A, True), (B, True)), now=1.0))
+        held.handle(Left(A, now=2.0))
+        assert held.handle(Resume(now=3.0)) == []
+        assert held.handle(Available(C, holds=True, now=4.0))[0] == Opened((B, C))
+
+    def test_holding_it_stops_what_was_about_to_happen(self) -> None:
+        settling = Round(rules=Rules(min_clients=2, settle_s=5.0, no_holder_s=9.0), seed=(1,))
+        settling.handle(Available(A, holds=False, now=0.0))
+        settling.handle(Available(B, holds=False, now=0.0))
+        settling.handle(Hold(now=1.0))
+        assert settling.handle(Tick(now=5.0)) == []
+        assert settling.handle(Tick(now=1e6)) == []
+        assert settling.handle(Resume(now=2e6))[0] == Unheld(2e6 + 9.0)
+
+    def test_while_it_is_held_no_time_runs_against_a_task_without_data(self) -> None:
+        waits = Round(rules=Rules(min_clients=2, no_holder_s=9.0), seed=(1,))
+        waits.handle(Present(((A, False), (B, False)), now=1.0))
+        waits.handle(Hold(now=2.0))
+        assert waits.handle(Tick(now=10.0)) == []
+        assert waits.handle(Resume(now=50.0)) == [Unheld(59.0), SetTimer(59.0)]
+
+    def test_an_open_round_goes_on_to_its_end(self) -> None:
+        going = opened(clients=(A, B))
+        assert going.handle(Hold(now=1.0)) == []
+        going.handle(Updated(A, now=2.0))
+        assert close_of(going.handle(Updated(B, now=2.0))).outcome is Outcome.DONE
+
+    def test_the_operator_can_end_a_held_round(self) -> None:
+        held = Round(rules=RULES, seed=(1,), held=True)
+        assert close_of(held.handle(Stop(now=1.0))).why is Why.OPERATOR
 
 
 class TestShort:
@@ -512,13 +739,15 @@ class TestRestore:
 EXAMPLES = int(os.environ.get("FCIL_FUZZ_EXAMPLES", "150"))
 # Which answer may follow which; LATE only when the round closes.
 LEGAL = {
-    Answer.NONE: {Answer.NONE, Answer.UPDATED, Answer.DECLINED, Answer.LOST, Answer.LATE},
-    Answer.LOST: {Answer.LOST, Answer.NONE, Answer.UPDATED},
-    Answer.DECLINED: {Answer.DECLINED, Answer.UPDATED},
+    Answer.NONE: {*Answer},
+    Answer.LOST: {Answer.LOST, Answer.NONE, Answer.UPDATED, Answer.DECLINED},
+    Answer.DECLINED: {Answer.DECLINED, Answer.UPDATED, Answer.NONE, Answer.LOST},
     Answer.UPDATED: {Answer.UPDATED},
     Answer.LATE: {Answer.LATE},
+    Answer.SURPLUS: {Answer.SURPLUS},
 }
-KINDS = ("present", "available", "available", "left", "updated", "declined", "tick") * 4 + ("stop",)
+KINDS = ("present", "available", "available", "left", "updated", "declined", "tick") * 4
+KINDS += ("stop", "hold", "resume", "resume", "withdrawn")
 moves = st.tuples(
     st.sampled_from(KINDS), st.sampled_from([A, B, C]), st.sampled_from([True] * 4 + [False])
 )
@@ -527,12 +756,14 @@ rules = st.builds(
     clients_per_round=st.integers(0, 4),
     min_clients=st.integers(1, 3),
     quorum=st.integers(0, 5),
+    take=st.integers(0, 3),
     deadline_s=st.sampled_from([5.0, 50.0]),
     grace_s=st.sampled_from([0.0, 3.0]),
     on_short=st.sampled_from(["reopen", "close"]),
     max_reopens=st.integers(0, 3),
     settle_s=st.sampled_from([0.0, 0.0, 2.0]),
-    skip_without_holders=st.booleans(),
+    retry_s=st.sampled_from([0.0, 1.0, 8.0]),
+    no_holder_s=st.sampled_from([None, 0.0, 20.0]),
 )
 
 
@@ -549,6 +780,12 @@ def event_of(move: tuple[str, ClientId, bool], now: float) -> Event:
             return Updated(client, now)
         case "declined":
             return Declined(client, "reason", now)
+        case "withdrawn":
+            return Withdrawn(client, "revoked", now)
+        case "hold":
+            return Hold(now)
+        case "resume":
+            return Resume(now)
         case "tick":
             return Tick(now)
         case _:
@@ -582,6 +819,10 @@ class Watcher:
                 case Opened(asked):
                     assert phase is Phase.GATHERING
                     self.asked = set(asked)
+                case Widened(asked):
+                    assert self.asked < set(asked) <= self.asked | {*self.round.connected}
+                    assert Answer.UPDATED not in before.values()
+                    self.asked = set(asked)
                 case Ask(client):
                     assert client in self.asked, "asked a client that is not in the sample"
                     assert client in self.round.connected, "asked a client that is not here"
@@ -593,26 +834,48 @@ class Watcher:
                 case Reopened(missing, at):
                     assert set(missing) <= self.asked
                     assert at > event.now
-                case Close(outcome, answers):
+                case Unheld():
+                    assert not any(self.round.connected.values())
+                case Close(outcome, answers, why):
                     self.closes += 1
-                    self.check_close(outcome, dict(answers))
+                    self.check_close(outcome, dict(answers), why)
         assert self.closes == (self.round.phase is Phase.CLOSED)
         assert set(after) == self.asked
         if before:
             for client, answer in after.items():
-                assert answer in LEGAL[before[client]], (before[client], answer, event)
-                if answer is Answer.LATE:
+                if client not in before:
+                    assert answer is Answer.NONE
+                    continue
+                gone = isinstance(event, Withdrawn) and event.client == client
+                legal = {Answer.DECLINED} if gone and phase is Phase.OPEN else LEGAL[before[client]]
+                # The round may close with it: whoever is silent then gets its last answer.
+                assert answer in legal, (before[client], answer, event)
+                if answer in (Answer.LATE, Answer.SURPLUS):
                     assert self.round.phase is Phase.CLOSED
         assert self.round.reopens <= self.round.rules.max_reopens
         if self.round.phase is Phase.OPEN:
             assert self.round.deadline in self.timers, "nothing would wake it"
         if self.round.phase is Phase.GATHERING and self.round.opens_at is not None:
             assert self.round.opens_at in self.timers
+        if self.round.phase is Phase.OPEN and self.round.rules.take:
+            updated = sum(a is Answer.UPDATED for a in after.values())
+            assert updated < self.round.rules.take, "it has as many as it takes"
+        if self.round.phase is Phase.OPEN and self.round.stuck_until is not None:
+            assert self.round.stuck_until in self.timers, "nobody would be asked again"
+            assert not {Answer.NONE, Answer.UPDATED} & {*after.values()}
+        since, limit = self.round.unheld_since, self.round.rules.no_holder_s
+        if self.round.phase is Phase.GATHERING and since is not None and limit is not None:
+            assert since + limit in self.timers, "nothing would skip it"
 
-    def check_close(self, outcome: Outcome, answers: dict[ClientId, Answer]) -> None:
+    def check_close(self, outcome: Outcome, answers: dict[ClientId, Answer], why: Why) -> None:
         assert set(answers) == self.asked
         assert Answer.NONE not in answers.values()
         assert (outcome is Outcome.SKIPPED) == (Answer.UPDATED not in answers.values())
+        updated = sum(a is Answer.UPDATED for a in answers.values())
+        rules = self.round.rules
+        assert (why is Why.TAKEN) == (0 < rules.take <= updated)
+        assert Answer.SURPLUS not in answers.values() or why is Why.TAKEN
+        assert Answer.LATE not in answers.values() or why in (Why.DEADLINE, Why.OPERATOR)
 
 
 @settings(max_examples=EXAMPLES, deadline=None)

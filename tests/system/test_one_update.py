@@ -107,7 +107,7 @@ async def way_of_one_update(tmp_path):
         Channel(server_keys, client_keys.public),
     )
     ours.peer_nonce, theirs.peer_nonce = theirs.nonce, ours.nonce
-    outbox.offer(digest, lambda m, *blobs: dealer.send(ours.frames(m, *blobs)), terms.credit)
+    outbox.offer(digest, lambda m, *blobs: dealer.send(ours.frames(m, *blobs)), again=False)
 
     # 8: frames -> verified, opened, checked payload
     ledger = Ledger(tmp_path / "ledger.sqlite")
@@ -135,7 +135,7 @@ async def way_of_one_update(tmp_path):
             )  # fmt: skip
 
     intake = Intake(
-        federation=root.federation, keys=server_keys, incoming=tmp_path, spool=spool, credit=8,
+        federation=root.federation, keys=server_keys, incoming=tmp_path, spool=spool, credit=1 << 20,
         max_payload_bytes=LIMIT, max_classes=10,
         expect=lambda _c, _core: Expectation(TASK, exchange.upload, dims, exchange.check),
         recorded=lambda *_: False, stored=stored, announced=None,
@@ -192,7 +192,7 @@ async def way_of_one_update(tmp_path):
     while not complete:
         want = theirs.check(parse((await router.recv()).frames))
         assert isinstance(want, Want)
-        publisher.serve(peer, want, credit=8)
+        publisher.serve(peer, want, credit=terms.credit)
         while router_has_answers(dealer) and not complete:
             received = parse(await dealer.recv())
             message = ours.check(received)

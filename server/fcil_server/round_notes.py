@@ -1,0 +1,64 @@
+"""What the operator is told of a round under way, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fcil_protocol.ids import ClientId
+from fcil_server import round_events as machine
+from fcil_server.asking import wanted_images
+from fcil_server.position import Kit, Position
+
+NAMED = 12  # clients that a note lists
+
+
+def opened(at: Position, asked: tuple[ClientId, ...]) -> str:
+    """Say that a round asks so many."""
+    return f"{_name(at)} asks {len(asked)} client{'s' if len(asked) > 1 else ''}"
+
+
+def widened(at: Position, asked: tuple[ClientId, ...]) -> str:
+    """Say that others are asked because all have declined so far."""
+    return f"{_name(at)}: all have declined; it asks others too, {len(asked)} by now"
+
+
+def reopened(kit: Kit, at: Position, what: machine.Reopened) -> str:
+    """Say that a round goes on although its time was over, and whom it waits for."""
+    names = _names(kit, what.missing)
+    if what.declined:
+        return f"{_name(at)} asks again: {names}"
+    return f"{_name(at)}: the deadline passed without a quorum; still missing: {names}"
+
+
+def unable(kit: Kit, at: Position, until_s: float) -> str:
+    """Say that all asked clients have declined, why, and what follows in so many seconds."""
+    assert at.round is not None
+    rules, reasons = at.round.rules, at.round.reasons
+    why = ", ".join(sorted({r for r in reasons.values() if r})) or "no reason given"
+    again = rules.on_short == "reopen" and at.round.reopens < rules.max_reopens
+    end = "they are asked again" if again else "the round is skipped"
+    names = _names(kit, sorted(at.round.answers))
+    return f"{_name(at)}: all have declined ({why}): {names}; in {until_s:.0f} s {end}"
+
+
+def unheld(kit: Kit, at: Position, until_s: float | None) -> str:
+    """Say that nobody here has images for the round, and what follows."""
+    assert at.task is not None
+    assert at.step is not None
+    end = "it waits; fcil-server close-round --rest-of-task goes on without them"
+    if until_s is not None:
+        end = f"in {until_s:.0f} s its rounds are skipped"
+    wanted = wanted_images(kit, at.task, at.step)
+    return f"task {at.task.index}: nobody here holds {wanted}; {end}"
+
+
+def _name(at: Position) -> str:
+    assert at.task is not None
+    assert at.step is not None
+    return f"task {at.task.index} {at.step.kind} round {at.step.round}"
+
+
+def _names(kit: Kit, clients: Iterable[ClientId]) -> str:
+    listed = [kit.name_of(c) for c in clients]
+    more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
+    return ", ".join(listed[:NAMED]) + more

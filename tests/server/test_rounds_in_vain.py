@@ -1,0 +1,141 @@
+"""A round of which no update can be used: closed openly, and not for ever."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+import sample_run
+from fcil_adapters.contract import TaskInfo
+from fcil_protocol.errors import InternalError, RunFailed, WorkerError
+from fcil_protocol.ids import UpdateId
+from fcil_protocol.payload import Payload
+from fcil_server import closing, round_events
+from fcil_server.aggregation import Aggregation
+from fcil_server.ledger import Ledger
+from fcil_server.ledger_rows import Outcome, RoundKey, UpdateStatus
+from fcil_server.plan import Step
+from fcil_server.position import Position
+from sample_run import ALICE, BOB, RUN, digest
+
+TASK = TaskInfo(0, (0, 1), ())
+
+
+class Spool:
+    def __init__(self):
+        self.held = set()
+
+    def keys(self):
+        return self.held
+
+    def remove(self, keys):
+        self.held -= set(keys)
+
+
+class Scene:
+    """A run whose aggregations answer what `results` says, round after round."""
+
+    def __init__(self, path, monkeypatch):
+        self.ledger = Ledger(path, clock=sample_run.Clock())
+        sample_run.add_clients(self.ledger)
+        sample_run.add_run(self.ledger)
+        self.ledger.new_task(RUN, 0, [0, 1])
+        self.notes, self.results, self.round = [], [], 0
+        monkeypatch.setattr(closing, "context", lambda *_: None)
+
+        async def aggregate(*_):
+            return self.results.pop(0)
+
+        self.kit = SimpleNamespace(
+            run=RUN, ledger=self.ledger, spool=Spool(), notify=lambda *n: self.notes.append(n),
+            name_of=str, peers=SimpleNamespace(by_client=lambda _: None),
+            aggregation=SimpleNamespace(aggregate=aggregate, far_apart=[]),
+            states=SimpleNamespace(save=lambda *_: digest("new"), prune=lambda: None),
+            classes=SimpleNamespace(names=dict),
+        )  # fmt: skip
+        self.at = Position(round=SimpleNamespace(reasons={}))
+        self.closing = closing.Closing(self.kit, self.at)
+
+    def play(self, state, excluded):
+        """Let both clients send, and close the round with this result."""
+        key = RoundKey(RUN, 0, "train", self.round)
+        self.ledger.new_round(key, asked=(ALICE, BOB), base_state=0)
+        for client in (ALICE, BOB):
+            update = UpdateId(digest(f"{client}{self.round}"))
+            with self.ledger.transaction():
+                self.ledger.accept_update(
+                    key, client, update_id=update, samples=5, tensor_bytes=1, sealed_bytes=1
+                )
+        self.results.append((state, excluded))
+        answers = dict.fromkeys((ALICE, BOB), round_events.Answer.UPDATED)
+        close = round_events.Close(round_events.Outcome.DONE, answers, round_events.Why.ANSWERED)
+        self.round += 1
+        asyncio.run(self.closing.close(TASK, Step("train", key.round, 9), close, 1.0))
+        return key
+
+    def closed(self, key):
+        return next(r for r in self.ledger.rounds(RUN) if r.key == key)
+
+
+@pytest.fixture
+def scene(tmp_path, monkeypatch):
+    made = Scene(tmp_path / "ledger.sqlite", monkeypatch)
+    yield made
+    made.ledger.close()
+
+
+BOTH = {ALICE: "aggregation failed on it", BOB: "aggregation failed on it"}
+
+
+def test_it_is_closed_as_skipped_and_everybody_is_told_why(scene):
+    key = scene.play(None, BOTH)
+    row = scene.closed(key)
+    assert (row.outcome, row.new_state) == (Outcome.SKIPPED, None)
+    assert {u.status for u in scene.ledger.updates(key)} == {UpdateStatus.EXCLUDED}
+    assert [n[:2] for n in scene.notes] == [("error", "excluded")] * 2
+    verdict = scene.closing.verdict(ALICE)
+    assert (verdict.counted, verdict.reason) == (False, "aggregation failed on it")
+
+
+def test_three_in_a_row_end_the_run_after_the_third_is_closed(scene):
+    scene.play(None, BOTH)
+    scene.play(None, BOTH)
+    with pytest.raises(RunFailed, match="no update of the last 3 rounds could be used"):
+        scene.play(None, BOTH)
+    assert [r.outcome for r in scene.ledger.rounds(RUN)] == [Outcome.SKIPPED] * 3
+
+
+def test_a_good_round_in_between_begins_the_count_anew(scene):
+    good = Payload({}, {})
+    for state, excluded in ((None, BOTH), (None, BOTH), (good, {ALICE: "far out"}), (None, BOTH)):
+        key = scene.play(state, excluded)
+    assert scene.closed(key).outcome is Outcome.SKIPPED
+    third = scene.ledger.rounds(RUN)[2]
+    assert (third.outcome, third.new_state) == (Outcome.DONE, 0)
+
+
+def aggregation(monkeypatch, *, works):
+    """Return an aggregation that no update gets through, and whose worker works or does not."""
+    made = object.__new__(Aggregation)
+    made.tell = lambda _: None
+
+    async def combine(*_):
+        raise InternalError("division by zero")
+
+    async def broadcast(*_):
+        if not works:
+            raise WorkerError("the server worker cannot be started.")
+
+    monkeypatch.setattr(made, "_combine", combine)
+    monkeypatch.setattr(made, "broadcast", broadcast)
+    return made
+
+
+def test_updates_are_blamed_only_if_the_worker_can_do_anything(monkeypatch):
+    rows = [SimpleNamespace(client=ALICE), SimpleNamespace(client=BOB)]
+    state, excluded = asyncio.run(aggregation(monkeypatch, works=True).aggregate(None, None, rows))
+    assert state is None
+    assert set(excluded) == {ALICE, BOB}
+    assert "division by zero" in excluded[ALICE]
+    with pytest.raises(WorkerError, match="cannot be started"):
+        asyncio.run(aggregation(monkeypatch, works=False).aggregate(None, None, rows))
