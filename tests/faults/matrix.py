@@ -1,0 +1,294 @@
+"""The fault list, and a whole federation in one process over a link in memory.
+
+Server and clients are the real daemons with their real workers; only the sockets are not real.
+
+Where each fault of the list is shown (rows are those of README's way of one update):
+
+| fault | where |
+|---|---|
+| drop, duplicate, reorder, truncate, flipped bits | `Fault` here, rows 7, 8, 13, 14 |
+| stale round, wrong method version, unknown client, another's id | tests/system/test_hostile_updates.py, test_attacks.py, test_third_party.py |
+| disk full, read-only, forbidden, faulty | test_disks.py (every writer), test_real_disks.py (real ones); the spool here, in pairs |
+| kill -9 after receive, fsync, Ack, commit | test_crash_walk.py (every point, these by name in `NAMED_KILLS`) |
+| clock jump | tests/system/test_sleepers.py |
+| learner hangs, runs out of memory | tests/system/test_sleepers.py, tests/adapters/test_worker_effort.py |
+| learner crashes, gives NaN or a wrong shape | `Fault` here, rows 3 and 4 |
+| one client only, all identical | test_matrix.py |
+| zero clients | tests/system/test_bad_input.py: a task that nobody has data for waits |
+| aggregator raises, once or always | `Fault` here, row 11 |
+"""
+
+import asyncio
+import contextlib
+import itertools
+from dataclasses import dataclass, field
+from enum import Enum
+
+import msgpack
+import numpy as np
+
+from fcil_client.daemon import Client
+from fcil_client.home import Home
+from fcil_client.rounds import Options, RoundWork
+from fcil_protocol.errors import DiskFull, FcilError, InternalError, WorkerDied
+from fcil_protocol.link import LinkNews
+from fcil_protocol.payload import Payload
+from fcil_protocol.spool import Spool
+from fcil_protocol.testing import FaultScript, MemoryRouter
+from fcil_server.aggregation import Aggregation
+from fcil_server.daemon import Server
+from fcil_server.federation import Federation
+
+LIMIT_S = 90
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is done to whom, and whether an update may be missing afterwards, openly."""
+
+    where: str  # up, down: a link; learner, aggregator, spool
+    what: str
+    message: str = ""
+    nth: int = 2  # 1 is often the inventory's
+    openly: bool = False
+    # A message that a TCP connection under CURVE cannot lose or exchange: nobody asks again, and
+    # the round closes short at its deadline, openly.
+    at_deadline: bool = False
+
+
+class Fault(Enum):
+    """Each is met once, by client a; the rest of the federation is in order."""
+
+    HELLO_CUT = Plan("up", "cut", "hello", 1)
+    HELLO_TWICE = Plan("up", "twice", "hello", 1)
+    HELLO_FLIPPED = Plan("up", "flip_body", "hello", 1)
+    WELCOME_CUT = Plan("down", "cut", "welcome", 1)
+    WELCOME_TWICE = Plan("down", "twice", "welcome", 1)
+    ORDER_CUT = Plan("down", "cut", "round_open", 1)
+    ORDER_TWICE = Plan("down", "twice", "round_open", 1)
+    ORDER_LATE = Plan("down", "late", "round_open", 1, at_deadline=True)
+    UPDATE_CUT = Plan("up", "cut", "update")
+    UPDATE_TWICE = Plan("up", "twice", "update")
+    UPDATE_LATE = Plan("up", "late", "update", at_deadline=True)
+    UPDATE_TRUNCATED = Plan("up", "truncate", "update")
+    HEADER_FLIPPED = Plan("up", "flip_header", "update")
+    SIGNATURE_FLIPPED = Plan("up", "flip_signature", "update", at_deadline=True)
+    WRAP_FLIPPED = Plan("up", "flip_wrap", "update")
+    CHUNK_CUT = Plan("up", "cut", "chunk")
+    CHUNK_TWICE = Plan("up", "twice", "chunk")
+    CHUNK_TRUNCATED = Plan("up", "truncate", "chunk")
+    TENSOR_FLIPPED = Plan("up", "flip_tensor", "chunk")
+    TAG_FLIPPED = Plan("up", "flip_tag", "chunk")
+    ACK_CUT = Plan("down", "cut", "ack")
+    ACK_TWICE = Plan("down", "twice", "ack")
+    PART_CUT = Plan("down", "cut", "parts", 1)
+    PART_TWICE = Plan("down", "twice", "parts", 1)
+    PART_HEADER_FLIPPED = Plan("down", "flip_header", "parts", 1, openly=True)
+    PART_CHUNK_CUT = Plan("down", "cut", "chunk", 1)
+    PART_CHUNK_FLIPPED = Plan("down", "flip_tensor", "chunk", 1)
+    WANT_CUT = Plan("up", "cut", "want", 1)
+    VERDICT_CUT = Plan("down", "cut", "round_closed", 1)
+    LEARNER_CRASHES = Plan("learner", "crash", openly=True)
+    LEARNER_GIVES_NAN = Plan("learner", "nan", openly=True)
+    LEARNER_GIVES_A_WRONG_SHAPE = Plan("learner", "shape", openly=True)
+    AGGREGATOR_RAISES_ONCE = Plan("aggregator", "once")
+    AGGREGATOR_RAISES_ON_ONE_UPDATE = Plan("aggregator", "always", openly=True)
+    SPOOL_FULL = Plan("spool", "full", nth=1)
+    SPOOL_SYNC_FAILS = Plan("spool", "sync", nth=1)
+
+
+def type_of(frames) -> str:
+    return str(msgpack.unpackb(frames[0])["t"])
+
+
+def flip(frame: bytes, at: int) -> bytes:
+    changed = bytearray(frame)
+    changed[at] ^= 0x10
+    return bytes(changed)
+
+
+def damaged(frames, what):
+    """Return a message with one frame changed."""
+    index, change = {
+        "flip_body": (0, lambda f: flip(f, -2)),
+        "flip_signature": (1, lambda f: flip(f, len(f) // 2)),
+        "flip_header": (2, lambda f: flip(f, len(f) // 2)),
+        "flip_wrap": (4, lambda f: flip(f, len(f) // 2)),
+        "flip_tensor": (2, lambda f: flip(f, len(f) // 2)),
+        "flip_tag": (-1, lambda f: flip(f, -1)),
+        "truncate": (-1, lambda f: f[: len(f) // 2]),
+    }[what]
+    index %= len(frames)
+    return (*frames[:index], change(frames[index]), *frames[index + 1 :])
+
+
+class TypedScript(FaultScript):
+    """Faults of one direction by the type of the message that they meet.
+
+    Attributes:
+        met: how many faults have happened.
+    """
+
+    def __init__(self, plans):
+        super().__init__()
+        self.plans, self.counts, self.met = plans, {}, 0
+
+    def judge(self, frames):
+        name = type_of(frames)
+        self.counts[name] = self.counts.get(name, 0) + 1
+        self._letters, self.seen = "", 0
+        for plan in self.plans:
+            if (plan.message, plan.nth) == (name, self.counts[name]):
+                self.met += 1
+                self._letters = {"cut": "x", "twice": "2", "late": "r"}.get(plan.what, ".")
+                if self._letters == ".":
+                    frames = damaged(frames, plan.what)
+        return super().judge(frames)
+
+
+class Line:
+    """A client's link in memory that connects again by itself, as the real one does."""
+
+    def __init__(self, router, key, up, down):
+        self.dealer = router.dealer(key)
+        self.dealer.up, self.dealer.down = up, down
+        self.dealer.connect()
+
+    async def recv(self):
+        news = await self.dealer.recv()
+        if isinstance(news, LinkNews) and news.state == "down":
+            asyncio.get_running_loop().call_soon(self.dealer.connect)
+        return news
+
+    def send(self, frames):
+        return self.dealer.send(frames)
+
+    def close(self):
+        self.dealer.close()
+
+
+class MemoryServer(Server):
+    """The real server behind a link in memory."""
+
+    def _listen(self):
+        self.port = 7710
+        self.router = MemoryRouter()
+        return self.router
+
+
+@dataclass
+class InMemory:
+    """A copy of a scene, run to its end in this process with some faults."""
+
+    federation: object  # LocalFederation, for its directories
+    folders: dict
+    arguments: list[str]
+    plans: list[Plan]
+    monkeypatch: object
+    notes: list = field(default_factory=list)
+    met: int = 0
+
+    def run(self):
+        """Run to the end; every fault must have happened."""
+        self.monkeypatch.setenv("XDG_STATE_HOME", str(self.federation.directory / "state"))
+        self._plant()
+        asyncio.run(self._run())
+        scripts = sum(s.met for s in self.scripts)
+        assert scripts + self.met >= len(self.plans), f"not every fault happened: {self.notes}"
+
+    async def _run(self):
+        pairs = itertools.pairwise(self.arguments)
+        overrides = tuple(value for flag, value in pairs if flag == "-c")
+        federation = Federation.open(self.federation.federation, None, overrides)
+        server = MemoryServer(federation, say=self._say, until_done=True)
+        serving = asyncio.create_task(server.serve())
+        self.scripts = []
+        clients = []
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                while not hasattr(server, "_intake"):  # its run is open, it listens
+                    assert not serving.done(), serving
+                    await asyncio.sleep(0)
+                clients = [self._client(server, name) for name in self.folders]
+                running = [asyncio.create_task(c.run()) for c in clients]
+                await serving
+        except TimeoutError:
+            raise AssertionError(f"not done in {LIMIT_S} s: {self.notes}") from None
+        finally:
+            for client in clients:
+                client._stopping.set()
+            with contextlib.suppress(FcilError):
+                await asyncio.gather(*(running if clients else ()), return_exceptions=True)
+            federation.close()
+
+    def _say(self, note):
+        self.notes.append(f"{note.level}: {note.text}")
+
+    def _client(self, server, name):
+        [home] = Home.known(self.folders[name])
+        mine = self.plans if name == "a" else []
+        up, down = (TypedScript([p for p in mine if p.where == w]) for w in ("up", "down"))
+        self.scripts += [up, down]
+
+        def make(_address, keys, _peer):
+            return Line(server.router, keys.public.curve, up, down)
+
+        options = Options(self.folders[name])
+        return Client(home, home.enrolment(), options, say=self._say, make=make)
+
+    # --- faults inside ----------------------------------------------------------------------
+
+    def _plant(self):
+        for plan in self.plans:
+            if plan.where == "learner":
+                self._plant_learner(plan)
+            elif plan.where == "aggregator":
+                self._plant_aggregator(plan)
+            elif plan.where == "spool":
+                self._plant_spool(plan)
+
+    def _plant_learner(self, plan):
+        compute, times = RoundWork._compute, []
+
+        async def faulty(work, ctx, *args):
+            state, payload = await compute(work, ctx, *args)
+            if work.data != self.folders["a"] or ctx.kind == "evaluate" or times:
+                return state, payload
+            times.append(1)
+            self.met += 1
+            if plan.what == "crash":
+                raise WorkerDied("the client worker was killed (signal 9).")
+            mean = payload.tensors["mean"]
+            bad = np.full_like(mean, np.nan) if plan.what == "nan" else mean[:, :-1].copy()
+            return state, Payload({**payload.tensors, "mean": bad}, payload.meta)
+
+        self.monkeypatch.setattr(RoundWork, "_compute", faulty)
+
+    def _plant_aggregator(self, plan):
+        combine, culprits = Aggregation._combine, []
+
+        async def faulty(work, ctx, state, updates):
+            culprits.extend([updates[0].update_id] if not culprits else [])
+            first = plan.what == "once" and not self.met
+            always = plan.what == "always" and any(u.update_id in culprits for u in updates)
+            if first or always:
+                self.met += 1
+                raise InternalError("planted: it cannot be combined.")
+            return await combine(work, ctx, state, updates)
+
+        self.monkeypatch.setattr(Aggregation, "_combine", faulty)
+
+    def _plant_spool(self, plan):
+        name = "append" if plan.what == "full" else "sync"
+        original, times = getattr(Spool, name), []
+
+        def faulty(spool, *args):
+            times.append(1)
+            if len(times) == plan.nth:
+                self.met += 1
+                if name == "sync":
+                    spool._drop_unsynced()  # as a sync that failed does
+                raise DiskFull("planted: the disk is full.")
+            return original(spool, *args)
+
+        self.monkeypatch.setattr(Spool, name, faulty)

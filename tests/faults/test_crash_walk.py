@@ -1,0 +1,133 @@
+"""Killed with -9 at every point where something reaches the disk or a peer; restarted; equal.
+
+Before it, after it, and in the middle of every write. A process that is started again kills
+itself at the next point that nobody was killed at yet, so one federation survives many kills
+in a row; the walk ends when there is none left. `-m full` takes all of them, the ordinary
+tests a sample that differs by program.
+"""
+
+import pytest
+
+from faults.kit import (
+    CLIENT,
+    CLIENT_WORKER,
+    SERVER,
+    SERVER_WORKER,
+    Keeper,
+    Scene,
+    keeps_its_promises,
+    planted,
+    rule,
+    walk_plan,
+)
+from fcil_protocol.errors import LinkError
+from fcil_server.local import LocalFederation
+from system.kit import settings
+
+pytestmark = pytest.mark.processes
+
+SAMPLE = {SERVER: 72, CLIENT: 24, SERVER_WORKER: 1, CLIENT_WORKER: 1}  # one part of so many
+ALL = {SERVER: 24, CLIENT: 12}
+
+# Two deaths on one call are not an accident any more: a worker does one whole call in between.
+REST = {SERVER_WORKER: 8, CLIENT_WORKER: 8}
+
+# operation, path or message, place, when
+NAMED_KILLS = {
+    "after_receive": ("recv", "^chunk", "", "before"),
+    "before_fsync": ("sync", "spool/.*seg", "spool.Spool.sync", "before"),
+    "after_fsync": ("sync", "spool/.*seg", "spool.Spool.sync", "after"),
+    "after_the_ledger_before_ack": ("commit", "ledger", "reception.Reception.stored", "after"),
+    "after_ack": ("send", "^ack", "intake.Intake._commit", "after"),
+    "half_a_state": ("write", "states/.*safetensors", "", "half"),
+    "after_the_state_before_commit": ("replace", "states/.*json", "", "after"),
+    "after_commit_before_publish": ("commit", "ledger", "closing.Closing._aggregate", "after"),
+    "half_a_part": ("write", "parts/", "", "half"),
+}
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    return Scene.make(tmp_path_factory.mktemp("scene"))
+
+
+def survive(scene, tmp_path, program, part, **more):
+    """Run one federation through a part of the walk; how often somebody was killed."""
+    extra = {"round__rounds_per_task": 4} if program in REST else {}
+    more |= {"rest": REST.get(program, 0)}
+    expected = scene.undisturbed(**extra)
+    with scene.copy() as federation:
+        done = tmp_path / "done"
+        env = planted(tmp_path, walk_plan(federation, program, done, part, **more))
+        side = "server_env" if program.startswith(SERVER) else "client_env"
+        Keeper(federation, scene, **{side: env}, extra=extra).run()
+        keeps_its_promises(federation, expected)
+    return done.read_text().splitlines() if done.exists() else []
+
+
+def test_kill_9_where_an_update_could_be_lost_or_counted_twice(scene, tmp_path):
+    extra = {"round__rounds_per_task": 3}
+    hits, expected = tmp_path / "hits", scene.undisturbed(**extra)
+    with scene.copy() as federation:
+        rules = [
+            rule(op, where, place=place, when=when, name=name)
+            for name, (op, where, place, when) in NAMED_KILLS.items()
+        ]
+        plan = {"program": SERVER, "root": str(federation.directory), "turns": 1}
+        env = planted(tmp_path, plan | {"hits": str(hits), "rules": rules})
+        Keeper(federation, scene, server_env=env, extra=extra).run()
+        assert hits.read_text().split() == list(NAMED_KILLS)
+        keeps_its_promises(federation, expected)
+
+
+@pytest.mark.parametrize("program", SAMPLE)
+def test_a_sample_of_kills(scene, tmp_path, program):
+    kills = survive(scene, tmp_path, program, (0, SAMPLE[program]))
+    assert len(kills) >= 2, "the sample has become too small"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(ALL[SERVER]))
+def test_every_point_of_the_server(scene, tmp_path, part):
+    survive(scene, tmp_path, SERVER, (part, ALL[SERVER]))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(ALL[CLIENT]))
+def test_every_point_of_the_clients(scene, tmp_path, part):
+    survive(scene, tmp_path, CLIENT, (part, ALL[CLIENT]))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("program", [SERVER, CLIENT])
+def test_points_at_their_later_occurrences(scene, tmp_path, program):
+    survive(scene, tmp_path, program, (1, 4), chance=0.3, seed=7)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", range(8))
+def test_a_server_killed_at_each_point_of_its_first_start(tmp_path, part):
+    first_start(tmp_path, (part, 8))
+
+
+def test_a_server_killed_at_some_points_of_its_first_start(tmp_path):
+    assert first_start(tmp_path, (3, 16)) >= 2
+
+
+def first_start(tmp_path, part):
+    done, kills = tmp_path / "done", 0
+    with LocalFederation(tmp_path / "new") as federation:
+        env = planted(tmp_path, walk_plan(federation, SERVER, done, part))
+        while True:
+            try:
+                federation.serve(*settings(), env=env)
+                federation.until("task_opened")
+            except LinkError:
+                assert federation.server.wait() == -9, federation.last_words("server", 20)
+                kills += 1
+            else:
+                break
+        assert "Traceback" not in federation.log("server").read_text()
+        if kills:
+            assert len(done.read_text().splitlines()) == kills
+    return kills

@@ -1,0 +1,97 @@
+"""Every fault of the list, alone and in pairs; the same three promises (see matrix.py)."""
+
+import asyncio
+import itertools
+import json
+import random
+
+import pytest
+
+from faults.kit import Scene, final_digest, keeps_its_promises
+from faults.matrix import Fault, InMemory
+from fcil_client import daemon, jobs, session
+from fcil_server.local import LocalFederation
+from system.kit import settings, write_client
+
+pytestmark = pytest.mark.processes
+
+QUICK = 6
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    return Scene.make(tmp_path_factory.mktemp("scene"))
+
+
+@pytest.fixture
+def play(scene, monkeypatch):
+    """Run a federation in memory with some faults, and hold it to its promises."""
+
+    async def nothing(*_args, **_options):
+        await asyncio.Event().wait()
+        yield set()
+
+    monkeypatch.setattr(jobs, "awatch", nothing)
+    for where, name in ((session, "RETRY_S"), (session, "PAUSE_S"), (daemon, "ADDRESS_S")):
+        monkeypatch.setattr(where, name, 0.05)
+    monkeypatch.setattr(daemon, "ANSWER_S", 3.0)
+
+    def run(*faults):
+        plans = [f.value for f in faults]
+        waits = any(p.at_deadline for p in plans)
+        rounds = {"round__rounds_per_task": 2}
+        short = {"round__deadline_s": 4.0, "round__on_short": "close"} if waits else {}
+        expected = scene.undisturbed(**rounds)
+        with scene.copy() as federation:
+            arguments = scene.arguments(**rounds | short)
+            played = InMemory(federation, scene.folders, arguments, plans, monkeypatch)
+            played.run()
+            openly = waits or any(p.openly for p in plans)
+            keeps_its_promises(federation, expected, excluded=openly)
+        return played
+
+    return run
+
+
+def quick_or_full(cases, quick, label=lambda c: c.name):
+    return [
+        pytest.param(case, id=label(case), marks=() if i < quick else pytest.mark.full)
+        for i, case in enumerate(cases)
+    ]
+
+
+def go_together(pair):
+    """Where one update is missing and the only other one cannot be combined, nothing is left."""
+    alone = Fault.AGGREGATOR_RAISES_ON_ONE_UPDATE
+    other = [f.value for f in pair if f is not alone]
+    return len(other) == 2 or not (other[0].openly or other[0].at_deadline)
+
+
+SHUFFLED = random.Random(3).sample(list(Fault), len(Fault))
+PAIRS = random.Random(5).sample(list(filter(go_together, itertools.combinations(Fault, 2))), 40)
+
+
+@pytest.mark.parametrize("fault", quick_or_full(SHUFFLED, QUICK))
+def test_one_fault(play, fault):
+    play(fault)
+
+
+@pytest.mark.parametrize("pair", quick_or_full(PAIRS, 2, lambda p: f"{p[0].name}-{p[1].name}"))
+def test_two_faults(play, pair):
+    play(*pair)
+
+
+@pytest.mark.parametrize("names", ["a", "aa"])
+def test_one_client_and_two_identical_ones(tmp_path, names):
+    folders = {
+        f"c{i}": write_client(tmp_path / f"c{i}" / name, range(4)) for i, name in enumerate(names)
+    }
+    with LocalFederation(tmp_path / "federation") as federation:
+        federation.serve("--until-done", *settings(round__min_clients=len(names)))
+        for name, folder in folders.items():
+            federation.join(name, folder)
+        assert federation.server.wait(60) == 0, federation.last_words("server")
+        keeps_its_promises(federation, final_digest(federation))
+        [run] = federation.federation.glob("runs/*")
+        summary = json.loads((run / "summary.json").read_text())["data"]
+    assert summary["faa"] > 60, "nearest class mean tells four digits apart"
