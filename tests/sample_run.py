@@ -121,7 +121,8 @@ def _round(ledger: Ledger, clock: Clock, key: RoundKey, state: int) -> int:
             )  # fmt: skip
             ledger.add_bytes(
                 way, Cause.CONNECTION, round_key=key, client=client,
-                source=Source.KERNEL, wire=size + 3_100,
+                source=Source.KERNEL, wire=size + 3_100, link=size + 9_000,
+                retransmitted=40 if way is Direction.DOWN else 0,
             )  # fmt: skip
     if (key.task, key.kind, key.round) == (2, "train", 1):
         ledger.exclude_update(key, BOB, "its norm is 40 times the round's median")

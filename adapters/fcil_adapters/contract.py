@@ -40,6 +40,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fcil_adapters.averaging_rules import PLAIN, Averaging, AveragingRule, mean_only
 from fcil_adapters.cadence import Cadence, Largest
+from fcil_adapters.claims import Claim
 from fcil_adapters.privacy import OFF, Privacy, Statistic, no_statistics
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payload import Payload
@@ -378,6 +379,7 @@ class Method:
             ``ctx.privacy`` is on; other tensors, apart from counts, it does not protect. May raise
             ConfigError for options that do not go with noise.
         needs_backbone: False for methods that work on pixels or numbers alone.
+        claim: what its paper says it sends; None where it says nothing of it.
     """
 
     name: str
@@ -397,3 +399,4 @@ class Method:
     largest: Callable[[Any, BackboneInfo, TaskInfo, int], Largest] = _as_schemas
     averagings: Callable[[Any], tuple[AveragingRule, ...]] = mean_only
     statistics: Callable[[Any, str, TaskInfo], tuple[Statistic, ...]] = no_statistics
+    claim: Claim | None = None

@@ -1,24 +1,31 @@
 """Bytes as they pass: summed in memory, written to the ledger at intervals and round ends.
 
-Wire bytes are the exact ZMTP + CURVE prediction (`transport.frame_wire_bytes`) and marked so.
+Two counts run side by side. What every message means is known here, and what it takes on
+the wire is predicted exactly (`link.frame_wire_bytes`); such counts name their cause. What
+each connection really took is asked of the kernel (`tcp_info`). The difference is libzmq's
+own: heartbeats, and what is said to strangers.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fcil_protocol.ids import ClientId, RunId
 from fcil_protocol.messages import Chunk, Message, Parts, Update
+from fcil_protocol.tcp_info import TcpCounts
 from fcil_protocol.transport import HANDSHAKE_DOWN_BYTES, HANDSHAKE_UP_BYTES, wire_bytes
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Cause, Direction, RoundKey
+from fcil_server.ledger_rows import Cause, Direction, RoundKey, Source
 
 _Flow = tuple[RoundKey | None, ClientId | None, Direction, Cause]
 
 
 class Accounts:
-    """Counts every message of every client.
+    """Counts every message of every client, and every connection.
+
+    Args:
+        kernel: returns what the kernel has counted since the last call, by connection number.
 
     Attributes:
         round_key: the round that bytes belong to now; None between runs.
@@ -26,15 +33,31 @@ class Accounts:
             is catching up.
     """
 
-    def __init__(self, ledger: Ledger, run: RunId) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        run: RunId,
+        *,
+        kernel: Callable[[], Mapping[int, TcpCounts]] = dict,
+    ) -> None:
         self._ledger = ledger
         self._run = run
+        self._kernel = kernel
+        self._clients: dict[int, ClientId] = {}  # connection -> whose
+        self._left: set[int] = set()  # connections that may be forgotten once they were counted
+        self._tcp: dict[tuple[RoundKey | None, ClientId | None], TcpCounts] = {}
         self._flows: dict[_Flow, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
         self.round_key: RoundKey | None = None
         self.new_parts: set[str] = set()
 
-    def connected(self, client: ClientId) -> None:
-        """Count the CURVE handshake of a new connection."""
+    def begin(self, key: RoundKey | None, new_parts: set[str]) -> None:
+        """Charge bytes to this round from now on."""
+        self._ask_kernel()
+        self.round_key, self.new_parts = key, new_parts
+
+    def connected(self, client: ClientId, conn: int) -> None:
+        """Count the CURVE handshake of a new connection, and remember whose it is."""
+        self._clients[conn] = client
         for direction, size in (
             (Direction.UP, HANDSHAKE_UP_BYTES),
             (Direction.DOWN, HANDSHAKE_DOWN_BYTES),
@@ -58,6 +81,19 @@ class Accounts:
             cause = Cause.BROADCAST if new else Cause.CATCH_UP
             sealed = len(frames[2]) if isinstance(message, Chunk) else 0
         self._add(client, Direction.DOWN, cause, frames, sealed=sealed, tensor=tensor)
+
+    def departed(self, conn: int) -> None:
+        """A connection is over; its last bytes are still to be asked for."""
+        self._left.add(conn)
+
+    def _ask_kernel(self) -> None:
+        """Take what the connections have carried since the last time, for the current round."""
+        left, self._left = self._left, set()
+        for conn, counts in self._kernel().items():
+            key = (self.round_key, self._clients.get(conn))
+            self._tcp[key] = self._tcp.get(key, TcpCounts()) + counts
+        for conn in left:
+            self._clients.pop(conn, None)
 
     def head(self, relay: ClientId, direction: Direction, frame: bytes) -> None:
         """Count the frame that names a lane; the client's own message is counted as its own."""
@@ -85,7 +121,10 @@ class Accounts:
 
     def flush(self) -> None:
         """Write what has been counted to the ledger; what fails is written the next time."""
+        self._ask_kernel()
         with self._ledger.transaction(durable=False):
+            for (key, whose), tcp in self._tcp.items():
+                self._write_tcp(key, whose, tcp)
             for (key, client, direction, cause), counts in self._flows.items():
                 tensor, sealed, application, wire = counts
                 self._ledger.add_bytes(
@@ -100,3 +139,21 @@ class Accounts:
                     wire=wire,
                 )
         self._flows.clear()
+        self._tcp.clear()
+
+    def _write_tcp(self, key: RoundKey | None, client: ClientId | None, tcp: TcpCounts) -> None:
+        for direction, wire, again, link in (
+            (Direction.UP, tcp.received, 0, tcp.link_up),
+            (Direction.DOWN, tcp.acked, tcp.retransmitted, tcp.link_down),
+        ):
+            self._ledger.add_bytes(
+                direction,
+                Cause.CONNECTION,
+                run=self._run,
+                round_key=key,
+                client=client,
+                source=Source.KERNEL,
+                wire=wire,
+                retransmitted=again,
+                link=link,
+            )

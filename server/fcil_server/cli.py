@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fcil_protocol.terminal import Format, Lines, chosen, emit, errors, printable
-from fcil_server import cli_members, cli_relay
+from fcil_protocol.logs import LogFormat, LogFormatOption, LogOption, LogSizeOption
+from fcil_protocol.terminal import Format, chosen, emit, errors, run_app
+from fcil_server import cli_classes, cli_members, cli_relay, cli_rounds, cli_storage
 
 if TYPE_CHECKING:
+    from fcil_protocol.logs import LogFile
     from fcil_server.journal import Note
 
 app = typer.Typer(
@@ -23,6 +25,7 @@ app = typer.Typer(
 )
 
 DEFAULT_DIRECTORY = Path("federation")
+STATUS_S = 5.0  # for a server to say how it is
 DirOption = Annotated[Path, typer.Option("--dir", help="The federation's directory.")]
 RunOption = Annotated[str | None, typer.Option("--run", help="A run's id or its beginning.")]
 FormatOption = Annotated[Format, typer.Option("--format", help="Form of the data on stdout.")]
@@ -45,6 +48,13 @@ def serve(
     until_done: Annotated[
         bool, typer.Option(help="End when the run's listed tasks are learned.")
     ] = False,
+    drain_on_term: Annotated[
+        bool,
+        typer.Option("--drain-on-term", help="SIGTERM lets the round under way end before."),
+    ] = False,
+    log: LogOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    log_mb: LogSizeOption = 10,
 ) -> None:
     """Serve the federation in DIR until Ctrl-C; make it first if it does not exist.
 
@@ -53,6 +63,7 @@ def serve(
     with errors():
         import asyncio
 
+        from fcil_protocol.logs import open_log
         from fcil_server.config import load
         from fcil_server.federation import CONFIG, Federation
 
@@ -62,22 +73,27 @@ def serve(
             listen = load(path, overrides).federation.listen
             host = listen.rpartition(":")[0]
             overrides = (*overrides, f'federation.listen="{host}:{port}"')
+        file = open_log(log, log_format, log_mb)
         federation = Federation.open(directory, config, overrides)
         try:
-            asyncio.run(_serve(federation, new_run=new_run, until_done=until_done))
+            flags = {"new_run": new_run, "until_done": until_done, "drain_on_term": drain_on_term}
+            asyncio.run(_serve(federation, file, **flags))
         finally:
             federation.close()
 
 
-async def _serve(federation: Any, *, new_run: bool, until_done: bool) -> None:
+async def _serve(federation: Any, log: LogFile | None, **flags: bool) -> None:
+    from fcil_protocol.logs import Said
+    from fcil_protocol.service import Service
     from fcil_server.daemon import Server
 
-    lines = Lines()
+    said, service = Said(log), Service(log)
 
     def say(note: Note) -> None:
-        lines(note.at, note.level, printable(note.text))
+        said(note.at, note.level, note.text, note.code)
+        service.news()
 
-    server = Server(federation, say=say, new_run=new_run, until_done=until_done)
+    server = Server(federation, say=say, service=service, **flags)
     await server.serve()
 
 
@@ -105,7 +121,7 @@ def _status(directory: Path) -> dict[str, Any]:
 
     find_directory(directory)
     try:
-        return control.ask(directory, "status")
+        return control.ask(directory, "status", STATUS_S)
     except Unreachable:
         with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
             return stopped_status(ledger, str(directory.resolve()))
@@ -115,6 +131,7 @@ def _status(directory: Path) -> dict[str, Any]:
 def rounds(
     directory: DirOption = DEFAULT_DIRECTORY,
     run: RunOption = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Write a table for spreadsheets.")] = False,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
@@ -124,31 +141,38 @@ def rounds(
         from fcil_server.federation import find_directory
         from fcil_server.ledger import LEDGER_NAME, Ledger
         from fcil_server.runs import run_named
-        from fcil_server.show import show_rounds
+        from fcil_server.show import rounds_csv, show_rounds
         from fcil_server.status import round_rows
 
         with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
             row = run_named(ledger, run)
             rows = round_rows(ledger, row.run_id)
-        emit({"run": row.run_id, "rounds": rows}, form, lambda: show_rounds(rows), rows=rows)
+        show = (lambda: rounds_csv(rows)) if as_csv else (lambda: show_rounds(rows))
+        emit({"run": row.run_id, "rounds": rows}, form, show, rows=rows)
 
 
 @app.command()
 def report(
     directory: DirOption = DEFAULT_DIRECTORY,
     run: RunOption = None,
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--with", help="Compare with this federation's newest run, or this run directory."
+        ),
+    ] = None,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
     """Write a run's directory anew (tables, plots, report.html) and show its numbers."""
     form = chosen(form, json_flag)
     with errors(form):
-        from fcil_server import rundir
+        from fcil_server import comparison, rundir
         from fcil_server.federation import find_directory
         from fcil_server.ledger import LEDGER_NAME, Ledger
         from fcil_server.rundata import collect
         from fcil_server.runs import run_named
-        from fcil_server.show import show_report
+        from fcil_server.show import show_comparison, show_report
         from fcil_server.store import StateStore
 
         with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
@@ -156,6 +180,11 @@ def report(
             folder = directory / "runs" / row.run_id
             rundir.write(ledger, row.run_id, folder, states=StateStore(folder / "states"))
             data = rundir.summary(collect(ledger, row.run_id))["data"]
+            if beside:
+                runs = comparison.read([folder, *beside])
+                data["compared"] = [str(p) for p in comparison.write(runs, folder)]
+                emit(data, form, lambda: show_comparison(runs, folder))
+                return
             emit(data, form, lambda: show_report(ledger, row.run_id, folder))
 
 
@@ -184,15 +213,18 @@ def run_ls(
                     "tasks": len(ledger.tasks(r.run_id)),
                     "rounds": len(ledger.rounds(r.run_id)),
                     "created_at": r.created_at,
+                    "parent": r.parent_run and {"run": r.parent_run, "state": r.parent_state},
                 }
                 for r in ledger.runs()
             ]
 
         def show() -> None:
+            from fcil_server.show import forked_from
+
             for r in rows:
                 typer.echo(
                     f"{r['id']}  {r['status']:8}  {r['method']}, {r['tasks']} tasks, "
-                    f"{r['rounds']} rounds"
+                    f"{r['rounds']} rounds{forked_from(r)}"
                 )
 
         emit({"runs": rows}, form, show, rows=rows)
@@ -291,20 +323,14 @@ def stop(directory: DirOption = DEFAULT_DIRECTORY) -> None:
         typer.echo("The server stops.", err=True)
 
 
-@app.command("close-round")
-def close_round(directory: DirOption = DEFAULT_DIRECTORY) -> None:
-    """End the round under way with what has come; with nothing, it is skipped."""
-    with errors():
-        from fcil_protocol import control
-
-        control.ask(directory, "close_round")
-        typer.echo("The round closes.", err=True)
-
-
 app.add_typer(cli_members.app)
+app.add_typer(cli_storage.app)
+runs.command("rollback")(cli_storage.rollback)
 app.add_typer(cli_relay.app)
+app.add_typer(cli_rounds.app)
+app.add_typer(cli_classes.app, name="classes")
 
 
 def main() -> None:
     """Run the command line."""
-    app()
+    run_app(app)

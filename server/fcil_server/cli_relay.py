@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fcil_protocol.terminal import Lines, errors, printable
+from fcil_protocol.logs import LogFormat, LogFormatOption, LogOption, LogSizeOption
+from fcil_protocol.terminal import errors
 
 if TYPE_CHECKING:
+    from fcil_protocol.logs import LogFile
     from fcil_protocol.ticket import Ticket
 
 app = typer.Typer()
@@ -29,6 +31,9 @@ def relay(
         str | None, typer.Option(help="HOST:PORT that clients are told, if it is another.")
     ] = None,
     cache_mb: Annotated[int, typer.Option(min=1, help="Disk for sealed chunks, MB.")] = 2000,
+    log: LogOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    log_mb: LogSizeOption = 10,
 ) -> None:
     """Carry a site's clients to the server until Ctrl-C; a broadcast crosses the uplink once.
 
@@ -39,26 +44,33 @@ def relay(
         import sys
 
         from fcil_protocol.files import DirectoryLock
+        from fcil_protocol.logs import open_log
         from fcil_protocol.ticket import read_ticket
         from fcil_server.relay_home import make_directory
 
         shown = read_ticket(ticket, sys.stdin.buffer) if ticket is not None else None
         make_directory(directory)
+        file = open_log(log, log_format, log_mb)
         with DirectoryLock.acquire(directory, "relay"):
-            asyncio.run(_relay(directory, shown, listen, advertise or listen, cache_mb))
+            asyncio.run(_relay(directory, shown, listen, advertise or listen, cache_mb, file))
 
 
 async def _relay(
-    directory: Path, ticket: Ticket | None, listen: str, address: str, cache_mb: int
+    directory: Path,
+    ticket: Ticket | None,
+    listen: str,
+    address: str,
+    cache_mb: int,
+    log: LogFile | None,
 ) -> None:
-    import asyncio
-    import signal
     import time
     from collections.abc import Callable
 
     from fcil_protocol import control
     from fcil_protocol.errors import UsageError
     from fcil_protocol.link import ServerLink
+    from fcil_protocol.logs import Said
+    from fcil_protocol.service import Service
     from fcil_protocol.ticket import check_address
     from fcil_protocol.transport import Router
     from fcil_server.config import split_address
@@ -66,10 +78,11 @@ async def _relay(
     from fcil_server.relay_cache import Cache
     from fcil_server.relay_home import enrol, load_keys, save_record
 
-    lines = Lines()
+    said, service = Said(log), Service(log)
 
     def say(level: str, text: str) -> None:
-        lines(time.time(), level, printable(text))
+        said(time.time(), level, text)
+        service.news()
 
     host, port = split_address(listen)
     check_address(address, "Give --listen, or --advertise, an address that clients can reach.")
@@ -104,12 +117,13 @@ async def _relay(
             return {}
         raise UsageError(f"this relay knows no command {op!r}.")
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, running.stop)
+    service.catch(running.stop, lambda text: say("info", text))
     listening = await control.serve(directory, command)
+    service.ready(running.line)
     try:
         await running.run()
     finally:
+        service.stopping()
         listening.close()
+        service.over()
         control.socket_path(directory).unlink(missing_ok=True)

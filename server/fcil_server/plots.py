@@ -7,19 +7,23 @@ Ito's and the cividis map, readable with every common form of colour blindness a
 from __future__ import annotations
 
 import io
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fcil_server.ledger_rows import Direction
 from fcil_server.metrics import Metrics
-from fcil_server.rundata import RunData
+from fcil_server.rundata import CAUSES, REST, RunData, by_cause, cost_by_task
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#59636e"
+_COLOURS = (ORANGE, BLUE, GREEN, "#cc79a7", "#8a6d00", GREY)
 _DPI = 150
 _WRITTEN_CELLS = 20  # tasks up to which every cell carries its number
 _MAX_TICKS = 25
@@ -35,6 +39,7 @@ def draw(data: RunData) -> dict[str, bytes]:
         figures["accuracy.png"] = _accuracy(data, m)
     if data.rounds:
         figures["bytes_per_round.png"] = _bytes_per_round(data)
+        figures["seconds_per_round.png"] = _seconds(data)
     return {name: _png(figure) for name, figure in figures.items()}
 
 
@@ -107,44 +112,95 @@ def _accuracy(data: RunData, m: Metrics) -> Figure:
     return figure
 
 
+def cost(runs: Sequence[tuple[str, RunData]]) -> bytes:
+    """Return a PNG of accuracy against bytes on the wire, a line for each named run."""
+    figure, axes = _new(7.0, 4.2)
+    points = {name: cost_by_task(data) for name, data in runs}
+    scale, unit = _unit(max((float(b) for line in points.values() for b, _ in line), default=0))
+    for number, (name, line) in enumerate(points.items()):
+        style: dict[str, Any] = {"color": _COLOURS[number % len(_COLOURS)]}
+        style |= {"marker": "os^Dvx"[number % 6], "ls": ("-", "--", ":")[number % 3]}
+        axes.plot([b / scale for b, _ in line], [a for _, a in line], label=name, **style)
+    _grid(axes)
+    axes.set_ylim(0, 102)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"on the wire until then, up and down, all clients [{unit}]")
+    axes.set_ylabel("accuracy over all classes seen [%]")
+    axes.set_title("Accuracy after each task, by what it cost")
+    axes.legend(frameon=False)
+    return _png(figure)
+
+
 def _bytes_per_round(data: RunData) -> Figure:
-    rounds = data.rounds
-    figure, axes = _new(min(16.0, max(7.0, 2.0 + 0.3 * len(rounds))), 4.2)
-    x = np.arange(len(rounds))
-    wire = {
-        Direction.UP: np.array([v.up.wire for v in rounds], np.float64),
-        Direction.DOWN: np.array([v.down.wire for v in rounds], np.float64),
-    }
-    tensor = {
-        Direction.UP: np.array([v.up.tensor for v in rounds], np.float64),
-        Direction.DOWN: np.array([v.down.tensor for v in rounds], np.float64),
-    }
-    scale, unit = _unit(max(float(w.max()) for w in wire.values()))
-    looks = ((Direction.UP, -0.2, ORANGE, "up"), (Direction.DOWN, 0.2, BLUE, "down"))
-    for way, shift, colour, name in looks:
-        low, all_ = tensor[way] / scale, wire[way] / scale
-        if len(rounds) > _MAX_BARS:
-            axes.step(x, all_, where="mid", color=colour, label=f"{name}: all")
-            axes.step(x, low, where="mid", color=colour, ls=":", label=f"{name}: tensors")
-            continue
-        axes.bar(x + shift, low, 0.4, color=colour, label=f"{name}: tensors")
-        rest: dict[str, Any] = {"alpha": 0.4, "label": f"{name}: everything else"}
-        axes.bar(x + shift, all_ - low, 0.4, bottom=low, color=colour, **rest)
+    views = data.rounds
+    figure, axes = _new(min(16.0, max(7.0, 2.0 + 0.3 * len(views))), 4.2)
+    x = np.arange(len(views))
+    stacks = {d: [by_cause([v], d) for v in views] for d in Direction}
+    most = max(sum(one.values()) for stack in stacks.values() for one in stack)
+    scale, unit = _unit(float(most))
+    if len(views) > _MAX_BARS:
+        for way, stack in stacks.items():
+            total = np.array([sum(one.values()) for one in stack]) / scale
+            colour = ORANGE if way is Direction.UP else BLUE
+            axes.step(x, total, where="mid", color=colour, label=way.value)
+    else:
+        _stacked(axes, x, stacks, scale)
     axes.set_ylim(bottom=0)
     _grid(axes)
-    _task_marks(axes, [v.round.task for v in rounds])
-    every = -(-len(rounds) // _MAX_TICKS)
-    axes.set_xticks(x[::every])
-    if every == 1:
-        labels = [f"{v.round.kind} {v.round.round}" for v in rounds]
-        axes.set_xticklabels(labels, rotation=45, ha="right", fontsize=8)
-    else:
-        axes.set_xticklabels([str(v.round.seq) for v in rounds[::every]])
-        axes.set_xlabel("round (in order)")
-    axes.set_ylabel(f"predicted TCP payload, all clients [{unit}]")
+    _round_marks(axes, data)
+    axes.set_ylabel(f"TCP payload, all clients [{unit}]")
     axes.set_title(f"{data.run.method}: bytes on the wire per round", pad=18)
     figure.legend(frameon=False, ncols=4, loc="outside lower center", fontsize=9)
     return figure
+
+
+def _stacked(
+    axes: Axes,
+    x: NDArray[np.int64],
+    stacks: Mapping[Direction, list[dict[str, int]]],
+    scale: float,
+) -> None:
+    """Draw up (hatched) beside down, each cause in its colour."""
+    for way, shift in ((Direction.UP, -0.2), (Direction.DOWN, 0.2)):
+        low = np.zeros(len(x))
+        for cause, colour in zip([*CAUSES.values(), REST], _COLOURS, strict=True):
+            high = np.array([one[cause] for one in stacks[way]]) / scale
+            label = f"{way.value}: {cause}" if high.any() else None
+            hatch = "//" if way is Direction.UP else None
+            look: dict[str, Any] = {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0}
+            axes.bar(x + shift, high, 0.4, bottom=low, label=label, **look)
+            low += high
+
+
+def _seconds(data: RunData) -> Figure:
+    views = data.rounds
+    figure, axes = _new(min(16.0, max(7.0, 2.0 + 0.3 * len(views))), 4.2)
+    x, low = np.arange(len(views)), np.zeros(len(views))
+    phases = dict.fromkeys(p for v in views for p in v.round.phases)
+    for phase, colour in zip(phases, itertools.cycle(_COLOURS), strict=False):
+        high = np.array([v.round.phases.get(phase, 0.0) for v in views])
+        axes.bar(x, high, 0.6, bottom=low, color=colour, label=phase.removesuffix("_s"))
+        low += high
+    _grid(axes)
+    _round_marks(axes, data)
+    axes.set_ylabel("seconds")
+    axes.set_title(f"{data.run.method}: seconds per round by phase", pad=18)
+    figure.legend(frameon=False, ncols=4, loc="outside lower center", fontsize=9)
+    return figure
+
+
+def _round_marks(axes: Axes, data: RunData) -> None:
+    """Name the rounds below the axis, and the tasks above the plot."""
+    views = data.rounds
+    _task_marks(axes, [v.round.task for v in views])
+    every = -(-len(views) // _MAX_TICKS)
+    axes.set_xticks(np.arange(len(views))[::every])
+    if every == 1:
+        labels = [f"{v.round.kind} {v.round.round}" for v in views]
+        axes.set_xticklabels(labels, rotation=45, ha="right", fontsize=8)
+    else:
+        axes.set_xticklabels([str(v.round.seq) for v in views[::every]])
+        axes.set_xlabel("round (in order)")
 
 
 def _task_marks(axes: Axes, tasks: list[int]) -> None:

@@ -34,8 +34,9 @@ from fcil_server.metrics import Metrics
 class Bytes:
     """Bytes of one direction.
 
-    ``wire_kernel`` is what the kernel counted on whole connections, 0 where it was not
-    asked; the other four are exact counts and the exact prediction.
+    The first four are exact counts and the exact prediction of every message. The others are
+    what the kernel counted on whole connections, 0 where it was not asked: TCP payload, each
+    byte once; what of it was sent down again; all as frames of an Ethernet link.
     """
 
     tensor: int = 0
@@ -43,20 +44,37 @@ class Bytes:
     application: int = 0
     wire: int = 0
     wire_kernel: int = 0
+    retransmitted: int = 0
+    link: int = 0
 
     @classmethod
     def total(cls, counts: Iterable[ByteCount]) -> Bytes:
         """Sum counts; predicted and kernel-counted wire bytes stay apart."""
-        tensor = sealed = application = wire = kernel = 0
+        tensor = sealed = application = wire = kernel = retransmitted = link = 0
         for count in counts:
             tensor += count.tensor
             sealed += count.sealed
             application += count.application
+            retransmitted += count.retransmitted
+            link += count.link
             if count.source is Source.KERNEL:
                 kernel += count.wire
             else:
                 wire += count.wire
-        return cls(tensor, sealed, application, wire, kernel)
+        return cls(tensor, sealed, application, wire, kernel, retransmitted, link)
+
+    @property
+    def true_wire(self) -> int:
+        """TCP payload by the kernel's count, or by prediction where it was not asked."""
+        return self.wire_kernel or self.wire
+
+    @property
+    def rest(self) -> int:
+        """What the kernel counted beyond the messages: heartbeats, answers to strangers.
+
+        Negative by bytes that were on their way when it was asked; 0 where it was not.
+        """
+        return self.wire_kernel - self.wire if self.wire_kernel else 0
 
     def __add__(self, other: Bytes) -> Bytes:
         pairs = zip(astuple(self), astuple(other), strict=True)
@@ -73,6 +91,7 @@ class RoundView:
     silent: Mapping[ClientId, tuple[Answer, str]]  # asked, no update: why
     up: Bytes
     down: Bytes
+    flows: tuple[ByteCount, ...] = ()
 
     def line(self) -> dict[str, Any]:
         """Return the round's line of ``rounds.jsonl``."""
@@ -83,6 +102,7 @@ class RoundView:
             "kind": row.kind,
             "round": row.round,
             "outcome": None if row.outcome is None else row.outcome.value,
+            "closed_by": row.why,
             "reopened": row.reopened,
             "opened_at": row.opened_at,
             "closed_at": row.closed_at,
@@ -139,7 +159,8 @@ class RunData:
     def seconds(self) -> dict[str, float]:
         """Return the run's seconds from its start to its last closed round, and per phase."""
         ends = [v.round.closed_at for v in self.rounds if v.round.closed_at is not None]
-        total = {"total_s": max(ends) - self.run.created_at if ends else 0.0}
+        # A fork's first rounds are older than the run itself.
+        total = {"total_s": max(0.0, max(ends) - self.run.created_at) if ends else 0.0}
         for view in self.rounds:
             for phase, seconds in view.round.phases.items():
                 total[phase] = total.get(phase, 0.0) + seconds
@@ -199,6 +220,46 @@ def sum_bytes(parts: Iterable[Bytes]) -> Bytes:
     return sum(parts, start=Bytes())
 
 
+# What bytes on the wire were spent on, in the order in which charts stack them.
+CAUSES = {
+    Cause.UPDATE: "updates",
+    Cause.BROADCAST: "broadcasts",
+    Cause.CATCH_UP: "catch-up",
+    Cause.CONTROL: "control",
+    Cause.HANDSHAKE: "handshakes",
+}
+REST = "heartbeats and the rest"
+
+
+def by_cause(rounds: Iterable[RoundView], direction: Direction) -> dict[str, int]:
+    """Return the wire bytes of some rounds by what they were spent on, all causes named.
+
+    The causes' bytes are the exact prediction; `REST` is what the kernel counted beyond them.
+    """
+    found = dict.fromkeys([*CAUSES.values(), REST], 0)
+    for view in rounds:
+        for flow in view.flows:
+            if flow.direction is direction and flow.cause in CAUSES:
+                found[CAUSES[flow.cause]] += flow.wire
+        found[REST] += (view.up if direction is Direction.UP else view.down).rest
+    found[REST] = max(0, found[REST])  # bytes on their way when the kernel was asked
+    return found
+
+
+def cost_by_task(data: RunData) -> list[tuple[int, float]]:
+    """Return for each evaluated task the bytes on the wire until its end, and A_t in percent."""
+    if data.metrics is None:
+        return []
+    points: list[tuple[int, float]] = []
+    for task, accuracy in enumerate(data.metrics.task_mean):
+        until = sum_bytes(
+            one for v in data.rounds if v.round.task <= task for one in (v.up, v.down)
+        )
+        if accuracy is not None:
+            points.append((until.true_wire, accuracy))
+    return points
+
+
 def format_bytes(count: float) -> str:
     """Write a number of bytes with three digits and a decimal unit (1 kB = 1,000 B)."""
     for unit in ("B", "kB", "MB", "GB"):
@@ -218,6 +279,7 @@ def _round_view(ledger: Ledger, row: Round, mine: Sequence[ByteCount]) -> RoundV
         silent={a.client: (a.answer, a.reason) for a in ledger.answers(row.key)},
         up=Bytes.total(f for f in mine if f.direction is Direction.UP),
         down=Bytes.total(f for f in mine if f.direction is Direction.DOWN),
+        flows=tuple(mine),
     )
 
 

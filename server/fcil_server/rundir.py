@@ -18,14 +18,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fcil_protocol.errors import CorruptFile
 from fcil_protocol.files import storage_errors, write_atomic
 from fcil_protocol.ids import RunId
+from fcil_server.fork import check_state
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import ByteCount, Direction, RoundKey, RunStatus
 from fcil_server.metrics import Metrics
 from fcil_server.report import html_report
 from fcil_server.rundata import Bytes, RunData, collect, round_view
-from fcil_server.store import StateStore
+from fcil_server.store import StateRecord, StateStore
 
 SCHEMA_VERSION = 1  # of summary.json, environment.json and the lines of rounds.jsonl
 ROUNDS = "rounds.jsonl"
@@ -64,8 +66,7 @@ def write(
     data = collect(ledger, run)
     with storage_errors("create", directory):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    newest = None if states is None else states.newest()
-    final = None if states is None or newest is None else states.record(newest[0])
+    final = _final(ledger, run, states)
     files: dict[str, bytes] = {
         ROUNDS: b"".join(_json_line(v.line()) for v in data.rounds),
         "bytes.csv": bytes_csv(data).encode(),
@@ -79,14 +80,35 @@ def write(
         path = states.path(final.number)
         with storage_errors("read", path):
             files[FINAL_MODEL] = path.read_bytes()
-    files["summary.json"] = _json(content)
     if importlib.util.find_spec("matplotlib") is not None:
         from fcil_server import plots
 
         files.update(plots.draw(data))
+    files["summary.json"] = _json(content)  # the last one: where it is, the others are
     for name, content_bytes in files.items():
         write_atomic(directory / name, content_bytes)
     return [directory / name for name in sorted(files)]
+
+
+def _final(ledger: Ledger, run: RunId, states: StateStore | None) -> StateRecord | None:
+    """Return the newest committed state if it is whole; an older one is not the final model."""
+    newest = ledger.newest_state(run)
+    if states is None or newest is None:
+        return None
+    try:
+        check_state(states, newest.state, {newest.state: newest.digest})
+    except CorruptFile:
+        return None  # the server says so when it starts, and so does `fcil-server check`
+    return states.record(newest.state)
+
+
+def is_complete(directory: Path) -> bool:
+    """Say whether the results of a run that is done were written, all of them."""
+    try:
+        data = json.loads((directory / "summary.json").read_bytes())["data"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return isinstance(data, dict) and data.get("run_status") == RunStatus.DONE.value
 
 
 def append_round(ledger: Ledger, key: RoundKey, directory: Path) -> None:
@@ -187,7 +209,10 @@ def bytes_csv(data: RunData) -> str:
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
     columns = ("task", "kind", "round", "client")
-    sizes = ("direction", "cause", "source", "tensor", "sealed", "application", "wire")
+    sizes = (
+        "direction", "cause", "source",
+        "tensor", "sealed", "application", "wire", "retransmitted", "link",
+    )  # fmt: skip
     table.writerow(("run", "seq", *columns, "client_name", *sizes))
     placed = [(seq.get(_round_of(f)), f) for f in (*data.flows, *data.outside)]
     placed.sort(key=lambda pair: (pair[0] is None, pair[0] or 0))  # stable otherwise

@@ -8,10 +8,11 @@ import pytest
 
 import sample_run
 from fcil_protocol.messages import Ack, Bye, Chunk, Hello, Message, Parts, Update, Want, encode
+from fcil_protocol.tcp_info import TcpCounts
 from fcil_protocol.transport import HANDSHAKE_DOWN_BYTES, HANDSHAKE_UP_BYTES, wire_bytes
 from fcil_server.accounts import Accounts
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Cause, Direction, RoundKey
+from fcil_server.ledger_rows import Cause, Direction, RoundKey, Source
 from sample_run import ALICE, BOB, RUN, Clock
 
 KEY, NEXT = RoundKey(RUN, 0, "train", 0), RoundKey(RUN, 0, "train", 1)
@@ -109,7 +110,7 @@ def test_a_connection_costs_its_handshake_in_both_directions(
     accounts: Accounts, ledger: Ledger
 ) -> None:
     for _ in range(3):
-        accounts.connected(ALICE)
+        accounts.connected(ALICE, 1)
     accounts.flush()
     assert counts(ledger) == {
         (0, ALICE, Direction.UP, Cause.HANDSHAKE): (0, 0, 0, 3 * HANDSHAKE_UP_BYTES),
@@ -186,3 +187,87 @@ def test_what_could_not_be_written_is_written_at_the_next_flush(
     accounts.flush()
     size = sum(map(len, frames(Bye())))
     assert {k[1]: v[2] for k, v in counts(ledger).items()} == {ALICE: 2 * size, BOB: size}
+
+
+class Kernel:
+    """Tells what it was given, once."""
+
+    def __init__(self) -> None:
+        self.grown: dict[int, TcpCounts] = {}
+
+    def __call__(self) -> dict[int, TcpCounts]:
+        told, self.grown = self.grown, {}
+        return told
+
+
+def tcp_counts(ledger: Ledger) -> dict[tuple, tuple[int, int, int]]:
+    return {
+        (c.round, c.client, c.direction): (c.wire, c.retransmitted, c.link)
+        for c in ledger.byte_counts(RUN)
+        if c.source is Source.KERNEL
+    }
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    return Kernel()
+
+
+@pytest.fixture
+def watched(ledger: Ledger, kernel: Kernel) -> Accounts:
+    made = Accounts(ledger, RUN, kernel=kernel)
+    made.begin(KEY, set())
+    return made
+
+
+def test_a_connections_growth_is_its_clients_in_both_directions(
+    watched: Accounts, ledger: Ledger, kernel: Kernel
+) -> None:
+    watched.connected(ALICE, 1)
+    kernel.grown = {1: TcpCounts(100, 70, 7, 166, 143)}
+    watched.flush()
+    kernel.grown = {1: TcpCounts(1, 2, 0, 67, 68)}
+    watched.flush()
+    watched.flush()
+    assert tcp_counts(ledger) == {
+        (0, ALICE, Direction.UP): (101, 0, 233),
+        (0, ALICE, Direction.DOWN): (72, 7, 211),
+    }
+
+
+def test_what_a_connection_carried_until_a_round_began_belongs_to_the_one_before(
+    watched: Accounts, ledger: Ledger, kernel: Kernel
+) -> None:
+    watched.connected(ALICE, 1)
+    kernel.grown = {1: TcpCounts(received=10)}
+    watched.begin(NEXT, {PART})
+    kernel.grown = {1: TcpCounts(received=5)}
+    watched.flush()
+    assert {k[0]: v[0] for k, v in tcp_counts(ledger).items() if k[2] is Direction.UP} == {
+        0: 10,
+        1: 5,
+    }
+    assert watched.new_parts == {PART}
+
+
+def test_the_last_bytes_of_an_ended_connection_are_its_clients(
+    watched: Accounts, ledger: Ledger, kernel: Kernel
+) -> None:
+    watched.connected(ALICE, 1)
+    watched.departed(1)
+    kernel.grown = {1: TcpCounts(received=10)}
+    watched.flush()
+    kernel.grown = {1: TcpCounts(received=3)}  # of nobody: the number is not given again
+    watched.flush()
+    assert {k[1]: v[0] for k, v in tcp_counts(ledger).items() if k[2] is Direction.UP} == {
+        ALICE: 10,
+        None: 3,
+    }
+
+
+def test_bytes_of_strangers_are_counted_without_a_client(
+    watched: Accounts, ledger: Ledger, kernel: Kernel
+) -> None:
+    kernel.grown = {0: TcpCounts(received=64), 9: TcpCounts(received=36)}
+    watched.flush()
+    assert tcp_counts(ledger)[0, None, Direction.UP] == (100, 0, 0)

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,17 +19,25 @@ from PIL import Image
 from rich.console import Console
 
 import sample_run
-from fcil_protocol.errors import UsageError
+from fcil_protocol.errors import DiskFull, UsageError
 from fcil_protocol.ids import RunId
 from fcil_protocol.payload import Payload, unpack
 from fcil_server import rundir
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import CENTRAL, Cause, Direction
-from fcil_server.report import html_report, summary_tables
-from fcil_server.report_charts import _scale
-from fcil_server.rundata import collect, format_bytes
+from fcil_server.report import html_report
+from fcil_server.report_charts import bytes_chart, cost_chart, seconds_chart
+from fcil_server.report_claims import accounts, claimed_round_bytes
+from fcil_server.report_tables import summary_tables
+from fcil_server.rundata import collect, cost_by_task, format_bytes
 from fcil_server.store import StateStore
+from fcil_server.svg import scale
 from sample_run import ALICE, BOB, GONE, HTML_NAME, RUN, digest
+
+
+def rects(chart: str) -> list[tuple[str, float]]:
+    """Return (style, height) of every piece of a bar."""
+    return [(a["class"], float(a["height"])) for t, a in Page(chart).tags if t == "rect"]
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +50,10 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
 def written(ledger: Ledger, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("out")
     states = StateStore(folder / "states")
-    states.save(0, Payload({"w": np.zeros(2, np.float32)}), None, 0)
-    states.save(1, Payload({"w": np.ones(2, np.float32)}), digest("zero"), 1)
+    newest = ledger.newest_state(RUN)
+    states.save(newest.state - 1, Payload({"w": np.zeros(2, np.float32)}), None, 0)
+    made = states.save(newest.state, Payload({"w": np.ones(2, np.float32)}), digest("zero"), 2)
+    ledger._write("UPDATE states SET digest = ? WHERE state = ?", (made, newest.state))
     rundir.write(ledger, RUN, folder / "run", states=states)
     return folder / "run"
 
@@ -64,6 +75,10 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def fail(error: Exception) -> None:
+    raise error
+
+
 def terminal(ledger: Ledger) -> str:
     console = Console(width=100, file=io.StringIO())
     for table in summary_tables(ledger, RUN):
@@ -76,7 +91,7 @@ class TestFiles:
         expected = {
             "rounds.jsonl", "bytes.csv", "accuracy_matrix.csv", "summary.json", "report.html",
             "environment.json", "final.safetensors", "accuracy_matrix.png", "accuracy.png",
-            "bytes_per_round.png",
+            "bytes_per_round.png", "seconds_per_round.png",
         }  # fmt: skip
         assert {p.name for p in written.iterdir()} == expected
         assert {p.stat().st_mode & 0o777 for p in written.iterdir()} == {0o600}
@@ -128,7 +143,10 @@ class TestFiles:
             "application": 7_765_296 + 34 * 2_000,
             "wire": 7_765_296 + 34 * 3_000,
             "wire_kernel": 7_765_296 + 34 * 3_100,
+            "retransmitted": 0,
+            "link": 7_765_296 + 34 * 9_000,
         }
+        assert total["down"]["retransmitted"] == 34 * 40
 
     def test_bytes_of_no_run_are_named_and_not_added(self, written: Path) -> None:
         total = json.loads((written / "summary.json").read_text())["data"]["bytes"]
@@ -161,7 +179,42 @@ class TestFiles:
         payload = unpack((written / "final.safetensors").read_bytes())
         assert payload.tensors["w"].tolist() == [1.0, 1.0]
         final = json.loads((written / "summary.json").read_text())["data"]["final_state"]
-        assert (final["number"], final["task"]) == (1, 1)
+        assert (final["number"], final["task"]) == (9, 2)
+
+    def test_an_older_state_never_passes_for_the_final_model(
+        self, ledger: Ledger, written: Path, tmp_path: Path
+    ) -> None:
+        """Where the newest state is damaged there is no final model, and the rest is written."""
+        states = StateStore(tmp_path / "states")
+        for path in (written.parent / "states").iterdir():
+            (states.directory / path.name).write_bytes(path.read_bytes())
+        states.path(9).write_bytes(b"x")
+        rundir.write(ledger, RUN, tmp_path / "run", states=states)
+        assert not (tmp_path / "run" / "final.safetensors").exists()
+        assert rundir.is_complete(tmp_path / "run")
+
+    def test_results_without_a_summary_are_not_complete(
+        self, ledger: Ledger, tmp_path: Path
+    ) -> None:
+        """The summary is written last, so a kill before it is noticed."""
+        assert not rundir.is_complete(tmp_path)
+        rundir.write(ledger, RUN, tmp_path)
+        assert rundir.is_complete(tmp_path)
+        real = rundir.write_atomic
+        with pytest.MonkeyPatch.context() as patch:
+            for path in tmp_path.iterdir():
+                path.unlink()
+            full = DiskFull("no space.")
+            patch.setattr(
+                rundir,
+                "write_atomic",
+                lambda p, d: real(p, d) if "html" not in p.name else fail(full),
+            )
+            with pytest.raises(DiskFull):
+                rundir.write(ledger, RUN, tmp_path)
+        assert not rundir.is_complete(tmp_path)
+        (tmp_path / "summary.json").write_text("{")
+        assert not rundir.is_complete(tmp_path)
 
     def test_the_environment_is_that_of_the_run(self, written: Path) -> None:
         content = json.loads((written / "environment.json").read_text())
@@ -298,20 +351,76 @@ class TestReport:
         assert cells == ["90.0", "70.0", "80.0", "60.0", "85.0", "95.0"]
 
     def test_bars_are_as_high_as_their_bytes(self, ledger: Ledger) -> None:
-        """No bar is negative, and tensors and the rest of a bar add up to the wire."""
-        page = Page(html_report(collect(ledger, RUN)))
-        bars = [(a["class"], float(a["height"])) for t, a in page.tags if t == "rect"]
-        assert len(bars) == 12 * 2 * 2
-        assert min(h for _, h in bars) >= 0
+        """The pieces of a bar add up to what the kernel counted, and each has its cause's height."""
         data = collect(ledger, RUN)
-        top, _ = _scale(max(b.wire for v in data.rounds for b in (v.up, v.down)))
-        plotted = sum(h for name, h in bars if name.startswith("fill b"))
-        expected = sum(v.up.wire for v in data.rounds) / top * 220
-        assert plotted == pytest.approx(expected, abs=0.1 * len(bars))
+        bars = rects(bytes_chart(data.rounds))
+        top, _ = scale(max(b.true_wire for v in data.rounds for b in (v.up, v.down)))
+        wanted = {
+            "fill b": [v.up.wire for v in data.rounds],  # all of it updates
+            "fill a": [v.down.wire for v in data.rounds],  # all of it broadcasts
+            "fill f": [b.rest for v in data.rounds for b in (v.up, v.down)],
+        }
+        for style, sizes in wanted.items():
+            heights = [h for name, h in bars if name == style]
+            # Pieces of less than a tenth of a unit are not drawn.
+            assert sum(heights) == pytest.approx(sum(sizes) / top * 220, abs=0.1 * len(sizes))
+        assert min(h for _, h in bars) > 0
+        assert {name for name, _ in bars} <= set(wanted)
+
+    def test_seconds_are_stacked_by_phase(self, ledger: Ledger) -> None:
+        data = collect(ledger, RUN)
+        phases = [v.round.phases for v in data.rounds]
+        top, _ = scale(max(sum(p.values()) for p in phases))
+        bars = rects(seconds_chart(data.rounds))
+        for style, phase in (("fill a", "collect_s"), ("fill b", "aggregate_s")):
+            heights = sum(h for name, h in bars if name == style)
+            wanted = sum(p[phase] for p in phases) / top * 220
+            assert heights == pytest.approx(wanted, abs=0.1 * len(phases))
+
+    def test_accuracy_stands_over_all_bytes_until_then(self, ledger: Ledger) -> None:
+        data = collect(ledger, RUN)
+        points = cost_by_task(data)
+        assert [accuracy for _, accuracy in points] == list(data.metrics.task_mean)
+        for task, (size, _) in enumerate(points):
+            assert size == sum(
+                b.wire_kernel for v in data.rounds if v.round.task <= task for b in (v.up, v.down)
+            )
+        chart = cost_chart([("one", data), ("<two>", data)])
+        assert chart.count("<polyline") == 2
+        assert chart.count("<circle") == 2 * len(points)
+        assert "<two>" not in chart
+
+    def test_the_papers_figure_is_a_line_only_where_it_is_comparable(self, ledger: Ledger) -> None:
+        data = collect(ledger, RUN)
+        assert claimed_round_bytes(data) is None  # the run is not in the paper's setting
+        assert "the paper counts" not in bytes_chart(data.rounds)
+        assert "the paper counts 300 kB" in bytes_chart(data.rounds, 300_000)
+        same = replace(
+            data,
+            run=replace(data.run, method="hgp", backbone={"name": "vit_base_patch16_224.dino"}),
+            tasks=tuple(replace(t, class_ids=tuple(range(10))) for t in data.tasks),
+        )
+        asked = max(len(v.round.asked) for v in data.rounds)
+        assert claimed_round_bytes(same) == 307_240 * asked
+
+    def test_the_papers_figures_stand_beside_the_true_ones(self, ledger: Ledger) -> None:
+        data = collect(ledger, RUN)
+        hgp = replace(data, run=replace(data.run, method="hgp", hparams={}))
+        claim, ways = accounts(hgp)
+        assert "Gaussians" in claim.leaves_out
+        assert (ways[0].up, ways[0].down) == (307_240, 584_080)
+        assert ways[1].up > ways[0].up  # with the Gaussians
+        learning = [v for v in data.rounds if v.round.kind != "evaluate"]
+        updates = sum(len(v.counted) + len(v.excluded) for v in learning)
+        assert ways[-1].up == sum(v.up.wire_kernel for v in learning) / updates
+        assert ways[-2].up == sum(v.up.tensor for v in learning) / updates
+        unknown = replace(data, run=replace(data.run, method="of another package"))
+        assert accounts(unknown)[0] is None
+        assert len(accounts(unknown)[1]) == 2
 
     @pytest.mark.parametrize("most", [0, 1, 7, 10, 999, 1000, 2.5e6, 5e9])
     def test_axes_end_above_the_largest_value_with_few_ticks(self, most: float) -> None:
-        top, ticks = _scale(most)
+        top, ticks = scale(most)
         assert top >= most
         assert (ticks[0], ticks[-1]) == (0, top)
         assert 3 <= len(ticks) <= 6
@@ -333,7 +442,9 @@ class TestReport:
             text = terminal(ledger)
             page = Page(html_report(collect(ledger, RUN)))
         assert re.search(r"train x 70 +0 of 70 +70\.0 kB +77\.0 kB", text)
-        assert sum(t == "rect" for t, _ in page.tags) == 4 * 2 * 2
+        assert page.text.count("per task") == 2
+        drawn = [a for t, a in page.tags if t == "rect"]
+        assert len(drawn) < 4 * (2 * 6 + 3)  # of four tasks, not of 82 rounds
 
     def test_plots_are_pictures_with_something_on_them(self, written: Path) -> None:
         for path in written.glob("*.png"):

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from fcil_adapters.averaging_rules import every_rule
 from fcil_adapters.cadence import Cadence
+from fcil_adapters.claims import Claim
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
 from fcil_adapters.lora_tensors import lora_names, lora_places, lora_specs
 from fcil_adapters.methods.plora.options import PRESETS, PloraHparams
@@ -79,4 +80,10 @@ METHOD = Method(
     cadence={"task": Cadence.TASK, "teacher": Cadence.OPENING},
     averagings=every_rule,
     statistics=prototype_statistics,
+    claim=Claim(
+        said="0.77 million parameters a round",
+        up_bytes=307_200,
+        down_bytes=None,
+        leaves_out="the way down; the figure is that of ten clients together",
+    ),
 )

@@ -1,0 +1,352 @@
+"""One server and very many connected clients: seconds of a round, memory, lag of the loop.
+
+The clients are the protocol's own pieces in a few processes (sockets, sessions, ciphers and
+transfers are real; nothing is trained and nothing is kept on disk). Each fetches the round's
+broadcast, opens it, and sends an update of S bytes, sealed.
+
+.venv/bin/python scripts/bench/many_clients.py [--clients 1000] [--kilobytes 100] [--rounds 3]
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from processes import children, cpu_s, status_mb
+
+import fcil_protocol
+from fcil_protocol import control
+from fcil_protocol.assembly import Assembly
+from fcil_protocol.channel import Channel
+from fcil_protocol.envelope import (
+    Core,
+    Sealed,
+    open_body,
+    parse_header,
+    seal,
+    unwrap_key,
+    verify_header,
+    wrap_key,
+)
+from fcil_protocol.header import chunk_bytes_for
+from fcil_protocol.keys import Certificate, PrivateKeys
+from fcil_protocol.messages import (
+    Ack,
+    Bye,
+    Chunk,
+    Hello,
+    Message,
+    Nack,
+    Parts,
+    Received,
+    RoundClosed,
+    RoundOpen,
+    Update,
+    Want,
+    Welcome,
+    parse,
+)
+from fcil_protocol.pace import MAX_WINDOW_BYTES
+from fcil_protocol.payload import Payload, pack
+from fcil_protocol.transfer import UNASKED_SPAN_BYTES, Inflow, Receiving, runs, unasked
+from fcil_protocol.transport import Dealer, LinkNews
+from fcil_protocol.wellknown import INVENTORY
+from fcil_server.ledger import LEDGER_NAME, Ledger
+from fcil_server.local import LocalFederation
+
+METHOD = Path(__file__).parent / "payload_method"
+CLASSES = ("cat", "dog")
+LIMIT = 1 << 30
+
+
+class Thin:
+    """One client without images, worker or disk."""
+
+    def __init__(self, member: dict[str, str], method: str) -> None:
+        self.keys = PrivateKeys.derive(bytes.fromhex(member["seed"]), b"bench")
+        self.client = member["client"]
+        certificate = Certificate.from_bytes(bytes.fromhex(member["certificate"]))
+        self.federation = certificate.federation
+        self.server = certificate.verify(self.federation, time.time())
+        self.address = member["address"]
+        self.method = method
+        self.values = 0
+        self.acked = 0
+        self.refused: list[str] = []
+        self._outgoing: dict[str, tuple[Sealed, bytes]] = {}
+        self._inflow = Inflow(MAX_WINDOW_BYTES)
+        self._missing: set[str] = set()
+        self._order: RoundOpen | None = None
+
+    async def run(self, values: int) -> None:
+        """Take part until the server says goodbye."""
+        self.values = values
+        host, _, port = self.address.rpartition(":")
+        self.link = Dealer(
+            curve_secret=self.keys.curve_secret,
+            curve_public=self.keys.public.curve,
+            server_key=self.server.curve,
+        )
+        self.link.connect(host, int(port))
+        try:
+            while True:
+                news = await self.link.recv()
+                if isinstance(news, LinkNews):
+                    if news.state == "up":
+                        self._greet("", "")
+                elif self._take(parse(news)):
+                    return
+        finally:
+            self.link.close()
+
+    def _greet(self, run: str, schema: str) -> None:
+        self.channel = Channel(self.keys, self.server)
+        hello = Hello(
+            nonce=self.channel.nonce,
+            protocol=fcil_protocol.PROTOCOL_VERSION,
+            oldest=fcil_protocol.OLDEST_PROTOCOL_VERSION,
+            package="0",
+            federation=self.federation,
+            client=self.client,
+            methods=[self.method],
+            run=run,
+            schema_digest=schema,
+        )
+        self._say(hello)
+
+    def _say(self, message: Message, *blobs: bytes) -> None:
+        if not self.link.send(self.channel.frames(message, *blobs)):
+            self.refused.append(f"{message.type} did not leave")
+
+    def _take(self, received: Received) -> bool:
+        if isinstance(received.message, Welcome):
+            self.channel.peer_nonce = received.message.server_nonce
+        message = self.channel.check(received)
+        match message:
+            case Welcome():
+                self.welcome = message
+                if message.ready:
+                    self._announce()
+                else:
+                    self._greet(message.run, message.schema_digest)
+            case RoundOpen():
+                self._asked(message)
+            case Parts():
+                self._part(received)
+            case Chunk():
+                self._inflow.put(message.digest, message.index, received.blobs[0], time.monotonic())
+                self._go_on()
+            case Want():
+                self._send_chunks(message.digest, message.chunks, message.span)
+            case Ack():
+                self._outgoing.pop(message.digest, None)
+                self.acked += 1
+            case Nack():
+                self.refused.append(f"{message.code}: {message.text}")
+            case Bye():
+                return True
+            case RoundClosed():
+                pass
+        return False
+
+    # --- up ---------------------------------------------------------------------------------
+
+    def _core(self, kind: str, task: int, round_: int, base: int) -> Core:
+        return Core(
+            protocol=fcil_protocol.PROTOCOL_VERSION,
+            federation=self.federation,
+            run=self.welcome.run,
+            direction="update",
+            sender=self.client,
+            sender_key=self.keys.public.fingerprint,
+            recipient="server",
+            method=self.welcome.method,
+            schema=self.welcome.schema_digest,
+            task=task,
+            round=round_,
+            kind=kind,
+            base=base,
+        )
+
+    def _offer(self, payload: Payload, core: Core) -> None:
+        plain = pack(payload)
+        sealed, key = seal(plain, core, self.keys, chunk_bytes=chunk_bytes_for(len(plain)))
+        header = sealed.parsed
+        self._outgoing[header.update_id] = (sealed, b"")
+        first = unasked(header)
+        wrap = wrap_key(key, sealed.header, self.server)
+        self._say(
+            Update(digest=header.update_id, unasked=first), sealed.header, sealed.signature, wrap
+        )
+        span = max(1, UNASKED_SPAN_BYTES // header.chunk_bytes)
+        self._send_chunks(header.update_id, list(range(first)), span)
+
+    def _send_chunks(self, digest: str, chunks: list[int], span: int) -> None:
+        if digest not in self._outgoing:
+            return
+        sealed = self._outgoing[digest][0]
+        size = sealed.parsed.chunk_bytes
+        for run in runs(sealed.parsed, chunks, span):
+            data = sealed.body[run.start * size : run.stop * size]
+            self._say(Chunk(digest=digest, index=run.start), data)
+
+    def _announce(self) -> None:
+        counts = {name: np.full(len(CLASSES), 5, np.int64) for name in ("train", "test")}
+        payload = Payload({**counts}, {"names": list(CLASSES)})
+        self._offer(payload, self._core(INVENTORY, -1, 0, 0))
+
+    # --- down -------------------------------------------------------------------------------
+
+    def _asked(self, order: RoundOpen) -> None:
+        self._order = order
+        self._missing = {p.digest for p in order.parts}
+        for digest in self._missing:
+            self._say(Want(digest=digest, chunks=[], header=True))
+
+    def _part(self, received: Received) -> None:
+        data, signature, wrap = received.blobs
+        verify_header(data, signature, self.server)
+        header = parse_header(data, max_plain_bytes=LIMIT)
+        receiving = Receiving(header, data, signature, wrap, Assembly(header, path=None))
+        self._inflow.begin(receiving, time.monotonic())
+        self._go_on()
+
+    def _go_on(self) -> None:
+        for digest, receiving in list(self._inflow.under_way.items()):
+            if receiving.complete:
+                self._inflow.end(digest)
+                key = unwrap_key(receiving.wrap, receiving.header_bytes, self.keys)
+                open_body(receiving.header, key, receiving.assembly.chunks())
+                self._missing.discard(digest)
+        for want in self._inflow.wants(time.monotonic()):
+            self._say(want)
+        if self._order is not None and not self._missing:
+            order, self._order = self._order, None
+            drawn = np.random.default_rng().random(self.values, dtype=np.float32)
+            payload = Payload({"w0": drawn, "n": np.array([5], np.int64)})
+            self._offer(payload, self._core(order.kind, order.task, order.round, order.base))
+
+
+async def _some(members: list[dict[str, str]], values: int) -> None:
+    clients = [Thin(m, "payload==1") for m in members]
+    await asyncio.gather(*(c.run(values) for c in clients))
+    refused = [text for c in clients for text in c.refused]
+    print(json.dumps({"acked": sum(c.acked for c in clients), "refused": refused[:5]}), flush=True)
+
+
+def _enrol(federation: LocalFederation, count: int) -> list[dict[str, str]]:
+    members = []
+    for number in range(count):
+        seed = os.urandom(32)
+        keys = PrivateKeys.derive(seed, b"bench")
+        public = {k: v.hex() for k, v in keys.public.to_fields().items()}
+        reply = control.ask(federation.federation, "enrol_local", name=f"c{number}", keys=public)
+        members.append(
+            {
+                "seed": seed.hex(),
+                "client": reply["client_id"],
+                "certificate": reply["certificate"],
+                "address": reply["addresses"][0],
+            }
+        )
+    return members
+
+
+def _raise_limits() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def measure(args: argparse.Namespace, directory: Path) -> None:
+    settings = {
+        "method.name": "payload",
+        "method.kilobytes": args.kilobytes,
+        "tasks.schedule": "listed",
+        "tasks.classes": json.dumps([list(CLASSES)]),
+        "round.rounds_per_task": args.rounds,
+        "round.min_clients": args.clients,
+        "run.evaluate": "false",
+    }
+    env = {"PYTHONPATH": os.pathsep.join((str(METHOD), os.environ.get("PYTHONPATH", "")))}
+    with LocalFederation(directory) as federation:
+        federation.serve(*(a for k, v in settings.items() for a in ("-c", f"{k}={v}")), env=env)
+        assert federation.server is not None
+        pid = federation.server.pid
+        members = _enrol(federation, args.clients)
+        empty = status_mb(pid)
+        step = -(-len(members) // args.processes)
+        groups = [members[i : i + step] for i in range(0, len(members), step)]
+        began = time.monotonic()
+        values = round(args.kilobytes * 250)
+        processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--group", str(values)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            for _ in groups
+        ]
+        for process, group in zip(processes, groups, strict=True):
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(group).encode())
+            process.stdin.close()
+        while (federation.status() or {}).get("run", {}).get("status") != "done":
+            if time.monotonic() - began > args.timeout_s:
+                raise SystemExit(f"not done: {federation.last_words('server')}")
+            time.sleep(0.2)
+        peak, used = status_mb(pid, "VmHWM"), cpu_s(pid)
+        worker = max((status_mb(p, "VmHWM") for p in children(pid)), default=0.0)
+    said = []
+    for process in processes:
+        assert process.stdout is not None
+        said.append(json.loads(process.stdout.read() or b"{}"))
+        process.wait()
+    with Ledger(federation.federation / LEDGER_NAME, read_only=True) as ledger:
+        run = ledger.newest_run()
+        assert run is not None
+        rows = ledger.rounds(run.run_id)
+        counted = [len(ledger.updates(r.key)) for r in rows]
+    seconds = [(r.closed_at or 0) - r.opened_at for r in rows]
+    print(f"clients {args.clients}, {args.kilobytes:g} kB each, {args.rounds} rounds")
+    print(f"all connected and first round open after {rows[0].opened_at - _wall(began):.1f} s")
+    print(f"seconds of a round: {', '.join(f'{s:.1f}' for s in seconds)}")
+    print(f"updates in a round: {counted}; acknowledged {sum(s.get('acked', 0) for s in said)}")
+    print(f"refused: {[t for s in said for t in s.get('refused', [])] or 'nothing'}")
+    memory = f"{empty:.0f} MB before, {peak:.0f} MB at most; its worker {worker:.0f} MB"
+    print(f"server: {memory}; {used:.1f} CPU s")
+
+
+def _wall(monotonic: float) -> float:
+    return time.time() - (time.monotonic() - monotonic)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--kilobytes", type=float, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--timeout-s", type=float, default=900)
+    parser.add_argument("--group", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    _raise_limits()
+    if args.group:
+        asyncio.run(_some(json.load(sys.stdin), args.group))
+        return
+    directory = Path(tempfile.mkdtemp(prefix="fcil-many-"))
+    try:
+        measure(args, directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

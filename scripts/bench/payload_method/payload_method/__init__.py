@@ -1,0 +1,69 @@
+"""A method that learns nothing: payloads of a given size, to measure what carries them.
+
+It is found where this directory's parent is on PYTHONPATH, as an installed package would be.
+"""
+
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from fcil_adapters.cadence import Cadence
+from fcil_adapters.contract import BackboneInfo, Exchange, Hparams, Method, TaskInfo
+from fcil_protocol.payload import Payload
+from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
+
+
+class Options(Hparams):
+    """How much, in how many tensors."""
+
+    kilobytes: float = Field(default=300, gt=0, description="Bytes of all tensors / 1,000.")
+    tensors: int = Field(default=1, ge=1, le=1000, description="Over how many tensors.")
+
+    @property
+    def each(self) -> int:
+        """Values of one tensor, 4 bytes each."""
+        return max(1, round(self.kilobytes * 250 / self.tensors))
+
+
+def _weights(options: Options) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(f"w{i}", Kind.LORA, (options.each,), max_abs=1) for i in range(options.tensors)
+    )
+
+
+def exchanges(options: Options, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
+    """Return the only exchange."""
+    n = TensorSpec("n", Kind.COUNT, (1,), dtype="I64", non_negative=True)
+    return (Exchange("train", PayloadSchema((*_weights(options), n)), check=check_upload),)
+
+
+def check_upload(_payload: Payload, _task: TaskInfo) -> list[str]:
+    """Find nothing wrong."""
+    return []
+
+
+def broadcast(options: Options, _backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
+    """Return the schema of the only part: the averages."""
+    return {"weights": PayloadSchema(_weights(options))}
+
+
+def dims(_options: Options, _backbone: BackboneInfo, _task: TaskInfo) -> dict[str, int]:
+    """Return nothing: all shapes are fixed."""
+    return {}
+
+
+METHOD = Method(
+    name="payload",
+    version="1",
+    title="Random payloads of a given size",
+    citation="none: it measures the federation, not learning",
+    hparams=Options,
+    exchanges=exchanges,
+    broadcast=broadcast,
+    dims=dims,
+    learner="payload_method.halves:Learner",
+    aggregator="payload_method.halves:Aggregator",
+    model="payload_method.halves:Model",
+    needs_backbone=False,
+    cadence={"weights": Cadence.ROUND},
+)

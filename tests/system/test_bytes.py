@@ -1,0 +1,84 @@
+"""The byte ledger of a real federation: what messages take, and what the kernel counted."""
+
+import sys
+from collections import defaultdict
+
+import pytest
+
+from fcil_server.ledger_rows import Direction
+from fcil_server.local import LocalFederation
+from fcil_server.rundata import Bytes, collect
+from system.kit import open_ledger, settings, write_client
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts for us"),
+]
+
+QUIET = {"federation__heartbeat_s": 300.0}  # no heartbeat in so short a run
+ON_ITS_WAY = 400  # bytes: a goodbye that the kernel did not see confirmed when it was asked
+
+
+def by_client(data):
+    flows = defaultdict(list)
+    for flow in data.flows:
+        flows[flow.client, flow.direction].append(flow)
+    return {key: Bytes.total(rows) for key, rows in flows.items()}
+
+
+def test_every_byte_that_the_kernel_counted_has_a_cause(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        federation.serve("--until-done", *settings(**QUIET))
+        federation.join("a", write_client(tmp_path / "a", range(4)))
+        federation.join("b", write_client(tmp_path / "b", range(4), offset=12))
+        assert federation.server.wait(120) == 0, federation.last_words("server")
+    with open_ledger(federation) as ledger:
+        data = collect(ledger, ledger.newest_run().run_id)
+        clients = {c.client_id for c in ledger.clients()}
+    counted = by_client(data)
+    assert set(counted) == {(c, d) for c in clients for d in Direction}
+    for total in counted.values():
+        assert total.wire > 1000
+        assert abs(total.rest) <= ON_ITS_WAY
+        # Every segment has a header, so frames are more than what they carry.
+        assert total.wire_kernel < total.link < 3 * total.wire_kernel
+    up, down = (data.bytes_of(d) for d in Direction)
+    assert up.tensor < up.sealed < up.application < up.wire
+    assert down.tensor < down.sealed < down.application < down.wire
+
+
+def test_counts_go_on_over_a_killed_client_and_a_killed_server(tmp_path):
+    arguments = settings(round__rounds_per_task=2, tasks__classes=[["0", "1"]], **QUIET)
+    with LocalFederation(tmp_path) as federation:
+        federation.serve("--until-done", *arguments)
+        a = write_client(tmp_path / "a", range(2))
+        federation.join("a", a)
+        federation.until("connected")
+        federation.kill_client("a")
+        federation.until("left")
+        federation.server.terminate()  # what it counted until now is written
+        assert federation.server.wait(60) == 0, federation.last_words("server")
+        federation.serve("--until-done", *arguments)
+        federation.join("a", a)
+        federation.join("b", write_client(tmp_path / "b", range(2), offset=12))
+        assert federation.server.wait(120) == 0, federation.last_words("server")
+    with open_ledger(federation) as ledger:
+        data = collect(ledger, ledger.newest_run().run_id)
+    for total in by_client(data).values():
+        assert total.wire > 1000
+        assert abs(total.rest) <= 3 * ON_ITS_WAY
+
+
+def test_heartbeats_are_the_rest(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        federation.serve(
+            "--until-done", *settings(federation__heartbeat_s=0.05, round__min_clients=2)
+        )
+        federation.join("a", write_client(tmp_path / "a", range(4)))
+        federation.until("announced")
+        federation.join("b", write_client(tmp_path / "b", range(4), offset=12))
+        assert federation.server.wait(120) == 0, federation.last_words("server")
+    with open_ledger(federation) as ledger:
+        data = collect(ledger, ledger.newest_run().run_id)
+    for direction in Direction:
+        assert data.bytes_of(direction).rest > 10 * 40  # a heartbeat takes about 40 bytes
