@@ -10,6 +10,7 @@ import typer
 
 from fcil_protocol.errors import UsageError
 from fcil_protocol.logs import LogFormat, LogFormatOption, LogOption, LogSizeOption
+from fcil_protocol.options import FormatOption, JsonOption
 from fcil_protocol.terminal import Format, chosen, emit, errors, printable, run_app
 
 if TYPE_CHECKING:
@@ -23,10 +24,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-
-FormatOption = Annotated[Format, typer.Option("--format", help="Form of the data on stdout.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
 
 
 @app.callback()
@@ -212,13 +209,16 @@ def leave(
     without_server: Annotated[
         bool, typer.Option("--without-server", help="Remove the files though no server was told.")
     ] = False,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
 ) -> None:
     """Leave the federation for good: the server is told, and keys and caches are removed.
 
     Images stay, and the journal of what left this device. What the server has averaged into the
     model stays in it. To come back, join with a new ticket.
     """
-    with errors():
+    form = chosen(form, json_flag)
+    with errors(form):
         import asyncio
 
         from fcil_client import leaving
@@ -229,6 +229,8 @@ def leave(
             if not without_server:
                 asyncio.run(leaving.tell(home, enrolment))
             kept = leaving.clear(home)
+        data_kept = {"name": enrolment.name, "kept": [str(path) for path in kept]}
+        emit(data_kept, form, lambda: None)
         name = printable(enrolment.name)
         typer.echo(f"{name} has left; its keys and caches are removed.", err=True)
         for path in kept:
@@ -241,9 +243,12 @@ def rotate_keys(
     server: Annotated[
         str | None, typer.Option(help="Which server, if several could be meant: name or address.")
     ] = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
 ) -> None:
     """Give the client new keys; it stays the same member. Start its daemon again afterwards."""
-    with errors():
+    form = chosen(form, json_flag)
+    with errors(form):
         import asyncio
 
         from fcil_client.rotation import rotate
@@ -252,6 +257,7 @@ def rotate_keys(
         home, enrolment = _enrolled(data, server)
         with stop_daemon(home):
             keys = asyncio.run(rotate(home, enrolment))
+        emit({"name": enrolment.name, "fingerprint": keys.fingerprint}, form, lambda: None)
         typer.echo(f"{printable(enrolment.name)} has the key {keys.fingerprint} now.", err=True)
 
 

@@ -15,8 +15,9 @@ ADDRESS_S = 1.0  # at an address where nobody answers, before the next one is tr
 REFUSALS = {
     "unknown_client": f"the server does not admit this client's key. "
     f"{UnknownClient.default_action()}",
-    "wrong_server_key": "the server's key is not the one from the enrolment: it is another "
-    "server, or its keys were replaced. Compare fingerprints, then enrol again.",
+    "wrong_server_key": "no handshake came about: the server's key is not the one from the "
+    "enrolment (another server, or its keys were replaced: compare fingerprints, then enrol "
+    "again), or the link took longer than 30 s for it.",
     "not_fcil": "the program at this address is not an fcil server. Check the address.",
 }
 

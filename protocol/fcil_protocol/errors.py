@@ -86,7 +86,8 @@ class FcilError(Exception):
     def default_action(cls) -> str:
         """Return the second paragraph of the class docstring, on one line."""
         paragraphs = inspect.cleandoc(cls.__doc__ or "").split("\n\n")
-        return " ".join(paragraphs[1].split()) if len(paragraphs) > 1 else ""
+        # Terminals show one backtick, as in all other sentences.
+        return " ".join(paragraphs[1].split()).replace("``", "`") if len(paragraphs) > 1 else ""
 
 
 class ConfigError(FcilError):

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fcil_protocol.logs import LogFormat, LogFormatOption, LogOption, LogSizeOption
+from fcil_protocol.options import FormatOption, JsonOption
 from fcil_protocol.terminal import Format, chosen, emit, errors, run_app
 from fcil_server import cli_classes, cli_members, cli_relay, cli_rounds, cli_storage
+from fcil_server.cli_options import DEFAULT_DIRECTORY, DirOption, RunOption, SetOption
 
 if TYPE_CHECKING:
     from fcil_protocol.logs import LogFile
@@ -24,16 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-DEFAULT_DIRECTORY = Path("federation")
 STATUS_S = 5.0  # for a server to say how it is
-DirOption = Annotated[Path, typer.Option("--dir", help="The federation's directory.")]
-RunOption = Annotated[str | None, typer.Option("--run", help="A run's id or its beginning.")]
-FormatOption = Annotated[Format, typer.Option("--format", help="Form of the data on stdout.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("-c", "--set", help="Override a setting for this start: section.key=value."),
-]
 
 
 @app.command()
@@ -231,9 +224,14 @@ def run_ls(
 
 
 @runs.command("stop")
-def run_stop(directory: DirOption = DEFAULT_DIRECTORY) -> None:
+def run_stop(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
     """End the newest run for good; the next `serve` begins a new one."""
-    with errors():
+    form = chosen(form, json_flag)
+    with errors(form):
         from fcil_protocol import control
         from fcil_protocol.errors import Unreachable
         from fcil_protocol.files import DirectoryLock
@@ -244,7 +242,7 @@ def run_stop(directory: DirOption = DEFAULT_DIRECTORY) -> None:
 
         find_directory(directory)
         try:
-            control.ask(directory, "stop_run")
+            told = control.ask(directory, "stop_run")
         except Unreachable:
             with (
                 DirectoryLock.acquire(directory, "federation"),
@@ -254,6 +252,8 @@ def run_stop(directory: DirOption = DEFAULT_DIRECTORY) -> None:
                 ledger.add_audit(f"uid {os.getuid()}", "stop_run", run.run_id)
                 if run.status is not RunStatus.DONE:
                     ledger.set_run_status(run.run_id, RunStatus.STOPPED)
+                told = {"run": run.run_id}
+        emit(told, form, lambda: None)
         typer.echo("The run is stopped.", err=True)
 
 
@@ -314,12 +314,17 @@ def demo(
 
 
 @app.command()
-def stop(directory: DirOption = DEFAULT_DIRECTORY) -> None:
+def stop(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
     """Stop the server of the federation in DIR; the open round waits."""
-    with errors():
+    form = chosen(form, json_flag)
+    with errors(form):
         from fcil_protocol import control
 
-        control.ask(directory, "stop")
+        emit(control.ask(directory, "stop"), form, lambda: None)
         typer.echo("The server stops.", err=True)
 
 

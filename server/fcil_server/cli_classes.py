@@ -8,15 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from fcil_protocol.options import FormatOption, JsonOption
 from fcil_protocol.terminal import Format, chosen, emit, errors, printable
+from fcil_server.cli_options import DEFAULT_DIRECTORY, DirOption
 
 app = typer.Typer(help="The class names of the newest run.", no_args_is_help=True)
 
-DirOption = Annotated[Path, typer.Option("--dir", help="The federation's directory.")]
-FormatOption = Annotated[Format, typer.Option("--format", help="Form of the data on stdout.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
 Name = Annotated[str, typer.Argument(help="A class name of the run.")]
-DEFAULT_DIRECTORY = Path("federation")
 
 
 @app.command("ls")

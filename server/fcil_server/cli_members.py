@@ -9,14 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
+from fcil_protocol.options import FormatOption, JsonOption
 from fcil_protocol.terminal import Format, chosen, emit, errors, printable
+from fcil_server.cli_options import DEFAULT_DIRECTORY, DirOption
 
 app = typer.Typer()
 
-DirOption = Annotated[Path, typer.Option("--dir", help="The federation's directory.")]
-FormatOption = Annotated[Format, typer.Option("--format", help="Form of the data on stdout.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
-DEFAULT_DIRECTORY = Path("federation")
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -157,13 +155,18 @@ def _draw(text: str) -> None:
 
 
 @app.command("rotate-keys")
-def rotate_keys(directory: DirOption = DEFAULT_DIRECTORY) -> None:
+def rotate_keys(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
     """Give the stopped server new keys; members learn them when they meet it next.
 
     The keys with which it signs and opens are replaced; the link key stays, so that clients
     that sleep find it again.
     """
-    with errors():
+    form = chosen(form, json_flag)
+    with errors(form):
         from fcil_server.federation import Federation, find_directory
 
         federation = Federation.open(find_directory(directory), None, ())
@@ -172,6 +175,7 @@ def rotate_keys(directory: DirOption = DEFAULT_DIRECTORY) -> None:
             fingerprint = federation.keys.public.fingerprint
         finally:
             federation.close()
+        emit({"fingerprint": fingerprint}, form, lambda: None)
         typer.echo(f"The server's key is now {fingerprint}.", err=True)
 
 
@@ -210,6 +214,8 @@ def revoke(
     keep_update: Annotated[
         bool, typer.Option("--keep-update", help="Still count what it sent to the open round.")
     ] = False,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
 ) -> None:
     """Take a client off the list now: its connection ends and its key is refused from now on.
 
@@ -218,7 +224,8 @@ def revoke(
     What it sent to the open round is left out, unless you keep it; what is averaged into
     states cannot be taken out.
     """
-    with errors():
+    form = chosen(form, json_flag)
+    with errors(form):
         from fcil_protocol import control
         from fcil_protocol.errors import Unreachable
         from fcil_server.doorkeeper import Doorkeeper
@@ -240,5 +247,6 @@ def revoke(
                     reply = {"name": row.name}
             finally:
                 federation.close()
+        emit({"withdrawn": False, **reply}, form, lambda: None)
         what = "ticket is withdrawn" if reply.get("withdrawn") else "membership is revoked"
         typer.echo(f"{printable(reply['name'])}: the {what}.", err=True)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from fcil_protocol.terminal import errors
+from fcil_protocol.options import FormatOption, JsonOption
+from fcil_protocol.terminal import Format, chosen, emit, errors
+from fcil_server.cli_options import DEFAULT_DIRECTORY, DirOption
 
 app = typer.Typer()
-
-DirOption = Annotated[Path, typer.Option("--dir", help="The federation's directory.")]
-DEFAULT_DIRECTORY = Path("federation")
 
 
 @app.command("close-round")
@@ -22,45 +21,64 @@ def close_round(
         bool,
         typer.Option("--rest-of-task", help="The further rounds of its task too, at once."),
     ] = False,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
 ) -> None:
     """End the round under way with what has come; with nothing, it is skipped."""
-    with errors():
-        from fcil_protocol import control
-
-        control.ask(directory, "close_round", rest_of_task=rest_of_task)
-        typer.echo("The round closes.", err=True)
+    _ask("close_round", directory, form, json_flag, rest_of_task=rest_of_task)
+    typer.echo("The round closes.", err=True)
 
 
 @app.command()
-def pause(directory: DirOption = DEFAULT_DIRECTORY) -> None:
+def pause(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
     """Open no further round until `resume`; the one under way goes on to its end."""
-    with errors():
-        from fcil_protocol import control
-
-        told = control.ask(directory, "pause")
-        open_now = "The round under way goes on to its end; then " if told["round_open"] else ""
-        typer.echo(f"{open_now or 'From now on '}no round opens: fcil-server resume.", err=True)
+    told = _ask("pause", directory, form, json_flag)
+    open_now = "The round under way goes on to its end; then " if told["round_open"] else ""
+    typer.echo(f"{open_now or 'From now on '}no round opens: fcil-server resume.", err=True)
 
 
 @app.command()
-def resume(directory: DirOption = DEFAULT_DIRECTORY) -> None:
+def resume(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
     """Let rounds go on after `pause`, or take a `drain` back that is still under way."""
-    with errors():
-        from fcil_protocol import control
-
-        control.ask(directory, "resume")
-        typer.echo("Rounds go on.", err=True)
+    _ask("resume", directory, form, json_flag)
+    typer.echo("Rounds go on.", err=True)
 
 
 @app.command()
-def drain(directory: DirOption = DEFAULT_DIRECTORY) -> None:
+def drain(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
     """Stop the server when the round under way is over; no other one opens.
 
     A round that comes up short at its deadline goes on when the server is started again.
     """
-    with errors():
+    told = _ask("drain", directory, form, json_flag)
+    when = "when the round under way is over" if told["round_open"] else "now"
+    typer.echo(f"The server stops {when}.", err=True)
+
+
+def _ask(
+    op: str,
+    directory: Path,
+    form: Format,
+    json_flag: bool,
+    **fields: Any,
+) -> dict[str, Any]:
+    """Give the running server an order, and show what it says of it."""
+    form = chosen(form, json_flag)
+    with errors(form):
         from fcil_protocol import control
 
-        told = control.ask(directory, "drain")
-        when = "when the round under way is over" if told["round_open"] else "now"
-        typer.echo(f"The server stops {when}.", err=True)
+        told = control.ask(directory, op, **fields)
+        emit(told, form, lambda: None)
+    return told

@@ -9,14 +9,11 @@ from typing import Annotated
 
 import typer
 
+from fcil_protocol.options import FormatOption, JsonOption
 from fcil_protocol.terminal import Format, chosen, emit, errors
+from fcil_server.cli_options import DEFAULT_DIRECTORY, DirOption
 
 app = typer.Typer()
-
-DirOption = Annotated[Path, typer.Option("--dir", help="The federation's directory.")]
-FormatOption = Annotated[Format, typer.Option("--format", help="Form of the data on stdout.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
-DEFAULT_DIRECTORY = Path("federation")
 
 
 @app.command()

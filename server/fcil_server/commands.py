@@ -97,7 +97,7 @@ def _stop_run(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
     if row is not None and row.status is not RunStatus.DONE:
         server.ledger.set_run_status(run, RunStatus.STOPPED)
     server.stop()
-    return {}
+    return {"run": run}
 
 
 def enrol_local(server: Server, fields: dict[str, Any]) -> dict[str, Any]:

@@ -368,8 +368,8 @@ class Server:
         old = self.peers.add(peer)
         if old is not None:
             text = (
-                f"{peer.name} connected twice with one key; the newer connection stays. "
-                "If the older one was another device, its files were copied: enrol it anew."
+                f"{peer.name} connected again before its older connection was gone; the newer one "
+                "stays. If the older was another device, its files were copied: enrol it anew."
             )
             self.note("warning", "two_links", text, peer.client)
             self.send(old, Bye(code="two_links", reason=text))

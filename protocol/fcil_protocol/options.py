@@ -1,0 +1,12 @@
+"""Options that every command has, on both sides."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fcil_protocol.terminal import Format
+
+FormatOption = Annotated[Format, typer.Option("--format", help="Form of the data on stdout.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
