@@ -65,15 +65,15 @@ class ConnectionCounts:
     def take(self) -> Mapping[int, TcpCounts]:
         """Return connection number -> growth since the last call; what did not grow is left out.
 
-        What a connection carried before its first message counts to its number too, unless
-        it was taken before.
+        What a connection carried before its first message counts to its number too; one on
+        which nobody ever speaks is told at its end, under `SILENT`.
         """
         with self._lock:
             grown: defaultdict[int, TcpCounts] = defaultdict(TcpCounts, self._ended)
             self._ended = {}
             for watched in self._live.values():
                 now = watched.probe.read()
-                if now is not None:
+                if now is not None and watched.conn != SILENT:
                     grown[watched.conn] += watched.growth(now)
         return {conn: counts for conn, counts in grown.items() if counts != _NOTHING}
 

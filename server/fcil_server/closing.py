@@ -55,12 +55,13 @@ class Closing:
             rows = self.kit.ledger.accepted(key)
             results = await asyncio.to_thread(self._open_evaluations, rows)
             with self.kit.ledger.transaction():
-                for client, counts in results.items():
-                    self.kit.ledger.add_evaluation(self.kit.run, key.task, client, counts)
-                self._commit(key, close, {"collect_s": collect_s})
+                for row in self.kit.ledger.accepted(key):  # but for who was revoked meanwhile
+                    counts = results[row.client]
+                    self.kit.ledger.add_evaluation(self.kit.run, key.task, row.client, counts)
+                outcome = self._commit(key, close, {"collect_s": collect_s})
         else:
-            await self._aggregate(task, step, key, close, collect_s)
-        self._tell(key, close)
+            outcome = await self._aggregate(task, step, key, close, collect_s)
+        self._tell(key, close, outcome)
         # What made the newest state stays: should its file be damaged, it is computed again.
         needed = needed_updates(self.kit.ledger, self.kit.run)
         try:
@@ -70,37 +71,40 @@ class Closing:
 
     async def _aggregate(
         self, task: TaskInfo, step: Step, key: RoundKey, close: machine.Close, collect_s: float
-    ) -> None:
+    ) -> machine.Outcome:
         kit, at, loop = self.kit, self.at, asyncio.get_running_loop()
         began = loop.time()
-        updates = [u for u in kit.ledger.accepted(key) if u.samples > 0]
-        if not updates:
-            self._commit(key, close, {"collect_s": collect_s})
-            return
-        ctx = context(kit, task, step)
-        state, excluded = await kit.aggregation.aggregate(ctx, at.state, updates)
-        aggregated = loop.time()
-        if state is None:
+        while updates := self._usable(key):
+            ctx = context(kit, task, step)
+            state, excluded = await kit.aggregation.aggregate(ctx, at.state, updates)
+            aggregated = loop.time()
             phases = {"collect_s": collect_s, "aggregate_s": aggregated - began}
-            self._ruined(key, close, excluded, phases)
-            return
+            if state is None:
+                return self._ruined(key, close, excluded, phases)
+            number, digest = await save(kit, at, state, task)
+            if self._usable(key) == updates:
+                break
+            # Somebody was revoked meanwhile: what it sent must not be in the state.
+            kit.states.discard_after(at.number)
+        else:
+            return self._commit(key, close, {"collect_s": collect_s})
         self._in_vain = 0
-        number, digest = await save(kit, at, state, task)
-        phases = {
-            "collect_s": collect_s,
-            "aggregate_s": aggregated - began,
-            "save_s": loop.time() - aggregated,
-        }
+        phases["save_s"] = loop.time() - aggregated
         with kit.ledger.transaction():
             for client, reason in excluded.items():
                 kit.ledger.exclude_update(key, client, reason)
             kit.ledger.add_state(key, number, digest, at.digest)
-            self._commit(key, close, phases, number)
+            outcome = self._commit(key, close, phases, number)
         for client, reason in excluded.items():
             kit.notify("warning", "excluded", f"{kit.name_of(client)}: {reason}")
         self._warn_of_names()
         at.adopt(state, number, digest)
         kit.states.prune()
+        return outcome
+
+    def _usable(self, key: RoundKey) -> list[UpdateRow]:
+        """Return the updates that aggregation takes now."""
+        return [u for u in self.kit.ledger.accepted(key) if u.samples > 0]
 
     def _ruined(
         self,
@@ -108,7 +112,7 @@ class Closing:
         close: machine.Close,
         excluded: Mapping[ClientId, str],
         phases: dict[str, float],
-    ) -> None:
+    ) -> machine.Outcome:
         """Close a round of which no update could be used; the state stays.
 
         Raises:
@@ -118,7 +122,7 @@ class Closing:
         with kit.ledger.transaction():
             for client, reason in excluded.items():
                 kit.ledger.exclude_update(key, client, reason)
-            self._commit(key, close, phases)
+            outcome = self._commit(key, close, phases)
         for client, reason in excluded.items():
             kit.notify("error", "excluded", f"{kit.name_of(client)}: {reason}")
         self._in_vain += 1
@@ -129,6 +133,7 @@ class Closing:
                 action="If it is the method's fault, mend it and start the server again: the run "
                 "goes on with the next round.",
             )
+        return outcome
 
     def _warn_of_names(self) -> None:
         """Say, once for a class, that two clients mean different things by its name, it seems."""
@@ -148,7 +153,7 @@ class Closing:
         close: machine.Close,
         phases: dict[str, float],
         new_state: int | None = None,
-    ) -> None:
+    ) -> machine.Outcome:
         ledger = self.kit.ledger
         assert self.at.round is not None
         with ledger.transaction():
@@ -167,6 +172,7 @@ class Closing:
             ledger.close_round(key, outcome, why=close.why, new_state=new_state, phases=phases)
         for row in ledger.updates(key):
             self._verdicts[row.client] = _verdict(row)
+        return outcome
 
     def _open_evaluations(self, rows: Sequence[UpdateRow]) -> dict[str, dict[int, tuple[int, int]]]:
         """Return client -> class id -> (correct, total); runs beside the loop."""
@@ -177,7 +183,7 @@ class Closing:
             found[row.client] = {c: (right, n) for c, right, n in zip(*columns, strict=True)}
         return found
 
-    def _tell(self, key: RoundKey, close: machine.Close) -> None:
+    def _tell(self, key: RoundKey, close: machine.Close, outcome: machine.Outcome) -> None:
         updated = {u.client for u in self.kit.ledger.updates(key)}
         for client, answer in close.answers.items():
             peer = self.kit.peers.by_client(client)
@@ -189,7 +195,7 @@ class Closing:
                 task=key.task,
                 kind=key.kind,
                 round=key.round,
-                outcome=close.outcome.value,
+                outcome=outcome.value,
                 answer=(machine.Answer.UPDATED if client in updated else answer).value,
                 verdict=self.verdict(client),
             )

@@ -111,9 +111,7 @@ class Coordinator:
             raise UsageError(
                 "no round is under way.", action="fcil-server status says what the server does."
             )
-        if rest_of_task:
-            self.at.skipped_task = self.at.task.index
-        self._events.put_nowait(machine.Stop(self._now()))
+        self._events.put_nowait(machine.Stop(self._now(), rest=rest_of_task))
 
     def set_mode(self, mode: Mode) -> None:
         """The operator holds the run between rounds, ends the server there, or lets it go on."""
@@ -271,8 +269,8 @@ class Coordinator:
         at.round = self._machine(key)
         self._events = asyncio.Queue()
         now = self._now()
-        if at.skipped_task == key.task and key.kind != EVALUATE:
-            self._events.put_nowait(machine.Stop(now))
+        if key.kind != EVALUATE and self._no_more_of(key.task):
+            self._events.put_nowait(machine.Stop(now, rest=True))
         here = available(self.kit, at, self.kit.peers.announced(), now)
         # One snapshot: whoever is here is a candidate, whatever the order of connecting.
         pairs = tuple((e.client, e.holds) for e in here)
@@ -296,6 +294,11 @@ class Coordinator:
             for timer in self._timers:
                 timer.cancel()
             self._timers.clear()
+
+    def _no_more_of(self, task: int) -> bool:
+        """Say whether the operator wanted no more rounds of a task; the ledger remembers."""
+        rows = [r for r in self.kit.ledger.rounds(self.kit.run) if r.task == task]
+        return any(r.why == machine.Why.REST for r in rows)
 
     def _ensure_row(self, key: RoundKey) -> None:
         """A round that closes before it asked anybody has left no trace in the ledger yet."""

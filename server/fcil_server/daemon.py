@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 import resource
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 
 from fcil_protocol import control
 from fcil_protocol.channel import Channel
-from fcil_protocol.errors import BadSignature, FcilError, InternalError, WireError
+from fcil_protocol.errors import BadSignature, FcilError, InternalError, StorageError, WireError
 from fcil_protocol.ids import ClientId
 from fcil_protocol.messages import (
     LEFT,
@@ -94,6 +94,7 @@ class Server:
         self._service = service or Service()
         self.roster = Roster(federation, Doorkeeper())
         self._stopping = asyncio.Event()
+        self._books_refused = False  # by a full disk, and said so
         self._failure: BaseException | None = None
         self._connections: set[int] = set()
         self._link: Lanes
@@ -203,12 +204,16 @@ class Server:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        steps: list[Callable[[], Awaitable[None]]] = []
+        if hasattr(self, "_intake"):  # the last thing that a start makes
+            steps = [self._intake.drain, self._say_goodbye, self._write_down]
         if hasattr(self, "open"):
-            for step in (self._intake.drain, self._say_goodbye, self._write_down, self.open.close):
-                try:  # whatever one step meets, the others are still taken
-                    await step()
-                except (FcilError, OSError) as error:
-                    self.note("error", "shutdown", str(error))
+            steps.append(self.open.close)
+        for step in steps:
+            try:  # whatever one step meets, the others are still taken
+                await step()
+            except (FcilError, OSError) as error:
+                self.note("error", "shutdown", str(error))
         if door is not None:
             door.close()
             control.socket_path(self.federation.directory).unlink(missing_ok=True)
@@ -242,10 +247,21 @@ class Server:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_S)
-            self._keep_remaining()
-            self.accounts.flush()
+            self._keep_books()
             self._intake.revive(self.peers)
             self._service.news()
+
+    def _keep_books(self) -> None:
+        """Write down counts and the deadline; what a full disk refuses is written later."""
+        try:
+            self._keep_remaining()
+            self.accounts.flush()
+        except StorageError as error:
+            if not self._books_refused:
+                self.note("warning", error.code, str(error))
+            self._books_refused = True
+        else:
+            self._books_refused = False
 
     def _keep_remaining(self) -> None:
         """Store how much of the deadline is left: it counts server uptime only."""

@@ -75,7 +75,6 @@ class Position:
         mode: what the operator wants; it ends with the server.
         unheld_since: since when nobody here has data for the task, while its rounds are skipped
             for that.
-        skipped_task: the task of which the operator wants no more rounds.
     """
 
     phase: str = "starting"
@@ -90,7 +89,6 @@ class Position:
     refs: list[PartRef] = field(default_factory=list)
     mode: Mode = Mode.RUNNING
     unheld_since: float | None = None
-    skipped_task: int | None = None
 
     @property
     def base(self) -> int:

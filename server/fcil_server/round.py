@@ -249,8 +249,8 @@ class Round:
                     self.answers[client] = Answer.LOST
         return self._settle(event.now)
 
-    def _stop(self, _event: Stop) -> list[Instruction]:
-        return self._close(Outcome.SHORT, Why.OPERATOR)
+    def _stop(self, event: Stop) -> list[Instruction]:
+        return self._close(Outcome.SHORT, Why.REST if event.rest else Why.OPERATOR)
 
     def _unmoved(self, _event: Hold | Resume) -> list[Instruction]:
         return []  # it has asked: what was asked for is taken

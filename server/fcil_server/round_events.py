@@ -43,6 +43,7 @@ class Why(StrEnum):
     TAKEN = "taken"  # as many updates as are taken have come
     DEADLINE = "deadline"
     OPERATOR = "operator"
+    REST = "rest_of_task"  # the operator, who wants no more rounds of the task either
     NO_HOLDER = "no_holder"  # nobody here has data for it
 
 
@@ -148,9 +149,10 @@ class Tick:
 
 @dataclass(frozen=True)
 class Stop:
-    """The operator closes the round short."""
+    """The operator closes the round short, and with ``rest`` those after it in its task."""
 
     now: float
+    rest: bool = False
 
 
 @dataclass(frozen=True)

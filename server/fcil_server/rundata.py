@@ -37,6 +37,12 @@ class Bytes:
     The first four are exact counts and the exact prediction of every message. The others are
     what the kernel counted on whole connections, 0 where it was not asked: TCP payload, each
     byte once; what of it was sent down again; all as frames of an Ethernet link.
+
+    Attributes:
+        true_wire: TCP payload by the kernel's count, or by prediction in rounds (and directions)
+            for which it was not asked.
+        rest: what the kernel counted beyond the messages: heartbeats, answers to strangers.
+            Negative by bytes that were on their way when it was asked.
     """
 
     tensor: int = 0
@@ -46,35 +52,34 @@ class Bytes:
     wire_kernel: int = 0
     retransmitted: int = 0
     link: int = 0
+    true_wire: int = 0
+    rest: int = 0
 
     @classmethod
     def total(cls, counts: Iterable[ByteCount]) -> Bytes:
         """Sum counts; predicted and kernel-counted wire bytes stay apart."""
-        tensor = sealed = application = wire = kernel = retransmitted = link = 0
+        places: defaultdict[object, list[ByteCount]] = defaultdict(list)
         for count in counts:
-            tensor += count.tensor
-            sealed += count.sealed
-            application += count.application
-            retransmitted += count.retransmitted
-            link += count.link
-            if count.source is Source.KERNEL:
-                kernel += count.wire
-            else:
-                wire += count.wire
-        return cls(tensor, sealed, application, wire, kernel, retransmitted, link)
+            where = (count.run, count.task, count.kind, count.round, count.direction)
+            places[where].append(count)
+        return sum((cls._of_one_place(found) for found in places.values()), start=cls())
 
-    @property
-    def true_wire(self) -> int:
-        """TCP payload by the kernel's count, or by prediction where it was not asked."""
-        return self.wire_kernel or self.wire
-
-    @property
-    def rest(self) -> int:
-        """What the kernel counted beyond the messages: heartbeats, answers to strangers.
-
-        Negative by bytes that were on their way when it was asked; 0 where it was not.
-        """
-        return self.wire_kernel - self.wire if self.wire_kernel else 0
+    @classmethod
+    def _of_one_place(cls, counts: Sequence[ByteCount]) -> Bytes:
+        """Sum what was counted in one round and direction."""
+        wire = sum(c.wire for c in counts if c.source is not Source.KERNEL)
+        kernel = sum(c.wire for c in counts if c.source is Source.KERNEL)
+        return cls(
+            tensor=sum(c.tensor for c in counts),
+            sealed=sum(c.sealed for c in counts),
+            application=sum(c.application for c in counts),
+            wire=wire,
+            wire_kernel=kernel,
+            retransmitted=sum(c.retransmitted for c in counts),
+            link=sum(c.link for c in counts),
+            true_wire=kernel or wire,
+            rest=kernel - wire if kernel else 0,
+        )
 
     def __add__(self, other: Bytes) -> Bytes:
         pairs = zip(astuple(self), astuple(other), strict=True)

@@ -162,7 +162,7 @@ def round_rows(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
         updates = ledger.updates(row.key)
         mine = flows.get((row.task, row.kind, row.round), [])
         up, down = (Bytes.total(f for f in mine if f.direction is d) for d in Direction)
-        kernel = bool(up.wire_kernel or down.wire_kernel)
+        kernel = bool(up.wire_kernel and down.wire_kernel)
         rows.append(
             {
                 "seq": row.seq,

@@ -55,13 +55,22 @@ def test_growth_is_told_once_and_under_the_number_that_the_connection_gets(count
     assert counts.take()[7].received == 5
 
 
-def test_a_connection_without_a_word_is_counted_as_silent(counts, wire):
+def test_what_comes_before_the_first_word_waits_for_the_number(counts, wire):
     counts.began(wire.fd)
     wire.up(64)
-    assert counts.take()[SILENT].received == 64
+    assert counts.take() == {}
     counts.spoke(wire.fd, 3)
     wire.up(1)
-    assert {c: t.received for c, t in counts.take().items()} == {3: 1}
+    assert {c: t.received for c, t in counts.take().items()} == {3: 65}
+
+
+def test_a_connection_without_a_word_is_counted_as_silent_at_its_end(counts, wire):
+    counts.began(wire.fd)
+    wire.up(64)
+    assert counts.take() == {}
+    wire.far.close()
+    counts.ended(wire.fd)
+    assert {c: t.received for c, t in counts.take().items()} == {SILENT: 64}
 
 
 def test_what_came_before_an_end_is_not_lost(counts, wire):

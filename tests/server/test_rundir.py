@@ -24,12 +24,12 @@ from fcil_protocol.ids import RunId
 from fcil_protocol.payload import Payload, unpack
 from fcil_server import rundir
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import CENTRAL, Cause, Direction
+from fcil_server.ledger_rows import CENTRAL, Cause, Direction, Source
 from fcil_server.report import html_report
 from fcil_server.report_charts import bytes_chart, cost_chart, seconds_chart
 from fcil_server.report_claims import accounts, claimed_round_bytes
 from fcil_server.report_tables import summary_tables
-from fcil_server.rundata import collect, cost_by_task, format_bytes
+from fcil_server.rundata import Bytes, collect, cost_by_task, format_bytes
 from fcil_server.store import StateStore
 from fcil_server.svg import scale
 from sample_run import ALICE, BOB, GONE, HTML_NAME, RUN, digest
@@ -145,6 +145,8 @@ class TestFiles:
             "wire_kernel": 7_765_296 + 34 * 3_100,
             "retransmitted": 0,
             "link": 7_765_296 + 34 * 9_000,
+            "true_wire": 7_765_296 + 34 * 3_100,
+            "rest": 34 * 100,
         }
         assert total["down"]["retransmitted"] == 34 * 40
 
@@ -366,6 +368,22 @@ class TestReport:
             assert sum(heights) == pytest.approx(sum(sizes) / top * 220, abs=0.1 * len(sizes))
         assert min(h for _, h in bars) > 0
         assert {name for name, _ in bars} <= set(wanted)
+
+    def test_rounds_without_the_kernels_count_are_not_hidden_by_those_with_it(
+        self, ledger: Ledger
+    ) -> None:
+        data = collect(ledger, RUN)
+        some = data.rounds[0].round.key
+        flows = [
+            f
+            for f in data.flows
+            if f.source is not Source.KERNEL or (f.run, f.task, f.kind, f.round) == some
+        ]
+        for d in Direction:
+            total = Bytes.total(f for f in flows if f.direction is d)
+            rounds = [v.up if d is Direction.UP else v.down for v in data.rounds]
+            assert total.true_wire == rounds[0].wire_kernel + sum(b.wire for b in rounds[1:])
+            assert total.rest == rounds[0].rest
 
     def test_seconds_are_stacked_by_phase(self, ledger: Ledger) -> None:
         data = collect(ledger, RUN)

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import safetensors.numpy
 
 import fcil_adapters
 from fcil_protocol import control
+from fcil_server.ledger import LEDGER_NAME
 from fcil_server.local import LocalFederation
 from system.kit import open_ledger, settings, write_client
 
@@ -148,8 +150,9 @@ def test_a_client_whose_server_forgot_it_says_so_and_keeps_trying(tmp_path):
         federation.until("announced")
         os.kill(federation.server.pid, signal.SIGINT)
         assert federation.server.wait(30) == 0
-        for path in federation.federation.glob("ledger.sqlite*"):
-            path.unlink()
+        with sqlite3.connect(federation.federation / LEDGER_NAME) as raw:
+            raw.execute("DELETE FROM clients")
+        raw.close()
         federation.serve(*settings())
         client = federation.clients["a"]
         with federation.log("a").open() as log:

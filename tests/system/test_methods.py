@@ -33,7 +33,7 @@ class Case:
 
 
 CASES = [
-    Case("hgp", 60, {}, {"method.rebalance": "off"}, 20),
+    Case("hgp", 60, {}, {"method.rebalance": "off"}, 12),
     # A step so large that the features drift from task to task unless the teacher holds them.
     Case("plora", 55, {"method.lr_lora": 1e-2}, {"method.gamma_kd": 0}, 15),
     Case("pilora", 55),

@@ -213,7 +213,7 @@ def test_a_client_that_leaves_is_off_the_list_and_its_device_is_clean(tmp_path):
         assert "has left" in done.stderr
         assert federation.clients.pop("b").wait(30) == 0  # its daemon was ended
         assert not keys.exists()
-        assert {p.name for p in keys.parent.iterdir()} == {"lock", "egress.jsonl"}
+        assert {p.name for p in keys.parent.iterdir()} == {"lock", "egress.jsonl", "left.json"}
         assert len(list(data["b"].rglob("*.png"))) == 24  # images stay
         again = command(federation, "fcil_client", "leave", "--data", str(data["b"]), state=state)
         assert again.returncode == 4

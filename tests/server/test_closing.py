@@ -1,4 +1,4 @@
-"""A round of which no update can be used: closed openly, and not for ever."""
+"""How a round closes when updates turn out to be of no use, or their senders are revoked."""
 
 import asyncio
 from types import SimpleNamespace
@@ -41,16 +41,30 @@ class Scene:
         sample_run.add_run(self.ledger)
         self.ledger.new_task(RUN, 0, [0, 1])
         self.notes, self.results, self.round = [], [], 0
+        self.discarded, self.seen, self.told = [], [], []
+        self.meanwhile = self.while_saving = lambda: None
         monkeypatch.setattr(closing, "context", lambda *_: None)
 
-        async def aggregate(*_):
+        async def aggregate(_ctx, _state, updates):
+            self.seen.append([u.client for u in updates])
+            self.meanwhile()
             return self.results.pop(0)
+
+        def save(*_):
+            return digest("new")
+
+        async def in_thread(function, *args):
+            self.while_saving()  # as if the loop had its turn meanwhile
+            return function(*args)
+
+        monkeypatch.setattr(closing.asyncio, "to_thread", in_thread)
 
         self.kit = SimpleNamespace(
             run=RUN, ledger=self.ledger, spool=Spool(), notify=lambda *n: self.notes.append(n),
-            name_of=str, peers=SimpleNamespace(by_client=lambda _: None),
+            name_of=str, peers=SimpleNamespace(by_client=lambda _: SimpleNamespace()),
+            send=lambda _, message: self.told.append(message),
             aggregation=SimpleNamespace(aggregate=aggregate, far_apart=[]),
-            states=SimpleNamespace(save=lambda *_: digest("new"), prune=lambda: None),
+            states=SimpleNamespace(discard_after=self.discarded.append, save=save, prune=lambda: None),
             classes=SimpleNamespace(names=dict),
         )  # fmt: skip
         self.at = Position(round=SimpleNamespace(reasons={}))
@@ -139,3 +153,46 @@ def test_updates_are_blamed_only_if_the_worker_can_do_anything(monkeypatch):
     assert "division by zero" in excluded[ALICE]
     with pytest.raises(WorkerError, match="cannot be started"):
         asyncio.run(aggregation(monkeypatch, works=False).aggregate(None, None, rows))
+
+
+GOOD = Payload({}, {})
+
+
+def revoke(scene, client):
+    """Leave out what a client sent to the open round, as a revocation does."""
+    key = RoundKey(RUN, 0, "train", scene.round - 1)
+    scene.ledger.exclude_update(key, client, "revoked")
+
+
+@pytest.mark.parametrize("moment", ["meanwhile", "while_saving"])
+def test_who_is_revoked_while_a_state_is_made_is_not_in_it(scene, moment):
+    def once():
+        setattr(scene, moment, lambda: None)
+        revoke(scene, BOB)
+
+    setattr(scene, moment, once)
+    scene.results.append((GOOD, {}))
+    key = scene.play(GOOD, {})
+    assert scene.seen == [[ALICE, BOB], [ALICE]]
+    assert scene.discarded == [-1]
+    row = scene.closed(key)
+    assert (row.outcome, row.new_state) == (Outcome.DONE, 0)
+    assert [u.client for u in scene.ledger.accepted(key)] == [ALICE]
+
+
+def test_a_round_whose_last_sender_is_revoked_meanwhile_leaves_the_state(scene):
+    def both():
+        scene.meanwhile = lambda: None
+        revoke(scene, ALICE)
+        revoke(scene, BOB)
+
+    scene.meanwhile = both
+    key = scene.play(GOOD, {})
+    assert (scene.closed(key).outcome, scene.closed(key).new_state) == (Outcome.SKIPPED, None)
+
+
+def test_clients_are_told_the_outcome_that_the_ledger_has(scene):
+    scene.play(None, BOTH)
+    assert {m.outcome for m in scene.told} == {"skipped"}
+    scene.play(GOOD, {})
+    assert scene.told[-1].outcome == "done"
