@@ -9,6 +9,7 @@ state that can be read, as a new run: clients have seen the later ones.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from pathlib import Path
 
@@ -56,11 +57,13 @@ async def ensure_state(kit: Kit, directory: Path) -> Run | None:
     newest = kit.ledger.newest_state(kit.run)
     if newest is None:
         return None
+    recovery = Recovery(kit)
     try:
-        await Recovery(kit).have(newest)
+        await recovery.have(newest)
     except CorruptFile as error:
         row = kit.ledger.run(kit.run)
         if row is None or row.status is not RunStatus.DONE:
+            await recovery.have_an_opening()
             return _fall_back(kit, directory, newest, error)
         kit.notify("error", error.code, f"{error.message} The run is complete; its figures stay.")
     return None
@@ -89,6 +92,14 @@ class Recovery:
         self._kit.notify("warning", "state_recomputed", text)
         return state
 
+    async def have_an_opening(self) -> None:
+        """Compute again the newest opening of a task that can be had: it needs no updates."""
+        for row in reversed(self._rows.values()):
+            if row.kind == OPENING:
+                with contextlib.suppress(CorruptFile):
+                    await self.have(row)
+                    return
+
     def _read(self, row: StateRow) -> State:
         states = self._kit.states
         state = states.load(row.state)
@@ -109,8 +120,10 @@ class Recovery:
             return unpack(data)
         why = "the result differs"
         try:
+            # First whether its updates are there: else a long run would be walked to its start.
+            attempts = self._attempts(row)
             base = await self._base(row)
-            for attempt in self._attempts(row):
+            for attempt in attempts:
                 state = await self._step(row, base, attempt)
                 if hashlib.sha256(pack(state)).hexdigest() == row.digest:
                     return state

@@ -15,6 +15,7 @@ import pytest
 from fcil_adapters import registry
 from fcil_adapters.describe import NO_BACKBONE
 from fcil_protocol.errors import CannotOpen, CorruptFile, FcilError, RunFailed, WorkerDied
+from fcil_protocol.ids import Digest
 from fcil_protocol.payload import Payload
 from fcil_protocol.spool import Spool
 from fcil_server.classes import ClassRegistry
@@ -167,6 +168,21 @@ def test_the_opening_of_a_task_needs_no_updates(scene: Scene) -> None:
     assert fork.parent_state == 0
     assert scene.built.state(0).read_bytes() == whole
     assert [code for _, code, _ in scene.notes] == ["state_recomputed", "state_lost"]
+
+
+def test_a_run_that_lost_very_many_states_does_not_walk_through_all_of_them(scene: Scene) -> None:
+    """Each is as unreadable as the next, and a sentence about each would fill the screen."""
+    parent = scene.ledger.newest_state(scene.built.run).digest
+    for number in range(3, 1500):
+        key, made = RoundKey(scene.built.run, 0, "train", number), Digest(f"{number:064x}")
+        scene.ledger.add_state(key, number, made, parent)
+        parent = made
+    for number in range(3):
+        scene.built.state(number).unlink()
+    fork = scene.ensure()
+    assert fork is not None
+    assert fork.parent_state == 0
+    assert max(len(text) for _, _, text in scene.notes) < 1000
 
 
 def test_a_result_that_differs_is_never_taken(scene: Scene) -> None:
