@@ -19,7 +19,8 @@ from fcil_protocol.envelope import (
     verify_header,
     write_envelope,
 )
-from fcil_protocol.errors import CorruptFile, StaleUpdate, WireError
+from fcil_protocol.errors import CorruptFile, StaleUpdate, StorageError, TrustError, WireError
+from fcil_protocol.files import storage_errors
 from fcil_protocol.keys import PrivateKeys, PublicKeys
 from fcil_protocol.messages import Chunk, Message, PartRef, Parts, Received, Want
 from fcil_protocol.pace import MIN_WINDOW_BYTES, PATIENCE_S
@@ -182,7 +183,8 @@ def open_part(home: Home, ref: PartRef, keys: PrivateKeys, server: PublicKeys) -
     """Open one cached part; a damaged one is removed, so that it is fetched again.
 
     Raises:
-        StaleUpdate: the cached file was damaged; the round must fetch again.
+        StaleUpdate: the cached file was damaged, or is gone; the round must fetch again.
+        StorageError: the system cannot read it now, which says nothing about what is in it.
     """
     path = home.part_path(ref.digest)
     try:
@@ -193,6 +195,11 @@ def open_part(home: Home, ref: PartRef, keys: PrivateKeys, server: PublicKeys) -
             raise CorruptFile(f"{path} holds another part than its name says.")
         key = unwrap_key(stored.wrap, stored.header, keys)
         return unpack(open_body(header, key, header.split(stored.body)))
-    except Exception as error:
-        path.unlink(missing_ok=True)
+    except (CorruptFile, TrustError, WireError) as error:
+        with storage_errors("remove", path):
+            path.unlink(missing_ok=True)
         raise StaleUpdate(f"part {ref.name!r} was damaged on disk ({error}).") from error
+    except StorageError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        raise StaleUpdate(f"part {ref.name!r} is no longer on disk.") from error

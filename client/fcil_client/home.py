@@ -28,12 +28,13 @@ from pathlib import Path
 
 import platformdirs
 
-from fcil_protocol.errors import CorruptFile, DataError
+from fcil_protocol.errors import CorruptFile, DataError, WireError
 from fcil_protocol.files import make_private, storage_errors, write_atomic
 from fcil_protocol.ids import ClientId, FederationId, is_client_id
 from fcil_protocol.payload import Payload, pack, unpack
 
 SALT_BYTES = 16
+FOLDERS = ("outbox", "parts", "incoming", "provisional")
 FORMER = "left.json"  # says who a client was, beside the journal that it leaves behind
 
 
@@ -104,8 +105,16 @@ class Home:
         """Create the directories, readable by this user alone."""
         with storage_errors("create the client directory", self.directory):
             make_private(self.directory)
-            for name in ("outbox", "parts", "incoming", "provisional"):
+            for name in FOLDERS:
                 (self.directory / name).mkdir(mode=0o700, exist_ok=True)
+
+    def _folder(self, name: str) -> Path:
+        """Return one of the folders; made again if somebody removed it under a running client."""
+        folder = self.directory / name
+        # Where that is not possible, whoever writes into it gets the error, and says it.
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
 
     # --- who we are -------------------------------------------------------------------------
 
@@ -221,7 +230,7 @@ class Home:
 
     def outbox_path(self, digest: str) -> Path:
         """Return the sealed update's file."""
-        return self.directory / "outbox" / f"{digest}.update"
+        return self._folder("outbox") / f"{digest}.update"
 
     def outbox(self) -> list[str]:
         """Return the digests of the updates that the server has not acknowledged."""
@@ -229,7 +238,7 @@ class Home:
 
     def note_path(self, digest: str) -> Path:
         """Return the file that says which round an update belongs to."""
-        return self.directory / "outbox" / f"{digest}.json"
+        return self._folder("outbox") / f"{digest}.json"
 
     def unsent_notes(self) -> list[str]:
         """Return the digests of notes whose update was never written, after a crash."""
@@ -243,11 +252,11 @@ class Home:
 
     def part_path(self, digest: str) -> Path:
         """Return the sealed part's file."""
-        return self.directory / "parts" / f"{digest}.part"
+        return self._folder("parts") / f"{digest}.part"
 
     def incoming_path(self, digest: str) -> Path:
         """Return the file that a large part is assembled in."""
-        return self.directory / "incoming" / digest
+        return self._folder("incoming") / digest
 
     def prune_parts(self, keep: set[str]) -> None:
         """Remove parts, whole or still arriving, that the state of the run no longer names."""
@@ -259,13 +268,20 @@ class Home:
     # --- the method's state -----------------------------------------------------------------
 
     def state(self) -> Payload:
-        """Return the state after the last counted update; empty before the first."""
+        """Return the state after the last counted update; empty before the first.
+
+        Raises:
+            CorruptFile: what is in the file is no state.
+            StorageError: the system cannot read it now.
+        """
         path = self.directory / "state.safetensors"
-        try:
-            return unpack(path.read_bytes())
-        except FileNotFoundError:
+        with storage_errors("read", path):
+            data = path.read_bytes() if path.exists() else None
+        if data is None:
             return Payload()
-        except Exception as error:
+        try:
+            return unpack(data)
+        except WireError as error:
             raise CorruptFile(
                 f"{path} is damaged: {error}.",
                 action="Remove it: the client starts with an empty state.",
@@ -291,7 +307,7 @@ class Home:
 
     def save_provisional(self, digest: str, state: Payload) -> None:
         """Keep the state that came with an update until the server has judged it."""
-        write_atomic(self.directory / "provisional" / f"{digest}.safetensors", pack(state))
+        write_atomic(self._folder("provisional") / f"{digest}.safetensors", pack(state))
 
     def prune_provisional(self, keep: set[str]) -> None:
         """Remove provisional states whose updates are gone and will get no verdict."""

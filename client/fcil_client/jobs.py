@@ -194,7 +194,7 @@ class Jobs:
             digest = await self._work.run(order, terms, server, self._progress)
         except StaleUpdate as error:
             self._notes("warning", error.message)
-            self._feed(events.PartsLost(key))
+            self._feed(events.PartsLost(key, error.message))
         except FcilError as error:
             self._feed(events.WorkFailed(key, error.code, str(error)))
         except Exception as error:

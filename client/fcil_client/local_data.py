@@ -1,4 +1,4 @@
-"""The doors to a client's images: learner, selection and evaluator, kept apart.
+"""The doors to a client's images: learner and evaluator, kept apart.
 
 Each door shows one side of the split and exactly the classes that were asked for, so the
 learner never meets a test image nor an image of an earlier task.
@@ -62,10 +62,6 @@ class LocalData:
             least: classes with fewer images are left out, so that nothing is learned of them.
         """
         return self._open("train", class_ids, least)
-
-    def select_door(self, class_ids: Mapping[str, int]) -> Door:
-        """Open the images for tuning of exactly these classes."""
-        return self._open("select", class_ids)
 
     def evaluator_door(self, class_ids: Mapping[str, int]) -> Door:
         """Open the test images of exactly these classes."""

@@ -22,6 +22,7 @@ from fcil_client.downloads import open_part
 from fcil_client.egress import Journal
 from fcil_client.greeting import Terms, check_backbone
 from fcil_client.home import Enrolment, Home
+from fcil_client.keeping import Keeping
 from fcil_client.outbox import Outbox
 from fcil_client.privacy import NO_LIMITS, Limits, PrivacyLedger
 from fcil_client.registry_part import read_registry
@@ -31,7 +32,6 @@ from fcil_protocol.errors import (
     DataError,
     EgressRefused,
     SchemaMismatch,
-    StorageError,
     TooLarge,
 )
 from fcil_protocol.keys import PrivateKeys, PublicKeys
@@ -131,6 +131,7 @@ class RoundWork:
         self._outbox = Outbox(home)
         self._ledger = PrivacyLedger(home.directory)
         self._turn = asyncio.Lock()  # the worker does one thing at a time
+        self._keeping = Keeping(home, self._outbox)
         self._host = WorkerHost(
             "fcil_client.worker",
             name="client",
@@ -244,16 +245,11 @@ class RoundWork:
             PrivacyRefused: the terms or the budget do not allow it to take part.
             WorkerError: the computation failed, also when it was tried again.
         """
-        parts = {ref.name: open_part(self._home, ref, self._keys, server) for ref in order.parts}
-        names = self.names = read_registry(parts.pop(REGISTRY, None))
         task = TaskInfo(order.task, tuple(order.classes), tuple(order.past))
+        # What reads, hashes, packs or syncs many bytes does so beside the loop.
+        names, parts = await asyncio.to_thread(self._parts, order, terms, task, server)
+        self.names = names
         wanted = set(task.seen if order.kind == EVALUATE else task.classes)
-        for name, part in parts.items():
-            faults = registry.part_faults(
-                terms.method, terms.hparams, terms.backbone, task, Part(name, part)
-            )
-            if faults:
-                raise SchemaMismatch(f"the server's {'; '.join(faults[:5])}.")
         classes = {name: c for name, c in names.items() if c in wanted}
         if not classes:
             raise DataError("this client holds no class of the current task.")
@@ -277,8 +273,22 @@ class RoundWork:
         envelope, digest = await asyncio.to_thread(
             self._seal, payload, key_of(order), terms, server, base=order.base
         )
-        self._keep(digest, envelope, order, state)
+        await self._keeping.keep(digest, envelope, order, state)
         return digest
+
+    def _parts(
+        self, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys
+    ) -> tuple[dict[str, int], dict[str, Payload]]:
+        """Open the order's parts: the registry's names, and what is for the method."""
+        parts = {ref.name: open_part(self._home, ref, self._keys, server) for ref in order.parts}
+        names = read_registry(parts.pop(REGISTRY, None))
+        for name, part in parts.items():
+            faults = registry.part_faults(
+                terms.method, terms.hparams, terms.backbone, task, Part(name, part)
+            )
+            if faults:
+                raise SchemaMismatch(f"the server's {'; '.join(faults[:5])}.")
+        return names, parts
 
     def _charge(self, terms: Terms, key: RoundKey, task: TaskInfo, classes: list[str]) -> None:
         names: list[str] = []
@@ -286,19 +296,6 @@ class RoundWork:
             names = [s.name for s in terms.method.statistics(terms.hparams, key.kind, task)]
         keys = [class_key(name) for name in classes]
         self._ledger.charge(terms.privacy, self._options.limits, key, keys, names)
-
-    def _keep(
-        self, digest: str, envelope: StoredEnvelope, order: RoundOpen, state: Payload | None
-    ) -> None:
-        # All earlier updates have had their verdict: this round could not have begun otherwise.
-        self._home.prune_provisional(set(self._home.outbox()))
-        try:
-            if state is not None:
-                self._home.save_provisional(digest, state)
-            self._outbox.put(digest, envelope, order)
-        except StorageError:
-            self._home.settle(digest, counted=False)
-            raise
 
     async def _compute(
         self,
@@ -318,9 +315,7 @@ class RoundWork:
             **self._data_fields(),
         }
         evaluate = ctx.kind == EVALUATE
-        blobs = [pack(p) for p in parts.values()]
-        if not evaluate:
-            blobs.insert(0, pack(self._home.state()))
+        blobs = await asyncio.to_thread(self._blobs, parts, with_state=not evaluate)
         async with self._turn:
             reply, answer = await persist(
                 self._host,
@@ -338,6 +333,11 @@ class RoundWork:
             return None, payloads[0]
         exchange = registry.find_exchange(terms.method, terms.hparams, terms.backbone, ctx.kind)
         return (payloads[0] if exchange.keeps_state else None), payloads[1]
+
+    def _blobs(self, parts: dict[str, Payload], *, with_state: bool) -> list[bytes]:
+        """Pack what the worker gets: the state first, where it has one."""
+        payloads = [*([self._home.state()] if with_state else []), *parts.values()]
+        return [pack(p) for p in payloads]
 
     def _guard(self, terms: Terms, kind: str, payload: Payload, task: TaskInfo) -> None:
         """Egress: nothing leaves that the schema of this exchange does not name."""

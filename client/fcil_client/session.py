@@ -68,13 +68,15 @@ from fcil_client.session_events import (
     WorkFailed,
     key_of,
 )
+from fcil_protocol.errors import CorruptFile
 from fcil_protocol.messages import RoundOpen, Verdict
 
 # Nacks that speak of the server's state, not of what was sent: it is offered again.
-PASSING = frozenset({"disk_full", "storage_failed", "internal", "timeout"})
+PASSING = frozenset({"disk_full", "storage_failed", "internal", "not_yet"})
 # Nacks of bytes that were whole when they left: on the way, or in a relay, a bit may have turned.
 DAMAGED = frozenset({"malformed", "bad_signature", "cannot_open"})
 RESENDS = 2  # of an update that was refused as damaged
+REFETCHES = 3  # of one order's parts: a disk that damages what is written goes on doing so
 # Nacks after which the round goes on, or is over, without anything more from this client.
 OVER = frozenset({
     "round_closed", "surplus", "already_have", "stale_update", "wrong_federation",
@@ -95,6 +97,7 @@ class Session:
     Attributes:
         outgoing: digest in the outbox; set exactly while `work` is sending.
         resent: how often it was offered again because it was refused as damaged.
+        refetched: how often the order's parts were fetched again because the disk lost some.
         run: of the last Welcome.
         backbone_ready: the backbone of that run is loaded.
         scanned: some scan of the folder succeeded.
@@ -108,6 +111,7 @@ class Session:
     order: RoundOpen | None = None
     outgoing: str = ""
     resent: int = 0
+    refetched: int = 0
     run: str = ""
     backbone_ready: bool = False
     scanned: bool = False
@@ -229,18 +233,24 @@ class Session:
     def _start(self, event: RoundOpened, *end: Instruction) -> list[Instruction]:
         if event.order.run != self.run:  # its terms are not known
             return _settle(event.order.verdict)
+        if not self._has(event.order):
+            self.refetched = 0
         self.work, self.order, self.outgoing = Work.FETCHING, event.order, ""
         return [*_settle(event.order.verdict), *end, Fetch(event.order)]
 
+    def _has(self, order: RoundOpen) -> bool:
+        """Say whether the work is about this very order: the same round, from the same state."""
+        mine = self.order
+        return mine is not None and key_of(order) == key_of(mine) and order.base == mine.base
+
     def _asked_while_working(self, event: RoundOpened) -> list[Instruction]:
         assert self.order is not None
-        if key_of(event.order) == self.key and event.order.base == self.order.base:
+        if self._has(event.order):
             return []
         return self._start(event, CancelWork(key_of(self.order)))
 
     def _asked_while_sending(self, event: RoundOpened) -> list[Instruction]:
-        assert self.order is not None
-        if key_of(event.order) == self.key and event.order.base == self.order.base:
+        if self._has(event.order):
             return [Offer(self.outgoing)] if self.link is Link.READY else []
         return self._start(event, Drop(self.outgoing, "another round has begun"))
 
@@ -262,7 +272,10 @@ class Session:
     def _lost(self, event: PartsLost) -> list[Instruction]:
         if event.key != self.key or self.order is None:
             return []
-        self.work = Work.FETCHING
+        if self.refetched >= REFETCHES:
+            text = f"{event.text} Its parts were fetched again {REFETCHES} times; check the disk."
+            return self._failed(WorkFailed(event.key, CorruptFile.code, text))
+        self.work, self.refetched = Work.FETCHING, self.refetched + 1
         return [Fetch(self.order)]
 
     def _done(self, event: WorkDone) -> list[Instruction]:

@@ -152,9 +152,14 @@ class FetchFailed:
 
 @dataclass(frozen=True)
 class PartsLost:
-    """A part on disk turned out to be damaged; it must be fetched again."""
+    """A part on disk turned out to be damaged; it must be fetched again.
+
+    Attributes:
+        text: which one, and how.
+    """
 
     key: RoundKey
+    text: str
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class Transfers:
         try:
             self._send(digest)
         except FcilError as error:
-            self._unreadable(digest, error)
+            self._unsent(digest, error)
 
     def _held(self, digest: str) -> bool:
         return self._home.outbox_path(digest).exists() or digest in self._newest
@@ -198,11 +198,23 @@ class Transfers:
             try:
                 self._outbox.send_chunks(digest, message.chunks, self._line.send, span=message.span)
             except FcilError as error:
-                self._unreadable(digest, error)
+                self._unsent(digest, error)
 
     @property
     def _newest(self) -> list[str]:
         return list(self._inventories)[-1:]
+
+    def _unsent(self, digest: str, error: FcilError) -> None:
+        """Nothing more goes out now: what is damaged is given up, the rest offered again later.
+
+        `offer`, which then opens the file anew, has the last word.
+        """
+        if isinstance(error, CorruptFile):
+            self._unreadable(digest, error)
+            return
+        self._heard.pop(digest, None)  # otherwise `offer` took it to be on its way
+        self._notes("warning", str(error))
+        self._feed(events.Nacked(digest, error.code))
 
     def _unreadable(self, digest: str, error: FcilError) -> None:
         """Give up an update whose file is damaged; the server asks for another one."""

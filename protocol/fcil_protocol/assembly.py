@@ -156,12 +156,6 @@ class Assembly:
         return found
 
     @property
-    def next_missing(self) -> int | None:
-        """The first chunk that is not there; None if all are."""
-        index = self._have.find(0)
-        return index if index >= 0 else None
-
-    @property
     def complete(self) -> bool:
         """Whether every chunk is there."""
         return self.received_bytes == self.header.sealed_bytes

@@ -43,6 +43,7 @@ The tree (each class says what happened, what to do, and carries a stable code):
     |   |   +-- WorkerStalled  worker_stalled        1
     +-- RunFailed              run_failed            1
     +-- Timeout                timeout               3
+    +-- NotYet                 not_yet               3
     +-- InternalError          internal              5
 
 ``docs/errors.md`` is generated from these classes by ``scripts/errorlist``.
@@ -462,6 +463,16 @@ class Timeout(FcilError):
     """
 
     code = "timeout"
+    exit_code = EXIT_TIMEOUT
+
+
+class NotYet(FcilError):
+    """The server has just been started and has not come to the open round.
+
+    Nothing is to be done: the client keeps its update and offers it again.
+    """
+
+    code = "not_yet"
     exit_code = EXIT_TIMEOUT
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,6 +25,7 @@ from fcil_protocol.errors import DiskFull, KeyFileError, Locked, StorageError
 MAX_PRIVATE_BYTES = 64 * 1024  # a key file has less than 1 kB
 LOCK_NAME = "lock"
 
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _TEMPORARY = re.compile(r"\..+\.(\d+)-[0-9a-f]{8}\.tmp")
 
@@ -185,6 +187,98 @@ def read_private(path: Path) -> bytes:
         return file.read()
 
 
+def place_new(temporary: Path, path: Path) -> None:
+    """Give a finished file its name, which nobody else may have taken meanwhile.
+
+    Raises:
+        FileExistsError: somebody has; it is untouched.
+        OSError: nothing was changed.
+    """
+    try:
+        path.hardlink_to(temporary)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        # Sticks and some shares have none: the name is taken first, and then given away.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        try:
+            temporary.replace(path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+    else:
+        temporary.unlink()
+    sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def scratch(folder: Path, stem: str) -> Iterator[Callable[[str], Path]]:
+    """Lend names for unfinished files or folders, and remove those that killed processes left.
+
+    Whoever works in ``folder`` holds the kernel's lock on a file of its own, which ends with the
+    process. So the names of a living one are spared in whatever container or, where the share
+    passes locks on, host it lives; a process id says nothing there.
+
+    Args:
+        folder: an existing directory, perhaps one that others use too.
+        stem: begins the names, after a dot; the same for everybody who may tidy up.
+
+    Yields:
+        What makes a path of a word; what is left under such a path goes at the end.
+
+    Raises:
+        DiskFull, StorageError: the lock file cannot be made.
+    """
+    mark = f"{os.getpid()}-{os.urandom(4).hex()}"
+
+    def name(what: str) -> Path:
+        return folder / f".{stem}.{mark}.{what}.tmp"
+
+    lock = name("lock")
+    with storage_errors("create", lock):
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with contextlib.suppress(OSError):  # where there are no locks, nobody tidies up either
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        _tidy(folder, stem, lock)
+        yield name
+    finally:
+        _discard(folder, f".{stem}.{mark}")
+        os.close(fd)
+
+
+def _tidy(folder: Path, stem: str, own: Path) -> None:
+    """Remove what belongs to locks that nobody holds any more."""
+    for lock in folder.glob(f".{glob.escape(stem)}.*.lock.tmp"):
+        if lock == own:
+            continue
+        with contextlib.suppress(OSError):  # held, of another user, or gone: not ours to remove
+            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The file of a process that was just starting is empty of others: nothing is lost.
+                _discard(folder, lock.name.removesuffix(".lock.tmp"))
+            finally:
+                os.close(fd)
+
+
+def _discard(folder: Path, beginning: str) -> None:
+    """Remove a process's unfinished files and folders, its lock last."""
+    left = sorted(folder.glob(f"{glob.escape(beginning)}.*.tmp"), key=_is_lock)
+    for path in left:
+        with contextlib.suppress(OSError):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def _is_lock(path: Path) -> bool:
+    return path.name.endswith(".lock.tmp")
+
+
 class DirectoryLock:
     """The right to be the one process that works in a directory.
 
@@ -255,18 +349,27 @@ def _flock(fd: int, directory: Path, what: str) -> None:
 
 
 def _sweep(directory: Path) -> None:
-    """Remove temporary files whose writer is gone; only they carry its process id."""
+    """Remove half writes; this process has none before it has the lock."""
     for path in directory.rglob(".*.tmp"):
-        match = _TEMPORARY.fullmatch(path.name)
-        if match and not _writes(int(match[1])):
+        if half_write(path.name) and not is_written(path.name, but_by=os.getpid()):
             with contextlib.suppress(OSError):
                 path.unlink()
 
 
-def _writes(pid: int) -> bool:
-    """Say whether the process may still write; this one does not before it has the lock."""
-    if pid == os.getpid():
+def half_write(name: str) -> bool:
+    """Say whether a name is one that `write_atomic` gives to a file before it is whole."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def is_written(name: str, *, but_by: int = 0) -> bool:
+    """Say whether the process that a half write names is alive, and not ``but_by``.
+
+    Only for a directory whose lock tells that its other users are on this machine.
+    """
+    match = _TEMPORARY.fullmatch(name)
+    if match is None or int(match[1]) == but_by:
         return False
+    pid = int(match[1])
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

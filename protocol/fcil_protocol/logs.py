@@ -9,9 +9,11 @@ possible again: a full disk for the log stops nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
+import stat
 from collections.abc import Callable
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -20,6 +22,7 @@ from typing import Annotated
 
 import typer
 
+from fcil_protocol.errors import StorageError
 from fcil_protocol.files import storage_errors, write_all
 from fcil_protocol.terminal import Lines, printable
 
@@ -55,7 +58,7 @@ class LogFile:
         max_bytes: size at which it is rotated; 0: never.
 
     Raises:
-        StorageError: it cannot be opened at all.
+        StorageError: it cannot be opened at all, or is no regular file.
     """
 
     def __init__(
@@ -68,11 +71,7 @@ class LogFile:
         self._torn = False
         self._fd = -1
         with storage_errors("open the log", path):
-            self._open()
-
-    def _open(self) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._fd = os.open(self._path, flags, 0o600)
+            self._fd = _opened(path)
 
     def _close(self) -> None:
         if self._fd >= 0:
@@ -83,12 +82,12 @@ class LogFile:
         """Open the name anew, after somebody renamed the file.
 
         Raises:
-            StorageError: it cannot be opened; lines are lost until it can.
+            StorageError: it cannot be opened, or is no regular file; the old one is written on.
         """
         with storage_errors("open the log", self._path):
+            fd = _opened(self._path)
             self._close()
-            self._torn = False
-            self._open()
+            self._fd, self._torn = fd, False
 
     def write(self, at: float, level: str, text: str, code: str = "") -> None:
         """Append one line; what cannot be written is counted, and nothing is raised.
@@ -106,14 +105,14 @@ class LogFile:
             line = "\n" + line
         try:
             self._append(line.encode(errors="replace"))
-        except OSError:
+        except (OSError, StorageError):
             self._lost += 1  # told in the next line that can be written
             return
         self._lost, self._torn = 0, False
 
     def _append(self, data: bytes) -> None:
         if self._fd < 0:
-            self._open()
+            self._fd = _opened(self._path)
         size = os.fstat(self._fd).st_size
         if self._max_bytes and size and size + len(data) > self._max_bytes:
             self._rotate()
@@ -136,7 +135,7 @@ class LogFile:
             with contextlib.suppress(OSError):  # there are not so many yet, or it is not allowed
                 newer.replace(older)
         self._close()
-        self._open()
+        self._fd = _opened(self._path)
 
     def _line(self, at: float, level: str, text: str, code: str = "") -> str:
         moment = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
@@ -150,6 +149,30 @@ class LogFile:
         """Let go of the file."""
         with contextlib.suppress(OSError):  # every line was handed to the system before
             self._close()
+
+
+def _opened(path: Path) -> int:
+    """Open a regular file, readable by its owner alone; a pipe without a reader does not wait."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads, a socket
+            raise _no_file(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _no_file(path)
+    with contextlib.suppress(OSError):  # made by another user: its mode is that user's affair
+        os.fchmod(fd, 0o600)
+    return fd
+
+
+def _no_file(path: Path) -> StorageError:
+    return StorageError(
+        f"cannot open the log {path}: expected a file, got a pipe or a device.",
+        action="Name a file with --log; without it the lines go to standard error.",
+    )
 
 
 class Said:

@@ -3,7 +3,7 @@
 The first SIGINT or SIGTERM asks the daemon to end when what is being written is written; a
 second one ends it at once, like a crash, which costs no acknowledged update. SIGHUP reopens the
 log file; where there is neither a log file nor a supervisor, a closed terminal sent it, and it
-stops the daemon like Ctrl-C. Under ``nohup`` it stays ignored.
+stops the daemon like Ctrl-C. Under ``nohup`` it does not stop it, but still reopens a log file.
 
 systemd's notices are datagrams to the socket that it names in the environment; where it names
 none, nothing happens.
@@ -108,7 +108,8 @@ class Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._end, number)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        # nohup: what would stop the daemon is ignored; reopening its log is not.
+        if self._log is not None or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             loop.add_signal_handler(signal.SIGHUP, self._hang_up)
 
     def ready(self, describe: Callable[[], str]) -> None:

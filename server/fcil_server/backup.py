@@ -7,7 +7,6 @@ a restored federation does not continue, but fork. Parts are sealed anew from th
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -16,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fcil_protocol.errors import CorruptFile, FcilError, KeyFileError, UsageError, WireError
-from fcil_protocol.files import read_private, storage_errors, sync_data, sync_directory
+from fcil_protocol.files import place_new, read_private, scratch, storage_errors, sync_data
 from fcil_protocol.keys import Certificate
 from fcil_protocol.passphrase import seal_with_passphrase
 from fcil_server.archive import CERTIFICATE, KEYS, Manifest, Writer
@@ -28,6 +27,7 @@ from fcil_server.ledger_rows import StateRow
 from fcil_server.store import StateStore
 
 KEY_FILES = ("server.json", "root.json")
+SCRATCH = "fcil-backup"  # begins the names of unfinished files, after a dot
 _TRIES = 3  # a running server may remove a state while it is copied
 
 
@@ -59,22 +59,22 @@ def backup(directory: Path, file: Path, *, passphrase: str | None) -> Backup:
         DiskFull, StorageError, KeyFileError: no file was left.
     """
     if file.exists() or file.is_symlink():
-        raise UsageError(f"{file} exists already.", action="Give the backup a new name.")
+        raise _taken(file)
     folder = file.absolute().parent
-    _sweep(folder)
-    mark = f"{os.getpid()}-{os.urandom(4).hex()}.tmp"
-    whole, ledger = (folder / f".fcil-backup.{what}.{mark}" for what in ("file", "ledger"))
-    try:
-        manifest = _write_patiently(directory, whole, ledger, passphrase)
+    with scratch(folder, SCRATCH) as name:
+        whole = name("file")
+        manifest = _write_patiently(directory, whole, name("ledger"), passphrase)
         with storage_errors("write", file):
             size = whole.stat().st_size
-            whole.replace(file)
-            sync_directory(folder)
-    finally:
-        for temporary in (whole, ledger):
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+            try:
+                place_new(whole, file)
+            except FileExistsError as error:
+                raise _taken(file) from error
     return Backup(file, manifest, size)
+
+
+def _taken(file: Path) -> UsageError:
+    return UsageError(f"{file} exists already.", action="Give the backup a new name.")
 
 
 def audit_backup(directory: Path, done: Backup, actor: str) -> bool:
@@ -86,17 +86,6 @@ def audit_backup(directory: Path, done: Backup, actor: str) -> bool:
     except FcilError:
         return False
     return True
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what killed backups have left in a folder."""
-    for path in folder.glob(".fcil-backup.*.tmp"):
-        pid = path.name.split(".")[-2].partition("-")[0]
-        with contextlib.suppress(OSError, ValueError, OverflowError):
-            try:
-                os.kill(int(pid), 0)
-            except ProcessLookupError:
-                path.unlink()
 
 
 def _write_patiently(

@@ -6,7 +6,6 @@ that moment is looked at again, and only what stays wrong is reported.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import stat
@@ -17,8 +16,9 @@ from pathlib import Path
 
 from fcil_protocol import control
 from fcil_protocol.errors import FcilError, StorageError, Timeout, Unreachable
-from fcil_protocol.files import LOCK_NAME
+from fcil_protocol.files import LOCK_NAME, half_write, is_written
 from fcil_protocol.keys import Certificate, PrivateKeys, PublicKeys, RootKey
+from fcil_server.backup import SCRATCH
 from fcil_server.check_runs import check_run
 from fcil_server.config import load
 from fcil_server.federation import CONFIG
@@ -28,10 +28,10 @@ from fcil_server.ledger import LEDGER_NAME, Ledger
 LOW_BYTES, TOO_LOW_BYTES = 1_000_000_000, 50_000_000
 CERTIFICATE_DAYS = 30.0
 _PASSES = 3
-_OURS = {CONFIG, "keys", LEDGER_NAME, "runs", LOCK_NAME, "control.sock", "worker.log"}
+_OURS = {CONFIG, "keys", LEDGER_NAME, "runs", LOCK_NAME, "control.sock"}
 _OURS |= {f"{LEDGER_NAME}-wal", f"{LEDGER_NAME}-shm"}
 _KEYS = {"server.json", "root.json", "certificate", "server.next.json"}
-_TEMPORARY = re.compile(r"\..+\.(\d+)-[0-9a-f]{8}\.tmp")
+_LOG = re.compile(r".+\.(log|jsonl)(\.\d+)?")  # the worker's, and what `--log` may put here
 
 
 def check(directory: Path) -> list[Finding]:
@@ -195,32 +195,24 @@ def _runs(ledger: Ledger, directory: Path) -> Iterator[Finding]:
 
 
 def _leftovers(directory: Path) -> Iterator[Finding]:
-    odd = [p for p in sorted(directory.iterdir()) if p.name not in _OURS]
+    there = [p for p in sorted(directory.iterdir()) if p.name not in _OURS]
+    odd = [p for p in there if not _LOG.fullmatch(p.name)]
     keys = directory / "keys"
     if keys.is_dir():
         odd += [p for p in sorted(keys.iterdir()) if p.name not in _KEYS]
-    temporary = {p for p in directory.rglob(".*.tmp") if _is_dead(p.name)}
+    halves = {p for p in directory.rglob(".*.tmp") if half_write(p.name)}
+    temporary = {p for p in halves if not is_written(p.name)}
     for path in sorted({*odd, *temporary}):
         if path in temporary:
             text, action = f"{path} is half a write", "The next start of the server removes it."
-        elif _TEMPORARY.fullmatch(path.name):
+        elif path in halves:
             continue  # being written now
+        elif path.name.startswith(f".{SCRATCH}."):
+            text = f"{path} is of a backup that is being written, or was killed"
+            action = "The next backup to that folder removes what is left of killed ones."
         else:
             text, action = f"{path} is not a file of fcil", "Move it elsewhere if it is yours."
         yield warning("leftovers", text, action)
-
-
-def _is_dead(name: str) -> bool:
-    match = _TEMPORARY.fullmatch(name)
-    if match is None:
-        return False
-    try:
-        os.kill(int(match[1]), 0)
-    except (ProcessLookupError, OverflowError):
-        return True
-    except PermissionError:
-        return False
-    return False
 
 
 def _disk(directory: Path) -> Iterator[Finding]:

@@ -10,11 +10,11 @@ from fcil_adapters.contract import TaskInfo
 from fcil_protocol.errors import (
     AlreadyHave,
     FcilError,
+    NotYet,
     RoundClosed,
     SchemaMismatch,
     StaleUpdate,
     Surplus,
-    Timeout,
     WrongFederation,
 )
 from fcil_protocol.header import Core
@@ -48,7 +48,7 @@ class Reception:
 
         Raises:
             WrongFederation, RoundClosed, StaleUpdate, AlreadyHave, SchemaMismatch.
-            Timeout: the round is open, but this server has not come to it yet.
+            NotYet: the round is open, but this server has not come to it yet.
         """
         kit, at = self.kit, self.at
         if core.run != kit.run:
@@ -79,7 +79,7 @@ class Reception:
         row = self.kit.ledger.round(key)
         if row is not None and row.closed_at is None and self.at.round is None:
             # A restarted server that is not there yet: the update is kept and offered again.
-            return Timeout(f"{name} goes on in a moment; the server has just started.")
+            return NotYet(f"{name} goes on in a moment; the server has just been started.")
         if row is None or row.outcome in (None, Outcome.REOPENED):
             return RoundClosed(f"{name} is not open.")
         answers = {a.client: a.answer.value for a in self.kit.ledger.answers(key)}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from typing import Any
 
 from fcil_protocol import lanes
 from fcil_protocol.channel import Channel
@@ -86,8 +87,20 @@ class Session:
         """
         self._door = door(self._keeper)
         self._tasks = [
-            asyncio.create_task(w) for w in (self._receive(), self._flow(), self._watch())
+            asyncio.create_task(self._guard(w))
+            for w in (self._receive(), self._flow(), self._watch())
         ]
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do one of the session's tasks; an error that it lets out ends the relay."""
+        try:
+            await work
+        except FcilError as error:
+            self._fail(error)
+        except Exception as error:
+            wrapped = InternalError(f"{type(error).__name__}: {error}")
+            wrapped.__cause__ = error
+            self._fail(wrapped)
 
     async def close(self) -> None:
         """End all lanes and listen no more."""
@@ -99,18 +112,11 @@ class Session:
     # --- up ---------------------------------------------------------------------------------
 
     async def _receive(self) -> None:
-        try:
-            while True:
-                self._up(await self._door.recv())
-                # TCP holds the clients back meanwhile; a socket does not tell when it has room.
-                while len(self._out) >= MAX_OUT:  # noqa: ASYNC110
-                    await asyncio.sleep(FULL_S)
-        except FcilError as error:
-            self._fail(error)
-        except Exception as error:
-            wrapped = InternalError(f"{type(error).__name__}: {error}")
-            wrapped.__cause__ = error
-            self._fail(wrapped)
+        while True:
+            self._up(await self._door.recv())
+            # TCP holds the clients back meanwhile; a socket does not tell when it has room.
+            while len(self._out) >= MAX_OUT:  # noqa: ASYNC110
+                await asyncio.sleep(FULL_S)
 
     async def _flow(self) -> None:
         while True:

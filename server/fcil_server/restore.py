@@ -6,15 +6,19 @@ meet a run that they do not know, and begin with the state that it begins with.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fcil_protocol.errors import KeyFileError, UsageError
-from fcil_protocol.files import make_private, storage_errors, sync_directory, write_atomic
+from fcil_protocol.files import (
+    make_private,
+    scratch,
+    storage_errors,
+    sync_directory,
+    write_atomic,
+)
 from fcil_protocol.keys import Certificate, PrivateKeys, RootKey
 from fcil_protocol.passphrase import open_with_passphrase
 from fcil_server.archive import CERTIFICATE, KEYS, Manifest, unpack_into, verify
@@ -77,9 +81,8 @@ def restore(file: Path, directory: Path, keys: Keys, *, actor: str) -> Restored:
     _check_choice(file, manifest, keys)
     with storage_errors("create", directory.parent):
         make_private(directory.parent)
-    _sweep(directory)
-    staged = directory.with_name(f".{directory.name}.{os.getpid()}-{os.urandom(4).hex()}.restore")
-    try:
+    with scratch(directory.parent, f"{directory.name}.restore") as name:
+        staged = name("folder")
         with storage_errors("create", staged):
             staged.mkdir(mode=0o700)
         unpack_into(file, manifest, staged)
@@ -89,26 +92,12 @@ def restore(file: Path, directory: Path, keys: Keys, *, actor: str) -> Restored:
         with storage_errors("create", directory):
             staged.replace(directory)  # an empty directory gives way
             sync_directory(directory.parent)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
     return done
 
 
 def _is_empty(directory: Path) -> bool:
     with storage_errors("look into", directory):
         return directory.is_dir() and not any(directory.iterdir())
-
-
-def _sweep(directory: Path) -> None:
-    """Remove what killed restores of this directory have left beside it."""
-    for path in directory.parent.glob(f".{directory.name}.*.restore"):
-        pid = path.name.removesuffix(".restore").rpartition(".")[2].partition("-")[0]
-        with contextlib.suppress(OSError, ValueError, OverflowError):
-            try:
-                os.kill(int(pid), 0)
-            except ProcessLookupError:
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def _check_choice(file: Path, manifest: Manifest, keys: Keys) -> None:

@@ -2,10 +2,10 @@
 
 Phases: ``gathering`` (too few clients), ``open`` (asked, collecting), ``closed``.
 
-    gathering --Available (enough)--> open --Answered/Left/Tick--> closed
-        |                              ^                |
-        |                              +--- reopened ---+  (deadline without quorum)
-        +--Tick (nobody has data), Stop--> closed, skipped
+    gathering --Present/Available/Tick/Resume (enough)--> open
+        |  open --Updated/Declined/Withdrawn/Tick/Stop--> closed
+        |  open --Tick (deadline without quorum)--> open, reopened
+        +--Stop, or one of the first line (nobody has data)--> closed, skipped
 
 ``Round.TABLE`` at the end of the file is the whole transition table; the events and
 instructions are in `round_events`. Time is a number of seconds of server uptime that the

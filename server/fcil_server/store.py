@@ -124,38 +124,12 @@ class StateStore:
             text = path.read_bytes()
         return _parse_record(path, number, text)
 
-    def newest(self) -> tuple[int, Payload, list[str]] | None:
-        """Return the newest valid state, with one sentence for each newer one that is not.
-
-        None when there is no valid state and nothing damaged either.
-
-        Raises:
-            CorruptFile: files are there, and none of them is valid.
-        """
-        faults: list[str] = []
-        for number in reversed(self.numbers()):
-            try:
-                return number, self.load(number), faults
-            except CorruptFile as error:
-                faults.append(error.message)
-        if faults:
-            raise CorruptFile(
-                f"none of the states in {self.directory} is valid: {' '.join(faults)}",
-                action="Restore the directory from a backup, or start a new run.",
-            )
-        return None
-
     def numbers(self) -> list[int]:
         """Return the numbers that files bear, valid or not, in order."""
         with storage_errors("list the states in", self.directory):
             names = [p.name for p in self.directory.iterdir()]
         found = (_STATE_FILE.fullmatch(name) for name in names)
         return sorted({int(m[1]) for m in found if m is not None})
-
-    def next_number(self) -> int:
-        """Return the first number that no file bears; damaged states keep theirs."""
-        numbers = self.numbers()
-        return numbers[-1] + 1 if numbers else 0
 
     def prune(self) -> list[int]:
         """Remove states that are neither among the newest nor the last of their task.

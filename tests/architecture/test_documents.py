@@ -293,6 +293,33 @@ def test_every_event_of_a_machine_is_named(table_of: dict[Any, Any], heading: st
         assert re.search(rf"\b{event.__name__}\b", text), event
 
 
+def drawn(text: str) -> dict[tuple[str, str], set[str]]:
+    """Return (state, next state) -> events of the drawing in section 8.2."""
+    edge = re.compile(r"(?=(\w+) ---([^>]*)---> (\w+))")
+    found = {(a, b): events for a, events, b in edge.findall(text)}
+    (skipped,) = re.findall(r"^        \+---([^>]*)---> closed, skipped$", text, re.MULTILINE)
+    found["gathering", "closed"] = skipped
+    return {edge: set(re.findall(r"\b[A-Z]\w+", events)) for edge, events in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("edge", "steps"),
+    [
+        (("gathering", "open"), {"_open_if_enough"}),
+        (("gathering", "closed"), {"_open_if_enough", "_close"}),
+        (("open", "closed"), {"_settle", "_close"}),
+    ],
+)
+def test_events_of_a_round_are_drawn_where_they_can_change_its_state(
+    edge: tuple[str, str], steps: set[str]
+) -> None:
+    """What can is read from the handlers themselves: which of the deciding steps each calls."""
+    handlers = {e.__name__: h for (p, e), h in machine.Round.TABLE.items() if p.value == edge[0]}
+    able = {e for e, h in handlers.items() if steps & set(h.__code__.co_names)}
+    events = drawn(section(PROTOCOL, "### 8.2 A round on the server"))[edge]
+    assert events == able
+
+
 def test_payload_words_are_those_of_the_code() -> None:
     payloads = numbered(PROTOCOL, 6)
     for word in (*Kind, *WIRE_DTYPES):

@@ -29,7 +29,7 @@ def test_an_error_says_what_happened_and_what_to_do(cls: type[FcilError]) -> Non
     for paragraph in paragraphs:
         assert paragraph[0].isupper() or paragraph[0] == "`"
         assert paragraph.endswith(".")
-    assert cls.default_action() == " ".join(paragraphs[1].split())
+    assert cls.default_action() == " ".join(paragraphs[1].split()).replace("``", "`")
     assert cls.__doc__ != FcilError.__doc__ or cls is FcilError
 
 

@@ -194,7 +194,7 @@ class Device(daemon.Client):
         digest = str(sealed.parsed.update_id)
         self.server.of[digest] = (order.round, serial)
         stored = sealed.stored(wrap_key(key, sealed.header, SERVER.public))
-        self._work._keep(digest, stored, order, state)
+        self._work._keeping._write(digest, stored, order, state)
         return digest
 
 

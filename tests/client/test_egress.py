@@ -17,7 +17,7 @@ from fcil_client.egress import Journal
 from fcil_client.notes import Notes
 from fcil_client.outbox import Outbox
 from fcil_client.rounds import Inventory, Options, RoundWork
-from fcil_client.session_events import Acked, OfferFailed
+from fcil_client.session_events import Acked, Nacked, OfferFailed
 from fcil_client.transfers import Transfers
 from fcil_protocol.errors import DiskFull, StorageError
 from fcil_protocol.messages import Ack, Chunk, Decline, Nack, Update, Want
@@ -183,6 +183,38 @@ class TestTransfers:
         transfers.offer(digest)
         transfers.want(Want(digest=digest, chunks=[0]))
         assert [type(m) for m in sent] == [Update, Chunk, Chunk]
+
+    @pytest.mark.parametrize("ask", ["want", "watch"])
+    def test_an_update_that_cannot_be_read_now_is_offered_again_later(self, kit, monkeypatch, ask):
+        """Too many open files, say: what was trained is not given up for that."""
+        transfers, digest, sent, fed = kit
+        transfers.offer(digest)
+
+        def fails(*_args, **_options):
+            raise StorageError("too many files are open.")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(transfers._outbox, "_envelope", fails)
+            if ask == "want":
+                transfers.want(Want(digest=digest, chunks=[0]))
+            else:
+                transfers._say_again(digest)
+        assert fed == [Nacked(digest, "storage_failed")]  # passes: `RetryDue` offers it again
+        before = len(sent)
+        transfers.offer(digest)
+        assert type(sent[before]) is Update
+
+    @pytest.mark.parametrize("ask", ["want", "watch"])
+    def test_an_update_that_is_damaged_is_given_up(self, kit, home, ask):
+        transfers, digest, _, fed = kit
+        transfers.offer(digest)
+        transfers._outbox._open = None
+        home.outbox_path(digest).write_bytes(b"cut")
+        if ask == "want":
+            transfers.want(Want(digest=digest, chunks=[0]))
+        else:
+            transfers._say_again(digest)
+        assert fed == [Nacked(digest, "corrupt_file")]
 
     def test_every_offer_is_written_down(self, kit, home):
         transfers, digest, _, _ = kit

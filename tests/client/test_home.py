@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -181,6 +182,23 @@ class TestState:
         home.save_provisional(D1, state(1.0))
         assert not home.settle(D2, counted=True)
         assert home.settle(D1, counted=True)
+
+    @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
+    def test_a_state_that_cannot_be_read_now_is_not_called_damaged(
+        self, home: Home, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        """Nobody is told to remove what the client has learned."""
+        (home.directory / "state.safetensors").write_bytes(pack(Payload()))
+
+        def fails(*_args: object) -> bytes:
+            raise OSError(number, "x")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", fails)
+            with pytest.raises(StorageError) as failed:
+                home.state()
+        assert failed.type is StorageError
+        assert "Remove" not in str(failed.value)
 
     @pytest.mark.parametrize(
         "damage",

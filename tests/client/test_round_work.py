@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import errno
+import os
+import threading
 
 import numpy as np
 import pytest
@@ -21,16 +24,18 @@ from client.round_kit import (
 from fcil_adapters.describe import NO_BACKBONE
 from fcil_adapters.methods.running_mean import METHOD
 from fcil_client import outbox, rounds
-from fcil_client.downloads import IN_MEMORY_BYTES, Downloads
+from fcil_client.downloads import IN_MEMORY_BYTES, Downloads, open_part
 from fcil_client.jobs import Jobs
 from fcil_client.notes import Notes
 from fcil_client.rounds import read_registry
 from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.assembly import Assembly
 from fcil_protocol.envelope import Core, seal, wrap_key
-from fcil_protocol.errors import CorruptFile, DiskFull, SchemaMismatch
+from fcil_protocol.errors import CorruptFile, DiskFull, SchemaMismatch, StaleUpdate, StorageError
 from fcil_protocol.messages import Chunk, PartRef, Parts, Received, Want
 from fcil_protocol.payload import Payload, pack
+from fcil_protocol.stored import write_envelope
+from fcil_protocol.testing import flip_bit
 
 CHUNK = 256 << 10
 
@@ -169,6 +174,62 @@ def test_an_update_that_finds_no_room_leaves_nothing_behind(
     assert kept(home) == set()
 
 
+def test_a_round_that_is_stopped_while_its_update_is_written_leaves_nothing_behind(
+    home, enrolment, tmp_path, stateful, monkeypatch
+):
+    """The loop goes on meanwhile, and stops the round; a thread cannot be stopped."""
+    real, written = outbox.write_envelope, threading.Event()
+
+    async def main():
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+
+        def slow(*args):
+            real(*args)
+            loop.call_soon_threadsafe(begun.set)
+            assert written.wait(20)
+
+        monkeypatch.setattr(outbox, "write_envelope", slow)
+        work = make(home, enrolment, tmp_path)
+        work._host.gate.set()
+        part = pack(Payload({"n": np.ones(1, np.int64)}))
+        work._host.answer = ({"faults": []}, [part, part])
+        task = asyncio.create_task(work.run(ORDER, TERMS, SERVER.public, lambda *_: None))
+        async with asyncio.timeout(20):
+            await begun.wait()
+        assert len(home.outbox()) == 1
+        task.cancel()
+        written.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert kept(home) == set()
+
+
+def test_nothing_of_a_round_reads_or_writes_on_the_daemons_loop(
+    home, enrolment, tmp_path, stateful, monkeypatch
+):
+    """A slow disk must not silence the connection."""
+    seen = {}
+
+    def note(module, name):
+        real = getattr(module, name)
+
+        def noted(*args, **kwargs):
+            seen.setdefault(name, set()).add(threading.current_thread() is threading.main_thread())
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, noted)
+
+    names = ("open_part", "pack")
+    for name in names:
+        note(rounds, name)
+    for name in ("write_atomic", "write_envelope"):
+        note(outbox, name)
+    upload(home, enrolment, tmp_path)
+    assert seen == dict.fromkeys((*names, "write_atomic", "write_envelope"), {False})
+
+
 def test_states_that_a_crash_left_without_an_update_go_with_the_next_one(
     home, enrolment, tmp_path, stateful
 ):
@@ -188,13 +249,13 @@ def test_a_damaged_salt_stops_the_round_before_the_worker_sees_an_image(
 # --- parts ----------------------------------------------------------------------------------
 
 
-def sealed_part(size):
+def sealed_part(size, data=None):
     core = Core(
         protocol=PROTOCOL_VERSION, federation=FED, run=RUN, direction="broadcast",
         sender="server", sender_key=SERVER.public.fingerprint, recipient="client",
         method=METHOD.name, schema=DIGEST, task=0, round=0, kind="train", base=0, part="current",
     )  # fmt: skip
-    sealed, key = seal(b"x" * size, core, SERVER, chunk_bytes=CHUNK)
+    sealed, key = seal(data or b"x" * size, core, SERVER, chunk_bytes=CHUNK)
     stored = sealed.stored(wrap_key(key, sealed.header, KEYS.public))
     digest = str(sealed.parsed.update_id)
     ref = PartRef(name="current", digest=digest, sealed_bytes=len(stored.body))
@@ -248,3 +309,51 @@ def test_what_arrived_of_parts_that_are_no_longer_named_is_removed(home, enrolme
     assert home.incoming_path(fetching.ref.digest).exists()
     fetching.downloads.start([])
     assert not home.incoming_path(fetching.ref.digest).exists()
+
+
+class TestOpenPart:
+    """A part on the disk that is opened for a round."""
+
+    @pytest.fixture
+    def ref(self, home):
+        ref, _, stored = sealed_part(0, pack(Payload({"w": np.ones(9, np.float32)})))
+        write_envelope(home.part_path(ref.digest), stored)
+        return ref
+
+    def test_a_whole_one_opens(self, home, ref):
+        assert open_part(home, ref, KEYS, SERVER.public).f32("w").sum() == 9
+
+    def test_a_damaged_one_is_removed_and_fetched_again(self, home, ref):
+        path = home.part_path(ref.digest)
+        path.write_bytes(flip_bit((path.read_bytes(),))[0])
+        with pytest.raises(StaleUpdate, match="damaged on disk"):
+            open_part(home, ref, KEYS, SERVER.public)
+        assert not path.exists()
+
+    def test_one_that_is_gone_is_fetched_again(self, home, ref):
+        home.part_path(ref.digest).unlink()
+        with pytest.raises(StaleUpdate, match="no longer on disk"):
+            open_part(home, ref, KEYS, SERVER.public)
+
+    @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO])
+    def test_one_that_cannot_be_read_now_is_no_damaged_one(self, home, ref, monkeypatch, number):
+        """It stays, and nothing is fetched over the uplink that is here."""
+
+        def fails(*_args, **_kwargs):
+            raise OSError(number, "x")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", fails)
+            with pytest.raises(StorageError) as failed:
+                open_part(home, ref, KEYS, SERVER.public)
+        assert failed.type is StorageError
+        assert open_part(home, ref, KEYS, SERVER.public)
+
+    def test_too_little_memory_is_no_damage(self, home, ref, monkeypatch):
+        def fails(_data):
+            raise MemoryError
+
+        monkeypatch.setattr("fcil_client.downloads.unpack", fails)
+        with pytest.raises(MemoryError):
+            open_part(home, ref, KEYS, SERVER.public)
+        assert home.part_path(ref.digest).exists()

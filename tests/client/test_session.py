@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcil_client.session import DAMAGED, OVER, PASSING, PAUSE_S, RESENDS, RETRY_S, Session
+from fcil_client.session import (
+    DAMAGED,
+    OVER,
+    PASSING,
+    PAUSE_S,
+    REFETCHES,
+    RESENDS,
+    RETRY_S,
+    Session,
+)
 from fcil_client.session_events import (
     Acked,
     Announce,
@@ -122,7 +131,7 @@ SAMPLES: dict[type, Event] = {
         RoundOpened(order()),
         PartsReady(KEY),
         FetchFailed(KEY, "disk_full", "x"),
-        PartsLost(KEY),
+        PartsLost(KEY, "x"),
         WorkDone(KEY, D1),
         WorkFailed(KEY, "worker_died", "x"),
         OfferFailed(D1, "disk_full", "x"),
@@ -370,10 +379,40 @@ class TestWork:
 
     def test_a_damaged_part_is_fetched_again(self) -> None:
         made = session(Work.WORKING)
-        assert made.handle(PartsLost(KEY)) == [Fetch(order())]
+        assert made.handle(PartsLost(KEY, "x")) == [Fetch(order())]
         assert made.handle(PartsReady(KEY)) == [Train(order())]
 
-    @pytest.mark.parametrize("event", [PartsReady(OTHER), PartsLost(OTHER)])
+    def lose(self, made: Session, times: int) -> None:
+        for _ in range(times):
+            assert made.handle(PartsLost(KEY, "x")) == [Fetch(order())]
+            made.handle(PartsReady(KEY))
+
+    def test_parts_that_the_disk_damages_again_and_again_are_not_fetched_for_ever(self) -> None:
+        made = session(Work.WORKING)
+        self.lose(made, REFETCHES)
+        (refuse,) = made.handle(PartsLost(KEY, "part 'a' was damaged."))
+        assert isinstance(refuse, Refuse)
+        assert (refuse.key, refuse.code) == (KEY, "corrupt_file")
+        assert refuse.text.startswith("part 'a' was damaged.")
+        assert (made.work, made.order) == (Work.IDLE, None)
+
+    def test_the_same_order_after_a_reconnect_does_not_make_parts_lost_less_often(self) -> None:
+        made = session(Work.WORKING)
+        self.lose(made, REFETCHES - 1)
+        made.handle(PartsLost(KEY, "x"))
+        assert made.handle(RoundOpened(order())) == [Fetch(order())]
+        made.handle(PartsReady(KEY))
+        assert isinstance(made.handle(PartsLost(KEY, "x"))[0], Refuse)
+
+    @pytest.mark.parametrize("other", [order(1), order(base=6)])
+    def test_another_order_may_fetch_as_often_as_the_first(self, other: RoundOpen) -> None:
+        made = session(Work.WORKING)
+        self.lose(made, REFETCHES)
+        made.handle(RoundOpened(other))
+        made.handle(PartsReady(key_of(other)))
+        assert made.handle(PartsLost(key_of(other), "x")) == [Fetch(other)]
+
+    @pytest.mark.parametrize("event", [PartsReady(OTHER), PartsLost(OTHER, "x")])
     @pytest.mark.parametrize("work", WORK)
     def test_parts_of_another_round_change_nothing(self, work: Work, event: Event) -> None:
         made = session(work)
@@ -736,7 +775,7 @@ events = st.one_of(
     st.builds(RoundOpened, orders),
     st.builds(PartsReady, keys),
     st.builds(FetchFailed, keys, codes, st.just("x")),
-    st.builds(PartsLost, keys),
+    st.builds(PartsLost, keys, st.just("x")),
     st.builds(WorkDone, keys, digests),
     st.builds(WorkFailed, keys, codes, st.just("x")),
     st.builds(OfferFailed, digests, codes, st.just("x")),

@@ -218,6 +218,62 @@ def test_a_missing_directory_cannot_be_locked(tmp_path):
         files.DirectoryLock.acquire(tmp_path / "none", "client")
 
 
+# --- place_new and scratch ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_finished_file_gets_its_name_and_no_other_file_loses_its_own(
+    tmp_path, monkeypatch, links
+):
+    """Also on a stick, where a file has one name only."""
+
+    def none(*_args):
+        raise OSError(errno.EPERM, "no links here")
+
+    if not links:
+        monkeypatch.setattr(Path, "hardlink_to", none)
+    for text in ("new", "newer"):
+        (tmp_path / text).write_text(text)
+    files.place_new(tmp_path / "new", tmp_path / "x")
+    with pytest.raises(FileExistsError):
+        files.place_new(tmp_path / "newer", tmp_path / "x")
+    assert (tmp_path / "x").read_text() == "new"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["newer", "x"]
+
+
+HOLD_SCRATCH = """
+import sys
+from pathlib import Path
+from fcil_protocol.files import scratch
+with scratch(Path(sys.argv[1]), "s") as name:
+    name("file").touch()
+    name("folder").mkdir()
+    (name("folder") / "inside").touch()
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_scratch_of_the_living_is_spared_and_that_of_the_killed_removed(tmp_path):
+    command = [sys.executable, "-c", HOLD_SCRATCH, str(tmp_path)]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with holder:
+        assert holder.stdout.readline() == "ready\n"
+        there = sorted(tmp_path.iterdir())
+        assert len(there) == 3
+        with files.scratch(tmp_path, "s") as name:
+            assert name("file") not in there
+            assert set(there) < set(tmp_path.iterdir())
+        assert sorted(tmp_path.iterdir()) == there
+        holder.send_signal(signal.SIGKILL)
+        holder.wait(timeout=30)
+    with files.scratch(tmp_path, "other"):
+        assert set(there) < set(tmp_path.iterdir())
+    with files.scratch(tmp_path, "s"):
+        assert not set(there) & set(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- read_private ---------------------------------------------------------------------------
 
 

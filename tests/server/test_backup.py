@@ -8,14 +8,16 @@ import os
 import tarfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fcil_protocol import passphrase
+from fcil_protocol import files, passphrase
 from fcil_protocol.errors import CannotOpen, CorruptFile, DiskFull, KeyFileError, UsageError
 from fcil_protocol.keys import Certificate, PrivateKeys, RootKey
+from fcil_server import backup as backup_module
 from fcil_server import restore as restore_module
-from fcil_server.archive import MANIFEST, verify
+from fcil_server.archive import MANIFEST, Manifest, verify
 from fcil_server.backup import audit_backup, backup
 from fcil_server.federation import Federation
 from fcil_server.ledger import LEDGER_NAME, Ledger
@@ -75,6 +77,32 @@ class TestBackup:
         with pytest.raises(UsageError, match="exists already"):
             backup(built.directory, file, passphrase=None)
         assert file.read_bytes() == before
+
+    def test_a_file_that_somebody_made_meanwhile_is_not_overwritten(
+        self, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        target, real = tmp_path / "b.tar", backup_module._write_patiently
+
+        def slow(*args: Any) -> Manifest:
+            target.write_bytes(b"another")
+            return real(*args)
+
+        monkeypatch.setattr(backup_module, "_write_patiently", slow)
+        with pytest.raises(UsageError, match="exists already"):
+            backup(built.directory, target, passphrase=None)
+        assert target.read_bytes() == b"another"
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["b.tar", "fed"]
+
+    def test_another_one_that_runs_into_the_same_folder_is_left_alone(
+        self, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Also in another container or on another host, where its process id is unknown here."""
+        monkeypatch.setattr(os, "getpid", lambda: 4_194_305)  # more than a system has
+        with files.scratch(tmp_path, backup_module.SCRATCH) as name:
+            name("file").write_bytes(b"half")
+            backup(built.directory, tmp_path / "b.tar", passphrase=None)
+            assert name("file").read_bytes() == b"half"
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["b.tar", "fed"]
 
     def test_a_short_passphrase_is_refused_and_leaves_nothing(
         self, built: Built, tmp_path: Path

@@ -169,6 +169,10 @@ WARNINGS: dict[str, tuple[Callable[[Built], None], str]] = {
     ),
     "half a write": (half_write, "is half a write"),
     "stray file": (lambda b: (b.directory / "notes.txt").write_text("x"), "not a file of fcil"),
+    "killed backup": (
+        lambda b: (b.directory / ".fcil-backup.1-0123abcd.file.tmp").write_bytes(b"half"),
+        "is of a backup",
+    ),
     "stray run": (stray_run, "belongs to no run"),
     "open ledger": (lambda b: (b.directory / LEDGER_NAME).chmod(0o640), "permissions 0640"),
 }
@@ -182,6 +186,13 @@ def test_what_can_be_lived_with_is_a_warning(built: Built, what: str) -> None:
     assert found.level is Level.WARNING
     assert said in found.text
     assert found.action
+
+
+def test_logs_in_the_directory_are_nothing_odd(built: Built) -> None:
+    """The worker's, the one that it sets aside, and the server's own if it is kept here."""
+    for name in ("worker.log", "worker.log.1", "server.log", "server.log.5", "audit.jsonl.2"):
+        (built.directory / name).write_text("x")
+    assert bad(check(built.directory)) == []
 
 
 def test_an_update_under_anothers_name_is_found(built: Built) -> None:

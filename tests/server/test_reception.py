@@ -11,7 +11,7 @@ import pytest
 
 import sample_run
 from fcil_adapters.contract import TaskInfo
-from fcil_protocol.errors import AlreadyHave, RoundClosed, Surplus, Timeout
+from fcil_protocol.errors import AlreadyHave, NotYet, RoundClosed, Surplus
 from fcil_protocol.header import Core
 from fcil_server.classes import ClassRegistry
 from fcil_server.intake import Accepted
@@ -144,7 +144,7 @@ def test_a_restarted_server_asks_for_patience_until_the_open_round_is_open_again
     """A refusal would cost the client its stored work."""
     desk = Desk(ledger)
     desk.at.round = None
-    with pytest.raises(Timeout, match="goes on in a moment"):
+    with pytest.raises(NotYet, match="goes on in a moment"):
         desk.reception.expect(ALICE, desk.core(ALICE))
     ledger.close_round(KEY, "done", why="answered")
     with pytest.raises(RoundClosed):

@@ -1,6 +1,7 @@
 """A relay fetches once, keeps what is sealed, and is caught when it lies."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +21,7 @@ from fcil_protocol.messages import (
 )
 from fcil_protocol.testing import HIGH_WATER, flip_bit
 from fcil_protocol.wellknown import REGISTRY
+from fcil_server import relay_session
 from fcil_server.relay_session import MAX_OUT
 from server.relay_kit import CHUNK, opens, play, until
 
@@ -423,6 +425,37 @@ def test_the_kinds_of_lies_are_told_at_all():
     frames = (encode(Chunk(digest="0" * 64, index=0)), b"", b"data")
     assert altered(Chunk, 2)(frames) == [(*frames[:2], flip_bit((b"data",))[0])]
     assert altered(Nack, 2)(frames) == [frames]
+
+
+# --- its own defects --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["receive", "flow", "watch"])
+def test_a_defect_in_any_of_its_tasks_ends_the_relay_and_is_said(tmp_path, monkeypatch, task):
+    """One that died silently would leave clients that wait for ever."""
+    monkeypatch.setattr(relay_session, "WATCH_S", 0.0)
+
+    def defect(*_args):
+        raise ZeroDivisionError("planned")
+
+    async def story(center, site):
+        failed, session = [], site.relay._session
+        session._fail = failed.append
+        client = site.client(tmp_path, "c")
+        await client.connect()
+        if task == "receive":
+            session._numbers = SimpleNamespace(get=defect, pop=lambda *_: None)
+            client.link.send([b"x"])
+        elif task == "flow":
+            session._uplink = defect
+            session._out.append([b"x"])
+            session._flowing.set()
+        else:
+            session._fetches.revive = defect
+        await until(lambda: failed)
+        assert "ZeroDivisionError: planned" in failed[0].message
+
+    play(tmp_path, story)
 
 
 # --- the server's keys -----------------------------------------------------------------------

@@ -46,7 +46,7 @@ class TestStates:
         assert loaded.meta == {"step": 1}
         record = store.record(1)
         assert (record.digest, record.parent, record.task) == (second, first, 0)
-        assert store.next_number() == 2
+        assert store.numbers() == [0, 1]
 
     def test_the_file_is_the_packed_state_and_private(self, store: StateStore) -> None:
         made = store.save(12, state(3), None, 0)
@@ -55,30 +55,23 @@ class TestStates:
         assert hashlib.sha256(path.read_bytes()).hexdigest() == made
         assert {p.stat().st_mode & 0o777 for p in store.directory.iterdir()} == {0o600}
 
-    def test_an_empty_directory_has_no_newest(self, store: StateStore) -> None:
-        assert store.newest() is None
-        assert store.next_number() == 0
-
     @pytest.mark.parametrize("position", [0, 20, -1])
-    def test_a_flipped_bit_falls_back_to_the_state_before(
+    def test_a_flipped_bit_is_found_and_the_state_keeps_its_number(
         self, store: StateStore, position: int
     ) -> None:
-        """The newest valid state is used, the damaged one is named and keeps its number."""
         fill(store, [0, 0, 0])
         flip(store.path(2), position)
-        number, loaded, faults = store.newest()
-        assert (number, loaded.meta["step"]) == (1, 1)
-        assert len(faults) == 1
-        assert "000002.safetensors is damaged: expected SHA-256" in faults[0]
-        assert store.next_number() == 3
-        with pytest.raises(CorruptFile, match="is damaged"):
+        with pytest.raises(CorruptFile, match=r"000002\.safetensors is damaged: expected SHA-256"):
             store.load(2)
+        assert store.load(1).meta["step"] == 1
+        assert store.numbers() == [0, 1, 2]
 
     @pytest.mark.parametrize("size", [0, 1, 50])
     def test_a_truncated_state_is_refused(self, store: StateStore, size: int) -> None:
         fill(store, [0, 0])
         store.path(1).write_bytes(store.path(1).read_bytes()[:size])
-        assert store.newest()[0] == 0
+        with pytest.raises(CorruptFile, match="is damaged"):
+            store.load(1)
 
     @pytest.mark.parametrize(
         "text", [b"", b"[]", b"{}", b"\xff\xff", b'{"number": 1}', b"[" * 100_000]
@@ -86,9 +79,8 @@ class TestStates:
     def test_a_damaged_record_is_refused(self, store: StateStore, text: bytes) -> None:
         fill(store, [0, 0])
         (store.directory / "000001.json").write_bytes(text)
-        number, _, faults = store.newest()
-        assert number == 0
-        assert "record" in faults[0]
+        with pytest.raises(CorruptFile, match="record"):
+            store.load(1)
 
     def test_every_flipped_bit_of_a_record_is_found_or_harmless(self, store: StateStore) -> None:
         fill(store, [0, 0])
@@ -97,15 +89,15 @@ class TestStates:
         for position in range(whole.index(b'"digest": "') + 11, whole.index(b'"digest": "') + 75):
             path.write_bytes(whole)
             flip(path, position)
-            assert store.newest()[0] == 0
+            with pytest.raises(CorruptFile):
+                store.load(1)
 
     def test_a_renamed_state_is_refused(self, store: StateStore) -> None:
         fill(store, [0, 0])
         for suffix in ("safetensors", "json"):
             (store.directory / f"000001.{suffix}").rename(store.directory / f"000007.{suffix}")
-        number, _, faults = store.newest()
-        assert number == 0
-        assert "expected state 7" in faults[0]
+        with pytest.raises(CorruptFile, match="expected state 7"):
+            store.load(7)
 
     def test_a_state_without_its_record_was_never_committed(
         self, store: StateStore, monkeypatch: pytest.MonkeyPatch
@@ -123,18 +115,10 @@ class TestStates:
         with pytest.raises(KeyboardInterrupt):
             store.save(1, state(1), None, 0)
         monkeypatch.setattr(store_module, "write_atomic", real)
-        number, _, faults = store.newest()
-        assert number == 0
-        assert "not written to its end" in faults[0]
+        with pytest.raises(CorruptFile, match="not written to its end"):
+            store.load(1)
         store.save(1, state(5), None, 0)
         assert store.load(1).meta["step"] == 5
-
-    def test_no_valid_state_at_all_is_an_error(self, store: StateStore) -> None:
-        fill(store, [0, 0])
-        for number in range(2):
-            flip(store.path(number), -1)
-        with pytest.raises(CorruptFile, match=r"none of the states .*000001\..*000000\."):
-            store.newest()
 
     def test_saving_again_is_harmless_and_changing_is_refused(self, store: StateStore) -> None:
         made = store.save(0, state(0), None, 0)
