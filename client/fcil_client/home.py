@@ -209,21 +209,38 @@ class Home:
         """Return the bytes that fix this client's split of its images, drawn once.
 
         Raises:
-            CorruptFile: the file is there and has another size.
+            CorruptFile: the file is damaged, or gone although images were split by it.
         """
+        # Another salt would be another split: images once kept for tests would be learned.
         path = self.directory / "salt"
         with storage_errors("read", path):
-            salt = path.read_bytes() if path.exists() else None
-        if salt is None:
-            salt = os.urandom(SALT_BYTES)
-            write_atomic(path, salt)
-        if len(salt) != SALT_BYTES:
-            # Another salt would be another split: images once kept for tests would be learned.
+            data = path.read_bytes() if path.exists() else None
+        if data is None:
+            return self._draw_salt(path)
+        salt, check = data[:SALT_BYTES], data[SALT_BYTES:]
+        # Those that earlier versions drew have no check behind them.
+        if len(salt) != SALT_BYTES or check not in (b"", _salt_check(salt)):
+            expected = SALT_BYTES + len(_salt_check(b""))
+            got = "others" if len(data) == expected else f"{len(data)}"
             raise CorruptFile(
-                f"{path} is damaged: expected {SALT_BYTES} bytes, got {len(salt)}.",
+                f"{path} is damaged: expected {expected} bytes that fit together, got {got}.",
                 action="Restore it from a backup. Without one, leave (fcil-client leave) and join "
                 "again as a new client; the journal of what left stays.",
             )
+        return salt
+
+    def _draw_salt(self, path: Path) -> bytes:
+        manifest = self.directory / "manifest.json"
+        with storage_errors("read", manifest):
+            split_before = manifest.exists()
+        if split_before:
+            raise CorruptFile(
+                f"{path} is gone: expected the salt that {manifest} was made with, got none.",
+                action="Put it back from a backup. Without one, remove manifest.json: the images "
+                "are split anew, and images that were kept for tests are then learned from.",
+            )
+        salt = os.urandom(SALT_BYTES)
+        write_atomic(path, salt + _salt_check(salt))
         return salt
 
     # --- what is on its way -----------------------------------------------------------------
@@ -325,6 +342,11 @@ class Home:
                 path.replace(self.directory / "state.safetensors")
         _remove(path)
         return True
+
+
+def _salt_check(salt: bytes) -> bytes:
+    """Return what stands behind the salt in its file, so that damage is seen."""
+    return hashlib.sha256(b"fcil/1/salt-file\0" + salt).digest()[:8]
 
 
 def _remove(path: Path) -> None:

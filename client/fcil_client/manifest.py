@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from fcil_protocol.files import storage_errors, write_atomic
 
 FORMAT = 1
 NAME = "manifest.json"  # in the client's directory
+DAMAGED = ".damaged"  # behind the name of one that could not be read
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ def scan(
     Args:
         source: where the images are.
         cache: JSON file (0600) with the results of earlier scans; it also keeps the sides
-            that the hash alone does not give, so it should live as long as the salt.
+            that the hash alone does not give, so it should live as long as the salt. A
+            damaged one is set aside and made anew, with a note.
         salt: this client's, drawn once.
         fractions: expected shares of train, select and test.
         threads: threads that decode; 0: one per core, at most 8.
@@ -95,11 +97,11 @@ def scan(
 
     Raises:
         DataError: the source as a whole cannot be used.
-        CorruptFile: the cache is damaged.
+        CorruptFile: the cache is of another salt, or of a newer fcil.
         StorageError: the cache cannot be written.
     """
     listing = source.listing()
-    old = _load(cache, salt)
+    old, damage = _load(cache, salt)
     files = _examine(source, listing.entries, old, threads, on_progress)
     readable = [(e, str(files[e.name][4])) for e in listing.entries if files[e.name][4]]
     broken = [str(files[e.name][5]) for e in listing.entries if not files[e.name][4]]
@@ -114,17 +116,22 @@ def scan(
     for name in result.left_out:
         files[name][6] = False
     if cache is not None and record != old:
+        if damage:
+            _set_aside(cache)
         write_atomic(cache, json.dumps(vars(record) | {"format": FORMAT}).encode())
-    return _manifest(record)
+    manifest = _manifest(record)
+    return replace(manifest, notes=(*manifest.notes, damage)) if damage else manifest
 
 
 def load(cache: Path, salt: bytes) -> Manifest | None:
-    """Return the manifest of the last scan without looking at the images; None before it.
+    """Return the manifest of the last scan without looking at the images.
+
+    None before the first scan, and if it is damaged: the next scan makes it anew.
 
     Raises:
-        CorruptFile: the file is damaged.
+        CorruptFile: it is of another salt, or of a newer fcil.
     """
-    record = _load(cache, salt)
+    record, _ = _load(cache, salt)
     return _manifest(record) if record.files else None
 
 
@@ -219,26 +226,57 @@ def _salt_mark(salt: bytes) -> str:
     return hashlib.sha256(b"fcil/1/salt\0" + salt).hexdigest()[:16]
 
 
-def _load(cache: Path | None, salt: bytes) -> _Record:
-    mark = _salt_mark(salt)
+def _load(cache: Path | None, salt: bytes) -> tuple[_Record, str]:
+    """Return what is known, and one sentence if all of it is lost because the file is damaged."""
+    fresh = _Record(_salt_mark(salt))
     if cache is None:
-        return _Record(mark)
+        return fresh, ""
+    with storage_errors("read the manifest", cache):
+        text = cache.read_bytes() if cache.exists() else None
+    if text is None:
+        return fresh, ""
     try:
-        with storage_errors("read the manifest", cache):
-            text = cache.read_bytes() if cache.exists() else None
-        record = _parse(text) if text is not None else _Record(mark)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        record = _parse(text)
+    except _NewerFormat as error:
         raise CorruptFile(
-            f"the manifest {cache} is damaged ({type(error).__name__}).",
-            action="Remove it; the images are scanned again, and only images of very small "
-            "classes can change sides.",
+            f"the manifest {cache} has format {error}; this fcil reads {FORMAT}.",
+            action="Use the fcil that wrote it, or a newer one.",
         ) from error
-    return record if record.salt == mark else _Record(mark)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        # The salt's own check has passed: what the hash decides comes out as it was.
+        return fresh, (
+            f"the manifest {cache} was damaged and is made anew; it is kept as "
+            f"{cache.name}{DAMAGED}. Sides follow from the images and the salt, as before; only "
+            "images of very small classes, and those that came into or left a test/ folder after "
+            "an earlier scan, can have changed sides"
+        )
+    if record.salt != fresh.salt:
+        raise CorruptFile(
+            f"the salt in {cache.parent} is not the one that {cache} was made with: expected "
+            f"one with the mark {record.salt}, got {fresh.salt}.",
+            action="Put the file `salt` back from a backup. Without one, remove "
+            f"{cache.name}: the images are split anew, and images that were kept for tests "
+            "are then learned from.",
+        )
+    return record, ""
+
+
+def _set_aside(cache: Path) -> None:
+    with storage_errors("read the manifest", cache):
+        data = cache.read_bytes()
+    write_atomic(cache.with_name(cache.name + DAMAGED), data)
+
+
+class _NewerFormat(Exception):
+    """The file is whole as far as this fcil can tell, and not for it."""
 
 
 def _parse(text: bytes) -> _Record:
     fields = json.loads(text)
-    if fields.pop("format") != FORMAT:
+    number = fields.pop("format")
+    if isinstance(number, int) and number > FORMAT:
+        raise _NewerFormat(number)
+    if number != FORMAT:
         raise ValueError("format")
     record = _Record(**fields)
     for name, row in record.files.items():

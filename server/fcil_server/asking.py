@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 
 import numpy as np
@@ -93,14 +94,33 @@ def describe_wait(kit: Kit, at: Position) -> None:
     if more > 0:
         at.waiting_for = f"{more} more client{'s' if more > 1 else ''} ({here} here)"
         return
+    hidden = hidden_classes(kit, at.task, at.step)
+    if hidden:
+        at.waiting_for = f"hidden classes to be shown: fcil-server classes show {hidden}"
+        return
     at.waiting_for = f"a client that holds {wanted_images(kit, at.task, at.step)}"
 
 
 def wanted_images(kit: Kit, task: TaskInfo, step: Step) -> str:
     """Name the images that a round is about, in a phrase."""
-    evaluating = step.kind == EVALUATE
     names = kit.classes.names()
-    wanted = task.seen if evaluating else task.classes
+    wanted = _wanted(task, step)
     more = f" and {len(wanted) - 8} more" if len(wanted) > 8 else ""
     listed = ", ".join(names[c] for c in wanted[:8])
-    return f"{'test ' if evaluating else ''}images of {listed}{more}"
+    return f"{'test ' if step.kind == EVALUATE else ''}images of {listed}{more}"
+
+
+def hidden_classes(kit: Kit, task: TaskInfo, step: Step) -> str:
+    """Name what `fcil-server classes show` is called with if all that a round is about is hidden.
+
+    Empty where a class of the round is not hidden: then no client here has images of it.
+    """
+    wanted = _wanted(task, step)
+    if not wanted or kit.classes.keys_of(wanted):
+        return ""
+    names = kit.classes.names()
+    return shlex.join(names[c] for c in wanted)
+
+
+def _wanted(task: TaskInfo, step: Step) -> tuple[int, ...]:
+    return task.seen if step.kind == EVALUATE else task.classes

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from fcil_protocol.errors import CorruptFile, FcilError, KeyFileError, UsageError, WireError
+from fcil_protocol.errors import (
+    CorruptFile,
+    FcilError,
+    KeyFileError,
+    StorageError,
+    UsageError,
+    WireError,
+)
 from fcil_protocol.files import place_new, read_private, scratch, storage_errors, sync_data
 from fcil_protocol.keys import Certificate
 from fcil_protocol.passphrase import seal_with_passphrase
@@ -92,26 +99,51 @@ def _write_patiently(
     directory: Path, whole: Path, ledger: Path, passphrase: str | None
 ) -> Manifest:
     """Write the backup; again if the running server removed a state meanwhile."""
+    with Ledger(directory / LEDGER_NAME, read_only=True) as live:
+        live.refuse_damage()
+    certificate = _read_certificate(directory)
+    # Slow by design, so before the moment from which the server's states are waited for.
+    sealed = None if passphrase is None else _seal_keys(directory, certificate, passphrase)
     for attempt in range(_TRIES):
         for temporary in (whole, ledger):
             temporary.unlink(missing_ok=True)
         try:
-            return _write(directory, whole, ledger, passphrase)
-        except CorruptFile:
-            if attempt == _TRIES - 1:
+            return _write(directory, whole, ledger, certificate, sealed)
+        except CorruptFile as error:
+            if not _went_on(directory, ledger):
                 raise
+            if attempt == _TRIES - 1:
+                raise StorageError(
+                    f"the server was faster than the backup, {_TRIES} times: it made new states "
+                    "and removed the one that was to be copied.",
+                    action="Pause it (fcil-server pause), or try again.",
+                ) from error
     raise AssertionError("the last attempt returns or raises")
 
 
-def _write(directory: Path, path: Path, snapshot: Path, passphrase: str | None) -> Manifest:
+def _went_on(directory: Path, snapshot: Path) -> bool:
+    """Say whether the server has made a state since a copy of its ledger."""
+    newest = []
+    try:
+        for path in (directory / LEDGER_NAME, snapshot):
+            with Ledger(path, read_only=True) as ledger:
+                run = ledger.newest_run()
+                newest.append(ledger.newest_state(run.run_id) if run else None)
+    except FcilError:
+        return False  # the caller's error says what is wrong with the ledger
+    return newest[0] != newest[1]
+
+
+def _write(
+    directory: Path, path: Path, snapshot: Path, certificate: Certificate, sealed: bytes | None
+) -> Manifest:
     created = time.time()
     with Ledger(directory / LEDGER_NAME, read_only=True) as live:
         live.copy_to(snapshot)
-    certificate = _read_certificate(directory)
     mode = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with storage_errors("write", path), os.fdopen(os.open(path, mode, 0o600), "wb") as out:
         writer = Writer(out, created)
-        _add_small(writer, directory, certificate, passphrase)
+        _add_small(writer, directory, certificate, sealed)
         writer.add_file(LEDGER_NAME, snapshot)
         with Ledger(snapshot, read_only=True) as ledger:
             run = ledger.newest_run()
@@ -125,7 +157,7 @@ def _write(directory: Path, path: Path, snapshot: Path, passphrase: str | None) 
             name=load(directory / CONFIG).federation.name,
             run=run.run_id if run else None,
             state=newest.state if newest else None,
-            keys=passphrase is not None,
+            keys=sealed is not None,
             files=writer.files,
         )
         writer.finish(manifest)
@@ -135,14 +167,17 @@ def _write(directory: Path, path: Path, snapshot: Path, passphrase: str | None) 
 
 
 def _add_small(
-    writer: Writer, directory: Path, certificate: Certificate, passphrase: str | None
+    writer: Writer, directory: Path, certificate: Certificate, sealed: bytes | None
 ) -> None:
     config = directory / CONFIG
     with storage_errors("read", config):
         writer.add(CONFIG, config.read_bytes())
     writer.add(CERTIFICATE, certificate.to_bytes())
-    if passphrase is None:
-        return
+    if sealed is not None:
+        writer.add(KEYS, sealed)
+
+
+def _seal_keys(directory: Path, certificate: Certificate, passphrase: str) -> bytes:
     found = {
         name: read_private(path).decode("utf-8")
         for name in KEY_FILES
@@ -154,7 +189,7 @@ def _add_small(
             action="Restore it, or leave keys out: --without-keys",
         )
     context = key_context(certificate.federation)
-    writer.add(KEYS, seal_with_passphrase(json.dumps(found).encode(), passphrase, context))
+    return seal_with_passphrase(json.dumps(found).encode(), passphrase, context)
 
 
 def _read_certificate(directory: Path) -> Certificate:

@@ -21,7 +21,7 @@ from fcil_protocol.keys import Certificate, PrivateKeys, PublicKeys, RootKey
 from fcil_server.backup import SCRATCH
 from fcil_server.check_runs import check_run
 from fcil_server.config import load
-from fcil_server.federation import CONFIG
+from fcil_server.federation import CONFIG, describe_lost_frames
 from fcil_server.findings import Finding, Level, failed, failure, fine, warning
 from fcil_server.ledger import LEDGER_NAME, Ledger
 
@@ -81,6 +81,10 @@ def _look(directory: Path) -> Iterator[Finding]:
     yield from _config(directory)
     yield from _keys(directory / "keys")
     try:
+        lost = describe_lost_frames(directory / LEDGER_NAME)
+        if lost:
+            action = "Restore a backup that holds more; or start the server without it."
+            yield failure("ledger", lost, action)
         with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
             yield from _ledger(ledger)
             yield from _members(ledger)

@@ -29,7 +29,6 @@ def read(places: Sequence[Path]) -> list[tuple[str, RunData]]:
 
     Raises:
         UsageError: there is no run in one of the places.
-        ConfigError: a federation has no run yet.
     """
     found = [_read(place) for place in places]
     methods = [data.run.method for data in found]

@@ -144,6 +144,7 @@ class Server:
             drain = self.drain_rounds if self._drain_on_term else None
             self._service.catch(self.stop, lambda text: self.note("info", "signal", text), drain)
             self._service.ready(lambda: status_line(self))
+            self.federation.tell_lost_frames(self.note)
             self.note("info", "serving", f"listening on {', '.join(self.addresses())}")
             work = (self._receive(), self.open.drive(), self._tick())
             tasks = [asyncio.create_task(self._guard(w)) for w in work]
@@ -247,6 +248,7 @@ class Server:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_S)
+            self.ledger.refuse_if_gone()
             self._keep_books()
             self._intake.revive(self.peers)
             self._service.news()

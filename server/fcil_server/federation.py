@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -32,6 +33,8 @@ from fcil_protocol.ids import Digest, FederationId, RunId, is_run_id
 from fcil_protocol.keys import Certificate, PrivateKeys, RootKey
 from fcil_server.config import Config, load, to_toml
 from fcil_server.ledger import LEDGER_NAME, Ledger
+from fcil_server.ledger_file import log_path
+from fcil_server.ledger_wal import lost_frames
 
 CONFIG = "federation.toml"
 
@@ -45,6 +48,7 @@ class Federation:
         self._lock = lock
         self._root_path = directory / "keys" / "root.json"
         _refuse_lost_ledger(directory)
+        self._lost = describe_lost_frames(directory / LEDGER_NAME)  # opening it hides them
         self.ledger = Ledger(directory / LEDGER_NAME)
         try:
             self._open_keys()
@@ -119,6 +123,13 @@ class Federation:
         certificate = _root_key(self._root_path).certify(self.keys.public)
         write_atomic(path, certificate.to_bytes())
         return certificate
+
+    def tell_lost_frames(self, note: Callable[[str, str, str], None]) -> None:
+        """Say, once, what was acknowledged and then damaged in the ledger's log."""
+        if self._lost:
+            action = "A backup may hold more (fcil-server restore); check the disk."
+            note("warning", CorruptFile.code, f"{self._lost} {action}")
+            self.ledger.empty_log()
 
     def rotate_keys(self, actor: str) -> None:
         """Give the server new keys to sign and to open with; members learn them by themselves.
@@ -217,6 +228,21 @@ def find_directory(directory: Path) -> Path:
             action="Name its directory with --dir, or start one with: fcil-server serve",
         )
     return directory
+
+
+def describe_lost_frames(ledger: Path) -> str:
+    """Say what of a ledger's log SQLite passes over, as long as nobody has opened it; or ""."""
+    path = log_path(ledger)
+    if not path.exists():
+        return ""
+    with storage_errors("read", path):
+        lost = lost_frames(path.read_bytes())
+    if not lost:
+        return ""
+    return (
+        f"{lost} frames of the ledger's log after a damaged one are lost: what {path} held from "
+        "there on, perhaps acknowledged updates."
+    )
 
 
 def _refuse_lost_ledger(directory: Path) -> None:

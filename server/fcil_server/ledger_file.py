@@ -8,7 +8,9 @@ durable with the next durable commit.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +35,8 @@ from fcil_server.ledger_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 T = TypeVar("T")
 
 _BUSY_S = 10.0  # a reader's long query or a checkpoint may hold the file this long
+
+_NOT_TEXT = re.compile(r"Could not decode to UTF-8 column '(\w+)'")
 
 Value = str | int | float | bytes | None
 Args = Sequence[Value] | Mapping[str, Value]
@@ -76,6 +80,7 @@ class LedgerFile:
         except BaseException:
             self._db.close()
             raise
+        self._places = _inodes(path)
 
     def close(self) -> None:
         """Close the file; open transactions are rolled back."""
@@ -107,11 +112,40 @@ class LedgerFile:
             try:
                 self._db.backup(copy)  # all pages in one step: one moment
                 copy.execute("PRAGMA journal_mode = DELETE")
-                verdict = str(copy.execute("PRAGMA quick_check(1)").fetchone()[0])
             finally:
                 copy.close()
+
+    def refuse_damage(self) -> None:
+        """Refuse a damaged file, also one whose indexes do not fit its tables.
+
+        What is written to it would be lost with it; and unique indexes are what keeps an
+        update from being counted twice. 0.3 s for 1000 rounds of 20 clients.
+
+        Raises:
+            CorruptFile: it is damaged.
+        """
+        verdict = str(self._number("PRAGMA integrity_check(1)"))
         if verdict != "ok":
             raise _damaged(self.path, verdict.splitlines()[-1])
+
+    def refuse_if_gone(self) -> None:
+        """Refuse to go on with a file that is no longer where the next start looks for it.
+
+        Raises:
+            CorruptFile: the ledger or its log was removed or replaced while it was open.
+        """
+        now = _inodes(self.path)
+        for path, inode in self._places.items():
+            if now.get(path) != inode:
+                raise CorruptFile(
+                    f"{path} was removed or replaced while the server ran: whatever it "
+                    "acknowledged from now on would be lost.",
+                    action="Restore a backup into a new directory: fcil-server restore",
+                )
+
+    def empty_log(self) -> None:
+        """Bring what the write-ahead log holds into the file, and leave the log empty."""
+        self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def faults(self) -> list[str]:
         """Return what SQLite finds damaged or dangling in the file, a sentence each."""
@@ -181,7 +215,7 @@ class LedgerFile:
                     action="Start the server once; it upgrades the ledger.",
                 )
             return
-        self._check_pages()
+        self.refuse_damage()
         self._execute("PRAGMA foreign_keys = ON")
         if self._number("PRAGMA journal_mode = WAL") != "wal":
             raise StorageError(
@@ -195,12 +229,6 @@ class LedgerFile:
                     f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID};"
                     f"{script} PRAGMA user_version = {number}; COMMIT;"
                 )
-
-    def _check_pages(self) -> None:
-        """Refuse to write to a damaged file: what is added to it would be lost with it."""
-        verdict = str(self._number("PRAGMA quick_check(1)"))
-        if verdict != "ok":
-            raise _damaged(self.path, verdict.splitlines()[-1])
 
     def _execute(self, sql: str, args: Args = ()) -> sqlite3.Cursor:
         with _named_errors(self.path):
@@ -244,6 +272,21 @@ def _create_private(path: Path) -> None:
             os.close(descriptor)
 
 
+def log_path(ledger: Path) -> Path:
+    """Return where SQLite keeps the write-ahead log of a ledger."""
+    return ledger.with_name(f"{ledger.name}-wal")
+
+
+def _inodes(ledger: Path) -> dict[Path, tuple[int, int]]:
+    """Return which files bear the names of the ledger and its log."""
+    found = {}
+    for path in (ledger, log_path(ledger)):
+        with contextlib.suppress(OSError):  # a name that is gone is what the caller looks for
+            status = path.stat()
+            found[path] = (status.st_dev, status.st_ino)
+    return found
+
+
 def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
     mode = "ro" if read_only else "rw"
     url = f"file:{quote(str(path.absolute()))}?mode={mode}"
@@ -276,6 +319,9 @@ def _named(error: sqlite3.Error, path: Path) -> FcilError:
             f"another process has been writing to {path} for over {_BUSY_S:.0f} s.",
             action="Stop that process; one server works on a federation directory.",
         )
+    undecodable = _NOT_TEXT.match(str(error))
+    if undecodable is not None:  # SQLite's sentence holds the whole text
+        return _damaged(path, f"the text of column {undecodable[1]} cannot be read")
     if code == sqlite3.SQLITE_FULL:
         return DiskFull(
             f"no space is left on the disk of {path}.",

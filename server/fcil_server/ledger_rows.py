@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
+from fcil_protocol.errors import CorruptFile
 from fcil_protocol.ids import ClientId, Digest, RunId, UpdateId
 
 OPENING = "open"  # the "kind" of the state that a task begins with
@@ -417,14 +418,39 @@ class AuditEntry:
     detail: str
 
 
+# Those that hold more than SQLite's own types, so that reading them may fail.
+_TABLES: dict[type, str] = {
+    Client: "clients",
+    Ticket: "tickets",
+    Run: "runs",
+    ClassRow: "classes",
+    Task: "tasks",
+    Round: "rounds",
+    UpdateRow: "updates",
+    AnswerRow: "answers",
+    ByteCount: "bytes",
+}
+
 R = TypeVar("R")
 
 
 def build(cls: type[R], row: sqlite3.Row) -> R:
-    """Make a dataclass from a row that has (at least) its columns."""
+    """Make a dataclass from a row that has (at least) its columns.
+
+    Raises:
+        CorruptFile: a column holds what nobody wrote there.
+    """
     values: dict[str, object] = {}
     for spec in dataclasses.fields(cls):  # type: ignore[arg-type]
         decode: Callable[[Any], object] | None = spec.metadata.get("decode")
         value = row[spec.name]
-        values[spec.name] = decode(value) if decode is not None else value
+        try:
+            values[spec.name] = decode(value) if decode is not None else value
+        except (ValueError, TypeError, RecursionError) as error:
+            table = _TABLES.get(cls, cls.__name__)
+            raise CorruptFile(
+                f"the ledger is damaged: column {spec.name} of table {table} cannot be read.",
+                action="Stop the server and restore a backup into a new directory: "
+                "fcil-server restore",
+            ) from error
     return cls(**values)

@@ -22,6 +22,7 @@ def member_rows(ledger: Ledger, live: Mapping[str, str]) -> list[dict[str, Any]]
     names = {client.client_id: client.name for client in ledger.clients()}
     rows = []
     for client in ledger.clients():
+        here = live.get(client.client_id, "away") not in ("away", "refused", "revoked")
         up, down = traffic.get(client.client_id, (0, 0))
         refusals = ledger.refusals_of(client.client_id, limit=SHOWN_REFUSALS)
         rows.append(
@@ -33,7 +34,7 @@ def member_rows(ledger: Ledger, live: Mapping[str, str]) -> list[dict[str, Any]]
                 "not_after": client.not_after,
                 "revoked_at": client.revoked_at,
                 "revoked_why": client.revoked_why,
-                "last_seen": client.last_seen,
+                "last_seen": ledger.now if here else client.last_seen,
                 "device": client.device,
                 "role": client.role.value,
                 "via": names.get(client.via) if client.via else None,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from fcil_protocol.ids import ClientId
 from fcil_server import round_events as machine
-from fcil_server.asking import wanted_images
+from fcil_server.asking import hidden_classes, wanted_images
 from fcil_server.position import Kit, Position
 
 NAMED = 12  # clients that a note lists
@@ -48,6 +48,10 @@ def unheld(kit: Kit, at: Position, until_s: float | None) -> str:
     end = "it waits; fcil-server close-round --rest-of-task goes on without them"
     if until_s is not None:
         end = f"in {until_s:.0f} s its rounds are skipped"
+    hidden = hidden_classes(kit, at.task, at.step)
+    if hidden:
+        show = f"fcil-server classes show {hidden}"
+        return f"task {at.task.index}: all its classes are hidden, undone by {show}; {end}"
     wanted = wanted_images(kit, at.task, at.step)
     return f"task {at.task.index}: nobody here holds {wanted}; {end}"
 

@@ -20,10 +20,10 @@ from fcil_adapters.describe import backbone_fields
 from fcil_adapters.privacy_terms import check_privacy
 from fcil_protocol.errors import (
     BackboneMismatch,
-    ConfigError,
     FcilError,
     RunFailed,
     StorageError,
+    UsageError,
 )
 from fcil_protocol.files import storage_errors
 from fcil_protocol.ids import new_run_id
@@ -326,12 +326,21 @@ def run_named(ledger: Ledger, run: str | None) -> Run:
     """Return the run that a command means: the newest, or the one with this id or prefix.
 
     Raises:
-        ConfigError: there is none, or the prefix fits several.
+        UsageError: there is none, or the prefix fits several.
     """
     rows = ledger.runs()
     if run is not None:
         rows = [r for r in rows if r.run_id.startswith(run)]
     if not rows or (run is not None and len(rows) > 1):
-        known = ", ".join(r.run_id for r in ledger.runs()) or "none"
-        raise ConfigError(f"no single run is called {run or 'newest'!r}; there are: {known}.")
+        known = [r.run_id for r in ledger.runs()]
+        if not known:
+            raise UsageError(
+                "the federation has no run yet.", action="Begin one with: fcil-server serve"
+            )
+        listed = ", ".join([r.run_id for r in rows] or known[-5:])
+        begins = f"{len(rows)} runs begin" if rows else "no run's id begins"
+        raise UsageError(
+            f"{begins} with {run!r}; {'they' if rows else 'the newest'} are {listed}.",
+            action="Give more of the id; list all with: fcil-server run ls",
+        )
     return rows[-1]

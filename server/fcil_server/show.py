@@ -26,6 +26,7 @@ CLOSED_BY = {
     "taken": "closed with as many updates as are taken",
     "deadline": "closed at its deadline",
     "operator": "closed by the operator",
+    "rest_of_task": "closed by the operator, with the rest of its task",
     "no_holder": "nobody here held images for it",
 }
 ANSWERS = {

@@ -80,13 +80,14 @@ def _clients(server: Server) -> list[dict[str, Any]]:
     learned = {t.task for t in server.ledger.tasks(run) if t.closed_at is not None}
     took_part = server.ledger.counted_tasks(run)
     rows = []
+    now = server.ledger.now
     for row in server.ledger.clients():
         peer = server.peers.by_client(row.client_id)
         why = server.peers.refused.get(row.client_id, "")
         away = "refused" if why else "away"
         state = away if peer is None else "ready" if peer.announced else "preparing"
         if row.role is Role.RELAY:
-            state = "ready" if server.is_up(row.client_id) else "away"
+            state = "ready" if server.is_up(row.client_id) else away
         rows.append(
             {
                 "id": row.client_id,
@@ -95,7 +96,8 @@ def _clients(server: Server) -> list[dict[str, Any]]:
                 "why": why,
                 "role": row.role.value,
                 "device": row.device,
-                "last_seen": row.last_seen,
+                # The ledger notes when a client came; one that is connected is here now.
+                "last_seen": row.last_seen if state == away else now,
                 "images": sum((peer.train or {}).values()) if peer else None,
                 "classes": len(peer.names) if peer else None,
                 "progress": peer.progress if peer else None,

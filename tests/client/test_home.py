@@ -153,9 +153,49 @@ class TestSalt:
         """With another one, images that were kept for tests would be learned from."""
         path = home.directory / "salt"
         path.write_bytes(damaged)
-        with pytest.raises(CorruptFile, match=f"expected 16 bytes, got {len(damaged)}"):
+        with pytest.raises(CorruptFile, match=f"expected 24 bytes .*, got {len(damaged)}"):
             home.salt()
         assert path.read_bytes() == damaged
+
+    def test_every_flipped_bit_of_the_salt_is_seen(self, home: Home) -> None:
+        home.salt()
+        path = home.directory / "salt"
+        whole = path.read_bytes()
+        for bit in range(8 * len(whole)):
+            damaged = bytearray(whole)
+            damaged[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(damaged)
+            with pytest.raises(CorruptFile, match="fit together, got others"):
+                home.salt()
+
+    def test_a_salt_of_an_earlier_version_is_taken_as_it_is(self, home: Home) -> None:
+        (home.directory / "salt").write_bytes(b"s" * 16)
+        assert home.salt() == b"s" * 16
+
+    def test_a_salt_that_is_gone_is_not_drawn_anew_once_images_were_split(self, home: Home) -> None:
+        home.salt()
+        (home.directory / "manifest.json").write_text("{}")
+        (home.directory / "salt").unlink()
+        with pytest.raises(CorruptFile, match="salt is gone") as error:
+            home.salt()
+        assert "remove manifest.json" in error.value.action
+        assert not (home.directory / "salt").exists()
+        (home.directory / "manifest.json").unlink()
+        assert len(home.salt()) == 16
+
+
+class TestFolders:
+    def test_folders_that_somebody_removed_are_made_again_when_needed(self, home: Home) -> None:
+        for name in ("outbox", "parts", "incoming", "provisional"):
+            (home.directory / name).rmdir()
+        for path in (
+            home.outbox_path(D1), home.note_path(D2), home.part_path(D1), home.incoming_path(D1),
+        ):  # fmt: skip
+            path.write_bytes(b"x")
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        home.save_provisional(D1, state(1.0))
+        assert home.settle(D1, counted=True)
+        assert value_of(home) == 1.0
 
 
 class TestState:

@@ -235,13 +235,26 @@ def test_the_cache_is_private_and_gives_the_manifest_back(tmp_path):
     manifest = scanned(fill(tmp_path / "data", "cat", range(5)), cache)
     assert load(cache, SALT) == manifest
     assert stat.S_IMODE(cache.stat().st_mode) == 0o600
-    assert load(cache, b"other salt") is None
+    with pytest.raises(CorruptFile, match="not the one that") as error:
+        load(cache, b"other salt")
+    assert "Put the file `salt` back" in error.value.action
+
+
+def test_another_salt_is_refused_and_the_sides_stay_as_they_were(tmp_path):
+    cache = tmp_path / "manifest.json"
+    root = fill(tmp_path / "data", "cat", range(20))
+    manifest = scanned(root, cache)
+    before = cache.read_bytes()
+    with pytest.raises(CorruptFile, match="not the one that"):
+        scanned(root, cache, salt=b"t" * 16)
+    assert cache.read_bytes() == before
+    assert scanned(root, cache) == manifest
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda fields: fields.update(format=99),
+        lambda fields: fields.update(format=0),
         lambda fields: fields.update(files=[]),
         lambda fields: fields.update(files={"cat/0.png": ["cat"]}),
         lambda fields: fields.update(sides={}),
@@ -250,24 +263,37 @@ def test_the_cache_is_private_and_gives_the_manifest_back(tmp_path):
         lambda fields: fields.pop("notes") and None or fields.update(extra=1),
     ],
 )
-def test_a_damaged_cache_is_named(tmp_path, change):
+def test_a_damaged_cache_is_made_anew_with_a_note_and_kept(tmp_path, change):
     cache = tmp_path / "manifest.json"
-    scanned(fill(tmp_path / "data", "cat", range(2)), cache)
+    whole = scanned(fill(tmp_path / "data", "cat", range(20)), cache)
     fields = json.loads(cache.read_bytes())
     change(fields)
-    cache.write_text(json.dumps(fields))
-    with pytest.raises(CorruptFile, match=r"manifest\.json is damaged"):
+    damaged = json.dumps(fields)
+    cache.write_text(damaged)
+    again = scanned(tmp_path / "data", cache)
+    assert sides(again) == sides(whole)
+    assert "damaged and is made anew" in again.notes[-1]
+    assert (tmp_path / "manifest.json.damaged").read_text() == damaged
+    assert scanned(tmp_path / "data", cache) == whole  # said once
+
+
+def test_a_cache_of_a_newer_fcil_is_left_as_it_is(tmp_path):
+    cache = tmp_path / "manifest.json"
+    scanned(fill(tmp_path / "data", "cat", range(2)), cache)
+    newer = json.dumps(json.loads(cache.read_bytes()) | {"format": 99})
+    cache.write_text(newer)
+    with pytest.raises(CorruptFile, match="has format 99; this fcil reads 1"):
         scanned(tmp_path / "data", cache)
+    assert cache.read_text() == newer
 
 
-def test_every_truncation_of_the_cache_is_named(tmp_path):
+def test_no_truncation_of_the_cache_is_taken_for_a_manifest(tmp_path):
     cache = tmp_path / "manifest.json"
     scanned(fill(tmp_path / "data", "cat", range(1)), cache)
     data = cache.read_bytes()
     for cut in range(len(data)):
         cache.write_bytes(data[:cut])
-        with pytest.raises(CorruptFile):
-            load(cache, SALT)
+        assert load(cache, SALT) is None
 
 
 def test_counts_and_classes_name_what_is_there(tmp_path):

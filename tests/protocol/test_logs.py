@@ -85,6 +85,33 @@ def test_a_log_that_cannot_be_opened_is_said_at_the_start(tmp_path):
         LogFile(tmp_path / "no" / "log")
 
 
+@pytest.mark.parametrize("read", [False, True])
+def test_a_pipe_is_refused_at_once_instead_of_waited_for(tmp_path, read):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK) if read else None
+    with pytest.raises(StorageError, match="expected a file, got a pipe or a device"):
+        LogFile(tmp_path / "pipe")
+    if reader is not None:
+        os.close(reader)
+
+
+def test_a_pipe_in_the_place_of_the_log_leaves_the_old_file_in_use(log, tmp_path):
+    log.write(0.0, "info", "before")
+    (tmp_path / "log").rename(tmp_path / "log.old")
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(StorageError, match="expected a file"):
+        log.reopen()
+    log.write(0.0, "info", "after")
+    assert [line.split()[2] for line in lines(tmp_path / "log.old")] == ["before", "after"]
+
+
+def test_a_log_that_others_could_read_is_closed_to_them(tmp_path):
+    (tmp_path / "log").touch()
+    (tmp_path / "log").chmod(0o644)
+    LogFile(tmp_path / "log").close()
+    assert stat.S_IMODE((tmp_path / "log").stat().st_mode) == 0o600
+
+
 def test_the_log_gets_what_libraries_log_and_no_control_characters(log, tmp_path, capsys):
     root = logging.getLogger()
     before = list(root.handlers)

@@ -7,6 +7,7 @@ Task k has the states 3 k (its opening), 3 k + 1 and 3 k + 2; the third has its 
 from __future__ import annotations
 
 import signal
+import sqlite3
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -66,6 +67,24 @@ def flip(path: Path, where: float = 0.5) -> None:
     data = bytearray(path.read_bytes())
     data[int(len(data) * where)] ^= 4
     path.write_bytes(data)
+
+
+def spoil_index(built: Built) -> None:
+    """Flip a bit in the index that keeps the open round's update from being taken twice.
+
+    The page stays well-formed, so that only a comparison with the table finds it.
+    """
+    ledger = built.directory / LEDGER_NAME
+    with sqlite3.connect(ledger) as db:
+        sql = "SELECT rootpage FROM sqlite_master WHERE name = 'sqlite_autoindex_updates_1'"
+        (root,) = db.execute(sql).fetchone()
+        (page,) = db.execute("PRAGMA page_size").fetchone()
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    db.close()
+    data = bytearray(ledger.read_bytes())
+    at = data.index(built.update.encode(), (root - 1) * page, root * page)
+    data[at] ^= 4
+    ledger.write_bytes(data)
 
 
 def tree(directory: Path) -> dict[str, bytes]:

@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 
 from fcil_protocol import files, passphrase
-from fcil_protocol.errors import CannotOpen, CorruptFile, DiskFull, KeyFileError, UsageError
+from fcil_protocol.errors import (
+    CannotOpen,
+    CorruptFile,
+    DiskFull,
+    KeyFileError,
+    StorageError,
+    UsageError,
+)
+from fcil_protocol.ids import Digest
 from fcil_protocol.keys import Certificate, PrivateKeys, RootKey
 from fcil_server import backup as backup_module
 from fcil_server import restore as restore_module
@@ -21,9 +29,17 @@ from fcil_server.archive import MANIFEST, Manifest, verify
 from fcil_server.backup import audit_backup, backup
 from fcil_server.federation import Federation
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import Cause, Direction, RunStatus
+from fcil_server.ledger_rows import Cause, Direction, RoundKey, RunStatus
 from fcil_server.restore import Keys, Restored, restore
-from server.storage_kit import OPEN_STATE, Built, build, flip, killed_at, tree
+from server.storage_kit import (
+    OPEN_STATE,
+    Built,
+    build,
+    flip,
+    killed_at,
+    spoil_index,
+    tree,
+)
 
 PHRASE = "correct horse battery"
 ROOT_ONLY = "root.json"
@@ -131,6 +147,48 @@ class TestBackup:
         path.write_bytes(data)
         with pytest.raises(CorruptFile, match="is damaged"):
             backup(built.directory, tmp_path / "b.tar", passphrase=None)
+
+    def test_an_index_that_does_not_fit_its_table_is_no_backup(
+        self, built: Built, tmp_path: Path
+    ) -> None:
+        spoil_index(built)
+        with pytest.raises(CorruptFile, match=r"is damaged.*index"):
+            backup(built.directory, tmp_path / "b.tar", passphrase=None)
+        assert [p.name for p in tmp_path.iterdir()] == ["fed"]
+
+    def test_a_server_that_is_always_faster_is_said_to_be(
+        self, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """At each try it makes a state and removes the one that the copied ledger names."""
+        copy_to, made = Ledger.copy_to, [OPEN_STATE]
+
+        def outrun(self: Ledger, target: Path) -> None:
+            copy_to(self, target)
+            built.state(made[-1]).unlink(missing_ok=True)
+            made.append(made[-1] + 1)
+            with built.ledger() as ledger:
+                key = RoundKey(built.run, 2, "train", made[-1])
+                ledger.add_state(key, made[-1], Digest("0" * 64), None)
+
+        monkeypatch.setattr(Ledger, "copy_to", outrun)
+        with pytest.raises(StorageError, match="the server was faster") as caught:
+            backup(built.directory, tmp_path / "b.tar", passphrase=None)
+        assert "fcil-server pause" in caught.value.action
+        assert len(made) == 4
+        assert [p.name for p in tmp_path.iterdir()] == ["fed"]
+
+    def test_keys_are_sealed_before_the_moment_of_the_backup(
+        self, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Sealing is slow, and a fast server removes meanwhile what is to be copied."""
+        done: list[str] = []
+        copy_to, seal = Ledger.copy_to, backup_module.seal_with_passphrase
+        monkeypatch.setattr(Ledger, "copy_to", lambda *a: (done.append("copied"), copy_to(*a))[1])
+        monkeypatch.setattr(
+            backup_module, "seal_with_passphrase", lambda *a: (done.append("sealed"), seal(*a))[1]
+        )
+        backup(built.directory, tmp_path / "b.tar", passphrase=PHRASE)
+        assert done == ["sealed", "copied"]
 
     def test_it_is_of_one_moment_while_others_write(self, built: Built, tmp_path: Path) -> None:
         """Each transaction adds one byte to two flows; a copy must never see one of them."""

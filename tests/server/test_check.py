@@ -20,7 +20,7 @@ from fcil_server.check import check
 from fcil_server.cli import app
 from fcil_server.findings import Finding, Level
 from fcil_server.ledger import LEDGER_NAME
-from server.storage_kit import OPEN_STATE, Built, build, flip, tree
+from server.storage_kit import OPEN_STATE, Built, build, flip, spoil_index, tree
 
 
 @pytest.fixture
@@ -133,6 +133,15 @@ FAILURES: dict[str, tuple[Callable[[Built], None], str]] = {
     ),
     "empty spool": (empty_spool, "update of a to the open round is lost: it is not in the spool"),
     "damaged spool": (flip_spool, "are damaged"),
+    "index": (spoil_index, "sqlite_autoindex_updates_1"),
+    "metrics of a round": (
+        statement("UPDATE rounds SET metrics = '{]' WHERE seq = 1"),
+        "column metrics of table rounds",
+    ),
+    "clients of a round": (
+        statement("UPDATE rounds SET asked = 7 WHERE seq = 1"),
+        "column asked of table rounds",
+    ),
     "another's update": (
         statement("UPDATE updates SET update_id = 'x' WHERE task = 2"),
         "is lost: it is not in the spool",
@@ -150,6 +159,14 @@ def test_whatever_is_lost_is_a_failure_with_an_action(built: Built, what: str) -
     assert all(f.action for f in failures)
     after = {n: d for n, d in tree(built.directory).items() if not n.endswith(("-shm", "-wal"))}
     assert after == {n: d for n, d in before.items() if not n.endswith(("-shm", "-wal"))}
+
+
+def test_a_settings_text_that_cannot_be_read_is_named_and_not_shown(built: Built) -> None:
+    sql(built, "UPDATE runs SET config = CAST(CAST(config AS BLOB) || x'ff' AS TEXT)")
+    failures = [f for f in check(built.directory) if f.level is Level.FAILURE]
+    (text,) = {f.text for f in failures if "config" in f.text}
+    assert "the text of column config cannot be read" in text
+    assert len(text) < 300
 
 
 def half_write(built: Built) -> None:

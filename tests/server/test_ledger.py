@@ -35,6 +35,7 @@ from fcil_server.ledger_rows import (
 )
 from fcil_server.ledger_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 from sample_run import ALICE, BOB, CLIENTS, GONE, RUN, Clock, digest
+from server.storage_kit import build, spoil_index
 
 KEY = RoundKey(RUN, 0, "train", 0)
 
@@ -112,6 +113,28 @@ class TestFile:
         path.write_bytes(b"not a database " * 100)
         with pytest.raises(CorruptFile, match="damaged"):
             Ledger(path)
+
+    def test_an_index_that_does_not_fit_its_table_is_refused(self, tmp_path: Path) -> None:
+        """Its page is well-formed, but an update could be counted twice."""
+        built = build(tmp_path / "fed")
+        spoil_index(built)
+        with pytest.raises(CorruptFile, match="damaged.*sqlite_autoindex_updates_1"):
+            built.ledger()
+
+    @pytest.mark.parametrize("end", ["", "-wal"])
+    def test_a_file_that_is_removed_under_the_server_is_noticed(self, path: Path, end: str) -> None:
+        Ledger(path).close()
+        with Ledger(path) as ledger:
+            ledger.refuse_if_gone()
+            ledger.add_audit("uid 0", "start")
+            ledger.empty_log()
+            ledger.refuse_if_gone()
+            path.with_name(path.name + end).unlink()
+            with pytest.raises(CorruptFile, match="removed or replaced"):
+                ledger.refuse_if_gone()
+            path.with_name(path.name + end).touch()
+            with pytest.raises(CorruptFile, match="removed or replaced"):
+                ledger.refuse_if_gone()
 
     def test_reading_needs_an_existing_file_and_makes_none(self, path: Path) -> None:
         with pytest.raises(StorageError, match="no ledger"):

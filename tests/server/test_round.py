@@ -464,6 +464,9 @@ class TestClosing:
         assert close.outcome is Outcome.SHORT
         assert close.answers == {A: Answer.UPDATED, B: Answer.LATE, C: Answer.LATE}
 
+    def test_the_operator_can_mean_the_rest_of_its_task_too(self) -> None:
+        assert close_of(opened().handle(Stop(now=2.0, rest=True))).why is Why.REST
+
     def test_the_operator_closes_it_without_any_update_as_skipped(self) -> None:
         assert close_of(opened().handle(Stop(now=2.0))).outcome is Outcome.SKIPPED
 

@@ -64,7 +64,11 @@ def test_data_of_both_is_json(built: Built) -> None:
         (["restore", "no", "--dir", "new"], 1, "does not exist"),
         (["check", "--dir", "new"], 1, "holds no federation"),
         (["run", "rollback"], 4, "one of them only"),
-        (["run", "rollback", "rx", "--to-task", "0"], 4, "no single run is called 'rx'"),
+        (
+            ["run", "rollback", "rx", "--to-task", "0"],
+            4,
+            "no run's id begins with 'rx'; the newest",
+        ),
         (["run", "rollback", "--to-task", "2"], 4, "not learned to its end"),
     ],
 )

@@ -209,6 +209,29 @@ def test_without_any_stream_and_under_nohup_the_server_serves(tmp_path):
         assert federation.server.wait(30) == 0
 
 
+def test_under_nohup_a_hang_up_still_opens_the_log_anew_and_refuses_a_pipe(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        log, old, pipe = (tmp_path / name for name in ("server.log", "old.log", "pipe.log"))
+        listen = ["--dir", str(federation.federation), "--port", "0", "--log", str(log)]
+        command = [sys.executable, "-m", "fcil_server", "serve", *listen, *settings()]
+        federation.server = subprocess.Popen(
+            ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *command], env=federation.environment()
+        )
+        while federation.status() is None:
+            assert federation.server.poll() is None
+        log.rename(old)
+        os.mkfifo(log)
+        federation.server.send_signal(signal.SIGHUP)
+        federation.until("signal", text="expected a file, got a pipe")
+        log.rename(pipe)
+        federation.server.send_signal(signal.SIGHUP)
+        federation.until("signal", text="open anew")
+        federation.server.send_signal(signal.SIGTERM)
+        assert federation.server.wait(30) == 0
+    assert "expected a file, got a pipe" in old.read_text()
+    assert "SIGHUP: the log file is open anew" in log.read_text()
+
+
 def test_output_that_nobody_reads_or_that_does_not_fit_is_no_defect(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings())

@@ -110,6 +110,53 @@ def test_stragglers_are_told_and_a_round_without_quorum_is_reopened_then_closed_
         assert ledger.answers(ledger.rounds(run)[0].key)[0].answer is Answer.STRAGGLER
 
 
+def test_folders_removed_under_a_running_client_cost_no_round(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        federation.serve("--until-done", *settings(round__min_clients=1))
+        operate(federation, "pause")
+        federation.join("a", write_client(tmp_path / "a", range(4)))
+        federation.until("announced")
+        (home,) = {p.parent for p in tmp_path.rglob("client.json")}
+        for name in ("outbox", "parts", "incoming", "provisional"):
+            (home / name).rmdir()
+        operate(federation, "resume")
+        assert federation.server.wait(60) == 0, federation.last_words("server")
+    rows = table(federation)
+    assert {(r["outcome"], r["counted"]) for r in rows} == {("done", 1)}
+
+
+def test_a_connected_client_was_last_seen_now(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        federation.serve(*settings())
+        federation.join("a", write_client(tmp_path / "a", range(4)))
+        federation.until("announced")
+        (before,) = operate(federation, "status")["clients"]
+        (after,) = operate(federation, "status")["clients"]
+        assert after["last_seen"] > before["last_seen"]
+        (here,) = command(federation, "clients")["clients"]
+        assert here["last_seen"] > after["last_seen"]
+        federation.clients["a"].send_signal(signal.SIGTERM)
+        assert federation.clients.pop("a").wait(30) == 0
+        while (gone := operate(federation, "status")["clients"][0])["state"] != "away":
+            pass
+        assert operate(federation, "status")["clients"][0]["last_seen"] == gone["last_seen"]
+
+
+def test_a_task_whose_classes_are_all_hidden_says_so_and_how_to_undo_it(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        tasks = [["0", "1"]]
+        federation.serve("--until-done", *settings(tasks__classes=tasks))
+        command(federation, "classes", "hide", "0", "1")
+        federation.join("a", write_client(tmp_path / "a", (0, 1)))
+        federation.join("b", write_client(tmp_path / "b", (0, 1), offset=12))
+        note = federation.until("no_holder")["text"]
+        show = "fcil-server classes show 0 1"
+        assert note.startswith(f"task 0: all its classes are hidden, undone by {show}; it waits")
+        assert show in operate(federation, "status")["now"]["waiting_for"]
+        command(federation, "classes", "show", "0", "1")
+        assert federation.server.wait(60) == 0, federation.last_words("server")
+
+
 def test_a_task_that_nobody_has_images_for_waits_and_goes_on_when_somebody_comes(tmp_path):
     with LocalFederation(tmp_path) as federation:
         tasks = [["0"], ["5"], ["6"], ["1"]]
@@ -126,7 +173,7 @@ def test_a_task_that_nobody_has_images_for_waits_and_goes_on_when_somebody_comes
         ends(federation)
     rows = [r for r in table(federation) if r["kind"] == "train"]
     assert [(r["outcome"], r["closed_by"], r["asked"]) for r in rows] == [
-        ("done", "answered", 2), ("done", "answered", 1), ("skipped", "operator", 0),
+        ("done", "answered", 2), ("done", "answered", 1), ("skipped", "rest_of_task", 0),
         ("done", "answered", 2),
     ]  # fmt: skip
 

@@ -168,3 +168,23 @@ def test_a_fork_learns_the_same_again_with_a_published_method(method, tmp_path):
         again = newest_state(federation)[0]
     assert again.run != first.run
     assert (again.state, again.digest) == (first.state, first.digest)
+
+
+def test_a_damaged_log_is_told_and_a_ledger_that_is_removed_ends_the_server(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        start(federation, tmp_path, joined=False)
+        federation.until("serving")
+        federation.kill_server()
+        ledger = federation.federation / "ledger.sqlite"
+        log = ledger.with_name("ledger.sqlite-wal")
+        data = bytearray(log.read_bytes())
+        frames = (len(data) - 32) // (24 + 4096)
+        data[32 + (frames // 2) * (24 + 4096) + 100] ^= 4
+        log.write_bytes(data)
+        federation.serve(*settings())
+        federation.until("corrupt_file", text="after a damaged one are lost")
+        ledger.unlink()
+        assert federation.server.wait(60) != 0
+        words = federation.last_words("server")
+        assert "ledger.sqlite was removed or replaced" in words
+        assert "Traceback" not in federation.log("server").read_text()
