@@ -29,11 +29,11 @@ class Case:
     at_least: float  # FAA in %; chance is 17
     options: dict[str, object] = field(default_factory=dict)
     without: dict[str, object] = field(default_factory=dict)
-    loses: float = 0.0  # points of FAA
+    loses: float = 0.0  # points more that are forgotten then
 
 
 CASES = [
-    Case("hgp", 60, {}, {"method.rebalance": "off"}, 12),
+    Case("hgp", 60, {}, {"method.rebalance": "off"}, 15),
     # A step so large that the features drift from task to task unless the teacher holds them.
     Case("plora", 55, {"method.lr_lora": 1e-2}, {"method.gamma_kd": 0}, 15),
     Case("pilora", 55),
@@ -69,9 +69,10 @@ def join(federation, name, folder):
 
 @dataclass(frozen=True)
 class Result:
-    """What a run left behind: FAA, its tasks' class names, who was counted in which round."""
+    """What a run left behind: its figures, its tasks' class names, who was counted when."""
 
     faa: float
+    forgotten: float  # points, from each task's best accuracy to its last
     tasks: list[list[str]]
     counted: list[tuple[int, str, str]]  # (task, kind, names of the counted clients)
 
@@ -89,7 +90,7 @@ def result(federation):
             assert row.outcome is Outcome.DONE
             assert {u.status for u in ledger.updates(row.key)} == {UpdateStatus.COUNTED}
     classes = [[data.class_names[c] for c in task.class_ids] for task in data.tasks]
-    return Result(data.headline[0], classes, rounds)
+    return Result(data.headline[0], data.headline[2], classes, rounds)
 
 
 def late_and_missing(federation, case, tmp_path):
@@ -130,7 +131,9 @@ def test_it_learns_with_a_late_client_and_one_that_misses_rounds(case, tmp_path)
         federation.serve("--until-done", "--new-run", *arguments(case, **listed, **case.without))
         assert federation.server.wait(300) == 0, federation.last_words("server")
         ablated = result(federation)
-        assert whole.faa - ablated.faa >= case.loses
+        assert ablated.faa < whole.faa
+        # Which images are for testing is chance; what is forgotten stands out of it all the same.
+        assert ablated.forgotten - whole.forgotten >= case.loses
 
 
 def ask_stop(federation):
