@@ -81,12 +81,23 @@ async def serve(directory: Path, handler: Handler) -> asyncio.AbstractServer:
         answers.add(task)
         task.add_done_callback(answers.discard)
 
-    mask = os.umask(0o177)  # the socket is born 0600
+    return await asyncio.start_unix_server(accept, sock=_bound(path), limit=MAX_LINE_BYTES)
+
+
+def _bound(path: Path) -> socket.socket:
+    """Return a socket of this user's alone."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # It is born 0600. The mask is the whole process's: nobody else has a turn meanwhile.
+    mask = os.umask(0o177)
     try:
         with storage_errors("make the control socket", path):
-            return await asyncio.start_unix_server(accept, path, limit=MAX_LINE_BYTES)
+            sock.bind(str(path))
+    except BaseException:
+        sock.close()
+        raise
     finally:
         os.umask(mask)
+    return sock
 
 
 def _check_place(path: Path, directory: Path) -> None:

@@ -302,6 +302,25 @@ def test_the_socket_is_this_users_alone_and_the_umask_is_as_before(
         os.umask(old)
 
 
+def test_daemons_that_begin_together_in_one_process_leave_its_umask_alone(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in "abc"]
+    for folder in folders:
+        folder.mkdir()
+
+    async def begin() -> None:
+        doors = await asyncio.gather(*(control.serve(folder, echo) for folder in folders))
+        for door in doors:
+            door.close()
+            await door.wait_closed()
+
+    old = os.umask(0o022)
+    try:
+        asyncio.run(begin())
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(old)
+
+
 class Peer:
     """The other end of a socket, as the kernel describes it."""
 
