@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from processes import again_inside
+
 from fcil_server.demo import write_digits
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger_rows import Direction
@@ -29,7 +31,6 @@ from fcil_server.rundata import Bytes
 
 HERE, THERE = "10.9.0.1", "10.9.0.2"
 METHOD = Path(__file__).parent / "payload_method"
-INSIDE = "--inside"
 
 _SIOCETHTOOL = 0x8946
 _OFF = (0x1F, 0x24, 0x2C)  # ETHTOOL_STSO, SGSO, SGRO: do not merge segments
@@ -61,12 +62,15 @@ def device_bytes(device: str) -> tuple[int, int]:
 @contextmanager
 def two_hosts() -> Iterator[list[str]]:
     """Yield what a command is prefixed with to run on the other host."""
-    with subprocess.Popen(["unshare", "-n", "cat"], stdin=subprocess.PIPE) as other:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(["unshare", "-n", "cat"], stdin=pipe, stdout=pipe) as other:
         prefix = ["nsenter", "-t", str(other.pid), "-n"]
         try:
-            ours = Path("/proc/self/ns/net").readlink()
-            while Path(f"/proc/{other.pid}/ns/net").readlink() == ours:
-                os.sched_yield()
+            assert other.stdin is not None
+            assert other.stdout is not None
+            other.stdin.write(b"there?\n")
+            other.stdin.flush()
+            other.stdout.readline()  # cat answers once it is in its own namespace
             ip("link", "set", "lo", "up")
             ip("link", "add", "v0", "type", "veth", "peer", "name", "v1")
             ip("link", "set", "v1", "netns", str(other.pid))
@@ -153,13 +157,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kilobytes", type=float, nargs="+", default=[10, 100, 1000, 10_000])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(INSIDE, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside:
         inside(args)
         return
-    again = [sys.executable, __file__, *sys.argv[1:], INSIDE]
-    sys.exit(subprocess.run(["unshare", "-rnm", *again], check=False).returncode)
+    sys.exit(again_inside("-rnm"))
 
 
 if __name__ == "__main__":

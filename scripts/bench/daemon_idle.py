@@ -4,11 +4,12 @@
 """
 
 import argparse
-import os
 import shutil
 import tempfile
 import time
 from pathlib import Path
+
+from processes import cpu_s, status_mb
 
 from fcil_server.demo import write_digits
 from fcil_server.local import LocalFederation
@@ -20,20 +21,6 @@ SETTINGS = {
     "round.rounds_per_task": "1",
     "round.min_clients": "1",
 }
-
-
-def resident_mb(pid: int) -> float:
-    """Resident memory of a process, MB."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1]) * 1024 / 1e6
-    raise SystemExit(f"process {pid} is gone")
-
-
-def cpu_s(pid: int) -> float:
-    """CPU seconds that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -53,7 +40,7 @@ def main() -> None:
             time.sleep(args.seconds)
             for name, pid in pids.items():
                 used = (cpu_s(pid) - before[name]) / args.seconds
-                print(f"{name}: {resident_mb(pid):.0f} MB resident, {100 * used:.2f} % of a core")
+                print(f"{name}: {status_mb(pid):.0f} MB resident, {100 * used:.2f} % of a core")
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

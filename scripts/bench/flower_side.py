@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from processes import children, status_mb
+from processes import children, peak_mb
 
 APP = Path(__file__).parent / "flower_app"
 
@@ -99,11 +99,14 @@ def _watch(case: Any, log: Path, server: int, nodes: list[int]) -> tuple[list[fl
     while time.monotonic() < ends:
         lines = log.read_text(errors="replace").splitlines()
         seconds = [float(x.rpartition("ROUND ")[2]) for x in lines if "ROUND " in x]
-        trees = [sum(status_mb(p, "VmHWM") for p in (n, *children(n))) for n in nodes]
+        trees = [peak_mb(*_tree(n)) for n in nodes]
         peaks["client"] = max(peaks["client"], *trees)
-        tree = (server, *children(server))
-        peaks["server"] = max(peaks["server"], sum(status_mb(p, "VmHWM") for p in tree))
+        peaks["server"] = max(peaks["server"], peak_mb(*_tree(server)))
         if len(seconds) >= case.rounds:
             return seconds[1:], peaks["server"], peaks["client"]
         time.sleep(0.25)
     raise SystemExit("\n".join(log.read_text(errors="replace").splitlines()[-30:]))
+
+
+def _tree(pid: int) -> list[int]:
+    return [pid, *(p for child in children(pid) for p in _tree(child))]

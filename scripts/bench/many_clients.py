@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from processes import children, cpu_s, status_mb
+from processes import children, cpu_s, peak_mb, status_mb
 
 import fcil_protocol
 from fcil_protocol import control
@@ -281,7 +281,7 @@ def measure(args: argparse.Namespace, directory: Path) -> None:
         assert federation.server is not None
         pid = federation.server.pid
         members = _enrol(federation, args.clients)
-        empty = status_mb(pid)
+        empty = status_mb(pid) or 0.0
         step = -(-len(members) // args.processes)
         groups = [members[i : i + step] for i in range(0, len(members), step)]
         began = time.monotonic()
@@ -302,8 +302,8 @@ def measure(args: argparse.Namespace, directory: Path) -> None:
             if time.monotonic() - began > args.timeout_s:
                 raise SystemExit(f"not done: {federation.last_words('server')}")
             time.sleep(0.2)
-        peak, used = status_mb(pid, "VmHWM"), cpu_s(pid)
-        worker = max((status_mb(p, "VmHWM") for p in children(pid)), default=0.0)
+        peak, used = peak_mb(pid), cpu_s(pid)
+        worker = max((peak_mb(p) for p in children(pid)), default=0.0)
     said = []
     for process in processes:
         assert process.stdout is not None

@@ -1,20 +1,30 @@
-"""What the system knows of processes: memory, CPU, children."""
+"""What Linux tells of processes: memory, CPU, open files, children, environment."""
+
+from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 
-def status_mb(pid: int, field: str = "VmRSS") -> float:
-    """Return a memory figure of a process in MB: VmRSS now, VmHWM at most; 0 if it is gone."""
+def status_mb(pid: int, field: str = "VmRSS") -> float | None:
+    """A memory figure in MB: VmRSS now, VmHWM at most; None if the process is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
-        return 0.0
-    return next((int(x.split()[1]) * 1024 / 1e6 for x in lines if x.startswith(field)), 0.0)
+        return None
+    sizes = [int(line.split()[1]) for line in lines if line.startswith(field)]
+    return sizes[0] * 1024 / 1e6 if sizes else None  # a zombie has none
+
+
+def peak_mb(*pids: int) -> float:
+    """What these processes had at most, one after the other or together, MB."""
+    return sum(status_mb(pid, "VmHWM") or 0.0 for pid in pids)
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process and of its children that have ended."""
+    """CPU seconds of a process and of its children that have ended; 0 if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -22,23 +32,49 @@ def cpu_s(pid: int) -> float:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
+def descriptors(pid: int) -> int | None:
+    """Open files; None if the process is gone."""
+    try:
+        return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return None
+
+
 def children(pid: int) -> list[int]:
-    """Return all living descendants of a process."""
+    """Processes that this one started and that still run."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
-            direct = [int(p) for p in task.read_text().split()]
+            found += [int(word) for word in path.read_text().split()]
         except OSError:
             continue
-        for child in direct:
-            found += [child, *children(child)]
+    return found
+
+
+def with_environment(name: str, value: str) -> list[int]:
+    """Processes that have this variable in their environment."""
+    wanted = f"{name}={value}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            variables = path.read_bytes().split(b"\0")
+        except OSError:
+            continue  # gone, or another user's
+        if wanted in variables:
+            found.append(int(path.parent.name))
     return found
 
 
 def loopback_bytes() -> int:
-    """Return what the loopback device of this network namespace has carried."""
+    """What the loopback device of this network namespace has carried."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == "lo":
             return int(numbers.split()[0])
     return 0
+
+
+def again_inside(*namespaces: str) -> int:
+    """Run this script once more, with ``--inside``, as root of new namespaces; its exit code."""
+    command = [sys.executable, *sys.argv, "--inside"]
+    return subprocess.run(["unshare", *namespaces, *command], check=False).returncode

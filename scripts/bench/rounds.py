@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flower_side import flower
-from processes import children, loopback_bytes, status_mb
+from processes import again_inside, children, loopback_bytes, peak_mb
 from zmq_side import bare
 
 from fcil_server.demo import write_digits
@@ -34,7 +34,6 @@ from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.local import LocalFederation
 
 METHOD = Path(__file__).parent / "payload_method"
-INSIDE = "--inside"
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def fcil(case: Case, directory: Path) -> Result:
 
 
 def _tree_mb(pid: int) -> float:
-    return sum(status_mb(p, "VmHWM") for p in (pid, *children(pid)))
+    return peak_mb(pid, *children(pid))
 
 
 def measure(name: str, case: Case, run: Callable[[Case, Path], Result]) -> None:
@@ -134,13 +133,12 @@ def main() -> None:
     parser.add_argument("--tensors", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--flower", type=Path)
-    parser.add_argument(INSIDE, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside:
         inside(args)
         return
-    again = [sys.executable, __file__, *sys.argv[1:], INSIDE]
-    sys.exit(subprocess.run(["unshare", "-rn", *again], check=False).returncode)
+    sys.exit(again_inside("-rn"))
 
 
 if __name__ == "__main__":

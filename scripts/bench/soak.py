@@ -27,8 +27,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import processes
 import soak_checks as checks
-import soak_processes as processes
 
 from fcil_protocol.errors import FcilError, Timeout
 from fcil_protocol.ids import RunId

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-import soak_processes as processes
+import processes
 
 from fcil_protocol.ids import RunId
 from fcil_protocol.spool import Spool
@@ -38,7 +38,7 @@ class Watch:
     samples: dict[tuple[str, int], list[Sample]] = field(default_factory=dict)
 
     def look(self, name: str, pid: int, at: float) -> None:
-        mb, fds = processes.resident_mb(pid), processes.descriptors(pid)
+        mb, fds = processes.status_mb(pid), processes.descriptors(pid)
         if mb is not None and fds is not None:
             self.samples.setdefault((name, pid), []).append(Sample(at, mb, fds))
 

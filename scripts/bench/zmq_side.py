@@ -50,7 +50,7 @@ def client(port: str, size: str, rounds: str, server_key: str) -> None:
 
 def bare(case: Any, directory: Path) -> tuple[list[float], float, float]:
     """Return seconds of the rounds but the first, and memory at most."""
-    from processes import status_mb
+    from processes import peak_mb
 
     size = round(case.kilobytes * 1000)
     context = zmq.Context()
@@ -78,10 +78,10 @@ def bare(case: Any, directory: Path) -> tuple[list[float], float, float]:
             file.flush()
             os.fdatasync(file.fileno())
             seconds.append(time.monotonic() - began)
-    client_mb = max(status_mb(p.pid, "VmHWM") for p in processes)
+    client_mb = max(peak_mb(p.pid) for p in processes)
     for route in routes:
         sock.send_multipart([route, b"over"])
     for process in processes:
         process.wait()
     context.destroy(0)
-    return seconds[1:], status_mb(os.getpid(), "VmHWM"), client_mb
+    return seconds[1:], peak_mb(os.getpid()), client_mb

@@ -88,9 +88,14 @@ class Bytes:
 
 @dataclass(frozen=True)
 class RoundView:
-    """One round with who took part and what it cost."""
+    """One round with who took part and what it cost.
+
+    Attributes:
+        updates: how many came, counted or not.
+    """
 
     round: Round
+    updates: int
     counted: tuple[ClientId, ...]
     excluded: Mapping[ClientId, str]  # client -> reason
     silent: Mapping[ClientId, tuple[Answer, str]]  # asked, no update: why
@@ -194,14 +199,7 @@ def collect(ledger: Ledger, run_id: RunId) -> RunData:
     flows = ledger.byte_counts(run_id)
     evaluations = ledger.evaluations(run_id)
     increments = [t.class_ids for t in tasks]
-    by_round: defaultdict[object, list[ByteCount]] = defaultdict(list)
-    for flow in flows:
-        by_round[flow.run, flow.task, flow.kind, flow.round].append(flow)
-    views = tuple(
-        _round_view(ledger, row, by_round[row.key])
-        for row in ledger.rounds(run_id)
-        if row.closed_at is not None
-    )
+    views = tuple(v for v in round_views(ledger, run_id, flows) if v.round.closed_at is not None)
     return RunData(
         run=run,
         tasks=tuple(tasks),
@@ -213,6 +211,16 @@ def collect(ledger: Ledger, run_id: RunId) -> RunData:
         flows=tuple(flows),
         outside=tuple(ledger.byte_counts(None)),
     )
+
+
+def round_views(
+    ledger: Ledger, run: RunId, flows: Iterable[ByteCount] | None = None
+) -> list[RoundView]:
+    """Read all rounds of a run in order, an open one too; ``flows`` are its counts, if at hand."""
+    by_round: defaultdict[object, list[ByteCount]] = defaultdict(list)
+    for flow in ledger.byte_counts(run) if flows is None else flows:
+        by_round[flow.run, flow.task, flow.kind, flow.round].append(flow)
+    return [_round_view(ledger, row, by_round[row.key]) for row in ledger.rounds(run)]
 
 
 def round_view(ledger: Ledger, row: Round) -> RoundView:
@@ -279,6 +287,7 @@ def _round_view(ledger: Ledger, row: Round, mine: Sequence[ByteCount]) -> RoundV
     updates = ledger.updates(row.key)
     return RoundView(
         round=row,
+        updates=len(updates),
         counted=tuple(u.client for u in updates if u.status is UpdateStatus.COUNTED),
         excluded={u.client: u.reason for u in updates if u.status is UpdateStatus.EXCLUDED},
         silent={a.client: (a.answer, a.reason) for a in ledger.answers(row.key)},

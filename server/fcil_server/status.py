@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fcil_protocol.ids import RunId
+from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import ByteCount, Direction, Role, Source, UpdateStatus
-from fcil_server.rundata import Bytes
+from fcil_server.ledger_rows import Role, Source
+from fcil_server.rundata import RoundView, round_views
 
 if TYPE_CHECKING:
     from fcil_server.daemon import Server
@@ -155,48 +156,36 @@ def stopped_status(ledger: Ledger, directory: str) -> dict[str, Any]:
 
 def round_rows(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
     """Return one row per round: who took part, how long it took, what it cost."""
-    flows: dict[tuple[Any, ...], list[ByteCount]] = {}
-    for count in ledger.byte_counts(run):
-        flows.setdefault((count.task, count.kind, count.round), []).append(count)
     names = {c.client_id: c.name for c in ledger.clients()}
-    rows = []
-    for row in ledger.rounds(run):
-        updates = ledger.updates(row.key)
-        mine = flows.get((row.task, row.kind, row.round), [])
-        up, down = (Bytes.total(f for f in mine if f.direction is d) for d in Direction)
-        kernel = bool(up.wire_kernel and down.wire_kernel)
-        rows.append(
-            {
-                "seq": row.seq,
-                "task": row.task,
-                "kind": row.kind,
-                "round": row.round,
-                "outcome": row.outcome.value if row.outcome else "open",
-                "closed_by": row.why,
-                "reopened": row.reopened,
-                "asked": len(row.asked),
-                "updates": len(updates),
-                "counted": sum(u.status.value == "counted" for u in updates),
-                "answers": [
-                    {
-                        "client": a.client,
-                        "name": names.get(a.client, ""),
-                        "answer": a.answer.value,
-                        "reason": a.reason,
-                    }
-                    for a in ledger.answers(row.key)
-                ],
-                "excluded": [
-                    {"client": u.client, "name": names.get(u.client, ""), "reason": u.reason}
-                    for u in updates
-                    if u.status is UpdateStatus.EXCLUDED
-                ],
-                "seconds": round(sum(row.phases.values()), 3),
-                "wire_up": up.true_wire,
-                "wire_down": down.true_wire,
-                "wire_source": (Source.KERNEL if kernel else Source.PREDICTED).value,
-                "tensors_up": up.tensor,
-                "tensors_down": down.tensor,
-            }
-        )
-    return rows
+    return [_round_row(view, names) for view in round_views(ledger, run)]
+
+
+def _round_row(view: RoundView, names: Mapping[ClientId, str]) -> dict[str, Any]:
+    row, up, down = view.round, view.up, view.down
+    kernel = bool(up.wire_kernel and down.wire_kernel)
+    return {
+        "seq": row.seq,
+        "task": row.task,
+        "kind": row.kind,
+        "round": row.round,
+        "outcome": row.outcome.value if row.outcome else "open",
+        "closed_by": row.why,
+        "reopened": row.reopened,
+        "asked": len(row.asked),
+        "updates": view.updates,
+        "counted": len(view.counted),
+        "answers": [
+            {"client": c, "name": names.get(c, ""), "answer": answer.value, "reason": reason}
+            for c, (answer, reason) in view.silent.items()
+        ],
+        "excluded": [
+            {"client": c, "name": names.get(c, ""), "reason": reason}
+            for c, reason in view.excluded.items()
+        ],
+        "seconds": round(sum(row.phases.values()), 3),
+        "wire_up": up.true_wire,
+        "wire_down": down.true_wire,
+        "wire_source": (Source.KERNEL if kernel else Source.PREDICTED).value,
+        "tensors_up": up.tensor,
+        "tensors_down": down.tensor,
+    }

@@ -8,7 +8,6 @@ Prints a line of JSON: how many seconds until the client was back.
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -35,9 +34,10 @@ class Hosts(LocalFederation):
         hosts = self.directory / "hosts"
         hosts.write_text("")
         do(f"mount --bind {hosts} /etc/hosts")
-        self.other = subprocess.Popen(["unshare", "-n", "sleep", "600"])
-        while os.readlink(f"/proc/{self.other.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
-            time.sleep(0.01)
+        told = ["sh", "-c", "echo there; exec sleep 600 >&-"]
+        self.other = subprocess.Popen(["unshare", "-n", *told], stdout=subprocess.PIPE)
+        with self.other.stdout as words:
+            assert words.readline() == b"there\n"  # it has its own namespace by now
         do(f"ip link add v0 type veth peer name v1 netns {self.other.pid}")
         do("ip link set lo up")
         do(f"ip addr add {HERE}/24 dev v0")
