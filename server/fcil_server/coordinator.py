@@ -297,8 +297,7 @@ class Coordinator:
 
     def _no_more_of(self, task: int) -> bool:
         """Say whether the operator wanted no more rounds of a task; the ledger remembers."""
-        rows = [r for r in self.kit.ledger.rounds(self.kit.run) if r.task == task]
-        return any(r.why == machine.Why.REST for r in rows)
+        return self.kit.ledger.was_closed_by(self.kit.run, task, machine.Why.REST.value)
 
     def _ensure_row(self, key: RoundKey) -> None:
         """A round that closes before it asked anybody has left no trace in the ledger yet."""

@@ -216,6 +216,11 @@ class HistoryTables(LedgerFile):
         """Return the run's rounds in order."""
         return self._all(Round, "SELECT * FROM rounds WHERE run = ? ORDER BY seq", (run,))
 
+    def was_closed_by(self, run: RunId, task: int, why: str) -> bool:
+        """Say whether this closed some round of a task (`round_events.Why`)."""
+        sql = "SELECT 1 FROM rounds WHERE run = ? AND task = ? AND why = ? LIMIT 1"
+        return bool(self._rows(sql, (run, task, why)))
+
     def closed_rounds(self, run: RunId, task: int) -> int:
         """Return how many rounds of a task are closed."""
         sql = "SELECT count(*) FROM rounds WHERE run = ? AND task = ? AND closed_at IS NOT NULL"

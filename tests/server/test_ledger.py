@@ -363,6 +363,15 @@ class TestHistory:
         assert (row.outcome, row.reopened, row.asked) == ("reopened", 1, (ALICE, BOB))
         assert [u.client for u in in_round.accepted(KEY)] == [ALICE]
 
+    def test_what_closed_a_round_is_remembered_for_its_task_alone(
+        self, in_round: Ledger, path: Path
+    ) -> None:
+        in_round.close_round(KEY, Outcome.SHORT, why="rest_of_task")
+        with Ledger(path, read_only=True) as again:  # as after a restart
+            assert again.was_closed_by(RUN, 0, "rest_of_task")
+            assert not again.was_closed_by(RUN, 0, "operator")
+            assert not again.was_closed_by(RUN, 1, "rest_of_task")
+
     def test_a_round_that_made_a_state_stays_closed(self, in_round: Ledger) -> None:
         in_round.close_round(KEY, Outcome.DONE, new_state=4)
         with pytest.raises(InternalError, match="cannot be reopened"):
