@@ -3,7 +3,7 @@
 The side follows from a hash of the image's content and the client's salt, so every copy of
 an image is on the same side, and a rescan finds the side that it was on. What the hash does
 not say is recorded in the manifest's file: the sides given by the folder layout, and those
-of images that a small class needed for training.
+of images that a small class needed for training or for tests.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Split:
     Attributes:
         sides: digest (hex) -> side, of all images ever seen.
         left_out: names of entries that are used on no side.
-        notes: one sentence per class or layout in which something else than the hash decided.
+        notes: one sentence per class or layout of which something is missing or left out.
     """
 
     sides: dict[str, Side]
@@ -76,7 +76,8 @@ def split(
     Rules, the first that applies: a recorded side stays. An image in ``test/`` is on the
     test side, and a copy of it in ``train/`` is left out. Else the hash decides; but a class
     without any image on the train side gets there its lowest by hash, so that a class of a
-    single image can be learned.
+    single image can be learned; and one that is large enough to expect a test image, but
+    has none, gets its highest by hash there, so that what was learned of it can be measured.
 
     Args:
         images: readable entries with their digests (hex).
@@ -93,7 +94,7 @@ def split(
             at = position(digest, salt)
             side = _by_hash(at, fractions, tested=bool(given))
             result.sides[digest] = "test" if digest in given else side
-    _help_small_classes(images, recorded, given, salt, result)
+    _help_small_classes(images, recorded, given, salt, 0.0 if given else fractions.test, result)
     _leave_out(images, given, result)
     return result
 
@@ -112,23 +113,33 @@ def _help_small_classes(
     recorded: Mapping[str, Side],
     given: set[str],
     salt: bytes,
+    tested: float,
     result: Split,
 ) -> None:
     by_class: dict[str, set[str]] = {}
     for entry, digest in images:
         by_class.setdefault(entry.class_name, set()).add(digest)
+
+    def place(digest: str) -> tuple[float, str]:
+        return position(digest, salt), digest
+
+    moved: set[str] = set()  # the same image may be in two classes
     for name, digests in sorted(by_class.items()):
-        if any(result.sides[d] == "train" for d in digests):
-            continue
-        free = digests - given - recorded.keys()
-        if not free:
-            result.notes.append(f"class {name!r} has no image to train on")
-            continue
-        result.sides[min(free, key=lambda d: (position(d, salt), d))] = "train"
-        result.notes.append(
-            f"class {name!r} has too few images to split ({len(digests)}): one of them was "
-            "moved to the train side, where it stays"
-        )
+        here = {result.sides[d] for d in digests}
+        free = digests - given - recorded.keys() - moved
+        if "train" not in here:
+            if not free:
+                result.notes.append(f"class {name!r} has no image to train on")
+                continue
+            moved.add(lowest := min(free, key=place))
+            result.sides[lowest] = "train"
+            result.notes.append(
+                f"class {name!r} has too few images to split ({len(digests)}): one of them was "
+                "moved to the train side, where it stays"
+            )
+        elif "test" not in here and free and len(digests) * tested >= 1:
+            moved.add(highest := max(free, key=place))
+            result.sides[highest] = "test"
 
 
 def _leave_out(images: list[tuple[Entry, str]], given: set[str], result: Split) -> None:

@@ -115,14 +115,14 @@ def test_a_copy_of_a_test_image_in_train_is_left_out_with_a_note(tmp_path):
 
 def test_an_image_that_was_trained_on_never_becomes_a_test_image(tmp_path):
     cache = tmp_path / "manifest.json"
-    root = fill(tmp_path / "data", "train/cat", first("train", 5))
+    root = fill(tmp_path / "data", "train/cat", first("train", 4))
     before = scanned(root, cache)
-    assert before.counts("train") == {"cat": 5}
+    assert before.counts("train") == {"cat": 4}
     moved = before.images[0].entry.name
     (root / "test/cat").mkdir(parents=True)
     shutil.move(root / moved, root / moved.replace("train", "test"))
     after = scanned(root, cache)
-    assert after.counts("train") == {"cat": 4}
+    assert after.counts("train") == {"cat": 3}
     assert after.counts("test") == {}
     assert "left out of test/, being on the train or select side" in after.notes[0]
 
@@ -153,6 +153,29 @@ def test_an_image_moved_for_a_small_class_stays_there_when_the_class_grows(tmp_p
     after = scanned(fill(root, "cat", first("train", 6)), cache)
     assert sides(after)[moved] == "train"
     assert after.counts("train") == {"cat": 7}
+
+
+def test_a_class_that_can_expect_a_test_image_has_one(tmp_path):
+    cache = tmp_path / "manifest.json"
+    root = fill(tmp_path / "data", "cat", [*first("train", 3), *first("select")])
+    assert scanned(root, cache).counts("test") == {}  # a fifth of four is less than one
+    fresh = first("train", 5)[3:]
+    manifest = scanned(fill(root, "cat", fresh), cache)
+    assert manifest.counts("test") == {"cat": 1}
+    (kept,) = (n for n, side in sides(manifest).items() if side == "test")
+    assert kept in {f"cat/{seed}.png" for seed in fresh}  # nothing that was learned from
+    again = scanned(fill(root, "cat", first("test")), cache)
+    assert sides(again)[kept] == "test"
+    assert again.counts("test") == {"cat": 2}
+
+
+def test_an_image_of_two_classes_is_moved_for_one_of_them_only(tmp_path):
+    shared = min(first("test", 2), key=lambda seed: position(digest(png(seed)).hex(), SALT))
+    fill(tmp_path, "ant", first("test", 2))  # learns from the shared one
+    fill(tmp_path, "bee", [shared, *first("train", 5)])
+    manifest = scanned(tmp_path)
+    assert manifest.counts("train")["ant"] == 1
+    assert manifest.counts("test") == {"ant": 1, "bee": 1}
 
 
 def test_a_recorded_test_image_does_not_move_when_its_class_shrinks(tmp_path):
