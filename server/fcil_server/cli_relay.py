@@ -73,7 +73,7 @@ async def _relay(
     from fcil_protocol.service import Service
     from fcil_protocol.ticket import check_address
     from fcil_protocol.transport import Router
-    from fcil_server.config import split_address
+    from fcil_server.addresses import split_address
     from fcil_server.relay import Relay
     from fcil_server.relay_cache import Cache
     from fcil_server.relay_home import enrol, load_keys, save_record

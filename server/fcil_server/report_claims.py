@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from fcil_adapters import registry
 from fcil_adapters.claims import Claim
 from fcil_adapters.contract import Method
+from fcil_adapters.forms import forms_of
 from fcil_adapters.vit_sizes import backbone_by_name
 from fcil_protocol.errors import FcilError
 from fcil_protocol.wellknown import EVALUATE
+from fcil_server import config as configuration
 from fcil_server.ledger_rows import Direction, Source
-from fcil_server.rundata import Bytes, RoundView, RunData, sum_bytes
-from fcil_server.traffic import Setting, predict
+from fcil_server.rundata import RoundView, RunData, sum_bytes
+from fcil_server.traffic import TRAIN, Setting, predict
 
 
 @dataclass(frozen=True)
@@ -29,24 +30,34 @@ def accounts(data: RunData) -> tuple[Claim | None, list[Account]]:
     """Return what the paper says, and all ways to count, the paper's first.
 
     What a method would send in the paper's setting is told from its schemas; without the
-    method's package it is left out. This run's figures are means over its rounds, evaluations
-    apart: up over the updates that came, down over the clients that were asked.
+    method's package it is left out. This run's figures are means over its ``train`` rounds, of
+    which papers speak: up over the updates that came, down over the clients that were asked.
+    The last line spreads over these all that the run's wire carried, of other rounds too.
     """
     try:
-        method: Method | None = registry.load_method(data.run.method)
+        method: Method | None = _in_forms(registry.load_method(data.run.method), data)
     except FcilError:
         method = None
     claim = method.claim if method is not None else None
     found: list[Account] = []
     if method is not None and claim is not None:
         found = _paper(data, method, claim)
-    rounds = [v for v in data.rounds if v.round.kind != EVALUATE]
-    for how, size in (
-        ("this run, tensors alone", lambda b: b.tensor),
-        ("this run, on the wire", lambda b: b.true_wire),
+    learning = [v for v in data.rounds if v.round.kind != EVALUATE]
+    rounds = [v for v in learning if v.round.kind == TRAIN] or learning
+    up, down = (sum_bytes(ways) for ways in ((v.up for v in rounds), (v.down for v in rounds)))
+    everything = [data.bytes_of(d) for d in (Direction.UP, Direction.DOWN)]
+    for how, ways in (
+        ("this run, tensors alone", (up.tensor, down.tensor)),
+        ("this run, on the wire", (up.true_wire, down.true_wire)),
+        ("this run, all rounds and joining", tuple(b.true_wire for b in everything)),
     ):
-        found.append(Account(how, *_means(rounds, size)))
+        found.append(Account(how, *_means(rounds, *ways)))
     return claim, found
+
+
+def _in_forms(method: Method, data: RunData) -> Method:
+    half = configuration.parse(data.run.config).wire.half
+    return registry.in_forms(method, forms_of(half, method.name, method.half))
 
 
 def claimed_round_bytes(data: RunData) -> float | None:
@@ -82,16 +93,11 @@ def _paper(data: RunData, method: Method, claim: Claim) -> list[Account]:
     return [*found, Account(f"its tensors with this run's options ({where})", up.bytes, down.bytes)]
 
 
-def _means(
-    rounds: list[RoundView], size: Callable[[Bytes], int]
-) -> tuple[float | None, float | None]:
+def _means(rounds: list[RoundView], up: int, down: int) -> tuple[float | None, float | None]:
+    """Return bytes up over the updates of these rounds, and down over the clients asked."""
     updates = sum(len(v.counted) + len(v.excluded) for v in rounds)
     asked = sum(len(v.round.asked) for v in rounds)
-    up, down = sum_bytes(v.up for v in rounds), sum_bytes(v.down for v in rounds)
-    return (
-        size(up) / updates if updates else None,
-        size(down) / asked if asked else None,
-    )
+    return (up / updates if updates else None, down / asked if asked else None)
 
 
 def wire_source(data: RunData) -> Source:

@@ -1,0 +1,57 @@
+"""Addresses of the server's doors, as people write them, and what a door on them needs."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from fcil_protocol.errors import ConfigError
+
+DEFAULT_METRICS = "127.0.0.1:9464"  # the port that exporters of OpenTelemetry use, too
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split ``HOST:PORT`` or ``[IPV6]:PORT``; port 0 asks for a free one.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    host, colon, port = address.rpartition(":")
+    if host == "*":
+        raise ConfigError("address '*' cannot be told to clients: use 0.0.0.0 or [::].")
+    number = int(port) if port.isdecimal() and len(port) <= 5 else -1
+    if not colon or not 0 <= number <= 65535 or not host.strip("[]"):
+        raise ConfigError(f"address {address!r} is not of the form HOST:PORT.")
+    return host.strip("[]"), number
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """PEM files by which an HTTP door proves its name; empty on the loopback address."""
+
+    chain: str = ""
+    key: str = ""
+
+
+def check_door(address: str, certificate: Certificate) -> None:
+    """Refuse an address that others could reach without a certificate.
+
+    Raises:
+        ConfigError: with what to do.
+    """
+    host, _ = split_address(address)
+    if bool(certificate.chain) != bool(certificate.key):
+        raise ConfigError("a certificate and its key belong together: give both, or none.")
+    if not certificate.chain and not is_loopback(host):
+        raise ConfigError(
+            f"{address} can be reached from other machines, and would be served in the clear: "
+            "use 127.0.0.1, or give a certificate and its key."
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine reaches a host; names other than localhost may change."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

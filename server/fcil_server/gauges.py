@@ -1,0 +1,51 @@
+"""What a running server says of itself to who asks often: a few numbers, no look at the disk."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from fcil_protocol.ids import ClientId
+from fcil_server.round_events import Answer
+
+if TYPE_CHECKING:
+    from fcil_server.daemon import Server
+
+MAX_TOLD_APART = 1000  # clients whose presence is asked for by name
+
+
+def gauges(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return where the server stands now.
+
+    Args:
+        server: the server.
+        fields: ``clients``: ids of those to say of whether they are here (`MAX_TOLD_APART`).
+    """
+    coordinator = server.open.coordinator
+    at = coordinator.at
+    answers = at.round.answers if at.round is not None else {}
+    worker = coordinator.kit.aggregation.worker
+    wanted = fields.get("clients")
+    ids = wanted[:MAX_TOLD_APART] if isinstance(wanted, list) else []
+    return {
+        "pid": os.getpid(),
+        "started_at": time.time() - (time.monotonic() - server.began),
+        "run": coordinator.kit.run,
+        "phase": at.phase,
+        "mode": at.mode.value,
+        "waiting_for": at.waiting_for,
+        "task": at.task.index if at.task else None,
+        "kind": at.step.kind if at.step else None,
+        "round": at.step.round if at.step else None,
+        "remaining_s": coordinator.remaining_s,
+        "asked": len(answers),
+        "answered": sum(a is Answer.UPDATED for a in answers.values()),
+        "connected": len(server.peers),
+        "ready": sum(1 for _ in server.peers.announced()),
+        "here": [i for i in ids if server.peers.by_client(ClientId(str(i))) is not None],
+        "worker_pid": worker.pid,
+        "worker_starts": worker.starts,
+        "worker_deaths": worker.deaths,
+        **server.lag.lag.to_fields(),
+    }
