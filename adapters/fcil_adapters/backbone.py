@@ -12,6 +12,7 @@ import difflib
 import hashlib
 import importlib.resources
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fcil_adapters.contract import BackboneInfo, Preprocessing
+from fcil_adapters.feature_memory import FeatureMemory
 from fcil_adapters.images import decode, preprocess
+from fcil_adapters.mixed_precision import mixed
+from fcil_adapters.precision import Precision
 from fcil_adapters.torchvision_shim import ensure_torchvision
 from fcil_protocol.errors import ConfigError, CorruptFile, DataError
 
@@ -31,12 +35,15 @@ ensure_torchvision()
 
 import timm  # noqa: E402  torchvision must be importable first
 from timm.data.config import resolve_model_data_config  # noqa: E402
-from timm.models.vision_transformer import VisionTransformer  # noqa: E402
+from timm.models.vision_transformer import Block, VisionTransformer  # noqa: E402
 
 EMBEDDED = "vit_nano_patch4_32"
 EMBEDDED_DIGEST = "072344de5c60bf857e06c8e67c2952ba728fdfa6376f0f6a5be50c3e91192f0c"
 EMBEDDED_PREPROCESSING = Preprocessing(size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 PROBES = ("probe_0.png", "probe_1.png", "probe_2.png", "probe_3.png")
+
+# Fewer rows than this take other kernels, whose last bits differ (measured: below 16).
+_FEWEST_ROWS = 64
 
 _DATA = importlib.resources.files("fcil_adapters") / "data"
 
@@ -49,6 +56,8 @@ class Backbone:
         module: the timm model, in eval mode, no parameter requires a gradient; read only.
         device: name of the device that holds it.
         alive: called at the beginning of every pass: a worker tells its daemon so.
+        memory: its features of plain images; kept as long as the backbone is.
+        precision: that of forward passes in `training`; all others are float32.
     """
 
     def __init__(self, module: Any, info: BackboneInfo, device: str) -> None:
@@ -56,6 +65,8 @@ class Backbone:
         self.info = info
         self.device = device
         self.alive: Callable[[], None] = _nobody
+        self.memory = FeatureMemory()
+        self.precision: Precision = "fp32"
         p = info.preprocessing
         self._mean = torch.tensor(p.mean, device=device).view(1, 3, 1, 1)
         self._std = torch.tensor(p.std, device=device).view(1, 3, 1, 1)
@@ -67,6 +78,10 @@ class Backbone:
         """Return a new module tree over the same parameter tensors, to attach adapters to."""
         shared = [*self.module.parameters(), *self.module.buffers()]
         return copy.deepcopy(self.module, {id(tensor): tensor for tensor in shared})
+
+    def training(self) -> AbstractContextManager[Any]:
+        """Return the context for a training step's forward pass: mixed precision, if chosen."""
+        return mixed(self.precision, self.device)
 
     def normalise(self, images: NDArray[np.uint8] | Tensor) -> Tensor:
         """Turn preprocessed or augmented images into the module's input.
@@ -158,8 +173,35 @@ def backbone_digest(state: Mapping[str, Tensor]) -> str:
 
 def cls_features(view: Any, x: Tensor) -> Tensor:
     """Return the class token after the final norm for input (B, 3, S, S): (B, d)."""
-    features: Tensor = view.forward_head(view.forward_features(x), pre_logits=True)
+    features: Tensor = view.forward_head(leading_tokens(view, x), pre_logits=True)
     return features
+
+
+def leading_tokens(view: Any, x: Tensor) -> Tensor:
+    """Return the class token, and perhaps some after it, after the final norm: (B, n, d).
+
+    It is timm's ``forward_features``, except that the last block's MLP, which looks at one token
+    at a time, does not run for tokens that nobody reads.
+    """
+    if type(view).forward_features is not VisionTransformer.forward_features:
+        return view.forward_features(x)  # type: ignore[no-any-return]
+    tokens = view.norm_pre(view.patch_drop(view._pos_embed(view.patch_embed(x))))  # noqa: SLF001
+    *first, last = view.blocks
+    for block in first:
+        tokens = block(tokens)
+    normed: Tensor = view.norm(_leading(last, tokens, view.num_prefix_tokens))
+    return normed
+
+
+def _leading(block: Any, tokens: Tensor, least: int) -> Tensor:
+    """Return a block's output for its leading tokens, at least so many."""
+    if type(block) is not Block or block._forward_hooks:  # noqa: SLF001  a hook sees all of it
+        return block(tokens)  # type: ignore[no-any-return]
+    count = max(least, -(-_FEWEST_ROWS // max(len(tokens), 1)))
+    attended = block.drop_path1(block.ls1(block.attn(block.norm1(tokens))))
+    tokens = (tokens + attended)[:, :count]
+    out: Tensor = tokens + block.drop_path2(block.ls2(block.mlp(block.norm2(tokens))))
+    return out
 
 
 def probe_images(info: BackboneInfo) -> NDArray[np.uint8]:

@@ -5,9 +5,11 @@ Everything random comes from an explicit generator, everything else from the arg
 
 from __future__ import annotations
 
+import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,13 +18,16 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from fcil_adapters.augment import Augmentation, augment
-from fcil_adapters.bridge import to_numpy, to_torch
+from fcil_adapters.bridge import to_numpy
 from fcil_adapters.contract import Context, ImageSet, Progress
+from fcil_adapters.loading import ahead, on_device, plain_batches
 from fcil_adapters.statistics import class_means, class_positions
 
 I64 = NDArray[np.int64]
 
 Schedule = Literal["cosine", "cosine_repeat", "constant"]
+
+LOSS_S = 0.5  # a GPU is not asked for a loss more often
 
 _BATCHES = 1  # purpose of the random stream that orders and augments images
 
@@ -42,57 +47,155 @@ def step_count(count: int, *, epochs: int, batch_size: int) -> int:
     return epochs * math.ceil(count / batch_size)
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Images of a batch that pass through the model at once.
+
+    Attributes:
+        index: (b,), which images of the set.
+        pixels: random views (b, S, S, 3) in [0, 255], float32, on the backbone's device.
+        rows: positions in the task's classes (b,), there too.
+    """
+
+    index: I64
+    pixels: Tensor
+    rows: Tensor
+
+
+@dataclass
+class Batch:
+    """The images of one step, and what its objective has come to.
+
+    Attributes:
+        whole: all its images; the views are drawn for the whole batch.
+        micro: largest number of images in a piece; None: all.
+        scaler: of losses, where fp16 could not hold their gradients.
+    """
+
+    whole: Piece
+    micro: int | None = None
+    scaler: torch.amp.GradScaler | None = None
+    _terms: list[Tensor] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.whole.index)
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield the batch in pieces.
+
+        If every image counts 1 / B in the pieces' terms, the sum of the gradients is that of the
+        batch at once.
+        """
+        size = self.micro or len(self)
+        for i in range(0, len(self), size):
+            part = slice(i, i + size)
+            yield Piece(self.whole.index[part], self.whole.pixels[part], self.whole.rows[part])
+
+    def backward(self, term: Tensor) -> None:
+        """Add the gradient of a term of the objective."""
+        scaled = term if self.scaler is None else self.scaler.scale(term)
+        scaled.backward()  # type: ignore[no-untyped-call]
+        self._terms.append(term.detach())
+
+    def value(self) -> float:
+        """Return the sum of the terms; a GPU is waited for."""
+        return sum((term.item() for term in self._terms), 0.0)
+
+
 def optimise(
     ctx: Context,
     data: ImageSet,
     optimiser: torch.optim.Optimizer,
-    objective: Callable[[I64, Generator], float],
+    objective: Callable[[Batch], None],
     *,
     epochs: int,
     batch_size: int,
+    view: Augmentation,
     factor: Callable[[int, int], float] | None = None,
+    clip_norm: float | None = None,
 ) -> None:
     """Make one step per batch of all epochs, and tell the context's progress.
 
+    The next batch is loaded while a step is computed; its order and views do not depend on that.
+
     Args:
-        ctx: seed and progress.
+        ctx: seed, backbone, micro-batch and progress.
         data: the images.
         optimiser: of the parameters whose gradients the objective adds to.
-        objective: (indices of a batch, generator for its views) -> value; adds the gradient.
+        objective: calls `Batch.backward` with the terms of a batch.
         epochs: passes over all images.
         batch_size: images per step.
+        view: the random views that are trained on.
         factor: (step from 0, steps) -> factor of the optimiser's step sizes; None: constant.
+        clip_norm: largest length of a batch's gradient; None: no bound.
     """
+    steps = step_count(len(data), epochs=epochs, batch_size=batch_size)
+    rates = [group["lr"] for group in optimiser.param_groups]
+    scaler = _scaler(ctx)
+    due = _Due(ctx.device)
+    coming = ahead(_batches(ctx, data, epochs, batch_size, view))
+    with contextlib.closing(coming):  # type: ignore[type-var]
+        for step, whole in enumerate(coming):
+            if factor is not None:
+                for group, rate in zip(optimiser.param_groups, rates, strict=True):
+                    group["lr"] = rate * factor(step, steps)
+            batch = Batch(whole, ctx.micro_batch, scaler)
+            optimiser.zero_grad()
+            objective(batch)
+            _step(optimiser, scaler, clip_norm)
+            loss = batch.value() if due(step + 1 == steps) else None
+            ctx.progress(Progress(step + 1, steps, loss))
+
+
+def _batches(
+    ctx: Context, data: ImageSet, epochs: int, batch_size: int, view: Augmentation
+) -> Iterator[Piece]:
+    """Yield the views of all batches; everything random comes from one generator, in order."""
     generator = Generator().manual_seed(ctx.torch_seed(_BATCHES))
     sizes = {"epochs": epochs, "batch_size": batch_size}
-    steps = step_count(len(data), **sizes)
-    rates = [group["lr"] for group in optimiser.param_groups]
-    for step, index in enumerate(shuffled_batches(len(data), **sizes, generator=generator)):
-        if factor is not None:
-            for group, rate in zip(optimiser.param_groups, rates, strict=True):
-                group["lr"] = rate * factor(step, steps)
-        optimiser.zero_grad()
-        loss = objective(index, generator)
+    for index in shuffled_batches(len(data), **sizes, generator=generator):
+        pixels = augment(on_device(data.take(index), ctx.device), view, generator)  # (B, S, S, 3)
+        rows = class_positions(data.labels[index], ctx.task.classes)  # (B,)
+        yield Piece(index, pixels, on_device(rows, ctx.device))
+
+
+def _scaler(ctx: Context) -> torch.amp.GradScaler | None:
+    if getattr(ctx.backbone, "precision", "fp32") != "fp16":
+        return None
+    return torch.amp.GradScaler(ctx.device.partition(":")[0])
+
+
+def _step(
+    optimiser: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler | None,
+    clip_norm: float | None,
+) -> None:
+    """Make the optimiser's step; one whose scaled gradients overflowed is left out."""
+    if clip_norm is not None:
+        if scaler is not None:
+            scaler.unscale_(optimiser)
+        parameters = [p for group in optimiser.param_groups for p in group["params"]]
+        torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
+    if scaler is None:
         optimiser.step()
-        ctx.progress(Progress(step + 1, steps, loss))
+    else:
+        scaler.step(optimiser)
+        scaler.update()
 
 
-def micro_batches(
-    ctx: Context, data: ImageSet, index: I64, view: Augmentation, generator: Generator
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield a batch in pieces of at most ``ctx.micro_batch`` images.
+class _Due:
+    """Says when a loss is told: always on a CPU; on a GPU, which is waited for, not each time."""
 
-    The views are drawn for the whole batch first. If every image counts 1 / B in the pieces'
-    objectives, the sum of the gradients is that of the batch at once.
+    def __init__(self, device: str) -> None:
+        self._every_s = LOSS_S if device.startswith("cuda") else 0.0
+        self._last = float("-inf")
 
-    Yields:
-        Random views (b, S, S, 3) in [0, 255], and the images' positions in the task's classes
-        (b,), both on the CPU.
-    """
-    pixels = augment(to_torch(data.take(index)), view, generator)  # (B, S, S, 3)
-    rows = to_torch(class_positions(data.labels[index], ctx.task.classes))  # (B,)
-    size = ctx.micro_batch or len(index)
-    yield from zip(torch.split(pixels, size), torch.split(rows, size), strict=True)
+    def __call__(self, last: bool) -> bool:
+        now = time.monotonic()
+        if not last and now - self._last < self._every_s:
+            return False
+        self._last = now
+        return True
 
 
 def schedule_factor(schedule: Schedule, round_: int, rounds: int) -> float:
@@ -162,11 +265,9 @@ def sum_features(
     """
     running = FeatureSums.zero(len(ctx.task.classes), ctx.backbone_info.dim)
     rows = class_positions(data.labels, ctx.task.classes)  # (N,)
-    size = ctx.micro_batch or batch_size
-    for start in range(0, len(data), size):
-        index = np.arange(start, min(start + size, len(data)), dtype=np.int64)
+    for index, pixels in plain_batches(data, ctx.micro_batch or batch_size, ctx.device):
         with torch.no_grad():
-            batch = features(to_torch(data.take(index)))
+            batch = features(pixels)
         running.add(ctx.privacy.clipped(to_numpy(batch)), rows[index])
         if report:
             ctx.progress(Progress(int(index[-1]) + 1, len(data)))

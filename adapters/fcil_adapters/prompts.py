@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fcil_adapters.backbone import Backbone, cls_features
-from fcil_adapters.bridge import to_torch
+from fcil_adapters.bridge import to_numpy, to_torch
 from fcil_adapters.contract import ImageSet
+from fcil_adapters.loading import plain_batches
 from fcil_protocol.errors import DataError
 
 Score = Literal["cosine", "softmax"]
@@ -111,7 +112,9 @@ def with_pixels(backbone: Backbone, pixels: Pixels) -> Backbone:
     if pixels == "normalised":
         return backbone
     plain = replace(backbone.info.preprocessing, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-    return Backbone(backbone.module, replace(backbone.info, preprocessing=plain), backbone.device)
+    same = Backbone(backbone.module, replace(backbone.info, preprocessing=plain), backbone.device)
+    same.memory, same.precision, same.alive = backbone.memory, backbone.precision, backbone.alive
+    return same
 
 
 def select(query: Tensor, keys: Tensor, pool: Tensor, score: Score = "cosine") -> Tensor:
@@ -138,15 +141,30 @@ def query_features(
 ) -> Tensor:
     """Return the features by which prompts are chosen: those of the frozen model, no gradient.
 
+    Those of plain images are remembered as long as the backbone is loaded.
+
     Args:
         backbone: the frozen model, without prompts.
-        images: (B, S, S, 3) in [0, 255], uint8 or float (augmented).
+        images: (B, S, S, 3) in [0, 255], uint8 (plain) or float (augmented).
         micro_batch: largest number of images in one pass; None: all.
 
     Returns:
         (B, d) float32 on the backbone's device.
     """
+    if len(images) and images.dtype in (np.uint8, torch.uint8):
+        plain = images if isinstance(images, np.ndarray) else images.cpu().numpy()
+
+        def compute(some: NDArray[np.uint8]) -> NDArray[np.float32]:
+            return to_numpy(_queries(backbone, to_torch(some), micro_batch))
+
+        p = backbone.info.preprocessing
+        features = backbone.memory.of(plain, f"cls {p.mean} {p.std}", compute)
+        return to_torch(features, backbone.device)
     pixels = to_torch(images) if isinstance(images, np.ndarray) else images
+    return _queries(backbone, pixels, micro_batch)
+
+
+def _queries(backbone: Backbone, pixels: Tensor, micro_batch: int | None) -> Tensor:
     with torch.no_grad():
         chunks = torch.split(pixels, micro_batch or max(len(pixels), 1))
         return torch.cat([cls_features(backbone.module, backbone.normalise(c)) for c in chunks])
@@ -158,8 +176,8 @@ class Queries:
     Args:
         backbone: the frozen model.
         data: the images.
-        query: ``canonical``: of each image as it is, computed once for all epochs; ``view``:
-            of each augmented view, which costs a further forward pass per batch.
+        query: ``canonical``: of each image as it is, computed once for all epochs and rounds;
+            ``view``: of each augmented view, which costs a further forward pass per batch.
         batch: images per pass of the canonical queries.
     """
 
@@ -167,9 +185,9 @@ class Queries:
         self._backbone = backbone
         self._canonical: Tensor | None = None  # (N, d)
         if query == "canonical":
-            starts = range(0, len(data), batch)
-            index = [np.arange(s, min(s + batch, len(data)), dtype=np.int64) for s in starts]
-            chunks = [query_features(backbone, data.take(i)) for i in index]
+            # To the CPU even for a GPU: known images need not go there.
+            plain = plain_batches(data, batch, "cpu")
+            chunks = [query_features(backbone, pixels) for _, pixels in plain]
             empty = torch.zeros(0, backbone.info.dim, device=backbone.device)
             self._canonical = torch.cat([empty, *chunks])
 

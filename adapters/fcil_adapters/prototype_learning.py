@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from fcil_adapters.bridge import to_numpy
 from fcil_adapters.class_reports import report_tensors
 from fcil_adapters.contract import Context, ImageSet
 from fcil_adapters.heads import prototype_distances, prototype_losses
 from fcil_adapters.local_passes import (
-    I64,
+    Batch,
     FeatureSums,
     class_counts,
-    micro_batches,
     optimise,
     schedule_factor,
     sum_features,
@@ -82,40 +82,34 @@ def _train(ctx: Context, trainee: Trainee, data: ImageSet) -> FeatureSums | None
     wanted = h.mean_from == "training" and not ctx.privacy.on
     seen = FeatureSums.zero(*trainee.proto.shape) if wanted else None
 
-    def objective(index: I64, generator: Generator) -> float:
-        return _backward(ctx, trainee, data, index, generator, seen)
+    def objective(batch: Batch) -> None:
+        _backward(ctx, trainee, batch, seen)
 
-    optimise(ctx, data, optimiser, objective, epochs=h.epochs, batch_size=h.batch_size)
+    optimise(
+        ctx, data, optimiser, objective, epochs=h.epochs, batch_size=h.batch_size, view=h.augment
+    )
     return seen
 
 
-def _backward(
-    ctx: Context,
-    trainee: Trainee,
-    data: ImageSet,
-    index: I64,
-    generator: Generator,
-    seen: FeatureSums | None,
-) -> float:
-    """Add the gradient of one batch's objective, and its features to the sums; return its value.
+def _backward(ctx: Context, trainee: Trainee, batch: Batch, seen: FeatureSums | None) -> None:
+    """Add the gradient of one batch's objective, and its features to the sums if they are wanted.
 
     ``mean(l_dce + lambda l_pl + further losses) + penalty``
     """
     h: PrototypeHparams = ctx.hparams
-    total = 0.0
-    for pixels, rows in micro_batches(ctx, data, index, h.augment, generator):
-        features, further = trainee.losses(pixels)  # (b, d), (b,)
+    # Means that leave the client are of float32 features.
+    precise = contextlib.nullcontext() if seen is not None else ctx.backbone.training()
+    for piece in batch.pieces():
+        with precise:
+            features, further = trainee.losses(piece.pixels)  # (b, d), (b,)
+        features = features.float()
         prototypes = torch.cat([trainee.proto, trainee.fixed])  # (c + m, d)
         distances = prototype_distances(features, prototypes, h.dce)  # (b, c + m)
-        dce, pull = prototype_losses(distances, rows.to(distances.device), h.delta)
+        dce, pull = prototype_losses(distances, piece.rows, h.delta)
         losses = dce + h.lambda_pl * pull
-        loss = (losses if further is None else losses + further).sum() / len(index)
-        loss.backward()  # type: ignore[no-untyped-call]
-        total += loss.item()
+        batch.backward((losses if further is None else losses + further).sum() / len(batch))
         if seen is not None:
-            seen.add(to_numpy(features), rows.numpy())
+            seen.add(to_numpy(features), piece.rows.cpu().numpy())
     penalty = trainee.penalty()
     if penalty is not None:
-        penalty.backward()  # type: ignore[no-untyped-call]
-        total += penalty.item()
-    return total
+        batch.backward(penalty)

@@ -13,6 +13,12 @@ from fcil_adapters.contract import Context, Updates
 from fcil_adapters.prototype_rows import PrototypeRows
 from fcil_adapters.reweight_options import ReweightOptions
 from fcil_adapters.reweighting import reweight
+from fcil_protocol.schema import Kind
+
+
+def committed(ctx: Context, rows: PrototypeRows) -> PrototypeRows:
+    """Return rows whose prototypes are what clients will decode."""
+    return replace(rows, proto=ctx.forms.commit(Kind.PROTOTYPE, rows.proto))
 
 
 def start_at_means(ctx: Context, updates: Updates, rows: PrototypeRows) -> PrototypeRows:

@@ -63,14 +63,15 @@ class ClientWorker:
         Fields: those of `Engine.prepare` and `scan`, ``classes`` {name: id} of the
         task's classes, ``min_count`` (images without which a class takes no part),
         ``memory_bytes``, ``parts`` (names). Payloads: state, then the parts.
-        Result: ``images`` (how many the learner saw), ``faults``; payloads: the new state
+        Result: ``images`` (how many the learner saw), ``faults``, and ``lost`` (`Forms.lost`)
+        in a task's first round if something travels in half precision; payloads: the new state
         and the upload.
         """
         method, ctx = self._engine.prepare(call)
         if not call.payloads:
             raise WireError("a run needs the client's state as its first payload.")
         state, *rest = call.payloads
-        parts = read_parts(call, rest)
+        parts = read_parts(call, rest, ctx.forms)
         data = self._local_data(call, ctx)
         least = call.fields["min_count"]
         door = data.learner_door(_class_ids(call.fields, ctx.task.classes), least)
@@ -78,7 +79,12 @@ class ClientWorker:
             raise DataError(f"no class of the current task has {least} images here.")
         learner = registry.load_half(method.learner)
         new_state, upload = learner.run(ctx, unpack(state), parts, door)
-        return {"images": len(door), "faults": list(data.faults)}, [new_state, upload]
+        exchange = registry.find_exchange(method, ctx.hparams, ctx.backbone_info, ctx.kind)
+        sent = ctx.forms.narrow(upload, exchange.upload)
+        result: Fields = {"images": len(door), "faults": list(data.faults)}
+        if ctx.forms.half and ctx.round == 0:  # once a task is enough
+            result["lost"] = ctx.forms.lost(upload, sent, parts.values())
+        return result, [new_state, sent]
 
     def evaluate(self, call: Call) -> Reply:
         """Evaluate the global model on the client's test images.
@@ -87,7 +93,7 @@ class ClientWorker:
         parts. Result: ``images``, ``faults``; payload: as ``wellknown.EVALUATE`` travels.
         """
         method, ctx = self._engine.prepare(call)
-        parts = read_parts(call, call.payloads)
+        parts = read_parts(call, call.payloads, ctx.forms)
         data = self._local_data(call, ctx)
         door = data.evaluator_door(_class_ids(call.fields, ctx.task.seen))
         counts = evaluate(method, ctx, parts, door)

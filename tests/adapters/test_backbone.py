@@ -126,6 +126,35 @@ class TestFeatures:
         tokens = backbone.module.forward_features(x)  # final norm included
         assert torch.equal(cls_features(backbone.module, x), tokens[:, 0])
 
+    @pytest.mark.parametrize("count", [1, 3, 64])
+    def test_and_their_gradients_are_bit_equal_to_those_of_all_tokens(self, count):
+        backbone = load_backbone()
+        images = np.random.default_rng(0).integers(0, 256, (count, 32, 32, 3)).astype(np.uint8)
+        results = []
+        for function in (
+            cls_features,
+            lambda view, x: view.forward_head(view.forward_features(x), pre_logits=True),
+        ):
+            x = backbone.normalise(images).requires_grad_()
+            features = function(backbone.module, x)
+            (features * torch.arange(128).sin()).sum().backward()
+            results.append((features.detach(), x.grad))
+        (features, gradient), (all_features, all_gradient) = results
+        assert torch.equal(features, all_features)
+        assert torch.equal(gradient, all_gradient)
+
+    def test_the_last_mlp_runs_for_few_tokens_but_a_hook_sees_all(self):
+        backbone = toy_backbone()
+        view, sizes = backbone.view(), []
+        last = view.blocks[-1]
+        last.mlp.register_forward_pre_hook(lambda _, x: sizes.append(x[0].shape[1]))
+        x = torch.zeros(64, 3, SIZE, SIZE)
+        with torch.no_grad():
+            cls_features(view, x)
+            last.register_forward_hook(lambda _module, _x, y: sizes.append(y.shape[1]))
+            cls_features(view, x)
+        assert sizes == [1, 5, 5]
+
     def test_normalise_takes_numpy_and_tensors_and_applies_mean_and_std(self):
         backbone = toy_backbone()
         images = np.random.default_rng(0).integers(0, 256, (2, SIZE, SIZE, 3)).astype(np.uint8)

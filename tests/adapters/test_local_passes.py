@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -14,12 +16,13 @@ from fcil_adapters.contract import Context
 from fcil_adapters.local_passes import (
     FeatureSums,
     class_counts,
-    micro_batches,
     optimise,
     schedule_factor,
+    shuffled_batches,
     sum_features,
 )
 from fcil_adapters.scoring import Scorer
+from fcil_protocol.errors import DataError
 
 IMAGES = toy_images({5: 4, 9: 3}, seed=1)
 
@@ -31,26 +34,103 @@ def ctx() -> Context:
     return fed.context("train", 1, 4)
 
 
-def generator(seed: int = 3) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def red(pixels: torch.Tensor) -> torch.Tensor:
     """A feature of each image (b, 16): its mean colour, repeated."""
     return pixels.float().mean((1, 2, 3))[:, None].expand(-1, 16)
 
 
-class TestMicroBatches:
+def seen_by(ctx, data, objective, *, epochs=2, batch_size=3, view="none", **more):
+    """The batches that an objective is called with."""
+    batches = []
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+
+    def noting(batch):
+        batches.append(batch)
+        objective(batch)
+
+    optimise(
+        ctx, data, sgd, noting, epochs=epochs, batch_size=batch_size, view=view, **more
+    )  # fmt: skip
+    return batches
+
+
+def nothing(batch):
+    batch.backward(torch.zeros((), requires_grad=True))
+
+
+class TestBatches:
     @pytest.mark.parametrize("view", ["flip_jitter", "crop_flip", "none"])
     @pytest.mark.parametrize("micro", [None, 1, 2, 99])
-    def test_are_the_batchs_views_cut_into_pieces(self, ctx, view, micro):
-        index = np.array([6, 0, 3, 5, 1])
-        pieces = list(micro_batches(replace(ctx, micro_batch=micro), IMAGES, index, view,
-                                    generator()))  # fmt: skip
-        whole = augment(torch.tensor(IMAGES.take(index)), view, generator())
-        assert torch.equal(torch.cat([pixels for pixels, _ in pieces]), whole)
-        assert torch.cat([rows for _, rows in pieces]).tolist() == [0, 2, 2, 0, 2]
-        assert max(len(pixels) for pixels, _ in pieces) == min(micro or 5, 5)
+    def test_are_those_of_one_generator_used_in_order_cut_into_pieces(self, ctx, view, micro):
+        context = replace(ctx, micro_batch=micro)
+        batches = seen_by(context, IMAGES, nothing, view=view)
+        draws = torch.Generator().manual_seed(ctx.torch_seed(1))
+        expected = []
+        for index in shuffled_batches(7, epochs=2, batch_size=3, generator=draws):
+            pixels = augment(torch.tensor(IMAGES.take(index)), view, draws)
+            expected.append((index, pixels))
+        assert len(batches) == len(expected) == 6
+        for batch, (index, pixels) in zip(batches, expected, strict=True):
+            pieces = list(batch.pieces())
+            assert np.concatenate([p.index for p in pieces]).tolist() == index.tolist()
+            assert torch.equal(torch.cat([p.pixels for p in pieces]), pixels)
+            rows = [0 if IMAGES.labels[i] == 9 else 2 for i in index]
+            assert torch.cat([p.rows for p in pieces]).tolist() == rows
+            assert max(len(p.pixels) for p in pieces) == min(micro or 3, len(index))
+
+    def test_the_next_one_is_made_while_one_is_worked_on_and_none_after_it(self, ctx):
+        made = threading.Semaphore(0)
+
+        class Telling:
+            labels, size = IMAGES.labels, IMAGES.size
+            taken, threads = 0, set()
+
+            def __len__(self):
+                return len(IMAGES)
+
+            def take(self, index):
+                self.taken += 1
+                self.threads.add(threading.current_thread())
+                made.release()
+                return IMAGES.take(index)
+
+        data = Telling()
+        ahead_by = []
+
+        def objective(batch):
+            done = len(ahead_by)
+            for _ in range(2 if not done else int(done < 5)):
+                assert made.acquire(timeout=60)
+            ahead_by.append(data.taken - done - 1)
+            nothing(batch)
+
+        seen_by(ctx, data, objective)
+        assert ahead_by == [1, 1, 1, 1, 1, 0]
+        assert threading.current_thread() not in data.threads
+        assert not any(thread.is_alive() for thread in data.threads)
+
+    def test_an_image_that_cannot_be_read_is_an_error_of_the_step_that_needs_it(self, ctx):
+        class Breaking(type(IMAGES)):
+            def take(self, index):
+                if 6 in index:
+                    raise DataError("gone")
+                return super().take(index)
+
+        seen = []
+        with pytest.raises(DataError, match="gone"):
+            seen_by(ctx, Breaking(IMAGES.pictures, IMAGES.labels), lambda b: seen.append(nothing(b)),
+                    batch_size=1, epochs=1)  # fmt: skip
+        draws = torch.Generator().manual_seed(ctx.torch_seed(1))
+        order = [int(i[0]) for i in shuffled_batches(7, epochs=1, batch_size=1, generator=draws)]
+        assert len(seen) == order.index(6)
+
+    def test_an_objective_that_fails_ends_the_thread_that_loads(self, ctx):
+        def failing(_batch):
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            seen_by(ctx, IMAGES, failing)
+        assert not [t for t in threading.enumerate() if t.name.startswith("ahead")]
 
 
 class TestOptimise:
@@ -58,22 +138,22 @@ class TestOptimise:
         told, seen = [], []
         weight = torch.nn.Parameter(torch.zeros(1))
 
-        def objective(index, _generator):
+        def objective(batch):
             assert weight.grad is None or not weight.grad.any()  # of the batch before
-            weight.grad = torch.ones(1)
-            seen.append(index.tolist())
-            return float(len(index))
+            batch.backward(weight.sum())
+            batch.backward(torch.full((), float(len(batch)), requires_grad=True))
+            seen.append(batch.whole.index.tolist())
 
         sgd = torch.optim.SGD([weight], lr=1.0)
         with_progress = replace(ctx, progress=told.append)
-        optimise(with_progress, IMAGES, sgd, objective, epochs=2, batch_size=3)
+        optimise(with_progress, IMAGES, sgd, objective, epochs=2, batch_size=3, view="none")
         assert [len(batch) for batch in seen] == [3, 3, 1, 3, 3, 1]
         first, second = (sum(seen[i : i + 3], []) for i in (0, 3))
         assert sorted(first) == sorted(second) == list(range(7))
         assert first != second
         assert weight.item() == -6
         assert [(p.done, p.total, p.loss) for p in told] == [
-            (i + 1, 6, len(batch)) for i, batch in enumerate(seen)
+            (i + 1, 6, len(batch) - i) for i, batch in enumerate(seen)
         ]
 
     def test_a_factor_scales_the_first_step_sizes_of_every_group(self, ctx):
@@ -81,34 +161,68 @@ class TestOptimise:
         groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (1.0, 3.0)]
         sgd = torch.optim.SGD(groups)
 
-        def objective(_index, _generator):
+        def objective(batch):
             used.append([group["lr"] for group in sgd.param_groups])
-            return 0.0
 
         optimise(
-            ctx, IMAGES, sgd, objective, epochs=2, batch_size=3,
+            ctx, IMAGES, sgd, objective, epochs=2, batch_size=3, view="none",
             factor=lambda step, steps: (steps - step) / 2,
         )  # fmt: skip
         assert used == [[f, 3 * f] for f in (3.0, 2.5, 2.0, 1.5, 1.0, 0.5)]
 
     def test_draws_from_the_contexts_seed_alone(self, ctx):
-        def order(context):
-            batches = []
-            sgd = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-
-            def objective(index, batch_generator):
-                batches.append((index.tolist(), torch.rand(1, generator=batch_generator).item()))
-                return 0.0
-
-            optimise(context, IMAGES, sgd, objective, epochs=1, batch_size=2)
-            return batches
+        def drawn(context):
+            batches = seen_by(context, IMAGES, nothing, batch_size=2, view="jitter")
+            return [(b.whole.index.tolist(), b.whole.pixels.sum().item()) for b in batches]
 
         torch.manual_seed(1)
-        one = order(ctx)
+        one = drawn(ctx)
         torch.manual_seed(2)
-        assert order(ctx) == one
-        assert order(replace(ctx, seed=(9,))) != one
-        assert order(replace(ctx, round=2)) != one
+        assert drawn(ctx) == one
+        assert drawn(replace(ctx, seed=(9,))) != one
+        assert drawn(replace(ctx, round=2)) != one
+
+    def test_a_gradient_is_cut_to_the_norm(self, ctx):
+        weight = torch.nn.Parameter(torch.zeros(2))
+        sgd = torch.optim.SGD([weight], lr=1.0)
+
+        def objective(batch):
+            batch.backward((weight * torch.tensor([30.0, 40.0])).sum())
+
+        optimise(
+            ctx, IMAGES, sgd, objective, epochs=1, batch_size=7, view="none", clip_norm=0.5
+        )  # fmt: skip
+        np.testing.assert_allclose(weight.detach(), [-0.3, -0.4], rtol=1e-5)
+
+    @pytest.mark.parametrize("clip_norm", [None, 0.5])
+    def test_scaled_losses_give_the_same_step(self, ctx, clip_norm):
+        """fp16 on a GPU without bf16; gradients of the size of 1e-8 would vanish in it."""
+
+        def trained(precision):
+            weight = torch.nn.Parameter(torch.ones(2))
+            sgd = torch.optim.SGD([weight], lr=0.25)
+            backbone = copy.copy(ctx.backbone)
+            backbone.precision = precision
+            scales = []
+
+            def objective(batch):
+                scales.append(batch.scaler and batch.scaler.get_scale())
+                batch.backward(weight.square().sum())
+
+            told = []
+            context = replace(ctx, backbone=backbone, progress=told.append)
+            optimise(
+                context, IMAGES, sgd, objective, epochs=1, batch_size=3, view="none",
+                clip_norm=clip_norm,
+            )  # fmt: skip
+            return weight.detach(), [p.loss for p in told], scales
+
+        plain, losses, none = trained("fp32")
+        scaled, same, scales = trained("fp16")
+        assert none == [None] * 3
+        assert all(scale > 1000 for scale in scales)
+        torch.testing.assert_close(scaled, plain)
+        assert same == pytest.approx(losses)
 
 
 class TestSchedule:

@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fcil_adapters.backbone import Backbone, cls_features
 from fcil_adapters.bridge import to_numpy, to_torch
 from fcil_adapters.contract import Context, ImageSet, State
 from fcil_adapters.local_passes import (
-    I64,
+    Batch,
     class_counts,
-    micro_batches,
     optimise,
     schedule_factor,
     sum_features,
@@ -119,22 +118,20 @@ def _train(ctx: Context, bench: _Bench, data: ImageSet) -> None:
     ]
     optimiser = torch.optim.SGD(groups, momentum=h.momentum, weight_decay=h.weight_decay)
 
-    def objective(index: I64, generator: Generator) -> float:
-        return _backward(ctx, bench, data, index, generator)
+    def objective(batch: Batch) -> None:
+        _backward(ctx, bench, batch)
 
-    optimise(ctx, data, optimiser, objective, epochs=h.epochs, batch_size=h.batch_size)
+    optimise(
+        ctx, data, optimiser, objective, epochs=h.epochs, batch_size=h.batch_size, view=h.augment
+    )
 
 
-def _backward(
-    ctx: Context, bench: _Bench, data: ImageSet, index: I64, generator: Generator
-) -> float:
-    """Add the gradient of one batch's mean cross-entropy; return its value."""
+def _backward(ctx: Context, bench: _Bench, batch: Batch) -> None:
+    """Add the gradient of one batch's mean cross-entropy."""
     first = len(bench.weight) - len(ctx.task.classes)  # the task's rows are the last
-    total = 0.0
-    for pixels, rows in micro_batches(ctx, data, index, bench.h.augment, generator):
-        logits = bench.logits(bench.features(pixels))  # (b, columns)
-        labels = first + rows.to(logits.device)
-        loss = functional.cross_entropy(logits, labels, reduction="sum") / len(index)
-        loss.backward()  # type: ignore[no-untyped-call]
-        total += loss.item()
-    return total
+    for piece in batch.pieces():
+        with bench.backbone.training():
+            features = bench.features(piece.pixels)
+        logits = bench.logits(features.float())  # (b, columns)
+        loss = functional.cross_entropy(logits, first + piece.rows, reduction="sum")
+        batch.backward(loss / len(batch))

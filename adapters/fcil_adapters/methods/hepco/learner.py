@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fcil_adapters.bridge import to_numpy, to_torch
 from fcil_adapters.contract import Context, ImageSet, State
-from fcil_adapters.local_passes import I64, class_counts, micro_batches, optimise, sum_features
+from fcil_adapters.local_passes import Batch, class_counts, optimise, sum_features
 from fcil_adapters.methods.hepco.options import HepcoHparams
 from fcil_adapters.methods.hepco.parts import HEAD, GlobalModel, read_parts, upload
 from fcil_adapters.methods.hepco.prompting import PromptedModel
@@ -81,15 +81,16 @@ def _train(ctx: Context, bench: _Bench, data: ImageSet) -> None:
     queries = Queries(bench.model.backbone, data, h.query, ctx.micro_batch or h.batch_size)
     optimiser = torch.optim.Adam(bench.trained.values(), lr=h.lr)
 
-    def objective(index: I64, generator: Generator) -> float:
-        return _backward(ctx, bench, data, index, queries, generator)
+    def objective(batch: Batch) -> None:
+        _backward(bench, batch, queries)
 
     def factor(step: int, steps: int) -> float:
         return schedule_factor(h, step * h.epochs // steps)
 
     optimise(
-        ctx, data, optimiser, objective, epochs=h.epochs, batch_size=h.batch_size, factor=factor
-    )
+        ctx, data, optimiser, objective, epochs=h.epochs, batch_size=h.batch_size,
+        view=h.augment, factor=factor,
+    )  # fmt: skip
 
 
 def schedule_factor(h: HepcoHparams, epoch: int) -> float:
@@ -99,27 +100,16 @@ def schedule_factor(h: HepcoHparams, epoch: int) -> float:
     return math.cos(99 * math.pi * epoch / (200 * (h.epochs - 1)))
 
 
-def _backward(
-    ctx: Context,
-    bench: _Bench,
-    data: ImageSet,
-    index: I64,
-    queries: Queries,
-    generator: Generator,
-) -> float:
-    """Add the gradient of one batch's mean cross-entropy over the task's classes; return it."""
-    total, done = 0.0, 0
-    for pixels, columns in micro_batches(ctx, data, index, bench.h.augment, generator):
-        chosen = queries.of(index[done : done + len(pixels)], pixels)  # (b, d)
-        features = bench.model.features(pixels, chosen, bench.pools)  # (b, d)
-        logits = functional.linear(features, bench.weight, bench.bias)  # (b, c)
-        own = functional.one_hot(columns.to(logits.device), logits.shape[1])
+def _backward(bench: _Bench, batch: Batch, queries: Queries) -> None:
+    """Add the gradient of one batch's mean cross-entropy over the task's classes."""
+    for piece in batch.pieces():
+        chosen = queries.of(piece.index, piece.pixels)  # (b, d)
+        with bench.model.backbone.training():
+            features = bench.model.features(piece.pixels, chosen, bench.pools)  # (b, d)
+        logits = functional.linear(features.float(), bench.weight, bench.bias)  # (b, c)
+        own = functional.one_hot(piece.rows, logits.shape[1])
         # A product instead of gather: gather's gradient is not deterministic on GPUs.
-        loss = -(logits.log_softmax(1) * own).sum() / len(index)
-        loss.backward()  # type: ignore[no-untyped-call]
-        total += loss.item()
-        done += len(pixels)
-    return total
+        batch.backward(-(logits.log_softmax(1) * own).sum() / len(batch))
 
 
 def _set_mean_row(ctx: Context, bench: _Bench, data: ImageSet) -> None:

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fcil_adapters.backbone import Backbone
 from fcil_adapters.bridge import to_numpy, to_torch
 from fcil_adapters.contract import Context, ImageSet, Progress, State
 from fcil_adapters.gaussians import pack_gaussians
-from fcil_adapters.local_passes import I64, class_counts, micro_batches, optimise
+from fcil_adapters.loading import plain_batches
+from fcil_adapters.local_passes import I64, Batch, class_counts, optimise
 from fcil_adapters.methods.hgp.options import HgpHparams
 from fcil_adapters.methods.hgp.parts import Global, read_parts
 from fcil_adapters.methods.hgp.pools import Pools
@@ -77,8 +78,11 @@ class _Bench:
 
     def features(self, index: I64, pixels: Tensor) -> Tensor:
         """Return the prompted features (B, d) of the images ``index`` (B,), seen as pixels."""
-        prompts = self.pools.prompts(self.queries.of(index, pixels))
-        return self.view.forward(self.backbone.normalise(pixels), prompts)
+        return self.prompted(self.queries.of(index, pixels), pixels)
+
+    def prompted(self, queries: Tensor, pixels: Tensor) -> Tensor:
+        """Return the features (B, d) with the prompts that the queries (B, d) choose."""
+        return self.view.forward(self.backbone.normalise(pixels), self.pools.prompts(queries))
 
     def trained(self) -> dict[str, Array]:
         """Return what the server averages."""
@@ -94,34 +98,27 @@ def _train(ctx: Context, bench: _Bench, data: ImageSet) -> None:
         [{"params": some, "lr": lr} for some, lr in zip(bench.parameters, rates, strict=True)]
     )
 
-    def objective(index: I64, generator: Generator) -> float:
-        loss = _backward(ctx, bench, data, index, generator)
-        if h.clip_norm is not None:
-            nn.utils.clip_grad_norm_([p for some in bench.parameters for p in some], h.clip_norm)
-        return loss
+    def objective(batch: Batch) -> None:
+        _backward(bench, batch)
 
     def factor(step: int, steps: int) -> float:
         return _schedule(h, step, steps)
 
     optimise(
-        ctx, data, optimiser, objective, epochs=h.epochs, batch_size=h.batch_size, factor=factor
-    )
+        ctx, data, optimiser, objective, epochs=h.epochs, batch_size=h.batch_size,
+        view=h.augment, factor=factor, clip_norm=h.clip_norm,
+    )  # fmt: skip
 
 
-def _backward(
-    ctx: Context, bench: _Bench, data: ImageSet, index: I64, generator: Generator
-) -> float:
-    """Add the gradient of one batch's mean cross-entropy over the task's classes; return it."""
-    total, done = 0.0, 0
-    for pixels, columns in micro_batches(ctx, data, index, bench.h.augment, generator):
-        features = bench.features(index[done : done + len(pixels)], pixels)  # (b, d)
-        logits = functional.linear(features, bench.weight, bench.bias)  # (b, c)
-        targets = columns.to(logits.device)
-        loss = functional.cross_entropy(logits, targets, reduction="sum") / len(index)
-        loss.backward()  # type: ignore[no-untyped-call]
-        total += loss.item()
-        done += len(pixels)
-    return total
+def _backward(bench: _Bench, batch: Batch) -> None:
+    """Add the gradient of one batch's mean cross-entropy over the task's classes."""
+    for piece in batch.pieces():
+        queries = bench.queries.of(piece.index, piece.pixels)  # (b, d)
+        with bench.backbone.training():
+            features = bench.prompted(queries, piece.pixels)
+        logits = functional.linear(features.float(), bench.weight, bench.bias)  # (b, c)
+        loss = functional.cross_entropy(logits, piece.rows, reduction="sum")
+        batch.backward(loss / len(batch))
 
 
 def _facts(ctx: Context, bench: _Bench, data: ImageSet) -> dict[str, Array]:
@@ -144,10 +141,9 @@ def _plain_features(ctx: Context, bench: _Bench, data: ImageSet) -> NDArray[np.f
     """Return the features (N, d) of all images as they are."""
     size = ctx.micro_batch or bench.h.batch_size
     chunks = [np.zeros((0, bench.weight.shape[1]), dtype=np.float32)]
-    for start in range(0, len(data), size):
-        index = np.arange(start, min(start + size, len(data)), dtype=np.int64)
+    for index, pixels in plain_batches(data, size, ctx.device):
         with torch.no_grad():
-            chunks.append(to_numpy(bench.features(index, to_torch(data.take(index)))))
+            chunks.append(to_numpy(bench.features(index, pixels)))
         if len(ctx.task.classes) == 1:
             ctx.progress(Progress(int(index[-1]) + 1, len(data)))
     return np.concatenate(chunks)

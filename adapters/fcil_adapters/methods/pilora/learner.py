@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fcil_adapters.backbone import Backbone, cls_features
@@ -16,7 +17,7 @@ from fcil_adapters.lora_tensors import lora_places
 from fcil_adapters.methods.pilora.composition import training_view
 from fcil_adapters.methods.pilora.losses import l1_norm, orthogonality
 from fcil_adapters.methods.pilora.options import PiloraHparams
-from fcil_adapters.methods.pilora.parts import TaskPart, read_parts
+from fcil_adapters.methods.pilora.parts import TaskPart, future_rows, read_parts
 from fcil_adapters.prototype_learning import Trainee, answer
 from fcil_adapters.prototype_rows import known
 from fcil_protocol.payload import Payload
@@ -29,10 +30,11 @@ class Learner:
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
     ) -> tuple[State, Payload]:
         """Answer ``prepare`` with class means, and ``train`` with LoRA and prototypes too."""
-        return state, answer(ctx, _trainee(ctx, read_parts(broadcast)), data)
+        future = future_rows(broadcast, ctx.backbone_info.dim)
+        return state, answer(ctx, _trainee(ctx, read_parts(broadcast), future), data)
 
 
-def _trainee(ctx: Context, tasks: tuple[TaskPart, ...]) -> Trainee:
+def _trainee(ctx: Context, tasks: tuple[TaskPart, ...], future: NDArray[np.float32]) -> Trainee:
     """Return what a round trains with ``l_dce + lambda l_pl + gamma l_ort`` (Eq. 15)."""
     h: PiloraHparams = ctx.hparams
     backbone: Backbone = ctx.backbone
@@ -49,7 +51,7 @@ def _trainee(ctx: Context, tasks: tuple[TaskPart, ...]) -> Trainee:
     return Trainee(
         lora=lora,
         proto=nn.Parameter(to_torch(current.rows.proto, backbone.device)),
-        fixed=to_torch(np.concatenate([learned, current.future]), backbone.device),
+        fixed=to_torch(np.concatenate([learned, future]), backbone.device),
         features=features,
         losses=lambda pixels: (features(pixels), None),
         penalty=lambda: _penalty(h, past_a, current_a),
