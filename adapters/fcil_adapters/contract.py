@@ -41,10 +41,12 @@ from pydantic import BaseModel, ConfigDict
 from fcil_adapters.averaging_rules import PLAIN, Averaging, AveragingRule, mean_only
 from fcil_adapters.cadence import Cadence, Largest
 from fcil_adapters.claims import Claim
+from fcil_adapters.economies import Economy
+from fcil_adapters.forms import EXACT, Forms
 from fcil_adapters.privacy import OFF, Privacy, Statistic, no_statistics
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payload import Payload
-from fcil_protocol.schema import PayloadSchema
+from fcil_protocol.schema import Kind, PayloadSchema
 
 State = Payload  # named tensors + meta; one safetensors file on disk
 
@@ -139,6 +141,8 @@ class Context:
         max_weight_share: cap on one client's aggregation weight ([trust]).
         averaging: how tensors are averaged ([trust]).
         privacy: how a learner clips and noises its statistics ([privacy]).
+        forms: in which form tensors travel ([wire] half); an aggregator commits to it what it
+            broadcasts, before it enters the state.
         progress: to be called about once per step.
     """
 
@@ -155,6 +159,7 @@ class Context:
     max_weight_share: float = 1.0
     averaging: Averaging = PLAIN
     privacy: Privacy = OFF
+    forms: Forms = EXACT
     progress: Callable[[Progress], None] = _ignore
 
     def rng(self, *purpose: int) -> np.random.Generator:
@@ -202,6 +207,11 @@ class Part:
     name: str
     payload: Payload
 
+    @property
+    def kind(self) -> str:
+        """Which broadcast schema it has."""
+        return self.name.partition("/")[0]
+
 
 @dataclass(frozen=True)
 class Update:
@@ -215,7 +225,8 @@ class Updates(Protocol):
     """The accepted updates of a round in ClientId order, opened one at a time.
 
     ``samples`` is known before any update is opened, so weighted sums can stream; it may be
-    iterated more than once.
+    iterated more than once. Tensors are read-only views of the update: who keeps one beyond its
+    update's turn copies it, or the whole update stays in memory.
     """
 
     @property
@@ -379,7 +390,11 @@ class Method:
             ``ctx.privacy`` is on; other tensors, apart from counts, it does not protect. May raise
             ConfigError for options that do not go with noise.
         needs_backbone: False for methods that work on pixels or numbers alone.
+        half: the kinds of tensors that its aggregator commits (`Forms.commit`), which may
+            therefore travel in half precision.
+        forms: in which form its tensors travel; `registry.in_forms` sets it for a run.
         claim: what its paper says it sends; None where it says nothing of it.
+        economies: how it can send less, the least costly in accuracy first.
     """
 
     name: str
@@ -399,4 +414,7 @@ class Method:
     largest: Callable[[Any, BackboneInfo, TaskInfo, int], Largest] = _as_schemas
     averagings: Callable[[Any], tuple[AveragingRule, ...]] = mean_only
     statistics: Callable[[Any, str, TaskInfo], tuple[Statistic, ...]] = no_statistics
+    half: tuple[Kind, ...] = ()
+    forms: Forms = EXACT
     claim: Claim | None = None
+    economies: tuple[Economy, ...] = ()

@@ -7,15 +7,19 @@ import hashlib
 import importlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from pydantic import ValidationError
 
 from fcil_adapters.contract import BackboneInfo, Exchange, Hparams, Method, Part, TaskInfo
+from fcil_adapters.forms import Forms
 from fcil_protocol.egress import schema_faults
 from fcil_protocol.errors import ConfigError, EgressRefused, MethodMismatch
 from fcil_protocol.messages import NO_PRIVACY, PrivacyTerms
+from fcil_protocol.payload import Payload
+from fcil_protocol.schema import PayloadSchema
 
 GROUP = "fcil.methods"
 
@@ -152,6 +156,32 @@ def schema_digest(
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def in_forms(method: Method, forms: Forms) -> Method:
+    """Return a method whose schemas say how its tensors travel in a run.
+
+    Whoever checks, predicts or shows what travels works with this one; its halves do not
+    notice, because workers narrow and widen.
+    """
+    if not forms.half:
+        return method
+
+    def exchanges(hparams: Any, backbone: BackboneInfo) -> tuple[Exchange, ...]:
+        return tuple(_in_forms(e, forms) for e in method.exchanges(hparams, backbone))
+
+    def broadcast(hparams: Any, backbone: BackboneInfo) -> dict[str, PayloadSchema]:
+        parts = method.broadcast(hparams, backbone)
+        return {kind: forms.schema(schema) for kind, schema in parts.items()}
+
+    return replace(method, exchanges=exchanges, broadcast=broadcast, forms=forms)
+
+
+def _in_forms(exchange: Exchange, forms: Forms) -> Exchange:
+    def check(payload: Payload, task: TaskInfo) -> list[str]:
+        return exchange.check(forms.widen(payload), task)
+
+    return replace(exchange, upload=forms.schema(exchange.upload), check=check)
+
+
 def check_averaging(method: Method, hparams: Hparams, rule: str) -> None:
     """Check that a method can work with a rule of averaging.
 
@@ -192,7 +222,7 @@ def part_faults(
     method: Method, hparams: Hparams, backbone: BackboneInfo, task: TaskInfo, part: Part
 ) -> list[str]:
     """Return every way in which a part breaks the broadcast schema of its kind."""
-    schema = method.broadcast(hparams, backbone).get(part.name.partition("/")[0])
+    schema = method.broadcast(hparams, backbone).get(part.kind)
     if schema is None:
         return [f"method {method.name} has no broadcast part {part.name!r}"]
     faults = schema.check(part.payload, method.dims(hparams, backbone, task))

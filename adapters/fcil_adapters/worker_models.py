@@ -12,6 +12,8 @@ import numpy as np
 from fcil_adapters import evaluation, registry
 from fcil_adapters.contract import BackboneInfo, Context, ImageSet, Method
 from fcil_adapters.describe import backbone_fields, preprocessing_digest
+from fcil_adapters.forms import Forms
+from fcil_adapters.memory_files import Blob
 from fcil_adapters.worker_ops import Call, Reply, context_from
 from fcil_adapters.worker_pipe import Fields
 from fcil_protocol.errors import BackboneMismatch, WireError
@@ -22,13 +24,15 @@ class Engine:
     """The one backbone that a worker keeps warm, and the device it is on.
 
     Which backbone is meant stands in every call, under ``backbone``: ``{name, weights,
-    device}``, with ``weights`` a path or None and ``device`` also ``auto``. So a worker that
-    was started anew loads it again by itself. Methods that need none import no torch.
+    device}``, with ``weights`` a path or None and ``device`` also ``auto``; a client adds its
+    choice of ``precision``. So a worker that was started anew loads it again by itself. Methods
+    that need none import no torch.
     """
 
     def __init__(self) -> None:
         self._meant: tuple[str, str | None, str] | None = None
         self._loaded: Any = None
+        self._methods: dict[str, Method] = {}  # to find one, every installed package is read
 
     def backbone(self, call: Call) -> Reply:
         """Load a backbone and describe it.
@@ -43,12 +47,14 @@ class Engine:
         fields = {
             "info": backbone_fields(loaded.info),
             "device": loaded.device,
-            "description": _describe(loaded.device),
+            "description": _describe(loaded.device, loaded.precision),
         }
         return fields, [Payload({"probe": probe_features(loaded)})]
 
     def prepare(self, call: Call) -> tuple[Method, Context]:
-        """Return the method that a call names, and its context with device and backbone.
+        """Return the method that a call names, in the run's forms, and its context.
+
+        The context has the device and the backbone.
 
         Fields: method, context (`worker_ops.context_fields`), backbone (see the class).
 
@@ -56,9 +62,12 @@ class Engine:
             BackboneMismatch: the loaded backbone is not the one of the context.
             ConfigError, WireError: the method or a field is wrong.
         """
-        method = registry.load_method(call.fields["method"])
+        name = call.fields["method"]
+        method = self._methods.get(name) or registry.load_method(name)
+        self._methods[name] = method
         if not method.needs_backbone:
-            return method, context_from(call.fields["context"], method, progress=call.progress)
+            ctx = context_from(call.fields["context"], method, progress=call.progress)
+            return registry.in_forms(method, ctx.forms), ctx
         loaded = self._load(call, call.fields["backbone"])
         ctx = context_from(
             call.fields["context"],
@@ -68,7 +77,7 @@ class Engine:
             progress=call.progress,
         )
         _check_same(loaded.info, ctx.backbone_info)
-        return method, ctx
+        return registry.in_forms(method, ctx.forms), ctx
 
     def _load(self, call: Call, wanted: Fields) -> Any:
         name, weights = wanted["name"], wanted["weights"]
@@ -83,6 +92,9 @@ class Engine:
             self._loaded = load_backbone(name, Path(weights) if weights else None, device)
             self._meant = (name, weights, device)
             call.alive.over()
+        from fcil_adapters.mixed_precision import precision_of
+
+        self._loaded.precision = precision_of(wanted.get("precision", "fp32"), device)
         self._loaded.alive = call.alive  # every pass through it is a sign of life
         return self._loaded
 
@@ -98,8 +110,8 @@ def evaluate(
     return Payload({"classes": classes, "correct": correct, "total": total, "n": n})
 
 
-def read_parts(call: Call, payloads: Sequence[bytes]) -> dict[str, Payload]:
-    """Return the parts of a broadcast by the names in the call's ``parts``.
+def read_parts(call: Call, payloads: Sequence[Blob], forms: Forms) -> dict[str, Payload]:
+    """Return the parts of a broadcast by the names in the call's ``parts``, in float32.
 
     Raises:
         WireError: there are not as many payloads as names, or one is no payload.
@@ -107,7 +119,7 @@ def read_parts(call: Call, payloads: Sequence[bytes]) -> dict[str, Payload]:
     names = call.fields["parts"]
     if len(names) != len(payloads):
         raise WireError(f"{len(names)} parts are named, {len(payloads)} payloads came.")
-    return {name: unpack(data) for name, data in zip(names, payloads, strict=True)}
+    return {name: forms.widen(unpack(data)) for name, data in zip(names, payloads, strict=True)}
 
 
 def _check_same(ours: BackboneInfo, theirs: BackboneInfo) -> None:
@@ -134,9 +146,10 @@ def _choose_device(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _describe(device: str) -> str:
+def _describe(device: str, precision: str) -> str:
     import torch
 
+    mixed = "" if precision == "fp32" else f", trains in {precision}"
     if device.startswith("cuda"):
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads)"
+        return f"{device} ({torch.cuda.get_device_name(device)}{mixed})"
+    return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads{mixed})"

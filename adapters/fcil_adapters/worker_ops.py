@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,9 +27,12 @@ from typing import Any
 from fcil_adapters.averaging_rules import Averaging
 from fcil_adapters.contract import Context, Method, Progress, TaskInfo
 from fcil_adapters.describe import backbone_fields, backbone_from_fields
+from fcil_adapters.forms import Forms
+from fcil_adapters.memory_files import Blob
 from fcil_adapters.privacy import Privacy
 from fcil_adapters.worker_pipe import Blobs, Fields, Pipe
 from fcil_protocol.errors import FcilError, InternalError, OutOfMemory, WireError, from_code
+from fcil_protocol.schema import Kind
 
 PROGRESS_S = 0.1
 ALIVE_S = 1.0  # between two signs of life
@@ -68,6 +72,17 @@ class Life:
 
 
 @dataclass
+class Question:
+    """Something that was asked of the daemon.
+
+    Attributes:
+        answer: what came, until it is fetched.
+    """
+
+    answer: tuple[Fields, list[Blob]] | None = None
+
+
+@dataclass
 class Call:
     """One call under way in a worker.
 
@@ -78,9 +93,10 @@ class Call:
     """
 
     fields: Fields
-    payloads: list[bytes]
+    payloads: list[Blob]
     pipe: Pipe
     _told: float = field(default=float("-inf"), repr=False)
+    _asked: deque[Question] = field(default_factory=deque, repr=False)
 
     def __post_init__(self) -> None:
         self.alive = Life(self.pipe)
@@ -93,17 +109,44 @@ class Call:
             fields = {"done": progress.done, "total": progress.total, "loss": progress.loss}
             self.pipe.send({"progress": fields})
 
-    def ask(self, fields: Fields) -> tuple[Fields, list[bytes]]:
-        """Ask the daemon for something in the middle of the call.
+    def ask(self, fields: Fields) -> tuple[Fields, list[Blob]]:
+        """Ask the daemon for something in the middle of the call, and wait for it.
 
         Raises:
             FcilError: what the daemon answered instead.
         """
+        return self.answer(self.ask_ahead(fields))
+
+    def ask_ahead(self, fields: Fields) -> Question:
+        """Ask for something that is needed later; the daemon sees to it meanwhile."""
         self.pipe.send({"request": fields})
-        message, payloads = self.pipe.recv()
+        self._asked.append(Question())
+        return self._asked[-1]
+
+    def answer(self, question: Question) -> tuple[Fields, list[Blob]]:
+        """Wait for the answer to a question, which is told once.
+
+        Raises:
+            FcilError: what the daemon answered instead.
+        """
+        while question.answer is None:
+            self._receive()
+        (message, payloads), question.answer = question.answer, None
         if "error" in message:
             raise from_code(message["error"], message["message"], message["action"])
         return message["reply"], payloads
+
+    def finish(self) -> None:
+        """Receive what was asked for and is needed no more, so that it stands in nobody's way."""
+        while self._asked:
+            self._receive().answer = None
+
+    def _receive(self) -> Question:
+        """Receive the next answer; they come in the order of the questions."""
+        answer = self.pipe.recv()
+        question = self._asked.popleft()
+        question.answer = answer
+        return question
 
 
 Operation = Callable[[Call], Reply]
@@ -130,8 +173,9 @@ def serve(pipe: Pipe, operations: Mapping[str, Operation]) -> None:
 
 
 def _answer(
-    pipe: Pipe, operations: Mapping[str, Operation], message: Fields, payloads: list[bytes]
+    pipe: Pipe, operations: Mapping[str, Operation], message: Fields, payloads: list[Blob]
 ) -> Reply:
+    call = None
     try:
         operation = operations.get(message["op"])
         if operation is None:
@@ -140,8 +184,12 @@ def _answer(
         call.alive()
         fields, blobs = operation(call)
     except Exception as error:
-        return _error_fields(error), ()
-    return {"result": fields}, blobs
+        fields, blobs = _error_fields(error), ()
+    else:
+        fields = {"result": fields}
+    if call is not None:
+        call.finish()
+    return fields, blobs
 
 
 def _error_fields(error: Exception) -> Fields:
@@ -218,6 +266,7 @@ def context_fields(ctx: Context) -> Fields:
         "max_weight_share": ctx.max_weight_share,
         "averaging": asdict(ctx.averaging),
         "privacy": [ctx.privacy.noise_multiplier, ctx.privacy.clip],
+        "half": ctx.forms.names,
     }
 
 
@@ -249,6 +298,7 @@ def context_from(
             max_weight_share=fields["max_weight_share"],
             averaging=Averaging(**fields["averaging"]),
             privacy=Privacy(*fields["privacy"]),  # noise is drawn where it is added
+            forms=Forms(frozenset(Kind(name) for name in fields["half"])),
             **({} if progress is None else {"progress": progress}),
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 import numpy as np
 
@@ -52,6 +53,8 @@ class TensorSpec:
         max_abs: largest allowed absolute value of an element (floats only).
         non_negative: elements must be >= 0 (counts).
         optional: may be left out.
+        exact: a statistic that others compute further with: it never travels in half
+            precision, whatever its kind. Not part of the digest; the dtype that follows is.
     """
 
     name: str
@@ -61,6 +64,7 @@ class TensorSpec:
     max_abs: float = 1e4
     non_negative: bool = False
     optional: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,8 +188,7 @@ def _check_tensor(
     if array.size == 0:
         return []
     if array.dtype.kind == "f":
-        # One pass: a NaN or an infinity anywhere makes the largest absolute value non-finite.
-        largest = float(np.max(np.abs(array)))
+        largest = _largest(array)
         if not math.isfinite(largest):
             return [f"tensor {spec.name!r} holds NaN or infinity"]
         if largest > spec.max_abs:
@@ -193,6 +196,17 @@ def _check_tensor(
     elif spec.non_negative and int(np.min(array)) < 0:
         return [f"tensor {spec.name!r} holds a negative number"]
     return []
+
+
+def _largest(array: Array) -> float:
+    """Return the largest absolute value; a NaN or an infinity anywhere makes it non-finite.
+
+    Nothing of the array's size is made: `np.abs` alone takes twice as long as both searches.
+    """
+    if array.dtype == np.float16:  # compared as the integers that they are without their signs
+        bits = np.max(array.view(np.uint16) & np.uint16(0x7FFF))
+        return float(np.uint16(bits).view(np.float16))
+    return max(abs(float(np.max(array))), abs(float(np.min(array))))
 
 
 def _check_meta(specs: Sequence[MetaSpec], payload: Payload) -> list[str]:
@@ -242,6 +256,7 @@ def normalise_class_name(name: str) -> str:
     return unicodedata.normalize("NFC", name).strip()
 
 
+@lru_cache(maxsize=4096)  # it is asked for each image
 def class_key(name: str) -> str:
     """Return the form by which class names are matched: normalised and case-folded."""
     return unicodedata.normalize("NFC", normalise_class_name(name).casefold())

@@ -1,0 +1,221 @@
+"""What half precision on the wire costs and saves: each method with ``[wire] half`` and without.
+
+Both run in one process on the same images, seeds and draws, on the embedded backbone; settings
+are those of `ablation_tables.py` with fewer tasks and images. Lines are appended to a JSON-lines
+file, and what is there is not measured again::
+
+    export OMP_NUM_THREADS=1
+    python scripts/bench/half.py --rows half.jsonl --seeds 1 2 3
+    python scripts/bench/half.py --rows half.jsonl --data cifar100.zip --seeds 1 2
+    python scripts/bench/half.py --rows half.jsonl --show
+
+``lost`` is the largest share of a round's training that the rounding of the uploads took away
+(`Forms.lost`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from ablation_tables import TABLES, Table
+from bench_data import Data, cifar100, digits, dirichlet, quantity
+from simulation import Simulation
+
+from fcil_adapters.backbone import Backbone, load_backbone
+from fcil_adapters.contract import Context, ImageSet, State
+from fcil_adapters.forms import forms_of
+from fcil_adapters.registry import find_exchange, load_method
+from fcil_protocol.payload import Payload
+
+FORMS = ("none", "weights")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One method in one of the ablations' settings.
+
+    Attributes:
+        options: over the table's.
+        rounds: per task; 0: two.
+    """
+
+    title: str
+    table: str
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    rounds: int = 0
+
+    @property
+    def setting(self) -> Table:
+        """The ablations' setting of this method, made smaller: there are two runs of everything."""
+        table = next(t for t in TABLES if t.name == self.table)
+        tasks, classes = table.groups
+        groups = (2, 3) if tasks == 2 else (3, classes)
+        return replace(table, groups=groups, train=24, test=30, rounds=self.rounds or 2)
+
+
+_METHODS = {
+    "PILoRA": "pilora", "PLoRA": "plora", "Fed-TaLoRA": "fed_talora", "HGP": "hgp",
+    "HePCo": "hepco",
+}  # fmt: skip
+DIGITS = (
+    *(Case(title, method, method) for title, method in _METHODS.items()),
+    Case("Fed-TaLoRA without residual", "fed_talora", "fed_talora", {"residual": "off"}),
+    Case("PILoRA, LoRA steps of 1e-5", "pilora", "pilora", {"lr_lora": 1e-5}),
+    Case(
+        "PILoRA, one LoRA step of 1e-5 a round",
+        "pilora",
+        "pilora",
+        {"lr_lora": 1e-5, "epochs": 1, "batch_size": 100_000},
+        rounds=8,
+    ),
+)
+CIFAR = tuple(Case(title, "cifar100", method) for title, method in _METHODS.items())
+
+
+@dataclass
+class Watch:
+    """A learner that looks at what the rounding of its upload takes away."""
+
+    inner: Any
+    simulation: Simulation
+    worst: dict[str, float] = field(default_factory=dict)
+
+    def run(
+        self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
+    ) -> tuple[State, Payload]:
+        kept, trained = self.inner.run(ctx, state, broadcast, data)
+        method = self.simulation.method
+        exchange = find_exchange(method, ctx.hparams, ctx.backbone_info, ctx.kind)
+        sent = ctx.forms.narrow(trained, exchange.upload)
+        for kind, share in ctx.forms.lost(trained, sent, broadcast.values()).items():
+            self.worst[kind] = max(self.worst.get(kind, 0.0), share)
+        return kept, trained
+
+
+def measure(case: Case, half: str, seed: int, data: Data, backbone: Backbone) -> dict[str, Any]:
+    """Run one case in one form and return its line."""
+    table = case.setting
+    split = dirichlet if table.split[0] == "dirichlet" else lambda n: quantity(int(n))
+    clients = split(table.split[1])(data.train, data.tasks, table.clients, seed)
+    method = load_method(case.method)
+    options = {"preset": "short", **table.options, **case.options}
+    simulation = Simulation.of(
+        case.method,
+        options,
+        backbone,
+        clients,
+        seed=seed,
+        forms=forms_of(half, method.name, method.half),
+    )
+    watch = Watch(simulation._learner, simulation)  # noqa: SLF001
+    simulation._learner = watch  # noqa: SLF001
+    result = simulation.run(data.tasks, data.test, table.rounds)
+    return {
+        "case": case.title,
+        "table": case.table,
+        "half": half,
+        "seed": seed,
+        "faa": result.metrics.faa,
+        "aia": result.metrics.aia,
+        "up": result.up,
+        "down": result.down,
+        "lost": watch.worst,
+        "seconds": round(result.seconds, 1),
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> str:
+    """Return a table in Markdown: per case the means over its seeds, and the differences."""
+    lines = []
+    for title, table in dict.fromkeys((r["case"], r["table"]) for r in rows):
+        found = [r for r in rows if (r["case"], r["table"]) == (title, table)]
+        full, half = ({r["seed"]: r for r in found if r["half"] == form} for form in FORMS)
+        seeds = sorted(full.keys() & half.keys())
+        if not seeds:
+            continue
+        faa = [[side[s]["faa"] for s in seeds] for side in (full, half)]
+        differences = [b - a for a, b in zip(*faa, strict=True)]
+        spread = f" ± {stdev(differences):.1f}" if len(seeds) > 1 else ""
+        kinds = sorted({k for s in seeds for k in half[s]["lost"]})
+        lost = ", ".join(f"{k} {max(half[s]['lost'][k] for s in seeds):.2g}" for k in kinds)
+        cells = [
+            title,
+            "CIFAR-100" if table == "cifar100" else "digits",
+            str(len(seeds)),
+            f"{mean(faa[0]):.1f}",
+            f"{mean(faa[1]):.1f}",
+            f"{mean(differences):+.1f}{spread}",
+            *(
+                f"{mean(full[s][way] for s in seeds) / 1000:,.0f} → "
+                f"{mean(half[s][way] for s in seeds) / 1000:,.0f}"
+                for way in ("up", "down")
+            ),
+            lost or "-",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    head = [
+        "method", "images", "seeds", "FAA, float32", "FAA, half", "difference", "kB up", "kB down",
+        "lost of a step",
+    ]  # fmt: skip
+    return "\n".join(["| " + " | ".join(head) + " |", "|" + " --- |" * len(head), *lines])
+
+
+def main() -> None:
+    """Measure what the file lacks, then show all."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--rows", type=Path, required=True, help="JSON-lines file")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--data", type=Path, help="zip of CIFAR-100: measure on it, not on digits")
+    parser.add_argument("--show", action="store_true", help="measure nothing")
+    args = parser.parse_args()
+    if not args.show:
+        _measure_all(CIFAR if args.data else DIGITS, args.seeds, args.rows, args.data)
+    print(show(_read(args.rows)))
+
+
+def _measure_all(
+    cases: tuple[Case, ...], seeds: list[int], path: Path, archive: Path | None
+) -> None:
+    torch.set_num_threads(1)
+    backbone = load_backbone()
+
+    @cache
+    def load(seed: int, train: int, test: int, groups: tuple[int, int]) -> Data:
+        p = backbone.info.preprocessing
+        if archive is None:
+            return digits(p, seed, train, test, groups)
+        return cifar100(p, archive, seed, train, test, groups)
+
+    known = {(r["case"], r["table"], r["half"], r["seed"]) for r in _read(path)}
+    for seed in seeds:
+        for case in cases:
+            for half in FORMS:
+                if (case.title, case.table, half, seed) in known:
+                    continue
+                table = case.setting
+                data = load(seed, table.train, table.test, table.groups)
+                row = measure(case, half, seed, data, backbone)
+                with path.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                when = time.strftime("%H:%M:%S")
+                told = f"{case.title}, {half}, seed {seed}: FAA {row['faa']:.1f}"
+                print(f"{when} {told}, {row['seconds']} s", file=sys.stderr, flush=True)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+if __name__ == "__main__":
+    main()
