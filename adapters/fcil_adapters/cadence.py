@@ -20,7 +20,9 @@ class Cadence(StrEnum):
     LOG = "log"  # every round adds one; all since the last base are needed
     BASE = "base"  # replaces the log once the log is as large; without a log, every round
     TASK = "task"  # every finished task adds one, with all its classes; all are needed
-    OPENING = "opening"  # one part, replaced when a task opens; none in the first task
+    OWN = "own"  # a part for each task: its rounds replace it, later ones leave it; all are needed
+    TRAINED = "trained"  # one part, replaced by ``train`` rounds alone
+    OPENING = "opening"  # one part, replaced when a task opens
     RUN = "run"  # one part, the same from the first round to the last
 
 

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from fcil_adapters import registry
 from fcil_adapters.contract import BackboneInfo, Hparams, Method
 from fcil_adapters.describe import backbone_fields
+from fcil_adapters.forms import forms_of
 from fcil_adapters.privacy_terms import check_privacy
+from fcil_adapters.vit_sizes import backbone_by_name
 from fcil_protocol.errors import (
     BackboneMismatch,
     FcilError,
@@ -26,7 +28,7 @@ from fcil_protocol.errors import (
     UsageError,
 )
 from fcil_protocol.files import storage_errors
-from fcil_protocol.ids import new_run_id
+from fcil_protocol.ids import ClientId, new_run_id
 from fcil_protocol.payload import Payload
 from fcil_protocol.schema import class_key
 from fcil_protocol.spool import Spool
@@ -34,25 +36,28 @@ from fcil_server import config as configuration
 from fcil_server import rundir
 from fcil_server.aggregation import Aggregation, threads_of
 from fcil_server.broadcast import Publisher
+from fcil_server.budget import applied, fitted, over_budget
 from fcil_server.classes import ClassRegistry
 from fcil_server.config import Config
 from fcil_server.coordinator import Coordinator
 from fcil_server.greeting import House
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import RoundKey, Run, RunStatus
+from fcil_server.ledger_rows import ByteCount, RoundKey, Run, RunStatus
 from fcil_server.peers import Peer
 from fcil_server.position import Kit
 from fcil_server.recovery import ensure_state
+from fcil_server.rundata import format_bytes
 from fcil_server.store import PartStore, StateStore
 
 if TYPE_CHECKING:
     from fcil_server.daemon import Server
 
 # These sections make a run what it is; the others may change while it goes on.
-FIXED_SECTIONS = ("method", "run", "tasks", "privacy")
+FIXED_SECTIONS = ("method", "run", "tasks", "wire", "privacy")
 FREE_KEYS = {
     "tasks": {"admit"},
     "run": {"device", "threads", "worker_idle_s", "weights", "central_test"},
+    "wire": {"max_payload_mb", "window_mb"},
     "privacy": {"evaluate_min_count", "share_names"},
 }
 
@@ -103,15 +108,46 @@ class OpenRun:
             with Ledger(path, read_only=True) as ledger:
                 rundir.write(ledger, run, self.directory, states=self.coordinator.kit.states)
 
+        await self.server.books.settled()
         self.server.accounts.flush()
         await asyncio.to_thread(write)
 
-    def write_round(self, key: RoundKey) -> None:
+    async def write_round(self, key: RoundKey) -> None:
         """Add a closed round to ``rounds.jsonl``; what fails now is made good with the next."""
+        path = self.server.ledger.path
+
+        def write() -> None:
+            with Ledger(path, read_only=True) as ledger:
+                rundir.append_round(ledger, key, self.directory)
+
         try:
-            rundir.append_round(self.server.ledger, key, self.directory)
+            await asyncio.to_thread(write)
+            await self._look_at_budget(key)
         except StorageError as error:
             self.server.note("warning", error.code, str(error))
+
+    async def _look_at_budget(self, key: RoundKey) -> None:
+        """Say so if a round cost a client more than the run's budget."""
+        limit = round(self.coordinator.kit.config.wire.budget_mb * 1e6)
+        if not limit:
+            return
+        path = self.server.ledger.path
+
+        def read() -> list[ByteCount]:
+            with Ledger(path, read_only=True) as ledger:
+                return ledger.byte_counts_of(key)
+
+        over = over_budget(await asyncio.to_thread(read), limit)
+        if over is not None:
+            row = self.server.ledger.client(ClientId(over[0]))
+            self.server.note(
+                "warning",
+                "over_budget",
+                f"{key.kind} round {key.round} of task {key.task} cost "
+                f"{row.name if row else over[0]} {format_bytes(over[1])}; the budget is "
+                f"{format_bytes(limit)}",
+                ClientId(over[0]),
+            )
 
     def announce(self, peer: Peer, names: list[str], payload: Payload) -> None:
         """Take a client's inventory: which classes it holds, and how many images."""
@@ -139,6 +175,7 @@ class OpenRun:
 
     async def close(self) -> None:
         """Stop the worker and close the stores."""
+        await self.coordinator.closing.tidied()
         await self.aggregation.close()
         self.coordinator.kit.spool.close()
 
@@ -156,6 +193,12 @@ async def open_run(server: Server, *, new: bool) -> OpenRun:
         row = None
     config = _config_of(row, server)
     method = registry.load_method(config.method.name)
+    choice = None
+    if row is None and config.wire.budget_mb:
+        choice = fitted(method, config, backbone_by_name(config.run.backbone))
+        config = applied(config, choice.options)
+        server.note("info", "budget", choice.text())
+    method = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))
     hparams = registry.make_hparams(method, config.method.options)
     registry.check_averaging(method, hparams, config.trust.averaging)
     aggregation = Aggregation(
@@ -168,7 +211,10 @@ async def open_run(server: Server, *, new: bool) -> OpenRun:
         check_privacy(method, hparams, info, config.privacy.terms)
         digest = registry.schema_digest(method, hparams, info, config.privacy.terms)
         if row is None:
-            row = _begin(server, config, method, hparams, info, digest, aggregation.described)
+            facts = rundir.describe_environment(aggregation.described, threads=threads_of(config))
+            if choice is not None:
+                facts["budget"] = choice.fields()
+            row = _begin(server, config, method, hparams, info, digest, facts)
         else:
             _check_resumed(row, method, info, digest)
         terms = (config, method, hparams, info, probe, digest, aggregation)
@@ -188,9 +234,12 @@ def _config_of(row: Run | None, server: Server) -> Config:
     if row is None:
         return server.config
     own = configuration.parse(row.config)
+    given, chosen = server.config, row.environment.get("budget")
+    if chosen:  # what a budget chose as the run began is no difference
+        given = applied(given, chosen["options"])
     update: dict[str, Any] = {}
     for section in FIXED_SECTIONS:
-        theirs, ours = getattr(server.config, section), getattr(own, section)
+        theirs, ours = getattr(given, section), getattr(own, section)
         free = {k: getattr(theirs, k) for k in FREE_KEYS.get(section, ())}
         update[section] = ours.model_copy(update=free)
         if update[section] != theirs:
@@ -210,7 +259,7 @@ def _begin(
     hparams: Hparams,
     info: BackboneInfo,
     digest: str,
-    device: dict[str, Any],
+    facts: dict[str, Any],
 ) -> Run:
     run = new_run_id()
     row = server.ledger.new_run(
@@ -222,7 +271,7 @@ def _begin(
         backbone=backbone_fields(info),
         schema_digest=digest,
         seed=config.run.seed,
-        environment=rundir.describe_environment(device, threads=threads_of(config)),
+        environment=facts,
     )
     if config.tasks.schedule == "listed":
         ClassRegistry(server.ledger, run).register_listed(config.tasks.classes)
@@ -296,6 +345,7 @@ def _assemble(
         peers=server.peers,
         send=server.send,
         notify=server.note,
+        lag=server.lag.take,
     )
     coordinator = Coordinator(
         kit=kit,

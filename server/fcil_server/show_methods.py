@@ -17,7 +17,9 @@ _WHEN = {
     Cadence.ROUND: "each round",
     Cadence.LOG: "one more each round",
     Cadence.TASK: "for each finished task",
-    Cadence.OPENING: "once a task, from the second on",
+    Cadence.OWN: "each round, kept after its task",
+    Cadence.TRAINED: "each training round",
+    Cadence.OPENING: "once a task",
     Cadence.RUN: "once",
 }
 
@@ -110,6 +112,8 @@ def show_methods(rows: list[dict[str, Any]]) -> None:
     out.print(table)
     for row in rows:
         out.print(f"{row['name']}: {row['title']}. {row['citation']}", style="dim")
+    for row in rows:
+        _show_budget(out, row)
     out.print(f"{_of(rows)}; <= is at most.")
     out.print("Name one for all it sends, its presets and options: fcil-server methods NAME")
 
@@ -131,6 +135,7 @@ def show_method(row: dict[str, Any]) -> None:
     out = _console()
     out.print(f"{row['name']} {row['version']}: {row['title']}", style="bold")
     out.print(row["citation"])
+    _show_budget(out, row)
     out.print(f"\n{_of([row])}; <= is at most.")
     _show_traffic(out, row["traffic"])
     if row["setting"]["past"]:
@@ -142,6 +147,13 @@ def show_method(row: dict[str, Any]) -> None:
         chosen = ", ".join(f"{option} = {value}" for option, value in preset.items())
         out.print(f"preset {name}: {chosen}")
     out.print(_options_table(row["options"]))
+
+
+def _show_budget(out: Console, row: dict[str, Any]) -> None:
+    budget = row["budget"]
+    if budget is not None:
+        verdict = "" if budget["fits"] else "does not fit: "
+        out.print(f"{row['name']}: {verdict}{budget['text']}")
 
 
 def _show_traffic(out: Console, traffic: dict[str, Any]) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fcil_adapters.cadence import Cadence, Largest
@@ -20,6 +20,12 @@ from fcil_protocol.schema import PayloadSchema, TensorSpec
 from fcil_protocol.wellknown import EVALUATE, EVALUATE_SCHEMA
 from fcil_server.plan import task_steps
 
+TRAIN = "train"
+
+# Of a packed payload (`payload.pack`): its length and the JSON around metadata; around a field of
+# it; around a tensor's name, shape and place.
+PAYLOAD_BYTES, FIELD_BYTES, TENSOR_BYTES = 42, 10, 49
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -28,6 +34,7 @@ class Setting:
     Attributes:
         classes: c, of this task and of each earlier one.
         past: classes of all earlier tasks; what does not fill a task was a smaller first one.
+        earlier: classes of each earlier task, if they are known; ``past`` is their sum then.
         clients: K, how many answer each round.
         rounds: training rounds per task.
         evaluate: whether clients evaluate the model after the task.
@@ -39,12 +46,15 @@ class Setting:
     clients: int = 10
     rounds: int = 5
     evaluate: bool = True
+    earlier: tuple[int, ...] | None = None
 
     @property
     def tasks(self) -> tuple[TaskInfo, ...]:
         """All tasks up to this one."""
         full, rest = divmod(self.past, self.classes)
         sizes = [*([rest] if rest else []), *[self.classes] * (full + 1)]
+        if self.earlier is not None:
+            sizes = [*self.earlier, self.classes]
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         return tuple(
             TaskInfo(i, tuple(range(start, start + size)), tuple(range(start)))
@@ -54,10 +64,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class Size:
-    """Bytes by payload kind; ``exact`` or the largest possible."""
+    """Bytes by payload kind; ``exact`` or the largest possible.
+
+    Attributes:
+        frame: bytes of a payload beside its tensors: their names, shapes and places.
+    """
 
     kinds: Mapping[str, int]
     exact: bool = True
+    frame: int = field(default=0, compare=False)
 
     @property
     def bytes(self) -> int:
@@ -69,7 +84,7 @@ class Size:
         kinds.update(other.kinds)
         # Nothing at all takes no part in how exact a sum is.
         exact = all(size.exact for size in (self, other) if size.bytes)
-        return Size(dict(kinds), exact)
+        return Size(dict(kinds), exact, self.frame + other.frame)
 
     def times(self, count: int, per: int = 1) -> Size:
         """Return the bytes of ``count / per`` of them."""
@@ -147,7 +162,7 @@ def predict(method: Method, hparams: Any, setting: Setting) -> Traffic:
     largest = max((upload.size for upload in up), key=lambda size: size.bytes)
     if setting.evaluate:
         up.append(Upload(EVALUATE, 1, _size(EVALUATE_SCHEMA, {"seen": len(now.seen)}, Largest())))
-    down = _Broadcast(method, hparams, setting, bounds).downloads(steps.total())
+    down = _Broadcast(method, hparams, setting, bounds, steps[TRAIN]).downloads(steps.total())
     return Traffic(
         up=tuple(up),
         down=down,
@@ -160,21 +175,58 @@ def predict(method: Method, hparams: Any, setting: Setting) -> Traffic:
     )
 
 
+@dataclass(frozen=True)
+class RoundTraffic:
+    """What one client sends and fetches in one round, as payloads."""
+
+    kind: str
+    round: int
+    up: Size
+    down: tuple[Size, ...]
+
+
+def task_rounds(method: Method, hparams: Any, setting: Setting) -> Iterator[RoundTraffic]:
+    """Yield every round of a task, for a client that was there before.
+
+    Raises:
+        ConfigError: as `predict`.
+    """
+    now = setting.tasks[-1]
+    bounds = method.largest(hparams, setting.backbone, now, setting.clients)
+    dims = method.dims(hparams, setting.backbone, now)
+    exchanges = method.exchanges(hparams, setting.backbone)
+    up = {e.kind: _size(e.upload, dims, bounds) for e in exchanges}
+    up[EVALUATE] = _size(EVALUATE_SCHEMA, {"seen": len(now.seen)}, Largest())
+    steps = task_steps(exchanges, setting.rounds, evaluate=setting.evaluate)
+    trained = sum(step.kind == TRAIN for step in steps)
+    broadcast = _Broadcast(method, hparams, setting, bounds, trained)
+    before = None
+    for number, step in enumerate(steps):
+        down = tuple(broadcast.fetched(number, before))
+        yield RoundTraffic(step.kind, step.round, up[step.kind], down)
+        before = step.kind
+
+
 def _size(schema: PayloadSchema, dims: Mapping[str, int], bounds: Largest) -> Size:
     kinds: Counter[str] = Counter()
-    exact = True
+    exact, end = True, 0
+    frame = PAYLOAD_BYTES + sum(FIELD_BYTES + len(meta.name) for meta in schema.meta)
     for spec in schema.tensors:
         if spec.name not in bounds.without_tensors:
             alone = PayloadSchema((spec,), at_most=schema.at_most)
             try:
-                kinds[spec.kind.value] += alone.max_bytes({**bounds.sizes, **dims})
+                (bound,) = alone.bounds({**bounds.sizes, **dims})
             except KeyError as error:
                 raise ConfigError(
                     f"tensor {spec.name!r}: nothing bounds the size {error} in its schema.",
                     action="Name it in the method's dims, or in the schema's at_most.",
                 ) from error
+            kinds[spec.kind.value] += bound.bytes
             exact &= _is_fixed(spec, dims)
-    return Size({kind: size for kind, size in kinds.items() if size}, exact)
+            begin, end = end, end + bound.bytes
+            numbers = (*bound.shape, begin, end)
+            frame += TENSOR_BYTES + len(spec.name) + sum(len(f",{n}") for n in numbers) - 2
+    return Size({kind: size for kind, size in kinds.items() if size}, exact, frame)
 
 
 def _is_fixed(spec: TensorSpec, dims: Mapping[str, int]) -> bool:
@@ -184,8 +236,11 @@ def _is_fixed(spec: TensorSpec, dims: Mapping[str, int]) -> bool:
 class _Broadcast:
     """The parts of one method in one setting."""
 
-    def __init__(self, method: Method, hparams: Any, setting: Setting, bounds: Largest) -> None:
+    def __init__(
+        self, method: Method, hparams: Any, setting: Setting, bounds: Largest, trained: int
+    ) -> None:
         self._method = method
+        self._trained = trained  # training rounds of a task
         self._hparams = hparams
         self._setting = setting
         self._bounds = bounds
@@ -206,6 +261,8 @@ class _Broadcast:
     def _each(self, kind: str) -> Size:
         """Return one part's size; of a finished task, one as large as this."""
         task = self._setting.tasks[-1]
+        if self._cadence(kind) is Cadence.OWN:
+            return self._of_task(kind, task)
         if self._cadence(kind) is Cadence.TASK:
             return self._finished(kind, len(task.classes))
         dims = self._method.dims(self._hparams, self._setting.backbone, task)
@@ -215,7 +272,52 @@ class _Broadcast:
         """Return the part of a finished task, as if it were the only one: then bounds are met."""
         after = TaskInfo(1, self._setting.tasks[-1].classes, tuple(range(classes)))
         dims = self._method.dims(self._hparams, self._setting.backbone, after)
-        return Size(_size(self._schemas[kind], dims, self._bounds).kinds)
+        return replace(_size(self._schemas[kind], dims, self._bounds), exact=True)
+
+    def _of_task(self, kind: str, task: TaskInfo) -> Size:
+        """Return the part of a task, as if it were the first: then bounds are met."""
+        alone = TaskInfo(0, task.classes)
+        dims = self._method.dims(self._hparams, self._setting.backbone, alone)
+        return replace(_size(self._schemas[kind], dims, self._bounds), exact=True)
+
+    def fetched(self, step: int, before: str | None) -> Iterator[Size]:
+        """Yield the parts that a client which was there before fetches at a step of a task.
+
+        Args:
+            step: from 0 within the task.
+            before: the kind of the round before; None at the first step.
+        """
+        first, trained = len(self._setting.tasks) == 1, before == TRAIN
+        left = not first and not self._setting.evaluate  # what the last task's end left unfetched
+        logs = []
+        for kind in self._schemas:
+            match self._cadence(kind):
+                case Cadence.ROUND | Cadence.OWN:
+                    yield self._each(kind)
+                    if self._cadence(kind) is Cadence.OWN and step == 0 and left:
+                        yield self._of_task(kind, self._setting.tasks[-2])
+                case Cadence.TRAINED if trained or (step == 0 and (first or left)):
+                    yield self._each(kind)
+                case Cadence.LOG if self._every != 1 and (trained or (step == 0 and left)):
+                    logs.append(self._each(kind))
+                case Cadence.BASE if self._has_base and (trained or (step == 0 and left)):
+                    logs.append(self._each(kind))
+                case Cadence.TASK if step == 0 and not first:
+                    yield self._finished(kind, len(self._setting.tasks[-2].classes))
+                case Cadence.OPENING if step == 0:
+                    yield self._each(kind)
+                case Cadence.RUN if step == 0 and first:
+                    yield self._each(kind)
+                case _:
+                    pass
+        if logs:  # a base comes in place of the log
+            yield max(logs, key=lambda size: size.bytes)
+
+    @property
+    def _has_base(self) -> bool:
+        """Whether a base takes the log's place by the end of this task."""
+        rounds = self._trained * len(self._setting.tasks)
+        return self._every is not None and rounds >= self._every
 
     def _rounds_to_base(self) -> int | None:
         """Return after how many rounds a base replaces the log; None if there is no base."""
@@ -234,6 +336,12 @@ class _Broadcast:
             tasks = [self._finished(kind, len(t.classes)) for t in self._setting.tasks[:-1]]
             last, earlier = sum(tasks[-1:], NOTHING), sum(tasks[:-1], NOTHING)
             return Download(kind, cadence, each, last, earlier)
+        if cadence is Cadence.OWN:
+            past = [self._of_task(kind, t) for t in self._setting.tasks[:-1]]
+            whole = each.times(rounds + self._setting.evaluate)
+            if past and not self._setting.evaluate:  # as the last task left it
+                whole += past.pop()
+            return Download(kind, cadence, each, whole, sum(past, NOTHING))
         fetched, missed = self._counts(cadence, rounds)
         return Download(kind, cadence, each, each.times(fetched), each.times(missed), every)
 
@@ -248,8 +356,12 @@ class _Broadcast:
                 return rounds - bases, before % every if every else before
             case Cadence.BASE:
                 return bases, int(every is not None and before >= every)
+            case Cadence.TRAINED:
+                # An evaluation leaves what the next task begins with.
+                kept = self._setting.evaluate and not first
+                return self._trained + (self._setting.evaluate and first), int(kept)
             case Cadence.OPENING:
-                return int(not first), 0
+                return 1, 0
             case Cadence.RUN:
                 return int(first), int(not first)
             case _:
@@ -261,7 +373,7 @@ def _average(down: tuple[Download, ...]) -> Size:
     every = next((d.every for d in down if d.every), None)
     total = NOTHING
     for one in down:
-        if one.cadence is Cadence.ROUND:
+        if one.cadence in (Cadence.ROUND, Cadence.OWN, Cadence.TRAINED):
             total += one.each
         elif one.cadence is Cadence.LOG:
             total += one.each.times(every - 1, every) if every else one.each

@@ -29,19 +29,20 @@ def hand_made(tasks, *, seed=0, unseen=(), pools=("0", "1"), scale=0.5) -> dict[
         for pool in pools:
             tensors[f"key.{pool}"] = draw(M, DIM)
             tensors[f"prompt.{pool}"] = draw(M, L, DIM)
-        last = task is tasks[-1]
-        if last:
-            seen = task.seen
-            tensors["head.weight"] = draw(len(seen), DIM)
-            tensors["head.bias"] = draw(len(seen))
-            tensors["classes"] = np.array(seen, dtype=np.int64)
-            tensors["seen"] = np.array([c not in unseen for c in seen], dtype=np.int64)
-        parts["current" if last else f"task/{task.index}"] = Payload(tensors, {"task": task.index})
+        parts[f"task/{task.index}"] = Payload(tensors, {"task": task.index})
+    seen = tasks[-1].seen
+    head = {
+        "head.weight": draw(len(seen), DIM),
+        "head.bias": draw(len(seen)),
+        "classes": np.array(seen, dtype=np.int64),
+        "seen": np.array([c not in unseen for c in seen], dtype=np.int64),
+    }
+    parts["current"] = Payload(head, {"task": tasks[-1].index})
     return parts
 
 
 def in_order(parts: Mapping[str, Payload]) -> list[Payload]:
-    return sorted(parts.values(), key=lambda p: p.meta["task"])
+    return [parts[f"task/{t}"] for t in range(parts["current"].meta["task"] + 1)]
 
 
 def normalised(images: Images, *, unit=False) -> torch.Tensor:

@@ -24,8 +24,9 @@ from fcil_adapters.contract import (
     Update,
     UpdateList,
 )
+from fcil_adapters.forms import EXACT, Forms
 from fcil_adapters.privacy import OFF, Privacy
-from fcil_adapters.registry import load_half, load_method, make_hparams
+from fcil_adapters.registry import in_forms, load_half, load_method, make_hparams
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payload import Payload, pack, unpack
 
@@ -94,6 +95,13 @@ def make_tasks(*tasks: Sequence[int]) -> list[TaskInfo]:
     return made
 
 
+def now(parts: Mapping[str, Payload]) -> dict[str, Any]:
+    """Return all tensors of the task being learned, whatever parts they travel in."""
+    task = parts["current"].meta["task"]
+    chosen = [p for n, p in parts.items() if "/" not in n or n == f"task/{task}"]
+    return {name: array for part in chosen for name, array in part.tensors.items()}
+
+
 def client_id(k: int) -> ClientId:
     return ClientId(f"{'abcdefghij'[k]}" * 26)
 
@@ -111,10 +119,12 @@ class Federation:
     max_weight_share: float = 1.0
     averaging: Averaging = PLAIN
     privacy: Privacy = OFF
+    forms: Forms = EXACT
     state: State = field(init=False)
     progress: list[Progress] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.method = in_forms(self.method, self.forms)
         self.learner = load_half(self.method.learner)
         self.aggregator = load_half(self.method.aggregator)
         self.model = load_half(self.method.model)
@@ -125,7 +135,7 @@ class Federation:
     def of(
         cls, name: str, clients: Sequence[Images], backbone: Backbone | None = None, /, **kw: Any
     ) -> Federation:
-        settings = ("seed", "micro_batch", "max_weight_share", "averaging", "privacy")
+        settings = ("seed", "micro_batch", "max_weight_share", "averaging", "privacy", "forms")
         extra = {k: kw.pop(k) for k in settings if k in kw}
         method = load_method(name)
         return cls(method, make_hparams(method, kw), backbone or toy_backbone(), clients, **extra)
@@ -144,6 +154,7 @@ class Federation:
             max_weight_share=self.max_weight_share,
             averaging=self.averaging,
             privacy=self.privacy,
+            forms=self.forms,
             progress=self.progress.append,
         )
 
@@ -164,9 +175,10 @@ class Federation:
         schemas = self.method.broadcast(self.hparams, self.backbone.info)
         received = {}
         for part in self.aggregator.broadcast(self.context("train"), self.state):
-            payload = unpack(pack(part.payload))
-            assert schemas[part.name.partition("/")[0]].check(payload, self.dims) == []
-            received[part.name] = payload
+            schema = schemas[part.kind]
+            payload = unpack(pack(self.forms.narrow_exactly(part.payload, schema)))
+            assert schema.check(payload, self.dims) == []
+            received[part.name] = self.forms.widen(payload)
         return received
 
     def upload(self, kind: str, k: int, round_: int = 0, rounds: int = 1) -> Payload:
@@ -174,11 +186,11 @@ class Federation:
         own = self.clients[k].of(self.task.classes)
         ctx = replace(self.context(kind, round_, rounds), seed=(self.seed, k))
         _, sent = self.learner.run(ctx, State(), self.parts(), own)
-        payload = unpack(pack(sent))
         exchange = next(e for e in self.exchanges if e.kind == kind)
+        payload = unpack(pack(self.forms.narrow(sent, exchange.upload)))
         assert exchange.upload.check(payload, self.dims) == []
         assert exchange.check(payload, self.task) == []
-        return payload
+        return self.forms.widen(payload)
 
     def aggregate(self, kind: str, updates: UpdateList, round_: int = 0, rounds: int = 1) -> State:
         return self.aggregator.aggregate(self.context(kind, round_, rounds), self.state, updates)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
-from adapters.kit import DIM, Images
+from adapters.kit import DIM, Images, now
 from fcil_protocol.payload import Payload
 
 RANK = 2
 
 
 def hand_made_part(
-    task: int, classes: Sequence[int], *, seed: int, blocks=(0,), unseen=(), future=0
+    task: int, classes: Sequence[int], *, seed: int, blocks=(0,), unseen=()
 ) -> Payload:
     """A task's part with LoRAs that do something (B is not zero)."""
     rng = np.random.default_rng(seed)
@@ -32,9 +32,21 @@ def hand_made_part(
     tensors["proto"] = draw(len(classes), DIM, scale=1.0)
     tensors["classes"] = np.array(classes, dtype=np.int64)
     tensors["seen"] = np.array([c not in unseen for c in classes], dtype=np.int64)
-    if future:
-        tensors["future"] = draw(future, DIM, scale=0.1)
     return Payload(tensors, {"task": task})
+
+
+def hand_made(made: Sequence[Payload], future=0) -> dict[str, Payload]:
+    """All parts of a broadcast with these tasks and so many rows of classes still to come."""
+    rows = 0.1 * np.random.default_rng(9).normal(size=(future, DIM))
+    tensors = {"future": rows.astype(np.float32)} if future else {}
+    current = {"current": Payload(tensors, {"task": len(made) - 1})}
+    return current | {f"task/{t}": part for t, part in enumerate(made)}
+
+
+def in_order(parts: Mapping[str, Payload]) -> list[Payload]:
+    """The tasks; the last one with all that belongs to the task being learned."""
+    *past, last = (parts[f"task/{t}"] for t in range(parts["current"].meta["task"] + 1))
+    return [*past, Payload(now(parts), last.meta)]
 
 
 def effective_delta(compose: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:

@@ -40,11 +40,11 @@ def hand_made(tasks, *, blocks=BLOCKS, unseen=()) -> dict[str, Payload]:
     """All parts at the last of the tasks."""
     last = tasks[-1].index
     parts = {f"task/{t.index}": Payload(draw_rows(t.index, t.classes, unseen), {"task": t.index})
-             for t in tasks[:-1]}  # fmt: skip
-    current = {**draw_lora(7, blocks), **draw_rows(last, tasks[-1].classes, unseen)}
-    parts["current"] = Payload(current, {"task": last})
+             for t in tasks}  # fmt: skip
+    parts["current"] = Payload({}, {"task": last})
+    parts[f"lora/{last}"] = Payload(draw_lora(7, blocks))
     if last:
-        parts[f"teacher/{last - 1}"] = Payload(draw_lora(8, blocks), {"task": last - 1})
+        parts[f"lora/{last - 1}"] = Payload(draw_lora(8, blocks))
     return parts
 
 
@@ -76,11 +76,12 @@ def features_and_tap(backbone, lora, images, *, blocks=BLOCKS, scale=1.0):
 def objective(backbone, parts, images, *, dce="rms", delta=1.0, lambda_pl=0.001, gamma=5.0,
               reduction="sum_d", blocks=BLOCKS, scale=1.0):  # fmt: skip
     """l_dce + lambda l_pl + gamma l_kd over one batch, by loops."""
-    current = parts["current"].tensors
-    f, tapped = features_and_tap(backbone, current, images, blocks=blocks, scale=scale)
-    teacher = next((p for n, p in parts.items() if n.startswith("teacher/")), None)
+    last = parts["current"].meta["task"]
+    current, lora = parts[f"task/{last}"].tensors, parts[f"lora/{last}"].tensors
+    f, tapped = features_and_tap(backbone, lora, images, blocks=blocks, scale=scale)
+    teacher = parts.get(f"lora/{last - 1}")
     columns = list(current["proto"])
-    for name in sorted(n for n in parts if n.startswith("task/")):
+    for name in (f"task/{t}" for t in range(last)):
         rows = parts[name].tensors
         columns += [m for m, seen in zip(rows["proto"], rows["seen"], strict=True) if seen]
     own = {int(c): i for i, c in enumerate(current["classes"])}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adapters.hepco_reference import CLIENTS, POOLS, SMALL, TASKS, federation, uploads
-from adapters.kit import Federation, make_tasks, toy_images
+from adapters.kit import Federation, make_tasks, now, toy_images
 from fcil_protocol.payload import pack
 
 
@@ -70,9 +70,18 @@ class TestBroadcast:
         fed.round()
         after = sent()
         assert before["task/0"] == after["task/0"]
-        assert before["current"] != after["current"]
+        assert all(before[name] != after[name] for name in ("current", "pools"))
         assert fed.parts()["task/0"].tensors["classes"].tolist() == [0, 1, 2]
         assert fed.parts()["task/0"].tensors["seen"].tolist() == [1, 1, 0]
+
+    def test_a_task_opens_with_the_pools_that_clients_have(self):
+        fed = federation()
+        fed.round()
+        before = fed.parts()
+        fed.open(TASKS[1])
+        after = fed.parts()
+        assert pack(after["pools"]) == pack(before["pools"])
+        assert after["current"].tensors["head.bias"].shape == (5,)
 
     def test_is_a_function_of_the_state_alone(self):
         fed = federation()
@@ -84,7 +93,7 @@ class TestBroadcast:
         fed = Federation.of("hepco", CLIENTS, **SMALL)
         fed.run(TASKS[0])
         fed.run(TASKS[1])
-        names = set(fed.parts()["current"].tensors)
+        names = set(now(fed.parts()))
         assert names == {*POOLS, "head.weight", "head.bias", "classes", "seen"}
 
     def test_before_the_first_task_there_is_nothing_to_send(self):
@@ -99,5 +108,6 @@ class TestBroadcast:
         (train,) = fed.method.exchanges(fed.hparams, info)
         dims = fed.method.dims(fed.hparams, info, task)
         assert train.upload.max_bytes(dims) == 32_286_760 + 21 * 8
-        down = fed.method.broadcast(fed.hparams, info)["current"]
-        assert down.max_bytes(dims) == 8_140_900 * 4 + 20 * 8
+        down = fed.method.broadcast(fed.hparams, info)
+        sent = sum(down[name].max_bytes(dims) for name in ("current", "pools"))
+        assert sent == 8_140_900 * 4 + 20 * 8

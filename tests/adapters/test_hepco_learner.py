@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from adapters.hepco_reference import SMALL, client_loss, features
-from adapters.kit import DIM, Federation, make_tasks, toy_backbone, toy_images
+from adapters.kit import DIM, Federation, make_tasks, now, toy_backbone, toy_images
 from fcil_adapters.backbone import backbone_digest
 from fcil_adapters.contract import Context, State
 from fcil_adapters.methods.hepco import METHOD
@@ -44,10 +44,11 @@ def broadcast(count: int = 3, unseen=(2,)) -> dict[str, Payload]:
         }
 
     parts = {f"task/{t}": Payload(about(TASKS[t]), {"task": t}) for t in range(count - 1)}
-    tensors = {f"prompt.{b}": draw(3, 4, DIM) for b in (0, 1)}
-    tensors |= {f"key.{b}": draw(3, DIM) for b in (0, 1)}
-    tensors |= {"head.weight": 0.3 * draw(2 * count, DIM), "head.bias": draw(2 * count)}
-    parts["current"] = Payload({**tensors, **about(TASKS[count - 1])}, {"task": count - 1})
+    pools = {f"prompt.{b}": draw(3, 4, DIM) for b in (0, 1)}
+    pools |= {f"key.{b}": draw(3, DIM) for b in (0, 1)}
+    head = {"head.weight": 0.3 * draw(2 * count, DIM), "head.bias": draw(2 * count)}
+    parts["pools"] = Payload(pools)
+    parts["current"] = Payload({**head, **about(TASKS[count - 1])}, {"task": count - 1})
     return parts
 
 
@@ -69,7 +70,7 @@ class TestObjective:
     def test_first_loss_is_the_cross_entropy_over_the_tasks_own_classes(self, backbone, options):
         seen = []
         learn(context(backbone, progress=seen.append, batch_size=64, **options))
-        model = broadcast()["current"].tensors
+        model = now(broadcast())
         _, f = features(backbone, IMAGES, model, (0, 1), unit=options.get("pixels") == "unit")
         expected = client_loss(
             f, model["head.weight"][4:], model["head.bias"][4:], IMAGES.labels, (5, 9)
@@ -80,7 +81,7 @@ class TestObjective:
         seen = []
         images = IMAGES.of([9])
         learn(context(backbone, progress=seen.append, batch_size=64), images=images)
-        model = broadcast()["current"].tensors
+        model = now(broadcast())
         _, f = features(backbone, images, model, (0, 1))
         expected = client_loss(
             f, model["head.weight"][4:], model["head.bias"][4:], images.labels, (5, 9)
@@ -97,7 +98,7 @@ class TestObjective:
 
 class TestTraining:
     def test_changes_pools_keys_and_the_tasks_rows(self, backbone):
-        model, sent = broadcast()["current"].tensors, learn(context(backbone)).tensors
+        model, sent = now(broadcast()), learn(context(backbone)).tensors
         for name in POOLS:
             assert not np.array_equal(sent[name], model[name]), name
         assert sent["head.weight"].shape == (2, DIM)
@@ -156,7 +157,7 @@ class TestTraining:
 
     def test_the_first_adam_step_is_the_learning_rate(self, backbone):
         sent = learn(context(backbone, epochs=1, batch_size=64, lr=1e-3))
-        moved = np.abs(sent.tensors["prompt.1"] - broadcast()["current"].tensors["prompt.1"])
+        moved = np.abs(sent.tensors["prompt.1"] - now(broadcast())["prompt.1"])
         assert np.median(moved) == pytest.approx(1e-3, rel=1e-2)
 
     def test_progress_counts_every_step(self, backbone):
@@ -171,7 +172,7 @@ class TestEdges:
         parts, sent = broadcast(), learn(context(backbone), images=IMAGES.of([]))
         assert sent.tensors["n"].tolist() == [0]
         for name in POOLS:
-            np.testing.assert_array_equal(sent.tensors[name], parts["current"].tensors[name])
+            np.testing.assert_array_equal(sent.tensors[name], now(parts)[name])
 
     def test_one_image(self, backbone):
         sent = learn(context(backbone), images=toy_images({9: 1}))
@@ -185,10 +186,10 @@ class TestEdges:
 
     @pytest.mark.parametrize("count", [5, 0])
     def test_a_single_class_sends_its_mean_prompted_feature(self, backbone, count):
-        model = {n: a for n, a in broadcast()["current"].tensors.items() if n in POOLS}
+        model = broadcast()["pools"].tensors
         rows = {"head.weight": np.ones((1, DIM), np.float32), "head.bias": np.ones(1, np.float32)}
         about = {"classes": np.array([6]), "seen": np.array([0])}
-        parts = {"current": Payload({**model, **rows, **about}, {"task": 0})}
+        parts = {"pools": Payload(model), "current": Payload({**rows, **about}, {"task": 0})}
         images = toy_images({6: count})
         sent = learn(context(backbone, task=make_tasks([6])[0]), parts, images).tensors
         for name in POOLS:
@@ -202,8 +203,9 @@ class TestEdges:
         del parts["task/1"]
         with pytest.raises(SchemaMismatch, match="'task/1'"):
             learn(context(backbone), parts)
-        with pytest.raises(SchemaMismatch, match="'current'"):
-            learn(context(backbone), {})
+        for name in ("current", "pools"):
+            with pytest.raises(SchemaMismatch, match=f"'{name}'"):
+                learn(context(backbone), {n: p for n, p in broadcast().items() if n != name})
 
     @pytest.mark.parametrize(
         ("change", "part"),
@@ -235,7 +237,7 @@ class TestModel:
 
     @pytest.mark.parametrize("pixels", ["normalised", "unit"])
     def test_scores_are_those_of_the_prompted_transformer(self, backbone, pixels):
-        model = broadcast()["current"].tensors
+        model = now(broadcast())
         _, f = features(backbone, IMAGES, model, (0, 1), unit=pixels == "unit")
         seen = [0, 1, 2, 4, 5]  # class 2 is the fourth row
         expected = f @ model["head.weight"][seen].T.astype(np.float64) + model["head.bias"][seen]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from adapters.hepco_reference import SMALL, cosine, generator_loss, log_softmax, prompt_gap
-from fcil_adapters.methods.hepco import METHOD
+from fcil_adapters.methods.hepco import METHOD, distillation
 from fcil_adapters.methods.hepco.distillation import (
     Pools,
     distill_head,
@@ -261,6 +261,31 @@ class TestPrompts:
         got = [self.loss((s["key.0"], s["prompt.0"].reshape(M, -1)))[0].item() for s in servers]
         expected = [prompt_gap(s, CLIENTS, Z, self.WEIGHTS, 0) for s in servers]
         assert got[0] - got[1] == pytest.approx(expected[0] - expected[1], rel=1e-9)
+
+    @pytest.mark.parametrize("steps_at_once", [1, 2, 5, 100])
+    def test_teachers_prompts_of_some_steps_at_once_change_nothing(
+        self, monkeypatch, steps_at_once
+    ):
+        h = hparams(lr_distillation=0.01)
+        z = torch.tensor(np.random.default_rng(5).normal(size=(5, *Z.shape)))
+        shares = torch.tensor(self.WEIGHTS).expand(5, -1, -1)
+        start = Pools(
+            torch.tensor(SERVER["key.0"]), torch.tensor(SERVER["prompt.0"].reshape(M, -1))
+        )
+        width = start.prompts.shape[-1]
+        monkeypatch.setattr(distillation, "_TARGET_BYTES", steps_at_once * len(Z) * width * 8)
+        losses = []
+        result = distill_pools(start, pools(CLIENTS), z, shares, h, losses.append)
+        server = [torch.nn.Parameter(t.clone()) for t in (start.keys, start.prompts)]
+        optimiser = torch.optim.Adam(server, lr=h.lr_distillation)
+        for step in range(5):
+            optimiser.zero_grad()
+            loss = prompt_loss(Pools(*server), pools(CLIENTS), z[step], shares[step])
+            loss.backward()
+            optimiser.step()
+            assert losses[step] == pytest.approx(loss.item(), rel=1e-9)
+        assert np.allclose(result.keys, server[0].detach(), rtol=1e-9)
+        assert np.allclose(result.prompts, server[1].detach(), rtol=1e-9)
 
     def test_gradient_is_that_of_the_definition(self):
         start = (SERVER["key.0"], SERVER["prompt.0"].reshape(M, -1))

@@ -15,7 +15,7 @@ from adapters.hgp_reference import (
     logits,
     prompted_features,
 )
-from adapters.kit import DIM, make_tasks, toy_backbone, toy_images
+from adapters.kit import DIM, make_tasks, now, toy_backbone, toy_images
 from fcil_adapters.backbone import backbone_digest
 from fcil_adapters.contract import Context, State
 from fcil_adapters.gaussian_batches import unpack_gaussians
@@ -86,15 +86,13 @@ class TestTraining:
         parts, sent = hand_made(TASKS), learn(context(backbone))
         for b in (0, 1):
             for name in (f"key.{b}", f"prompt.{b}"):
-                assert np.abs(sent.tensors[name] - parts["current"].tensors[name]).max() > 1e-3
+                assert np.abs(sent.tensors[name] - now(parts)[name]).max() > 1e-3
         old = parts["current"].tensors["head.weight"][2:]
         assert np.abs(sent.tensors["head.weight"] - old).max() > 1e-3
 
     def test_a_step_of_zero_freezes_the_prompts(self, backbone):
         parts, sent = hand_made(TASKS), learn(context(backbone, lr_prompt=0.0))
-        np.testing.assert_array_equal(
-            sent.tensors["prompt.0"], parts["current"].tensors["prompt.0"]
-        )
+        np.testing.assert_array_equal(sent.tensors["prompt.0"], now(parts)["prompt.0"])
 
     def test_micro_batches_give_the_same_gradient(self, backbone):
         one, many = (learn(context(backbone, micro_batch=m, epochs=1)) for m in (None, 3))
@@ -162,7 +160,7 @@ class TestGaussians:
         parts = hand_made(TASKS)
         sent = learn(context(backbone, cov=cov, augment="crop_flip"), parts)
         trained = {n: a for n, a in sent.tensors.items() if n.startswith(("key", "prompt"))}
-        local = {**parts, "current": Payload(trained, {"task": 1})}
+        local = {**parts, "task/1": Payload(trained, {"task": 1})}
         f = prompted_features(backbone, local, IMAGES)
         got = unpack_gaussians(sent, [4, 3], cov, 2)
         assert sent.tensors["count"].tolist() == [4, 3]
@@ -196,9 +194,7 @@ class TestEdges:
         sent = learn(context(backbone, cov=cov, query=query), parts, IMAGES.of([]))
         assert sent.tensors["n"].tolist() == [0]
         assert sent.tensors["gauss.mean"].shape == (0, DIM)
-        np.testing.assert_array_equal(
-            sent.tensors["prompt.1"], parts["current"].tensors["prompt.1"]
-        )
+        np.testing.assert_array_equal(sent.tensors["prompt.1"], now(parts)["prompt.1"])
 
     def test_one_class_of_two_is_trained_against_the_other(self, backbone):
         parts = hand_made(TASKS)
@@ -213,7 +209,7 @@ class TestEdges:
         ctx = context(backbone, task=task, progress=seen.append)
         sent = learn(ctx, parts, toy_images({6: 5}))
         for name in ("prompt.0", "key.1"):
-            np.testing.assert_array_equal(sent.tensors[name], parts["current"].tensors[name])
+            np.testing.assert_array_equal(sent.tensors[name], now(parts)[name])
         assert sent.tensors["gauss.mean"].shape == (1, DIM)
         assert (seen[-1].done, seen[-1].total) == (5, 5)
 

@@ -13,7 +13,9 @@ from adapters.pilora_reference import (
     RANK,
     effective_delta,
     features,
+    hand_made,
     hand_made_part,
+    in_order,
     inference_features,
     objective,
     task_pairs,
@@ -36,23 +38,12 @@ def backbone():
     return toy_backbone()
 
 
-def broadcast(count: int = 3, **kw) -> dict[str, Payload]:
+def broadcast(count: int = 3, future: int = 0, **kw) -> dict[str, Payload]:
     """Parts of ``count`` tasks; class 2 of task 1 was never seen by anybody."""
-    parts = [
-        hand_made_part(
-            t,
-            TASKS[t].classes,
-            seed=t,
-            unseen=(2,),
-            **(kw if t == count - 1 else {**kw, "future": 0}),
-        )
-        for t in range(count)
-    ]
-    return {("current" if t == count - 1 else f"task/{t}"): part for t, part in enumerate(parts)}
-
-
-def in_order(parts: dict[str, Payload]) -> list[Payload]:
-    return sorted(parts.values(), key=lambda p: p.meta["task"])
+    return hand_made(
+        [hand_made_part(t, TASKS[t].classes, seed=t, unseen=(2,), **kw) for t in range(count)],
+        future,
+    )
 
 
 def context(backbone, kind="train", task=TASKS[2], **kw) -> Context:
@@ -140,7 +131,7 @@ class TestObjective:
 class TestTraining:
     def test_changes_the_current_lora_and_prototypes(self, backbone):
         parts, sent = broadcast(), learn(context(backbone))
-        for name, before in parts["current"].tensors.items():
+        for name, before in parts["task/2"].tensors.items():
             if name.startswith("lora.") or name == "proto":
                 assert not np.array_equal(sent.tensors[name], before), name
 
@@ -181,8 +172,8 @@ class TestTraining:
         parts, sent = broadcast(), learn(context(backbone, lr_lora=0.0))
         for name in sent.tensors:
             if name.startswith("lora."):
-                np.testing.assert_array_equal(sent.tensors[name], parts["current"].tensors[name])
-        assert not np.array_equal(sent.tensors["proto"], parts["current"].tensors["proto"])
+                np.testing.assert_array_equal(sent.tensors[name], parts["task/2"].tensors[name])
+        assert not np.array_equal(sent.tensors["proto"], parts["task/2"].tensors["proto"])
 
     def test_orthogonality_shrinks_the_overlap_with_past_a(self, backbone):
         def overlap(gamma):
@@ -212,7 +203,7 @@ class TestTraining:
         one_step = {"epochs": 1, "batch_size": 64, "lr_prototype": 1e-3}
         for round_, factor in ((0, 1.0), (1, 0.75), (2, 0.25)):
             sent = learn(context(backbone, round=round_, **one_step))
-            moved = np.abs(sent.tensors["proto"] - parts["current"].tensors["proto"])
+            moved = np.abs(sent.tensors["proto"] - parts["task/2"].tensors["proto"])
             assert np.median(moved) == pytest.approx(1e-3 * factor, rel=1e-2)
 
     def test_the_option_chooses_the_schedule(self, backbone):
@@ -220,7 +211,7 @@ class TestTraining:
         one_step = {"epochs": 1, "batch_size": 64, "lr_prototype": 1e-3}
         for schedule, factor in (("cosine", 0.75), ("cosine_repeat", 1.0), ("constant", 1.0)):
             sent = learn(context(backbone, round=1, schedule=schedule, **one_step))
-            moved = np.abs(sent.tensors["proto"] - parts["current"].tensors["proto"])
+            moved = np.abs(sent.tensors["proto"] - parts["task/2"].tensors["proto"])
             assert np.median(moved) == pytest.approx(1e-3 * factor, rel=1e-2)
 
     def test_the_option_chooses_the_views(self, backbone):
@@ -285,7 +276,7 @@ class TestEdges:
             sent = learn(context(backbone, kind=kind), parts, IMAGES.of([]))
             assert sent.tensors["n"].tolist() == [0]
             assert sent.tensors["mean"].shape == (0, DIM)
-        np.testing.assert_array_equal(sent.tensors["proto"], parts["current"].tensors["proto"])
+        np.testing.assert_array_equal(sent.tensors["proto"], parts["task/2"].tensors["proto"])
 
     def test_one_image(self, backbone):
         images = toy_images({9: 1})
@@ -299,12 +290,12 @@ class TestEdges:
 
     def test_the_very_first_task_with_a_single_class_learns_by_the_pull_term(self, backbone):
         task = make_tasks([6])[0]
-        images, parts = toy_images({6: 8}), {"current": hand_made_part(0, [6], seed=0)}
+        images, parts = toy_images({6: 8}), hand_made([hand_made_part(0, [6], seed=0)])
         ctx = context(backbone, task=task, epochs=20, lr_lora=0.0, augment="none", batch_size=64)
         sent = learn(ctx, parts, images)
         before, after = (
             np.linalg.norm(p.tensors["proto"][0] - sent.tensors["mean"][0])
-            for p in (parts["current"], sent)
+            for p in (parts["task/0"], sent)
         )
         assert after < 0.98 * before
 

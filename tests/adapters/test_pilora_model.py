@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from adapters.kit import Federation, make_tasks, toy_backbone, toy_images
-from adapters.pilora_reference import RANK, hand_made_part, inference_features
+from adapters.pilora_reference import RANK, hand_made, hand_made_part, inference_features
 from fcil_adapters.backbone import backbone_digest
 from fcil_adapters.contract import Context
 from fcil_adapters.evaluation import evaluate
@@ -31,7 +31,7 @@ def parts(count: int = 3, blocks=(0,), unseen=()):
         hand_made_part(t, TASKS[t].classes, seed=t, blocks=blocks, unseen=unseen)
         for t in range(count)
     ]
-    return {("current" if t == count - 1 else f"task/{t}"): part for t, part in enumerate(made)}
+    return hand_made(made)
 
 
 def compose(backbone, broadcast, micro_batch=None, **kw):
@@ -46,7 +46,7 @@ class TestCompose:
     def test_scores_are_squared_distances_under_the_merged_weights(self, backbone, name, count):
         broadcast = parts(count, blocks=(0, 1))
         predictor = compose(backbone, broadcast, compose=name, blocks=(0, 1), scale=0.7)
-        ordered = [broadcast[f"task/{t}"] for t in range(count - 1)] + [broadcast["current"]]
+        ordered = [broadcast[f"task/{t}"] for t in range(count)]
         f = inference_features(
             backbone, ordered, IMAGES, compose=name, blocks=(0, 1), scale=0.7
         ).numpy()
@@ -198,7 +198,7 @@ def test_re_weighting_helps_when_every_client_holds_one_class():
         )  # fmt: skip
         fed.open(make_tasks([0, 1])[0])
         fed.round("train")
-        proto = fed.parts()["current"].tensors["proto"]
+        proto = fed.parts()["task/0"].tensors["proto"]
         means = [fed.upload("train", k).tensors["mean"][0] for k in (0, 1)]
         return float(np.linalg.norm(proto - np.stack(means)))
 

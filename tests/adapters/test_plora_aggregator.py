@@ -231,8 +231,8 @@ class TestBroadcast:
         before = packed()
         fed.round()
         after = packed()
-        assert sorted(after) == ["current", "task/0", "teacher/0"]
-        assert [n for n in after if after[n] != before[n]] == ["current"]
+        assert sorted(before) == ["current", "lora/0", "task/0", "task/1"]
+        assert sorted(n for n in after if after[n] != before.get(n)) == ["lora/1", "task/1"]
         assert sorted(fed.parts()["task/0"].tensors) == ["classes", "proto", "seen"]
 
     def test_a_client_that_joins_late_distils_from_the_same_teacher(self):
@@ -255,14 +255,28 @@ class TestBroadcast:
         for task in TASKS[1:]:
             fed.round()
             fed.open(task)
-        assert sorted(fed.parts()) == ["current", "task/0", "task/1", "teacher/1"]
+        tasks = ["task/0", "task/1", "task/2"]
+        assert sorted(fed.parts()) == ["current", "lora/1", *tasks]
 
     def test_without_distillation_there_is_no_teacher(self):
         fed = federation(gamma_kd=0.0)
         fed.round()
         fed.open(TASKS[1])
-        assert sorted(fed.parts()) == ["current", "task/0"]
-        assert "teacher" not in fed.method.broadcast(fed.hparams, fed.backbone.info)
+        fed.round()
+        assert sorted(fed.parts()) == ["current", "lora/1", "task/0", "task/1"]
+
+    def test_a_task_that_nobody_trains_leaves_the_lora_and_its_name(self):
+        """The next teacher is what the last training left, also if that was long ago."""
+        fed = federation()
+        fed.round()
+        trained = pack(fed.parts()["lora/0"])
+        for task in make_tasks([0, 1, 2], [6], [5, 4])[1:]:
+            fed.open(task)
+        assert [n for n in fed.parts() if n.startswith("lora/")] == ["lora/0"]
+        assert pack(fed.parts()["lora/0"]) == trained
+        fed.round()
+        assert sorted(n for n in fed.parts() if n.startswith("lora/")) == ["lora/0", "lora/2"]
+        assert pack(fed.parts()["lora/0"]) == trained
 
     def test_is_a_function_of_the_state_alone(self):
         fed = federation()

@@ -79,7 +79,7 @@ class TestObjective:
 
     def test_without_distillation_no_teacher_is_needed(self, backbone):
         parts = hand_made(TASKS)
-        del parts["teacher/1"]
+        del parts["lora/1"]
         got = first_loss(backbone, parts, gamma_kd=0.0)
         assert got == pytest.approx(objective(backbone, parts, IMAGES), rel=1e-4)
 
@@ -98,14 +98,12 @@ class TestTraining:
     def test_distillation_keeps_what_the_teacher_produced(self, backbone):
         """The class token drifts less from the teacher's with a teacher than without."""
         parts = hand_made(TASKS)
-        parts["current"] = Payload(
-            {**parts["current"].tensors, **parts["teacher/1"].tensors}, {"task": 2}
-        )
+        parts["lora/2"] = parts["lora/1"]
 
         def drift(gamma):
             sent = learn(context(backbone, gamma_kd=gamma, epochs=6, lr_prototype=0.1), parts)
             _, moved = features_and_tap(backbone, sent.tensors, IMAGES)
-            _, kept = features_and_tap(backbone, parts["teacher/1"].tensors, IMAGES)
+            _, kept = features_and_tap(backbone, parts["lora/1"].tensors, IMAGES)
             return np.linalg.norm(moved - kept)
 
         assert drift(5.0) < 0.7 * drift(0.0)
@@ -138,7 +136,7 @@ class TestTraining:
         one_step = {"epochs": 1, "batch_size": 64, "lr_prototype": 1e-3}
         for schedule, factor in (("cosine", 0.25), ("constant", 1.0)):
             sent = learn(context(backbone, round=2, schedule=schedule, **one_step), parts)
-            moved = np.abs(sent.tensors["proto"] - parts["current"].tensors["proto"])
+            moved = np.abs(sent.tensors["proto"] - parts["task/2"].tensors["proto"])
             assert np.median(moved) == pytest.approx(1e-3 * factor, rel=1e-2)
 
     def test_weight_decay_shrinks_the_lora(self, backbone):
@@ -175,10 +173,10 @@ class TestReports:
 
     def test_prepare_sends_means_of_the_model_as_the_task_opens_and_nothing_else(self, backbone):
         parts = hand_made(TASKS)
-        del parts["teacher/1"]  # nobody distils in this exchange
+        del parts["lora/1"]  # nobody distils in this exchange
         sent = learn(context(backbone, kind="prepare"), parts)
         assert sorted(sent.tensors) == ["classes", "count", "mean", "n", "owned"]
-        f, _ = features_and_tap(backbone, parts["current"].tensors, IMAGES)
+        f, _ = features_and_tap(backbone, parts["lora/2"].tensors, IMAGES)
         np.testing.assert_allclose(
             sent.tensors["mean"][0], f[IMAGES.labels == 5].mean(0), atol=1e-4
         )
@@ -195,7 +193,7 @@ class TestEdges:
         for kind in ("prepare", "train"):
             sent = learn(context(backbone, kind=kind), parts, IMAGES.of([]))
             assert sent.tensors["n"].tolist() == [0]
-        np.testing.assert_array_equal(sent.tensors["proto"], parts["current"].tensors["proto"])
+        np.testing.assert_array_equal(sent.tensors["proto"], parts["task/2"].tensors["proto"])
 
     def test_batches_of_one_image(self, backbone):
         sent = learn(
@@ -210,11 +208,11 @@ class TestEdges:
         sent = learn(ctx, parts, images)
         before, after = (
             np.linalg.norm(p.tensors["proto"][0] - sent.tensors["mean"][0])
-            for p in (parts["current"], sent)
+            for p in (parts["task/0"], sent)
         )
         assert after < 0.98 * before
 
-    @pytest.mark.parametrize("name", ["current", "task/1", "teacher/1"])
+    @pytest.mark.parametrize("name", ["current", "task/1", "task/2", "lora/1"])
     def test_a_broadcast_that_lacks_a_part_is_refused(self, backbone, name):
         parts = hand_made(TASKS)
         del parts[name]

@@ -38,9 +38,9 @@ class TestCompose:
         broadcast = hand_made(TASKS[:count], blocks=(0, 1))
         predictor = compose(backbone, broadcast, blocks=[0, 1], scale=0.7)
         f, _ = features_and_tap(
-            backbone, broadcast["current"].tensors, IMAGES, blocks=(0, 1), scale=0.7
+            backbone, broadcast[f"lora/{count - 1}"].tensors, IMAGES, blocks=(0, 1), scale=0.7
         )
-        ordered = [broadcast[f"task/{t}"] for t in range(count - 1)] + [broadcast["current"]]
+        ordered = [broadcast[f"task/{t}"] for t in range(count)]
         m = np.concatenate([p.tensors["proto"] for p in ordered]).astype(np.float64)
         expected = -np.square(f[:, None, :] - m[None]).sum(2)
         np.testing.assert_allclose(

@@ -141,6 +141,25 @@ class TestQueries:
         np.testing.assert_allclose(q, frozen_features(backbone, IMAGES)[index], atol=2e-5)
         assert data.taken == len(IMAGES)
 
+    def test_of_plain_images_they_are_computed_once_per_backbone_and_kind_of_pixels(self):
+        backbone, passes = toy_backbone(), []
+        backbone.alive = lambda: passes.append(1)
+        first = Queries(backbone, IMAGES, "canonical", batch=2)
+        assert len(passes) == -(-len(IMAGES) // 2)
+        passes.clear()
+        again = Queries(backbone, IMAGES, "canonical", batch=3)
+        index = np.arange(len(IMAGES))
+        assert torch.equal(again.of(index, None), first.of(index, None))
+        assert torch.equal(query_features(backbone, torch.tensor(IMAGES.pictures)),
+                           first.of(index, None))  # fmt: skip
+        assert not passes
+        unit = with_pixels(backbone, "unit")
+        other = Queries(unit, IMAGES, "canonical", batch=99).of(index, None)
+        assert (other - first.of(index, None)).abs().max() > 1e-3
+        assert len(passes) == 1
+        Queries(unit, IMAGES, "canonical", batch=99)
+        assert len(passes) == 1
+
     def test_those_of_views_follow_the_view(self, backbone):
         queries = Queries(backbone, IMAGES, "view", batch=2)
         dark = torch.zeros(2, SIZE, SIZE, 3)

@@ -142,6 +142,7 @@ def test_a_kill_9_from_outside_in_the_middle_of_a_call_is_named():
             with pytest.raises(WorkerDied, match="signal 9"):
                 await host.call("hang", {}, on_progress=strike)
             assert seen == [Progress(1, 2, 0.5)]
+            assert (host.starts, host.deaths) == (1, 1)
 
     run(go())
 
@@ -155,6 +156,20 @@ def test_a_worker_that_died_between_two_calls_is_replaced_without_a_word():
             select.select([watch], [], [], 30)
             os.close(watch)
             assert await pid_of(host) != pid
+            assert (host.starts, host.deaths) == (2, 1)
+
+    run(go())
+
+
+def test_an_end_that_was_asked_for_is_no_death():
+    async def go():
+        async with hosted() as host:
+            await pid_of(host)
+            await host.stop()
+            await pid_of(host)
+            host.kill()
+            await pid_of(host)
+            assert (host.starts, host.deaths) == (3, 0)
 
     run(go())
 
@@ -187,7 +202,7 @@ def test_a_worker_without_a_word_for_too_long_is_ended_and_named():
         async with impatient() as host:
             with pytest.raises(WorkerStalled, match="no progress for 0 s, and was ended.*log"):
                 await host.call("hang", {})
-            assert host.pid is None
+            assert (host.pid, host.deaths) == (None, 1)
         async with impatient() as host:
             with pytest.raises(WorkerStalled, match="for 1 s while loading nothing"):
                 await host.call("load", {})

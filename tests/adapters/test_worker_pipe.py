@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import socket
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from fcil_adapters import worker_pipe
+from fcil_adapters.memory_files import MAPPED_BYTES, MemoryFile
 from fcil_adapters.worker_pipe import AsyncPipe, Pipe
 from fcil_protocol.errors import FcilError, TooLarge, WireError
 from fcil_protocol.payload import Payload, unpack
@@ -60,6 +62,66 @@ def test_a_payload_larger_than_the_socket_buffer_comes_through_without_a_reader(
     with pair() as (a, b):
         Pipe(a).send({}, [data])
         assert Pipe(b).recv() == ({}, [data])
+
+
+def test_large_payloads_are_mapped_each_by_itself_and_their_memory_goes_with_the_last_view():
+    large = [os.urandom(MAPPED_BYTES + n) for n in (0, 5)]
+    with pair() as (a, b):
+        before = open_fds()
+        Pipe(a).send({}, [large[0], b"small", large[1], b""])
+        _, got = Pipe(b).recv()
+        assert got == [large[0], b"small", large[1], b""]
+        assert [type(blob) for blob in got] == [memoryview, bytes, memoryview, bytes]
+        assert got[0].readonly
+        assert open_fds() == before + 2
+        del got[0]
+        assert open_fds() == before + 1
+        del got
+        assert open_fds() == before
+
+
+def test_a_large_payload_that_its_sender_can_still_change_is_copied():
+    data = os.urandom(MAPPED_BYTES)
+    fd = os.memfd_create("unsealed")
+    os.write(fd, data)
+    with pair() as (a, b):
+        message = frame({}, [len(data)])
+        socket.send_fds(a, [message[:4]], [fd])
+        a.sendall(message[4:])
+        _, (got,) = Pipe(b).recv()
+    os.ftruncate(fd, 0)  # would end a process that had it mapped
+    os.close(fd)
+    assert got == data
+
+
+def test_without_room_for_a_mapping_a_large_payload_is_copied(monkeypatch):
+    def full(*_args, **_kwargs):
+        raise OSError(errno.EMFILE, "no descriptor")
+
+    data = os.urandom(MAPPED_BYTES)
+    with pair() as (a, b):
+        Pipe(a).send({}, [data])
+        monkeypatch.setattr("mmap.mmap", full)
+        assert Pipe(b).recv() == ({}, [data])
+
+
+def test_a_payload_written_piece_by_piece_travels_in_the_memory_it_was_written_to():
+    data = os.urandom(MAPPED_BYTES)
+    with pair() as (a, b):
+        before = open_fds()
+        file = MemoryFile()
+        for start in range(0, len(data), 100_000):
+            file.write(data[start : start + 100_000])
+        Pipe(a).send({"n": 1}, [file])
+        assert Pipe(b).recv() == ({"n": 1}, [data])
+        file.close()  # it was given away: this does nothing
+        assert open_fds() == before
+
+
+def test_a_memory_file_that_is_never_sent_is_freed():
+    before = open_fds()
+    MemoryFile().write(b"x")
+    assert open_fds() == before
 
 
 def test_the_memory_file_has_no_name_and_cannot_be_changed():
@@ -255,3 +317,28 @@ def test_a_cancelled_send_leaves_no_memory_file_behind():
 
     with pair() as (a, _):
         asyncio.run(cancel(a))
+
+
+def test_threads_that_send_at_the_same_time_do_not_mix_their_messages():
+    """The thread that loads images gives signs of life while the other tells its progress."""
+    ours, theirs = socket.socketpair()
+    pipe, other = Pipe(ours), Pipe(theirs)
+    count, text = 200, "x" * 100_000  # more than the socket takes at once
+
+    def send(name):
+        for i in range(count):
+            pipe.send({"from": name, "n": i, "text": text})
+
+    threads = [threading.Thread(target=send, args=(name,), daemon=True) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    got = {"a": [], "b": []}
+    for _ in range(2 * count):
+        message, _ = other.recv()
+        assert message["text"] == text
+        got[message["from"]].append(message["n"])
+    for thread in threads:
+        thread.join()
+    assert got == {"a": list(range(count)), "b": list(range(count))}
+    pipe.close()
+    other.close()

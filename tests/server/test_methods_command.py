@@ -47,16 +47,16 @@ def test_a_name_shows_exchanges_parts_totals_presets_and_options():
     text = ask("plora", "--backbone", "vit_base_patch16_224.dino", "--past", "20")
     assert "https://arxiv.org/abs/2401.02094v1" in text
     lines = {tuple(line.split()[:2]): line for line in text.splitlines() if line.strip()}
-    assert "<= 307,448" in lines["up", "train"]
+    assert "<= 169,208" in lines["up", "train"]
     assert "5 rounds a task" in lines["up", "train"]
-    assert "lora 245,760, prototype 61,440, count 248" in lines["up", "train"]
+    # Half precision, but for the 10 class means that are up to half of the prototypes' numbers.
+    assert "lora 122,880, prototype 46,080, count 248" in lines["up", "train"]
     assert "1 round a task" in lines["up", "prepare"]
-    assert "each round" in lines["down", "current"]
-    assert "276,640" in lines["down", "current"]
-    assert "<=" not in lines["down", "current"]
-    assert "for each finished task" in lines["down", "task"]
-    assert "once a task, from the second on" in lines["down", "teacher"]
-    assert "who joins in this task fetches 30,880 more" in text
+    assert "once a task" in lines["down", "current"]
+    assert "each round, kept after its task" in lines["down", "task"]
+    assert "each training round" in lines["down", "lora"]
+    assert "<=" not in lines["down", "lora"]
+    assert "who joins in this task fetches 153,920 more" in text
     assert "reweight.temperature = mul" in lines["preset", "paper:"]
     assert any(line.startswith("reweight.owners_only ") for line in text.splitlines())
 
@@ -82,7 +82,7 @@ def test_json_is_complete_with_and_without_a_name():
     assert row["options"]["reweight.eta"]["help"]
     assert row["setting"]["backbone"] == "vit_nano_patch4_32"
     assert [up["exchange"] for up in row["traffic"]["up"]] == ["prepare", "train", "evaluate"]
-    assert [down["cadence"] for down in row["traffic"]["down"]] == ["round", "task"]
+    assert [down["cadence"] for down in row["traffic"]["down"]] == ["opening", "own"]
     assert every["running_mean"]["setting"]["backbone"] is None
 
 
@@ -95,7 +95,23 @@ def test_options_change_the_figures_and_show_beside_their_defaults():
     assert "4 (here 8)" in ask("pilora", "-c", "method.rank=8")
     (plain,), (wide,) = rows("pilora"), rows("pilora", "-c", "method.rank=8")
     lora = [row["traffic"]["round"]["up"]["kinds"]["lora"] for row in (plain, wide)]
-    assert lora == [8192, 16384]  # A and B of q and v: 4 x 4 x 128 floats
+    assert lora == [4096, 8192]  # A and B of q and v: 4 x 4 x 128 halves
+    (full,) = rows("pilora", "-c", "wire.half=none")
+    assert full["traffic"]["round"]["up"]["kinds"]["lora"] == 8192
+    assert (
+        full["traffic"]["round"]["up"]["kinds"]["count"]
+        == (plain["traffic"]["round"]["up"]["kinds"]["count"])
+    )
+
+
+def test_of_kinds_that_only_some_methods_have_each_takes_its_own():
+    every = {row["name"]: row for row in rows("-c", 'wire.half=["lora"]')}
+    plain = {row["name"]: row for row in rows("-c", "wire.half=none")}
+    smaller = {
+        n for n, row in every.items()
+        if row["traffic"]["round"]["up"]["bytes"] < plain[n]["traffic"]["round"]["up"]["bytes"]
+    }  # fmt: skip
+    assert smaller == {"pilora", "plora", "fed_talora"}
     (preset,) = rows("pilora", "-c", "method.preset=paper")
     assert preset["options"]["reweight.temperature"]["value"] == "mul"
     assert preset["options"]["reweight.temperature"]["default"] == "div"
@@ -108,7 +124,7 @@ def test_classes_clients_and_rounds_can_be_chosen():
     )  # fmt: skip
     setting = row["setting"]
     assert [setting[k] for k in ("classes", "past", "clients", "rounds")] == [3, 6, 4, 7]
-    assert row["traffic"]["up"][0]["kinds"]["head"] == 3 * (128 + 1) * 4
+    assert row["traffic"]["up"][0]["kinds"]["head"] == 3 * (128 + 1) * 2
     residual = next(d for d in row["traffic"]["down"] if d["part"] == "residual")
     sides = 4 * (2 * (128 + 128) + 2 * (128 + 512))  # four blocks of q, v, fc1, fc2
     assert residual["bytes"] == (4 - 1) * 4 * sides * 4  # (K - 1) r rows and columns, float32

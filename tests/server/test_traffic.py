@@ -50,15 +50,17 @@ class TestPublishedFigures:
         assert sent.bytes == 110_592 + (10 + 10 + 10 + 1) * I64
         assert not sent.exact  # a client without some of the classes has fewer means
         assert upload(traffic, "prepare").bytes == 10 * ROW + 31 * I64
-        current = part(traffic, "current").each
-        assert current.bytes == 79_872 + (10 + 10) * I64
-        assert current.exact
+        task = part(traffic, "task").each
+        assert task.bytes == 79_872 + (10 + 10) * I64
+        assert task.exact
+        assert part(traffic, "current").each == NOTHING
 
     def test_plora(self):
         traffic = vit_base("plora")
         assert upload(traffic).bytes == 307_200 + 31 * I64
-        assert part(traffic, "current").each.bytes == 276_480 + 20 * I64
-        assert part(traffic, "teacher").each.bytes == 61_440 * F32
+        assert part(traffic, "lora").each.bytes == 61_440 * F32
+        assert part(traffic, "task").each.bytes == 10 * ROW + 20 * I64
+        assert traffic.round[1].bytes == 276_480 + 20 * I64
 
     def test_fed_talora(self):
         """The residual of ten clients has rank 36; its log costs what ten LoRAs cost."""
@@ -113,14 +115,15 @@ class TestPublishedFigures:
         """Past prompts come once a task; 70 rows of the head in the seventh task."""
         traffic = vit_base("hgp", past=60)
         pools = 5 * 10 * (8 + 1) * ROW
-        assert part(traffic, "current").each.bytes == pools + 70 * (ROW + F32) + 2 * 70 * I64
-        assert part(traffic, "task").task.bytes == pools
-        assert traffic.missed.bytes == 5 * pools
+        assert part(traffic, "current").each.bytes == 70 * (ROW + F32) + 2 * 70 * I64
+        assert part(traffic, "task").each.bytes == pools
+        assert traffic.missed.bytes == 6 * pools
 
     def test_hepco(self):
         traffic = vit_base("hepco", past=90)
         assert upload(traffic).bytes == 32_286_760 + 21 * I64
-        assert part(traffic, "current").each.bytes == 32_563_600 + 20 * I64
+        assert traffic.round[1].bytes == 32_563_600 + 20 * I64
+        assert part(traffic, "pools").task.bytes == 5 * part(traffic, "pools").each.bytes
 
     def test_running_mean_does_not_depend_on_the_backbone(self):
         assert upload(vit_base("running_mean")).bytes == 10 * 64 * F32 + 11 * I64
@@ -139,12 +142,24 @@ class TestTasks:
 
     def test_finished_tasks_are_fetched_once_and_all_by_who_joins(self):
         """Five old classes in a first small task, then ten."""
-        traffic = vit_base("plora", past=15)
-        assert part(traffic, "task").task.bytes == 10 * (ROW + 2 * I64)
-        assert part(traffic, "task").missed.bytes == 5 * (ROW + 2 * I64)
-        assert part(traffic, "teacher").task.bytes == 61_440 * F32
-        assert part(traffic, "teacher").missed == NOTHING
-        assert part(vit_base("plora"), "teacher").task == NOTHING
+        traffic = vit_base("fed_talora", past=15)
+        assert part(traffic, "task").task.bytes == 10 * (ROW + F32 + 2 * I64)
+        assert part(traffic, "task").missed.bytes == 5 * (ROW + F32 + 2 * I64)
+
+    def test_a_part_of_its_own_for_each_task_is_not_fetched_again_when_the_task_is_over(self):
+        """Five old classes in a first small task, ten in a second, then ten in five rounds."""
+        task = part(vit_base("plora", past=15), "task")
+        assert task.task.bytes == 7 * 10 * (ROW + 2 * I64)  # prepare, 5 rounds, evaluation
+        assert task.missed.bytes == 15 * (ROW + 2 * I64)
+
+    def test_what_training_alone_changes_is_fetched_once_a_training_round(self):
+        """The LoRA that a task ends with is what the next one begins with, and its teacher."""
+        lora = 61_440 * F32
+        first, later = (part(vit_base("plora", past=past), "lora") for past in (0, 15))
+        assert (first.task.bytes, first.missed.bytes) == (6 * lora, 0)
+        assert (later.task.bytes, later.missed.bytes) == (5 * lora, lora)
+        unseen = part(vit_base("plora", past=15, evaluate=False), "lora")
+        assert (unseen.task.bytes, unseen.missed.bytes) == (5 * lora, 0)
 
     def test_earlier_tasks_are_as_large_as_this_but_for_the_first(self):
         tasks = Setting(backbone_by_name("embedded"), classes=10, past=25).tasks
@@ -317,7 +332,7 @@ def test_broadcasts_are_fetched_as_often_and_as_large_as_predicted(name, options
 def test_parts_change_when_their_cadence_says(name, options, backbone):
     """Only rounds' parts, logs and bases change within a task, and rounds' parts do."""
     fed = federation(name, options, backbone)
-    of_rounds = {Cadence.ROUND, Cadence.LOG, Cadence.BASE}
+    of_rounds = {Cadence.ROUND, Cadence.OWN, Cadence.TRAINED, Cadence.LOG, Cadence.BASE}
     never = {Cadence.LOG, Cadence.TASK, Cadence.RUN}
     sent: dict[str, bytes] = {}
     for task in TASKS:
@@ -330,12 +345,17 @@ def test_parts_change_when_their_cadence_says(name, options, backbone):
             names = {n for n in before | after if before.get(n) != after.get(n)}
             changed |= {n.partition("/")[0] for n in names}
             before = after
+            own = {n for n in names if cadence_of(fed, n) is Cadence.OWN}
+            assert all(n.partition("/")[2] == str(task.index) for n in own)
+            if step[0] != "train":
+                assert not any(cadence_of(fed, n) is Cadence.TRAINED for n in names)
             for part_name, data in after.items():
                 if cadence_of(fed, part_name) in never:
                     assert sent.setdefault(part_name, data) == data
         kinds = {n.partition("/")[0] for n in before}
         assert {k for k in changed if cadence_of(fed, k) not in of_rounds} == set()
-        assert {k for k in kinds if cadence_of(fed, k) is Cadence.ROUND} <= changed
+        each = {Cadence.ROUND, Cadence.OWN, Cadence.TRAINED}
+        assert {k for k in kinds if cadence_of(fed, k) in each} <= changed
 
 
 def cadence_of(fed, part_name):

@@ -10,6 +10,7 @@ functions, and every deviation, is in NOTES.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from fcil_adapters.averaging_rules import AveragingRule, every_rule, mean_only
@@ -18,7 +19,7 @@ from fcil_adapters.claims import Claim
 from fcil_adapters.class_reports import count_faults, count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
 from fcil_adapters.lora_tensors import lora_specs, module_of, module_shape
-from fcil_adapters.methods.fed_talora.options import PRESETS, FedTaloraHparams
+from fcil_adapters.methods.fed_talora.options import ECONOMIES, PRESETS, FedTaloraHparams
 from fcil_adapters.methods.fed_talora.parts import factor_names, places, trained_names
 from fcil_adapters.methods.fed_talora.traffic import largest
 from fcil_adapters.placement import check_blocks
@@ -37,7 +38,7 @@ def exchanges(hparams: FedTaloraHparams, backbone: BackboneInfo) -> tuple[Exchan
     upload = (
         *lora_specs(trained_names(hparams), backbone),
         *_head("rows"),
-        TensorSpec("mean", Kind.PROTOTYPE, (1, "d"), optional=True),
+        TensorSpec("mean", Kind.PROTOTYPE, (1, "d"), optional=True, exact=True),
         count_spec("classes", "c"),
         count_spec("count", "c"),
         count_spec("n", 1),
@@ -50,7 +51,12 @@ def broadcast(hparams: FedTaloraHparams, backbone: BackboneInfo) -> Mapping[str,
     """Return the schemas of the current part, finished tasks, fixed A's, residuals and base."""
     check_blocks("fed_talora", hparams.blocks, backbone)
     flags = (count_spec("classes", "rows"), count_spec("seen", "rows"))
-    current = (*lora_specs(trained_names(hparams), backbone), *_head("rows"), *flags)
+    # Rounded averages would make every residual 2 r wider, which is more than their halves save.
+    lora = [
+        replace(spec, exact=hparams.corrects)
+        for spec in lora_specs(trained_names(hparams), backbone)
+    ]
+    current = (*lora, *_head("rows"), *flags)
     meta = tuple(MetaSpec(name, "int") for name in ("task", "version", "base"))
     kinds = {"current": PayloadSchema(current, meta)}
     if hparams.head_loss != "all":
@@ -62,7 +68,10 @@ def broadcast(hparams: FedTaloraHparams, backbone: BackboneInfo) -> Mapping[str,
         task = (MetaSpec("task", "int"),)
         kinds["task"] = PayloadSchema(finished, task, at_most=(("finished", "past"),))
     if hparams.freeze_a:
-        kinds["fixed"] = PayloadSchema(lora_specs(factor_names(hparams, of="A"), backbone))
+        fixed = lora_specs(factor_names(hparams, of="A"), backbone)
+        kinds["fixed"] = PayloadSchema(
+            tuple(replace(spec, exact=hparams.corrects) for spec in fixed)
+        )
     if hparams.corrects:
         kinds |= _residual_schemas(hparams, backbone)
     return kinds
@@ -160,10 +169,12 @@ METHOD = Method(
     largest=largest,
     averagings=averagings,
     statistics=statistics,
+    half=(Kind.LORA, Kind.HEAD),
     claim=Claim(
         said="0.36 million parameters a round",
         up_bytes=718_888,
         down_bytes=718_888,
         leaves_out="the residual, on the way down",
     ),
+    economies=ECONOMIES,
 )

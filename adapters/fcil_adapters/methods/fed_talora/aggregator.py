@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from fcil_adapters.methods.fed_talora.residuals import Residual
 from fcil_adapters.tasks import CURRENT, current_task, task_part
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payload import Array, Payload
+from fcil_protocol.schema import Kind
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -53,12 +54,13 @@ class Aggregator:
         tensors = dict(state.tensors)
         if task.index == 0:
             rng = ctx.rng(_LORA)
-            tensors.update(draw_lora(factor_names(h), h.rank, ctx.backbone_info, rng, h.init_a))
+            drawn = draw_lora(factor_names(h), h.rank, ctx.backbone_info, rng, h.init_a)
+            tensors.update(_committed(ctx, drawn))
         rows = first_rows(ctx)
         if h.head_loss == "all" and task.index > 0:
             rows = HeadRows.joined((_rows(h, state, task.index - 1), rows))
         opened = State(tensors, {**state.meta, "task": task.index})
-        return _with_rows(h, opened, rows)
+        return _with_rows(ctx, opened, rows)
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Average LoRA and head; add what the mean of products has over that (Eq. 4, 5, 9).
@@ -77,14 +79,14 @@ class Aggregator:
         rows = _rows(h, state, current)
         past = tuple(_rows(h, state, t) for t in range(current) if h.head_loss != "all")
         if h.single_column(ctx.task):
-            return _with_rows(h, state, lone_row(facts.means, facts.counts, rows, past, ctx))
+            return _with_rows(ctx, state, lone_row(facts.means, facts.counts, rows, past, ctx))
         counted = updates.samples if h.weights == "samples" else (1,) * len(updates)
         weights = sample_weights(counted, ctx.max_weight_share)  # (K,)
         names = (*trained_names(h), *HEAD_TENSORS[:2])
         mean = average(ctx, updates, names, weights, {**state.tensors, **_named(rows)})
-        lora = {name: mean[name] for name in trained_names(h)}
+        lora = _committed(ctx, {name: mean[name] for name in trained_names(h)})
         rows = average_head(updates, mean, facts.counts, rows, ctx)
-        after = _with_rows(h, State({**state.tensors, **lora}, state.meta), rows)
+        after = _with_rows(ctx, State({**state.tensors, **lora}, state.meta), rows)
         if not h.corrects or len(updates) == 1:
             return after
         residual = Residual(updates, weights, lora, places(h), ctx.device)
@@ -185,7 +187,16 @@ def _named(rows: HeadRows) -> Mapping[str, Array]:
     return dict(zip(HEAD_TENSORS, values, strict=True))
 
 
-def _with_rows(h: FedTaloraHparams, state: State, rows: HeadRows) -> State:
-    prefix = _prefix(h, current_task(state))
+def _committed(ctx: Context, lora: Mapping[str, F32]) -> dict[str, F32]:
+    return dict(lora) if ctx.hparams.corrects else ctx.forms.commit_named(lora)
+
+
+def _with_rows(ctx: Context, state: State, rows: HeadRows) -> State:
+    prefix = _prefix(ctx.hparams, current_task(state))
+    rows = replace(
+        rows,
+        weight=ctx.forms.commit(Kind.HEAD, rows.weight),
+        bias=ctx.forms.commit(Kind.HEAD, rows.bias),
+    )
     named = {f"{prefix}{name}": array for name, array in _named(rows).items()}
     return State({**state.tensors, **named}, state.meta)

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fcil_adapters.contract import Hparams, TaskInfo
+from fcil_adapters.economies import Economy
 from fcil_adapters.placement import Blocks
 
 Module = Literal["q", "v", "fc1", "fc2"]
@@ -100,4 +101,17 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "paper": {"weights": "uniform", "init_a": "gaussian"},
         "short": {"epochs": 3, "batch_size": 16, "lr_lora": 1e-2, "lr_head": 0.1},
     }
+)
+
+# By what the ablations lost (docs/benchmarks.md); what was not measured comes last.
+ECONOMIES = (
+    Economy(
+        "residuals in factors for ever",
+        "a bound on what a newcomer fetches",
+        {"residual": "factored", "catch_up": "factors"},
+    ),
+    Economy("no residual", "that the global weights are the exact mean", {"residual": "off"}),
+    Economy("A frozen, B alone trained", "half of what is trained", {"freeze_a": True}),
+    Economy("q and v alone", "the LoRA of the MLPs", {"modules": ["q", "v"]}),
+    Economy("rank 2", "half of each LoRA's rank", {"rank": 2}),
 )

@@ -18,7 +18,7 @@ from fcil_adapters.cadence import Cadence
 from fcil_adapters.claims import Claim
 from fcil_adapters.class_reports import count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
-from fcil_adapters.methods.hepco.options import PRESETS, HepcoHparams
+from fcil_adapters.methods.hepco.options import ECONOMIES, PRESETS, HepcoHparams
 from fcil_adapters.methods.hepco.parts import check_upload, pool_names
 from fcil_adapters.placement import check_blocks
 from fcil_adapters.privacy import Statistic
@@ -39,16 +39,16 @@ def exchanges(hparams: HepcoHparams, backbone: BackboneInfo) -> tuple[Exchange, 
 
 
 def broadcast(hparams: HepcoHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
-    """Return the schemas of the model, and of the classes of a finished task.
+    """Return the schemas of the head, of the pools, and of the classes of a finished task.
 
     Raises:
         ConfigError: ``blocks`` names a block that the backbone lacks.
     """
     check_blocks("hepco", hparams.blocks, backbone)
     meta = (MetaSpec("task", "int"),)
-    model = (*_pool_specs(hparams), *_head_specs("all"))
     return {
-        "current": PayloadSchema((*model, *_flags("c")), meta),
+        "current": PayloadSchema((*_head_specs("all"), *_flags("c")), meta),
+        "pools": PayloadSchema(_pool_specs(hparams)),
         "task": PayloadSchema(_flags("rows"), meta, (("rows", "past"),)),
     }
 
@@ -107,13 +107,15 @@ METHOD = Method(
     aggregator=_half("aggregator:Aggregator"),
     model=_half("model:Model"),
     presets=PRESETS,
-    cadence={"task": Cadence.TASK},
+    cadence={"pools": Cadence.TRAINED, "task": Cadence.TASK},
     averagings=every_rule,
     statistics=statistics,
+    half=(Kind.PROMPT, Kind.KEY, Kind.HEAD),
     claim=Claim(
         said="31.37 MB in each exchange (MiB)",
         up_bytes=32_894_000,
         down_bytes=32_894_000,
         leaves_out="the counts of each class",
     ),
+    economies=ECONOMIES,
 )

@@ -23,11 +23,12 @@ from fcil_adapters.methods.hepco.consolidation import (
     old_source,
 )
 from fcil_adapters.methods.hepco.options import HepcoHparams
-from fcil_adapters.methods.hepco.parts import HEAD, image_counts, pool_names
+from fcil_adapters.methods.hepco.parts import HEAD, POOLS, image_counts, pool_names
 from fcil_adapters.methods.hepco.teachers import Head, Teachers, capped_counts, label_shares
 from fcil_adapters.tasks import CURRENT, current_task, tagged, task_part
 from fcil_protocol.errors import ConfigError
-from fcil_protocol.payload import Array
+from fcil_protocol.payload import Array, Payload
+from fcil_protocol.schema import Kind
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -67,10 +68,10 @@ class Aggregator:
         _check_total(h, len(state.tensors["classes"]) + c)
         tensors: dict[str, Array] = dict(state.tensors)
         if task.index == 0:
-            tensors |= _draw_pools(ctx)
+            tensors |= ctx.forms.commit_named(_draw_pools(ctx))
         drawn = draw_linear(ctx.rng(_HEAD), c, ctx.backbone_info.dim)
         for name, rows in zip(HEAD, drawn, strict=True):
-            tensors[name] = np.concatenate([tensors[name], rows])
+            tensors[name] = np.concatenate([tensors[name], ctx.forms.commit(Kind.HEAD, rows)])
         if task.index > 0 and h.old_batch > 0:
             for name in (*pool_names(h.blocks), *HEAD):
                 tensors[f"prev.{name}"] = tensors[name]
@@ -103,10 +104,11 @@ class Aggregator:
         if past.any() and h.old_batch > 0:
             sources.append(old_source(ctx, _previous(state), known, past))
         repaired = consolidate(ctx, provisional, known, sources)
-        return replace(state, tensors={**state.tensors, **provisional, **repaired, **counts})
+        model = ctx.forms.commit_named({**provisional, **repaired})
+        return replace(state, tensors={**state.tensors, **model, **counts})
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
-        """Return the model, and the classes of each finished task, which change no more."""
+        """Return the pools, the head, and the classes of each finished task."""
         current = current_task(state)
         if current < 0:
             return ()
@@ -119,10 +121,10 @@ class Aggregator:
                 "seen": (state.i64("counted")[rows] > 0).astype(np.int64),
             }
             if t == current:
-                for name in (*pool_names(ctx.hparams.blocks), *HEAD):
-                    tensors[name] = state.tensors[name]
+                tensors |= {name: state.tensors[name] for name in HEAD}
             parts.append(Part(CURRENT if t == current else task_part(t), tagged(tensors, t)))
-        return tuple(parts)
+        pools = {name: state.tensors[name] for name in pool_names(ctx.hparams.blocks)}
+        return (*parts, Part(POOLS, Payload(pools)))
 
 
 _PER_CLASS = ("classes", "task_of", "counted", "recent")

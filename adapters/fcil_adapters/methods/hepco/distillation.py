@@ -6,6 +6,7 @@ and only one block's pools of all clients are in memory at a time.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from fcil_adapters.methods.hepco.teachers import Head
 # Residuals below this share of the largest prompt entry are rounding errors. Adam would turn
 # them into full steps; with one client the server already equals its teacher and must stay.
 EQUAL = 1e-10
+_TARGET_BYTES = 64 << 20  # of the teachers' prompts at once: 8 steps with the default sizes
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,30 @@ def prompt_loss(server: Pools, teachers: Pools, z: Tensor, shares: Tensor) -> Te
         z: (B, d).
         shares: (B, K); at least one of each row is not 0.
     """
+    return _distance(server, mean_target(teachers, z, shares), z, shares)
+
+
+def _distance(server: Pools, target: Tensor, z: Tensor, shares: Tensor) -> Tensor:
+    """Return `prompt_loss` with the teachers' mean prompts (B, L d) at hand."""
     prompts = server.cosines(z) @ server.prompts  # (B, L d)
-    residual = prompts - mean_target(teachers, z, shares)
+    residual = prompts - target
     distinct = residual.detach().abs() > EQUAL * prompts.detach().abs().amax()
     return ((residual * distinct).square() * shares.sum(1, keepdim=True)).sum()
+
+
+def _with_targets(
+    teachers: Pools, z: Tensor, shares: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield each step's latents (B, d), shares (B, K) and teachers' mean prompts (B, L d).
+
+    The teachers do not change, so some steps' prompts come of one product: with many clients it
+    is most of a step's work, and of larger matrices it takes two thirds of the time.
+    """
+    row_bytes = teachers.prompts.shape[-1] * teachers.prompts.element_size()
+    steps = max(1, _TARGET_BYTES // (z.shape[1] * row_bytes))
+    for some, weights in zip(torch.split(z, steps), torch.split(shares, steps), strict=True):
+        targets = mean_target(teachers, some.flatten(0, 1), weights.flatten(0, 1))
+        yield from zip(some, weights, targets.view(*some.shape[:2], -1), strict=True)
 
 
 def distill_pools(
@@ -80,9 +102,9 @@ def distill_pools(
     server = Pools(_leaf(start.keys), _leaf(start.prompts))
     scale = 1 / start.prompts.shape[-1] if h.mse_reduction == "mean" else 1.0
     optimiser = torch.optim.Adam([server.keys, server.prompts], lr=h.lr_distillation)
-    for latents, weights in zip(z, shares, strict=True):
+    for latents, weights, target in _with_targets(teachers, z, shares):
         optimiser.zero_grad()
-        loss = scale * prompt_loss(server, teachers, latents, weights)
+        loss = scale * _distance(server, target, latents, weights)
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         tick(loss.item())

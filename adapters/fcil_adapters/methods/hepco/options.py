@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fcil_adapters.contract import Hparams
+from fcil_adapters.economies import Economy
 from fcil_adapters.placement import Blocks
 
 
@@ -181,4 +182,10 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "replay_ratio": 2.0,
         },
     }
+)
+
+ECONOMIES = (
+    Economy("50 prompts in a pool", "prompts", {"pool_size": 50}),
+    Economy("20 prompts in a pool", "prompts", {"pool_size": 20}),
+    Economy("8 rows in a prompt", "most of a prompt's length", {"prompt_length": 8}),
 )

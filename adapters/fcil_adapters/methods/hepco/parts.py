@@ -18,6 +18,7 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 HEAD = ("head.weight", "head.bias")
+POOLS = "pools"  # the part with prompts and keys, which a task's opening leaves as they are
 
 
 def pool_names(blocks: Iterable[int]) -> tuple[str, ...]:
@@ -47,16 +48,16 @@ class GlobalModel:
 
 
 def read_parts(broadcast: Mapping[str, Payload]) -> GlobalModel:
-    """Read a broadcast: the model, and the classes of finished tasks.
+    """Read a broadcast: the head, the pools, and the classes of finished tasks.
 
     Raises:
         SchemaMismatch: a part that the current state needs is missing.
     """
-    model = find_part(broadcast, CURRENT)
+    model, pools = find_part(broadcast, CURRENT), find_part(broadcast, POOLS)
     finished = [find_part(broadcast, task_part(t)) for t in range(current_task(model))]
     tasks = [*finished, model]
     return GlobalModel(
-        pools={n: model.f32(n) for n in model.tensors if n.startswith(("prompt.", "key."))},
+        pools={n: pools.f32(n) for n in pools.tensors},
         weight=model.f32("head.weight"),
         bias=model.f32("head.bias"),
         classes=np.concatenate([part.i64("classes") for part in tasks]),

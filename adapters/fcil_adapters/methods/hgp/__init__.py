@@ -19,7 +19,7 @@ from fcil_adapters.claims import Claim
 from fcil_adapters.class_reports import count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
 from fcil_adapters.gaussians import max_factor_rows, triangle_size
-from fcil_adapters.methods.hgp.options import PRESETS, HgpHparams
+from fcil_adapters.methods.hgp.options import ECONOMIES, PRESETS, HgpHparams
 from fcil_adapters.methods.hgp.parts import check_upload, pool_names
 from fcil_adapters.methods.hgp.traffic import largest
 from fcil_adapters.placement import check_blocks
@@ -49,7 +49,7 @@ def exchanges(hparams: HgpHparams, backbone: BackboneInfo) -> tuple[Exchange, ..
 
 
 def broadcast(hparams: HgpHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
-    """Return the schemas of the current part (its prompts, the whole head) and of a past task.
+    """Return the schemas of the current part (the whole head) and of a task's prompts.
 
     Raises:
         ConfigError: ``blocks`` names a block that the backbone lacks.
@@ -58,7 +58,7 @@ def broadcast(hparams: HgpHparams, backbone: BackboneInfo) -> Mapping[str, Paylo
     meta = (MetaSpec("task", "int"),)
     head = (*_head_specs("s"), count_spec("classes", "s"), count_spec("seen", "s"))
     return {
-        "current": PayloadSchema((*_pool_specs(hparams), *head), meta),
+        "current": PayloadSchema(head, meta),
         "task": PayloadSchema(_pool_specs(hparams), meta),
     }
 
@@ -137,14 +137,16 @@ METHOD = Method(
     aggregator=_half("aggregator:Aggregator"),
     model=_half("model:Model"),
     presets=PRESETS,
-    cadence={"task": Cadence.TASK},
+    cadence={"task": Cadence.OWN},
     largest=largest,
     averagings=every_rule,
     statistics=statistics,
+    half=(Kind.PROMPT, Kind.KEY, Kind.HEAD),
     claim=Claim(
         said="0.3 MB up and 0.6 MB down",
         up_bytes=307_240,
         down_bytes=584_080,
         leaves_out="the Gaussians' means and covariances, and four of the five layers' pools",
     ),
+    economies=ECONOMIES,
 )

@@ -28,6 +28,7 @@ from fcil_adapters.methods.hgp.store import (
 from fcil_adapters.statistics import class_positions
 from fcil_adapters.tasks import CURRENT, current_task, of_task, tagged, task_part
 from fcil_protocol.payload import Array
+from fcil_protocol.schema import Kind
 
 F32 = NDArray[np.float32]
 Head = tuple[F32, F32]  # weight (C, d), bias (C,)
@@ -45,7 +46,7 @@ class Aggregator:
     def init(self, ctx: Context) -> State:
         """Return the state before the first task."""
         d = ctx.backbone_info.dim
-        head = _head_tensors(np.zeros((0, d)), np.zeros(0), np.zeros(0), np.zeros(0))
+        head = _head_tensors(ctx, np.zeros((0, d)), np.zeros(0), np.zeros(0), np.zeros(0))
         return tagged(head, -1)
 
     def open_task(self, ctx: Context, state: State) -> State:
@@ -57,9 +58,11 @@ class Aggregator:
         for i, name in enumerate(pool_names(h.pools)):
             shape = (h.prompts, d) if name.startswith("key.") else (h.prompts, h.length, d)
             past = [state.f32(f"task.{s}.{name}") for s in range(t)]
-            tensors[f"task.{t}.{name}"] = draw_pool(ctx.rng(_POOLS, i), shape, past)
+            drawn = {name: draw_pool(ctx.rng(_POOLS, i), shape, past)}
+            tensors[f"task.{t}.{name}"] = ctx.forms.commit_named(drawn)[name]
         weight, bias = draw_linear(ctx.rng(_HEAD), len(ctx.task.classes), d)
         head = _head_tensors(
+            ctx,
             np.concatenate([state.f32("head.weight"), weight]),
             np.concatenate([state.f32("head.bias"), bias]),
             np.concatenate([state.i64("classes"), ctx.task.classes]),
@@ -84,28 +87,29 @@ class Aggregator:
         head = _rebalanced(ctx, state, head, entries)
         seen = state.i64("seen").copy()
         seen[own] |= counts.any(axis=0)
-        pools = {f"task.{t}.{name}": mean[name] for name in pool_names(h.pools)}
+        pools = ctx.forms.commit_named({name: mean[name] for name in pool_names(h.pools)})
         return State(
             {
                 **state.tensors,
-                **pools,
+                **{f"task.{t}.{name}": pool for name, pool in pools.items()},
                 **entry_tensors(entries, t, ctx.backbone_info.dim),
-                **_head_tensors(*head, state.i64("classes"), seen),
+                **_head_tensors(ctx, *head, state.i64("classes"), seen),
             },
             state.meta,
         )
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
-        """Return the whole head with the current prompts and, unchanged, all past prompts."""
-        names = pool_names(ctx.hparams.pools)
+        """Return the whole head, and the prompts of each task, of which the last still change."""
         current = current_task(state)
-        parts = []
-        for t in range(current + 1):
-            tensors = of_task(state, t, names)
-            if t == current:
-                tensors |= {n: state.tensors[n] for n in (*HEAD, "classes", "seen")}
-            parts.append(Part(CURRENT if t == current else task_part(t), tagged(tensors, t)))
-        return tuple(parts)
+        if current < 0:
+            return ()
+        names = pool_names(ctx.hparams.pools)
+        head = {n: state.tensors[n] for n in (*HEAD, "classes", "seen")}
+        pools = [tagged(of_task(state, t, names), t) for t in range(current + 1)]
+        return (
+            Part(CURRENT, tagged(head, current)),
+            *(Part(task_part(t), payload) for t, payload in enumerate(pools)),
+        )
 
 
 def _with_mean_row(ctx: Context, state: State, head: Head, entries: Sequence[Entry]) -> Head:
@@ -167,14 +171,15 @@ def _rows(state: State, classes: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _head_tensors(
+    ctx: Context,
     weight: NDArray[np.floating],
     bias: NDArray[np.floating],
     classes: NDArray[np.number],
     seen: NDArray[np.number],
 ) -> dict[str, Array]:
     return {
-        "head.weight": weight.astype(np.float32),
-        "head.bias": bias.astype(np.float32),
+        "head.weight": ctx.forms.commit(Kind.HEAD, weight),
+        "head.bias": ctx.forms.commit(Kind.HEAD, bias),
         "classes": classes.astype(np.int64),
         "seen": seen.astype(np.int64),
     }

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from fcil_adapters.contract import Hparams
+from fcil_adapters.economies import Economy
 from fcil_adapters.placement import Blocks
 
 SHARED = "shared"  # name of the one pool of ``pool_sharing = "shared"``
@@ -157,4 +158,13 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "augment": "jitter",
         },
     }
+)
+
+# By what the ablations lost (docs/benchmarks.md); what was not measured comes last.
+ECONOMIES = (
+    Economy("low-rank covariances", "all but their largest eigenvalues", {"cov": "lowrank"}),
+    Economy("covariances of rank 4", "all but 4 eigenvalues", {"cov_rank": 4}),
+    Economy("diagonal covariances", "how features vary together", {"cov": "diag"}),
+    Economy("one pool of prompts", "prompts of each block's own", {"pool_sharing": "shared"}),
+    Economy("5 prompts a task", "half of the prompts", {"prompts": 5}),
 )

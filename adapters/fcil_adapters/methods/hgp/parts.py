@@ -51,9 +51,9 @@ def read_parts(broadcast: Mapping[str, Payload]) -> Global:
         SchemaMismatch: a part that the current state needs is missing.
     """
     current = find_part(broadcast, CURRENT)
-    finished = [find_part(broadcast, task_part(t)) for t in range(current_task(current))]
+    tasks = [find_part(broadcast, task_part(t)) for t in range(current_task(current) + 1)]
     return Global(
-        prompts=tuple(_prompts(part) for part in (*finished, current)),
+        prompts=tuple(_prompts(part) for part in tasks),
         weight=current.f32("head.weight"),
         bias=current.f32("head.bias"),
         classes=current.i64("classes"),

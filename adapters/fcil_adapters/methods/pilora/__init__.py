@@ -16,7 +16,7 @@ from fcil_adapters.cadence import Cadence
 from fcil_adapters.claims import Claim
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
 from fcil_adapters.lora_tensors import lora_names, lora_places, lora_specs
-from fcil_adapters.methods.pilora.options import PRESETS, PiloraHparams
+from fcil_adapters.methods.pilora.options import ECONOMIES, PRESETS, PiloraHparams
 from fcil_adapters.placement import check_blocks
 from fcil_adapters.prototype_rows import (
     prototype_exchanges,
@@ -24,7 +24,7 @@ from fcil_adapters.prototype_rows import (
     prototype_statistics,
     row_specs,
 )
-from fcil_protocol.schema import MetaSpec, PayloadSchema, TensorSpec
+from fcil_protocol.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
 
 
 def exchanges(hparams: PiloraHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
@@ -37,32 +37,25 @@ def exchanges(hparams: PiloraHparams, backbone: BackboneInfo) -> tuple[Exchange,
 
 
 def broadcast(hparams: PiloraHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
-    """Return the schemas of the current task's part and of a finished task's part."""
+    """Return the schemas of the current part and of a task's part."""
     meta = (MetaSpec("task", "int"),)
     future = (prototype_spec("future", "future"),) if hparams.candidates == "all" else ()
-    current = (*_task_specs(hparams, backbone, "c"), *future)
-    finished = _task_specs(hparams, backbone, "rows")
+    task = (*_lora(hparams, backbone), *row_specs("rows"))
     return {
-        "current": PayloadSchema(current, meta),
-        "task": PayloadSchema(finished, meta, at_most=(("rows", "past"),)),
+        "current": PayloadSchema(future, meta),
+        "task": PayloadSchema(task, meta, at_most=(("rows", "seen"),)),
     }
 
 
 def dims(hparams: PiloraHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
-    """Return d, the rank r, the task's classes c, past classes and classes still to come."""
+    """Return d, the rank r, the classes of the task, seen ones and those still to come."""
     return {
         "d": backbone.dim,
         "r": hparams.rank,
         "c": len(task.classes),
-        "past": len(task.past),
+        "seen": len(task.seen),
         "future": max((hparams.total_classes or 0) - len(task.seen), 0),
     }
-
-
-def _task_specs(
-    hparams: PiloraHparams, backbone: BackboneInfo, rows: str
-) -> tuple[TensorSpec, ...]:
-    return (*_lora(hparams, backbone), *row_specs(rows))
 
 
 def _lora(hparams: PiloraHparams, backbone: BackboneInfo) -> tuple[TensorSpec, ...]:
@@ -88,13 +81,15 @@ METHOD = Method(
     aggregator=_half("aggregator:Aggregator"),
     model=_half("model:Model"),
     presets=PRESETS,
-    cadence={"task": Cadence.TASK},
+    cadence={"current": Cadence.OPENING, "task": Cadence.OWN},
     averagings=every_rule,
     statistics=prototype_statistics,
+    half=(Kind.LORA, Kind.PROTOTYPE),
     claim=Claim(
         said="0.04 % of a ViT-B's parameters are stored for each task",
         up_bytes=None,
         down_bytes=None,
         leaves_out="traffic is not told",
     ),
+    economies=ECONOMIES,
 )

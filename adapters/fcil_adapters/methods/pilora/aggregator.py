@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,10 +12,11 @@ from fcil_adapters.averaging import average
 from fcil_adapters.contract import Context, Part, State, Updates
 from fcil_adapters.lora_tensors import draw_lora, lora_names, lora_places
 from fcil_adapters.methods.pilora.options import PiloraHparams
-from fcil_adapters.prototype_rounds import combine, start_at_means
+from fcil_adapters.prototype_rounds import combine, committed, start_at_means
 from fcil_adapters.prototype_rows import ROW_TENSORS, PrototypeRows, draw_prototypes
 from fcil_adapters.tasks import CURRENT, current_task, of_task, tagged, task_part, with_task
 from fcil_protocol.errors import ConfigError
+from fcil_protocol.schema import Kind
 
 F32 = NDArray[np.float32]
 
@@ -31,7 +34,7 @@ class Aggregator:
             return tagged({}, -1)
         assert h.total_classes is not None
         table = draw_prototypes(h.total_classes, ctx.backbone_info.dim, ctx.rng(_FUTURE))
-        return tagged({_TABLE: table}, -1)
+        return tagged({_TABLE: ctx.forms.commit(Kind.PROTOTYPE, table)}, -1)
 
     def open_task(self, ctx: Context, state: State) -> State:
         """Freeze the last task; draw its A's, B = 0 and random prototypes.
@@ -45,7 +48,7 @@ class Aggregator:
         lora = draw_lora(_names(h), h.rank, ctx.backbone_info, ctx.rng(_LORA), h.init_a)
         rows = PrototypeRows.first(_first_prototypes(ctx, state), task.classes)
         opened = tagged(state.tensors, task.index)
-        return with_task(opened, task.index, {**lora, **rows.tensors})
+        return _with_task(ctx, opened, rows, lora)
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Combine class means (``prepare``) or LoRA and prototypes (``train``)."""
@@ -53,23 +56,38 @@ class Aggregator:
         t = ctx.task.index
         rows = PrototypeRows.of(of_task(state, t, ROW_TENSORS))
         if ctx.kind == "prepare":
-            return with_task(state, t, start_at_means(ctx, updates, rows).tensors)
+            return _with_task(ctx, state, start_at_means(ctx, updates, rows))
         weights = sample_weights(updates.samples, ctx.max_weight_share)  # (K,)
         start = of_task(state, t, _names(h))
         lora = average(ctx, updates, _names(h), weights, start)
         rows = combine(ctx, updates, rows, weights, h.reweight)
-        return with_task(state, t, {**lora, **rows.tensors})
+        return _with_task(ctx, state, rows, lora)
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
-        """Return the current task and, each once and unchanged, all finished tasks."""
+        """Return which task is the current one, and all tasks, of which it alone still changes.
+
+        Its part has the name from the start under which it stays, so it is not sent again then.
+        """
         current = current_task(state)
-        parts = []
-        for t in range(current + 1):
-            tensors = of_task(state, t, (*_names(ctx.hparams), *ROW_TENSORS))
-            if t == current and _TABLE in state.tensors:
-                tensors["future"] = state.tensors[_TABLE][_class_count(state) :]
-            parts.append(Part(CURRENT if t == current else task_part(t), tagged(tensors, t)))
-        return tuple(parts)
+        if current < 0:
+            return ()
+        future = (
+            {"future": state.tensors[_TABLE][_class_count(state) :]}
+            if _TABLE in state.tensors
+            else {}
+        )
+        names = (*_names(ctx.hparams), *ROW_TENSORS)
+        return (
+            Part(CURRENT, tagged(future, current)),
+            *(Part(task_part(t), tagged(of_task(state, t, names), t)) for t in range(current + 1)),
+        )
+
+
+def _with_task(
+    ctx: Context, state: State, rows: PrototypeRows, lora: Mapping[str, F32] | None = None
+) -> State:
+    lora = ctx.forms.commit_named(lora or {})
+    return with_task(state, ctx.task.index, {**lora, **committed(ctx, rows).tensors})
 
 
 def _names(h: PiloraHparams) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fcil_adapters.economies import Economy
 from fcil_adapters.placement import Blocks
 from fcil_adapters.prototype_options import PrototypeHparams
 
@@ -74,4 +75,9 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
         "short": {"epochs": 3, "lr_prototype": 8e-3, "lr_lora": 2e-4, "delta": 30.0},
     }
+)
+
+ECONOMIES = (
+    Economy("rank 2", "half of each LoRA's rank", {"rank": 2}),
+    Economy("rank 1", "three quarters of each LoRA's rank", {"rank": 1}),
 )

@@ -23,19 +23,15 @@ class TaskPart:
     Attributes:
         lora: `lora_names` -> (r, d) or (d, r).
         rows: the prototypes of the task's classes.
-        future: (f, d) fixed negatives of classes still to come; no rows without them.
     """
 
     lora: Mapping[str, F32]
     rows: PrototypeRows
-    future: F32
 
     @classmethod
     def of(cls, payload: Payload) -> TaskPart:
         """Read a part."""
-        rows = PrototypeRows.of(payload.tensors)
-        future = payload.f32("future") if "future" in payload.tensors else rows.proto[:0]
-        return cls(lora_of(payload), rows, future)
+        return cls(lora_of(payload), PrototypeRows.of(payload.tensors))
 
 
 def read_parts(broadcast: Mapping[str, Payload]) -> tuple[TaskPart, ...]:
@@ -45,5 +41,12 @@ def read_parts(broadcast: Mapping[str, Payload]) -> tuple[TaskPart, ...]:
         SchemaMismatch: a part that the current state needs is missing.
     """
     current = find_part(broadcast, CURRENT)
-    finished = [find_part(broadcast, task_part(t)) for t in range(current_task(current))]
-    return tuple(TaskPart.of(part) for part in (*finished, current))
+    tasks = [find_part(broadcast, task_part(t)) for t in range(current_task(current) + 1)]
+    return tuple(TaskPart.of(part) for part in tasks)
+
+
+def future_rows(broadcast: Mapping[str, Payload], d: int) -> F32:
+    """Return (f, d), the fixed negatives of classes still to come; no rows without them."""
+    current = find_part(broadcast, CURRENT)
+    none = np.zeros((0, d), dtype=np.float32)
+    return current.f32("future") if "future" in current.tensors else none

@@ -16,10 +16,10 @@ from fcil_adapters.cadence import Cadence
 from fcil_adapters.claims import Claim
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
 from fcil_adapters.lora_tensors import lora_names, lora_places, lora_specs
-from fcil_adapters.methods.plora.options import PRESETS, PloraHparams
+from fcil_adapters.methods.plora.options import ECONOMIES, PRESETS, PloraHparams
 from fcil_adapters.placement import check_blocks
 from fcil_adapters.prototype_rows import prototype_exchanges, prototype_statistics, row_specs
-from fcil_protocol.schema import MetaSpec, PayloadSchema, TensorSpec
+from fcil_protocol.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
 
 
 def exchanges(hparams: PloraHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
@@ -32,25 +32,22 @@ def exchanges(hparams: PloraHparams, backbone: BackboneInfo) -> tuple[Exchange, 
 
 
 def broadcast(hparams: PloraHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
-    """Return the schemas of the current part, a finished task's part and the teacher's part."""
+    """Return the schemas of the current part, of a task's part and of a LoRA."""
     meta = (MetaSpec("task", "int"),)
-    lora = _lora(hparams, backbone)
-    kinds = {
-        "current": PayloadSchema((*lora, *row_specs("c")), meta),
-        "task": PayloadSchema(row_specs("rows"), meta, at_most=(("rows", "past"),)),
+    return {
+        "current": PayloadSchema((), meta),
+        "task": PayloadSchema(row_specs("rows"), meta, at_most=(("rows", "seen"),)),
+        "lora": PayloadSchema(_lora(hparams, backbone)),
     }
-    if hparams.gamma_kd > 0:
-        kinds["teacher"] = PayloadSchema(lora, meta)
-    return kinds
 
 
 def dims(hparams: PloraHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
-    """Return d, the rank r, the task's classes c and the past classes."""
+    """Return d, the rank r, the task's classes c and the classes seen so far."""
     return {
         "d": backbone.dim,
         "r": hparams.rank,
         "c": len(task.classes),
-        "past": len(task.past),
+        "seen": len(task.seen),
     }
 
 
@@ -77,13 +74,15 @@ METHOD = Method(
     aggregator=_half("aggregator:Aggregator"),
     model=_half("model:Model"),
     presets=PRESETS,
-    cadence={"task": Cadence.TASK, "teacher": Cadence.OPENING},
+    cadence={"current": Cadence.OPENING, "task": Cadence.OWN, "lora": Cadence.TRAINED},
     averagings=every_rule,
     statistics=prototype_statistics,
+    half=(Kind.LORA, Kind.PROTOTYPE),
     claim=Claim(
         said="0.77 million parameters a round",
         up_bytes=307_200,
         down_bytes=None,
         leaves_out="the way down; the figure is that of ten clients together",
     ),
+    economies=ECONOMIES,
 )

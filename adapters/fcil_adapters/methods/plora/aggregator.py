@@ -7,16 +7,28 @@ from fcil_adapters.averaging import average
 from fcil_adapters.contract import Context, Part, State, Updates
 from fcil_adapters.lora_tensors import draw_lora, lora_names, lora_places
 from fcil_adapters.methods.plora.options import PloraHparams
-from fcil_adapters.methods.plora.parts import teacher_part
-from fcil_adapters.prototype_rounds import combine, start_at_means
+from fcil_adapters.methods.plora.parts import lora_part
+from fcil_adapters.prototype_rounds import combine, committed, start_at_means
 from fcil_adapters.prototype_rows import ROW_TENSORS, PrototypeRows, draw_prototypes
-from fcil_adapters.tasks import CURRENT, current_task, of_task, tagged, task_part, with_task
+from fcil_adapters.tasks import (
+    CURRENT,
+    current_task,
+    meta_number,
+    of_task,
+    tagged,
+    task_part,
+    with_task,
+)
+from fcil_protocol.payload import Payload
 
 _LORA, _PROTOTYPES = 1, 2  # purposes of the random streams
 
 
 class Aggregator:
-    """The state holds ``lora...``, ``teacher.lora...`` and ``task.<t>.proto|classes|seen``."""
+    """The state holds ``lora...``, ``teacher.lora...`` and ``task.<t>.proto|classes|seen``.
+
+    Its fields ``lora`` and ``teacher`` say which task trained each of the two last.
+    """
 
     def init(self, ctx: Context) -> State:
         """Return the state before the first task: nothing yet."""
@@ -33,12 +45,15 @@ class Aggregator:
         assert task.index == current_task(state) + 1, "tasks open one after the other"
         tensors = dict(state.tensors)
         if task.index == 0:
-            tensors.update(draw_lora(_names(h), h.rank, info, ctx.rng(_LORA), h.init_a))
+            drawn = draw_lora(_names(h), h.rank, info, ctx.rng(_LORA), h.init_a)
+            tensors.update(ctx.forms.commit_named(drawn))
         elif h.gamma_kd > 0:
             tensors.update({f"teacher.{name}": state.tensors[name] for name in _names(h)})
         proto = draw_prototypes(len(task.classes), info.dim, ctx.rng(_PROTOTYPES))
         rows = PrototypeRows.first(proto, task.classes)
-        return with_task(tagged(tensors, task.index), task.index, rows.tensors)
+        last = meta_number(state, "lora") if task.index > 0 else 0
+        opened = State(tensors, {"task": task.index, "lora": last, "teacher": last})
+        return with_task(opened, task.index, committed(ctx, rows).tensors)
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Combine class means (``prepare``) or LoRA and prototypes (``train``)."""
@@ -46,29 +61,33 @@ class Aggregator:
         t = ctx.task.index
         rows = PrototypeRows.of(of_task(state, t, ROW_TENSORS))
         if ctx.kind == "prepare":
-            return with_task(state, t, start_at_means(ctx, updates, rows).tensors)
+            rows = committed(ctx, start_at_means(ctx, updates, rows))
+            return with_task(state, t, rows.tensors)
         weights = sample_weights(updates.samples, ctx.max_weight_share)  # (K,)
         lora = average(ctx, updates, _names(h), weights, state.tensors)
-        rows = combine(ctx, updates, rows, weights, h.reweight)
-        return with_task(State({**state.tensors, **lora}, state.meta), t, rows.tensors)
+        rows = committed(ctx, combine(ctx, updates, rows, weights, h.reweight))
+        tensors = {**state.tensors, **ctx.forms.commit_named(lora)}
+        return with_task(State(tensors, {**state.meta, "lora": t}), t, rows.tensors)
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
-        """Return the current task and LoRA, the teacher, and all finished tasks' prototypes."""
+        """Return which task is the current one, all tasks' prototypes, LoRA and teacher.
+
+        Until a task's first training round the teacher is the LoRA, and they are one part.
+        """
         current = current_task(state)
         if current < 0:
             return ()
         names = _names(ctx.hparams)
-        parts = [
-            Part(task_part(t), tagged(of_task(state, t, ROW_TENSORS), t)) for t in range(current)
+        parts = [Part(CURRENT, tagged({}, current))]
+        parts += [
+            Part(task_part(t), tagged(of_task(state, t, ROW_TENSORS), t))
+            for t in range(current + 1)
         ]
-        teacher = {
-            n: state.tensors[f"teacher.{n}"] for n in names if f"teacher.{n}" in state.tensors
-        }
-        if teacher:
-            parts.append(Part(teacher_part(current - 1), tagged(teacher, current - 1)))
-        lora = {name: state.tensors[name] for name in names}
-        rows = of_task(state, current, ROW_TENSORS)
-        parts.append(Part(CURRENT, tagged({**lora, **rows}, current)))
+        latest, before = meta_number(state, "lora"), meta_number(state, "teacher")
+        parts.append(Part(lora_part(latest), Payload({n: state.tensors[n] for n in names})))
+        if before != latest and ctx.hparams.gamma_kd > 0:
+            teacher = {n: state.tensors[f"teacher.{n}"] for n in names}
+            parts.append(Part(lora_part(before), Payload(teacher)))
         return tuple(parts)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from fcil_adapters.economies import Economy
 from fcil_adapters.placement import Blocks
 from fcil_adapters.prototype_options import PrototypeHparams
 
@@ -42,4 +43,9 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
         "short": {"epochs": 3, "lr_prototype": 5e-2, "lr_lora": 2e-3},
     }
+)
+
+ECONOMIES = (
+    Economy("rank 2", "half of each LoRA's rank", {"rank": 2}),
+    Economy("rank 1", "three quarters of each LoRA's rank", {"rank": 1}),
 )

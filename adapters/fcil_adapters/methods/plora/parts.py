@@ -16,9 +16,13 @@ from fcil_protocol.payload import Payload
 F32 = NDArray[np.float32]
 
 
-def teacher_part(task: int) -> str:
-    """Return the name of the part with the final LoRA of a finished task."""
-    return f"teacher/{task}"
+def lora_part(task: int) -> str:
+    """Return the name of the part with the LoRA as the rounds of a task left it.
+
+    The latest one is what goes on; as a task begins, it is that of an earlier task, which stays
+    as the teacher.
+    """
+    return f"lora/{task}"
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,15 @@ def read_parts(broadcast: Mapping[str, Payload], *, with_teacher: bool) -> Recei
     """
     current = find_part(broadcast, CURRENT)
     task = current_task(current)
-    finished = [find_part(broadcast, task_part(t)) for t in range(task)]
-    teacher = find_part(broadcast, teacher_part(task - 1)) if with_teacher and task > 0 else None
+    tasks = [find_part(broadcast, task_part(t)) for t in range(task + 1)]
+    with_lora = sorted(t for t in range(task + 1) if lora_part(t) in broadcast)
+    earlier = [t for t in with_lora if t < task]
+    lora = find_part(broadcast, lora_part(with_lora[-1] if with_lora else task))
+    teacher = None
+    if with_teacher and task > 0:
+        teacher = find_part(broadcast, lora_part(earlier[-1] if earlier else task - 1))
     return Received(
-        lora=lora_of(current),
+        lora=lora_of(lora),
         teacher=None if teacher is None else lora_of(teacher),
-        tasks=tuple(PrototypeRows.of(part.tensors) for part in (*finished, current)),
+        tasks=tuple(PrototypeRows.of(part.tensors) for part in tasks),
     )

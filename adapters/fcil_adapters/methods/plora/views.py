@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fcil_adapters.backbone import Backbone, cls_features
+from fcil_adapters.backbone import Backbone, cls_features, leading_tokens
 from fcil_adapters.lora import attach_qv, read_pairs
 from fcil_adapters.methods.plora.options import PloraHparams
 
@@ -45,7 +45,7 @@ class Teacher:
 
     def features(self, x: Tensor) -> Tensor:
         """Return the class token after the last adapted block for input (B, 3, S, S): (B, d)."""
-        tokens: Tensor = self._view.forward_features(x)  # (B, tokens, d)
+        tokens: Tensor = leading_tokens(self._view, x)  # (B, tokens, d)
         return tokens[:, 0]
 
 

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from fcil_adapters.cadence import Cadence
 from fcil_adapters.contract import BackboneInfo, Exchange, Hparams, Method, TaskInfo
+from fcil_adapters.economies import Economy
 from fcil_adapters.privacy import Statistic
 from fcil_protocol.payload import Payload
 from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
@@ -29,7 +30,7 @@ def exchanges(_hparams: RunningMeanHparams, _backbone: BackboneInfo) -> tuple[Ex
     """Return the only exchange: mean thumbnails (zero where there is no image) and counts."""
     upload = PayloadSchema(
         (
-            TensorSpec("mean", Kind.PROTOTYPE, ("c", "pixels"), max_abs=1),
+            TensorSpec("mean", Kind.PROTOTYPE, ("c", "pixels"), max_abs=1, exact=True),
             TensorSpec("count", Kind.COUNT, ("c",), dtype="I64", non_negative=True),
             TensorSpec("n", Kind.COUNT, (1,), dtype="I64", non_negative=True),
         )
@@ -48,7 +49,7 @@ def broadcast(_hparams: RunningMeanHparams, _backbone: BackboneInfo) -> Mapping[
 
     def task(rows: str) -> tuple[TensorSpec, ...]:
         return (
-            TensorSpec("mean", Kind.PROTOTYPE, (rows, "pixels"), max_abs=1),
+            TensorSpec("mean", Kind.PROTOTYPE, (rows, "pixels"), max_abs=1, exact=True),
             TensorSpec("count", Kind.COUNT, (rows,), dtype="I64", non_negative=True),
             TensorSpec("classes", Kind.COUNT, (rows,), dtype="I64", non_negative=True),
         )
@@ -85,4 +86,5 @@ METHOD = Method(
     needs_backbone=False,
     cadence={"task": Cadence.TASK},
     statistics=statistics,
+    economies=(Economy("thumbnails of 4 x 4 pixels", "detail", {"side": 4}),),
 )
