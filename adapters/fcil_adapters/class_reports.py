@@ -37,7 +37,7 @@ def report_specs() -> tuple[TensorSpec, ...]:
     and ``count`` (c,) all of the task, ``n`` (1,) the images.
     """
     return (
-        TensorSpec("mean", Kind.PROTOTYPE, ("owned", "d")),
+        TensorSpec("mean", Kind.PROTOTYPE, ("owned", "d"), exact=True),
         count_spec("owned", "owned"),
         count_spec("classes", "c"),
         count_spec("count", "c"),
@@ -111,7 +111,8 @@ class ClassReports:
     @classmethod
     def of(cls, updates: Updates, classes: Sequence[int]) -> ClassReports:
         """Read the reports, and ``proto`` (c, d), of all updates."""
-        read = [(update.payload.f32("proto"), *_read(update, classes)) for update in updates]
+        # A copy: a view would keep the client's whole update in memory.
+        read = [(update.payload.f32("proto").copy(), *_read(update, classes)) for update in updates]
         return cls(*(np.stack(column) for column in zip(*read, strict=True)))
 
 

@@ -47,13 +47,14 @@ def unpack_gaussians(
     A triangle is made symmetric by construction, and what lies below zero in its spectrum
     is cut off (`square_roots`).
     """
-    means = payload.f32("gauss.mean")
+    # Copies: views would keep the client's whole update in memory.
+    means = payload.f32("gauss.mean").copy()
     d = means.shape[1]
     none = np.zeros((0, d), dtype=np.float32)
     rests = np.zeros_like(means)
     if covariance != "full":
         rests = np.maximum(payload.f32("gauss.rest"), 0)
-    factors = payload.f32("gauss.factor") if covariance != "diag" else none
+    factors = payload.f32("gauss.factor").copy() if covariance != "diag" else none
     roots: list[F32] = []
     if covariance == "full":
         triangles = payload.f32("gauss.triangle")  # (T, d (d + 1) / 2)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fcil_adapters.contract import Progress
+from fcil_adapters.memory_files import Blob
 from fcil_adapters.worker_host import WorkerHost
 from fcil_adapters.worker_pipe import Blobs, Fields
 from fcil_protocol.errors import OutOfMemory, WorkerDied, WorkerError
@@ -71,7 +72,7 @@ async def persist(
     batch: int = 1,
     on_progress: Callable[[Progress], None] | None = None,
     tell: Callable[[str], None] = _quiet,
-) -> tuple[Fields, list[bytes]]:
+) -> tuple[Fields, list[Blob]]:
     """Call an operation until it works or there is no use in trying again.
 
     A lack of memory halves the images in one pass, down to one; the result is the same but for

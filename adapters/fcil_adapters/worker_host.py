@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from fcil_adapters.contract import Progress
+from fcil_adapters.memory_files import Blob
 from fcil_adapters.worker_pipe import AsyncPipe, Blobs, Fields
 from fcil_adapters.worker_watch import Quiet, oom_kills
 from fcil_protocol.errors import (
@@ -50,7 +51,11 @@ OnRequest = Callable[[Fields], Answer | Awaitable[Answer]]
 
 
 class WorkerHost:
-    """One worker process at a time, and one call at a time; further calls wait."""
+    """One worker process at a time, and one call at a time; further calls wait.
+
+    Attributes:
+        starts, deaths: how often one was started, and how often it ended unasked.
+    """
 
     def __init__(
         self,
@@ -91,6 +96,8 @@ class WorkerHost:
         self._stopped_by_us = False
         self._stalled = ""  # why it was ended, if it was silent for too long
         self._oom_kills: int | None = None  # in the system, when it was started
+        self.starts = 0
+        self.deaths = 0
 
     @property
     def pid(self) -> int | None:
@@ -111,7 +118,7 @@ class WorkerHost:
         *,
         on_progress: Callable[[Progress], None] | None = None,
         on_request: OnRequest | None = None,
-    ) -> tuple[Fields, list[bytes]]:
+    ) -> tuple[Fields, list[Blob]]:
         """Let the worker carry out one operation.
 
         A cancelled call kills the worker. An error that ``on_request`` raises is told to the
@@ -193,7 +200,7 @@ class WorkerHost:
         quiet: Quiet,
         on_progress: Callable[[Progress], None] | None,
         on_request: OnRequest | None,
-    ) -> tuple[Fields, list[bytes]]:
+    ) -> tuple[Fields, list[Blob]]:
         failure: FcilError | None = None
         while True:
             message, payloads = await pipe.recv()
@@ -216,7 +223,9 @@ class WorkerHost:
                 await pipe.send(told, blobs)
             elif "error" in message:
                 reported = from_code(message["error"], message["message"], message["action"])
-                raise _Reported(failure or reported)
+                # Asked ahead, a failure here may stand beside another cause there.
+                same = failure is not None and failure.code == reported.code
+                raise _Reported(failure if failure is not None and same else reported)
             elif "result" in message:
                 return message["result"], payloads
             else:
@@ -227,6 +236,7 @@ class WorkerHost:
     def _alive(self) -> bool:
         """Say whether a worker waits for calls; forget one that died between two."""
         if self._process is not None and (self._process.poll() is not None or self._stopped_by_us):
+            self.deaths += not self._stopped_by_us
             self._forget()
         return self._process is not None
 
@@ -258,6 +268,7 @@ class WorkerHost:
         except BaseException:
             ours.close()
             raise
+        self.starts += 1
         self._pipe = AsyncPipe(ours)
         return self._pipe
 
@@ -277,6 +288,7 @@ class WorkerHost:
 
     async def _died(self) -> WorkerError:
         ours, stalled = self._stopped_by_us, self._stalled
+        self.deaths += bool(stalled) or not ours
         process = self._process
         await self._end()
         code = process.returncode if process is not None else None

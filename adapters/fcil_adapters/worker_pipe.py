@@ -3,7 +3,8 @@
 A message is ``length (4 bytes, little-endian) + msgpack {m: fields, s: [sizes]}``. The bytes
 of all payloads of a message lie one after the other in one anonymous, sealed memory file,
 whose descriptor travels with the length (SCM_RIGHTS). So tensors are never in the clear in
-a file with a name, and never copied through the socket.
+a file with a name, and never copied through the socket. The receiver maps large
+payloads and copies small ones (`memory_files`).
 """
 
 from __future__ import annotations
@@ -11,39 +12,38 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
-import fcntl
-import itertools
 import os
 import socket
 import struct
-import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgpack
 
-from fcil_protocol.errors import DiskFull, TooLarge, WireError
-from fcil_protocol.payload import Payload, pack
+from fcil_adapters.memory_files import Blob, MemoryFile, Pieces, file_of, read_file, size_of
+from fcil_protocol.errors import TooLarge, WireError
+from fcil_protocol.payload import Payload, pieces
 
 MAX_MESSAGE_BYTES = 16 << 20  # 10,000 class names take less than 2 MB
 MAX_PAYLOAD_BYTES = 16 << 30  # all payloads of a message; memory runs out before
 MAX_PAYLOADS = 10_000  # as many as a broadcast has parts
 _LENGTH = struct.Struct("<I")
 _MAX_FDS = 4  # one is expected; more are received only to be closed
-_STEP = 1 << 30  # Linux moves at most 2 GiB in one call
-# Nobody can change the file any more (Linux): F_SEAL_SEAL, _SHRINK, _GROW, _WRITE.
-_SEALS = 0x1 | 0x2 | 0x4 | 0x8
 
 Fields = dict[str, Any]
-Blobs = Sequence[Payload | bytes]
+
+
+Blobs = Sequence[Payload | Blob | MemoryFile]
 
 
 class Pipe:
-    """One end that blocks; the worker's side."""
+    """One end that blocks; the worker's side. Several threads may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._sock.setblocking(True)
+        self._sending = threading.Lock()
 
     def fileno(self) -> int:
         """Return the socket's descriptor."""
@@ -58,12 +58,13 @@ class Pipe:
         """
         head, body, file = _encode(message, payloads)
         try:
-            _send_head(self._sock, head, file)
-            self._sock.sendall(body)
+            with self._sending:
+                _send_head(self._sock, head, file)
+                self._sock.sendall(body)
         finally:
             _close(file)
 
-    def recv(self) -> tuple[Fields, list[bytes]]:
+    def recv(self) -> tuple[Fields, list[Blob]]:
         """Wait for the next message.
 
         Raises:
@@ -118,7 +119,7 @@ class AsyncPipe:
         finally:
             _close(file)
 
-    async def recv(self) -> tuple[Fields, list[bytes]]:
+    async def recv(self) -> tuple[Fields, list[Blob]]:
         """Wait for the next message.
 
         Raises:
@@ -206,7 +207,7 @@ class _Incoming:
         if not data:
             raise EOFError("the other side closed the worker's pipe.")
 
-    def message(self) -> tuple[Fields, list[bytes]]:
+    def message(self) -> tuple[Fields, list[Blob]]:
         """Decode the message and read its payloads; once.
 
         It owns the files from here on, so that a `close` meanwhile does no harm.
@@ -224,25 +225,21 @@ class _Incoming:
             os.close(self._fds.pop())
 
 
-def _read_message(body: bytes, fds: Sequence[int]) -> tuple[Fields, list[bytes]]:
+def _read_message(body: bytes, fds: Sequence[int]) -> tuple[Fields, list[Blob]]:
     fields, sizes = _decode(body)
     if len(fds) != bool(sizes):
         raise WireError(f"a worker message of {len(sizes)} payloads came with {len(fds)} files.")
     if not sizes:
         return fields, []
     (fd,) = fds
-    found = os.fstat(fd).st_size
-    if found != sum(sizes):
-        raise WireError(f"payloads of {sum(sizes)} bytes came in a file of {found} bytes.")
-    offsets = itertools.accumulate(sizes[:-1], initial=0)
-    return fields, [_read_at(fd, at, size) for at, size in zip(offsets, sizes, strict=True)]
+    return fields, read_file(fd, sizes)
 
 
 def _encode(message: Fields, payloads: Blobs) -> tuple[bytes, bytes, int | None]:
     if len(payloads) > MAX_PAYLOADS:
         raise TooLarge(f"{len(payloads)} payloads in a worker message exceed {MAX_PAYLOADS}.")
-    blobs = [pack(p) if isinstance(p, Payload) else p for p in payloads]
-    sizes = [len(blob) for blob in blobs]
+    ready = [_ready(payload) for payload in payloads]
+    sizes = [size_of(payload) for payload in ready]
     if sum(sizes) > MAX_PAYLOAD_BYTES:
         raise TooLarge(f"payloads of {sum(sizes)} bytes exceed {MAX_PAYLOAD_BYTES}.")
     # Paths may hold bytes that are no UTF-8; Python keeps them as surrogates.
@@ -251,7 +248,13 @@ def _encode(message: Fields, payloads: Blobs) -> tuple[bytes, bytes, int | None]
     )
     if len(body) > MAX_MESSAGE_BYTES:
         raise TooLarge(f"a worker message of {len(body)} bytes exceeds {MAX_MESSAGE_BYTES}.")
-    return _LENGTH.pack(len(body)), body, _memory_file(blobs) if blobs else None
+    return _LENGTH.pack(len(body)), body, file_of(ready) if ready else None
+
+
+def _ready(payload: Payload | Blob | MemoryFile) -> Pieces | MemoryFile:
+    if isinstance(payload, MemoryFile):
+        return payload
+    return pieces(payload) if isinstance(payload, Payload) else [payload]
 
 
 def _decode(body: bytes) -> tuple[Fields, list[int]]:
@@ -276,45 +279,6 @@ def _decode(body: bytes) -> tuple[Fields, list[int]]:
     if not all(isinstance(size, int) and size >= 0 for size in sizes):
         raise WireError("the sizes of a worker message's payloads are not numbers >= 0.")
     return fields, sizes
-
-
-def _memory_file(blobs: Sequence[bytes]) -> int:
-    """Write blobs to an anonymous file and return its descriptor."""
-    fd = _anonymous()
-    try:
-        for blob in blobs:
-            view = memoryview(blob)
-            while view:
-                view = view[os.write(fd, view[:_STEP]) :]
-        if hasattr(os, "memfd_create"):
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except OSError as error:
-        os.close(fd)
-        raise DiskFull(
-            f"{sum(map(len, blobs))} bytes for the worker do not fit: {error.strerror}.",
-            action="Free memory on this machine.",
-        ) from error
-    return fd
-
-
-def _anonymous() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("fcil", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    # macOS: a file of this user alone (0600), without a name before a byte is in it.
-    fd, path = tempfile.mkstemp(prefix="fcil-")
-    os.unlink(path)  # noqa: PTH108  mkstemp gives a string
-    return fd
-
-
-def _read_at(fd: int, offset: int, size: int) -> bytes:
-    steps = []
-    while size:
-        data = os.pread(fd, min(size, _STEP), offset)
-        if not data:
-            raise WireError("a worker's payload file ended early.")
-        steps.append(data)
-        offset, size = offset + len(data), size - len(data)
-    return steps[0] if len(steps) == 1 else b"".join(steps)
 
 
 def _send_head(sock: socket.socket, head: bytes, file: int | None) -> None:

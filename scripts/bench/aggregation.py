@@ -1,18 +1,19 @@
 """Seconds and memory of the server's work in a round, with updates as large as ViT-B/16's.
 
 What is measured is ``Aggregator.aggregate``, fed as the server's worker feeds it: a state read
-from its bytes, and `fcil_server.worker.PulledUpdates`, which opens one update when its turn
+from its bytes, and `fcil_server.updates.PulledUpdates`, which pulls one update when its turn
 comes. Here the updates lie in files (`vit_updates`); reading and unpacking them is part of the
 seconds, decryption and the pipe to the daemon are not.
 
-Every measurement is a process of its own. Peak memory is the largest resident set during the
-calls minus the resident set before them; the kernel's high-water mark is reset in between, as
-getrusage alone would also count the imports. The peer, in the same process, is a bare numpy
-loop that adds up the same tensors in float64, weighted, and does nothing else. On a busy
-machine the CPU's seconds say more than the clock's.
+Every measurement is a process of its own, unless all run ``--together``. Peak memory is the
+largest resident set during the calls minus the resident set before them; the kernel's high-
+water mark is reset in between, as getrusage alone would also count the imports. The peer, in
+the same process, is a bare numpy loop that adds up the same tensors in float64, weighted, and
+does nothing else. On a busy machine the CPU's seconds say more than the clock's.
 
     .venv/bin/python scripts/bench/aggregation.py --out aggregation.json
     .venv/bin/python scripts/bench/aggregation.py --cases hepco --clients 100 --steps 5
+    .venv/bin/python scripts/bench/aggregation.py --clients 2 10 30 100 --tasks 1 --together
     .venv/bin/python scripts/bench/aggregation.py --average
     .venv/bin/python scripts/bench/aggregation.py --device cuda
 """
@@ -88,7 +89,7 @@ def measure(job: Job) -> dict[str, Any]:
     """Measure the aggregation and its peer; the last result becomes the state of the next task."""
     aggregator = load_half(job.method.aggregator)
     state = unpack(job.path("state").read_bytes())
-    updates = open_updates(job)
+    samples = open_updates(job).samples
     ticks: list[float] = []
     device = Device(job.device)
     clock = time.perf_counter if device.cuda else time.process_time
@@ -96,16 +97,17 @@ def measure(job: Job) -> dict[str, Any]:
 
     def aggregate() -> Any:
         ticks.clear()
+        updates = open_updates(job)  # nothing is kept from the last repetition
         if job.average:
             return Payload(weighted_mean(updates, averaged(job), shares, job.device))
         return aggregator.aggregate(ctx, state, updates)
 
-    shares = sample_weights(updates.samples)
+    shares = sample_weights(samples)
     cost, result = cost_of(aggregate, job.repeat)
     device_peak = device.peak()
     job.path("state").write_bytes(pack(result))
     del result
-    bare, _ = cost_of(lambda: bare_mean(updates), job.repeat)
+    bare, _ = cost_of(lambda: bare_mean(open_updates(job)), job.repeat)
     sizes = [path.stat().st_size for path in job.path("updates").iterdir()]
     return {
         **asdict(cost),
@@ -220,15 +222,20 @@ def child(step: str, job: Job, threads: int) -> dict[str, Any]:
     return found
 
 
-def rows_of(job: Job, threads: int) -> list[dict[str, Any]]:
-    """Run both tasks of a case; a task starts from the state in which the last one ended."""
+def here(step: str, job: Job, _threads: int) -> dict[str, Any]:
+    return {"prepare": prepare, "measure": measure}[step](job)
+
+
+def rows_of(job: Job, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run the tasks of a case; a task starts from the state in which the last one ended."""
+    run = here if args.together else child
     folder = Path(tempfile.mkdtemp(prefix="fcil-aggregation-"))
     rows = []
     try:
-        for task in range(1 if job.average else TASKS):
+        for task in range(1 if job.average else args.tasks):
             now = replace(job, task=task, folder=str(folder))
-            child("prepare", now, threads)
-            rows.append({**asdict(now), **child("measure", now, threads)})
+            run("prepare", now, args.threads)
+            rows.append({**asdict(now), **run("measure", now, args.threads)})
             del rows[-1]["folder"]
             print(line_of(rows[-1]), flush=True)
             shutil.rmtree(folder / "updates")
@@ -279,6 +286,10 @@ def main() -> None:
     parser.add_argument(
         "--average", action="store_true", help="the weighted mean alone, in the first task"
     )
+    parser.add_argument("--tasks", type=int, default=TASKS)
+    parser.add_argument(
+        "--together", action="store_true", help="measure all in this process, which is quicker"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--option", action="append", default=[], metavar="KEY=JSON")
@@ -307,7 +318,7 @@ def main() -> None:
                 options={k: json.loads(v) for k, _, v in (o.partition("=") for o in args.option)},
                 folder="",
             )
-            rows += rows_of(job, args.threads)
+            rows += rows_of(job, args)
     if args.out:
         args.out.write_text(json.dumps(rows, indent=1))
 

@@ -1,13 +1,14 @@
 """The methods' work on the server: every call goes to the worker process.
 
 The worker holds no keys. Updates are opened here, one at a time, as the worker asks for
-them, and reach it through anonymous memory; so the server's memory does not grow with the
+them, into anonymous memory which it maps; so the server's memory does not grow with the
 number of clients, and nothing in clear touches the disk.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,11 +19,12 @@ from numpy.typing import NDArray
 
 from fcil_adapters import describe, registry
 from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method, Part, State
+from fcil_adapters.memory_files import Blob, MemoryFile
 from fcil_adapters.worker_effort import UNKNOWN_BATCH, Effort, persist
 from fcil_adapters.worker_host import WorkerHost
 from fcil_adapters.worker_ops import context_fields
 from fcil_adapters.worker_pipe import Blobs
-from fcil_protocol.envelope import open_body, parse_header, unwrap_key
+from fcil_protocol.envelope import open_to, parse_header, unwrap_key
 from fcil_protocol.errors import (
     CorruptFile,
     FcilError,
@@ -33,7 +35,7 @@ from fcil_protocol.errors import (
 )
 from fcil_protocol.ids import ClientId
 from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.payload import Payload, pack, unpack
+from fcil_protocol.payload import Payload, unpack
 from fcil_protocol.spool import Spool
 from fcil_protocol.stored import StoredEnvelope
 from fcil_server.config import Config
@@ -83,6 +85,11 @@ class Aggregation:
         """Give what updates are opened with."""
         self._info, self._keys, self._spool = info, keys, spool
 
+    @property
+    def worker(self) -> WorkerHost:
+        """The process that computes."""
+        return self._host
+
     async def close(self) -> None:
         """End the worker."""
         await self._host.stop()
@@ -118,7 +125,7 @@ class Aggregation:
 
     async def _call(
         self, op: str, fields: dict[str, Any], blobs: Blobs = ()
-    ) -> tuple[dict[str, Any], list[bytes]]:
+    ) -> tuple[dict[str, Any], list[Blob]]:
         """Let the worker do something; once more if it dies, in smaller steps without memory."""
         return await persist(
             self._host, self._effort, op, fields, blobs, batch=UNKNOWN_BATCH, tell=self.tell
@@ -131,12 +138,12 @@ class Aggregation:
 
     async def open_task(self, ctx: Context, state: State) -> State:
         """Draw what a task starts with."""
-        _, blobs = await self._call("open_task", self._fields(ctx), [pack(state)])
+        _, blobs = await self._call("open_task", self._fields(ctx), [state])
         return unpack(blobs[0])
 
     async def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
         """Return all parts of a state, checked against the method's broadcast schemas."""
-        reply, blobs = await self._call("broadcast", self._fields(ctx), [pack(state)])
+        reply, blobs = await self._call("broadcast", self._fields(ctx), [state])
         parts = [
             Part(str(name), unpack(blob)) for name, blob in zip(reply["parts"], blobs, strict=True)
         ]
@@ -160,7 +167,7 @@ class Aggregation:
             "classes": classes,
             "parts": [p.name for p in parts],
         }
-        blobs = [pack(p.payload) for p in parts]
+        blobs = [p.payload for p in parts]
         _, answer = await self._call("evaluate", fields, blobs)
         result = unpack(answer[0])
         rows = zip(
@@ -175,15 +182,35 @@ class Aggregation:
 
     def open_update(self, row: UpdateRow) -> Payload:
         """Open one accepted update from the spool."""
-        return unpack(self._plain(row))
+        plain = io.BytesIO()
+        self._open_to(row, plain.write)
+        return unpack(plain.getvalue())
 
-    def _plain(self, row: UpdateRow) -> bytes:
+    def _shared(self, row: UpdateRow) -> MemoryFile:
+        """Open an accepted update into memory that the worker maps."""
+        file = MemoryFile()
+        self._open_to(row, file.write)
+        return file
+
+    def _open_to(self, row: UpdateRow, write: Callable[[bytes], object]) -> None:
+        """Decrypt an update from the spool, without reading it twice.
+
+        The envelope authenticates every byte. Where it does not open, the spool's own checksum
+        tells whether the disk is to blame.
+        """
         assert self._spool is not None
         assert self._keys is not None
-        stored = StoredEnvelope.from_bytes(self._spool.get(row.update_id))
-        header = parse_header(stored.header, max_plain_bytes=1 << 40)  # accepted before
-        key = unwrap_key(stored.wrap, stored.header, self._keys)
-        return open_body(header, key, header.split(stored.body))
+        data = memoryview(self._spool.get(row.update_id, check=False))
+        try:
+            stored = StoredEnvelope.from_bytes(data)
+            header = parse_header(stored.header, max_plain_bytes=1 << 40)  # accepted before
+            key = unwrap_key(stored.wrap, stored.header, self._keys)
+            if header.update_id != row.update_id:
+                raise CorruptFile(f"the spool's record {row.update_id!r} is another update.")
+            open_to(header, key, header.split(stored.body), write)
+        except FcilError:
+            self._spool.get(row.update_id)
+            raise
 
     async def aggregate(
         self, ctx: Context, state: State, updates: Sequence[UpdateRow]
@@ -248,9 +275,9 @@ class Aggregation:
         """Return the combined state, and whose updates the worker left out, with the reason."""
         trust = self._config.trust
 
-        async def open_one(fields: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
-            plain = await asyncio.to_thread(self._plain, updates[int(fields["update"])])
-            return {}, [plain]
+        async def open_one(fields: dict[str, Any]) -> tuple[dict[str, Any], list[MemoryFile]]:
+            update = updates[int(fields["update"])]
+            return {}, [await asyncio.to_thread(self._shared, update)]
 
         fields = {
             **self._fields(ctx),
@@ -261,9 +288,7 @@ class Aggregation:
                 "min_clients": trust.outlier_min_clients,
             },
         }
-        reply, blobs = await self._host.call(
-            "aggregate", fields, [pack(state)], on_request=open_one
-        )
+        reply, blobs = await self._host.call("aggregate", fields, [state], on_request=open_one)
         combined = unpack(blobs[0])
         self.far_apart = [(int(c), ClientId(a), ClientId(b)) for c, a, b, _ in reply["far_apart"]]
         bad = [

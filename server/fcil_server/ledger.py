@@ -20,6 +20,7 @@ from fcil_server.ledger_accounts import AccountTables
 from fcil_server.ledger_fork import ForkTables
 from fcil_server.ledger_rounds import HistoryTables
 from fcil_server.ledger_rows import (
+    OPENING,
     Client,
     Erased,
     PartRow,
@@ -248,6 +249,11 @@ class Ledger(HistoryTables, AccountTables, TrustTables, ForkTables):
         sql = "SELECT * FROM states WHERE run = ? ORDER BY state DESC LIMIT 1"
         return self._one(StateRow, sql, (run,))
 
+    def newest_combined(self, run: RunId) -> StateRow | None:
+        """Return the state that was last made of a round's updates."""
+        sql = "SELECT * FROM states WHERE run = ? AND kind <> ? ORDER BY state DESC LIMIT 1"
+        return self._one(StateRow, sql, (run, OPENING))
+
     def add_part(
         self,
         run: RunId,
@@ -260,7 +266,10 @@ class Ledger(HistoryTables, AccountTables, TrustTables, ForkTables):
         sealed_bytes: int,
         wrapped: bytes,
     ) -> None:
-        """Record a sealed part whose file is on disk."""
+        """Record a sealed part whose file was written.
+
+        It may be lost in a power cut, like the file: the part is then sealed anew.
+        """
         self._insert(
             "parts",
             {
@@ -274,6 +283,7 @@ class Ledger(HistoryTables, AccountTables, TrustTables, ForkTables):
                 "wrapped": wrapped,
                 "created_at": self.now,
             },
+            durable=False,
         )
 
     def part(self, run: RunId, digest: Digest) -> PartRow | None:
@@ -292,4 +302,5 @@ class Ledger(HistoryTables, AccountTables, TrustTables, ForkTables):
 
     def remove_part(self, run: RunId, digest: Digest) -> None:
         """Forget a part that no client needs any more; its file is the caller's to remove."""
-        self._write("DELETE FROM parts WHERE run = ? AND digest = ?", (run, digest))
+        sql = "DELETE FROM parts WHERE run = ? AND digest = ?"
+        self._write(sql, (run, digest), durable=False)

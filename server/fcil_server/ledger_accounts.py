@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger_file import LedgerFile
@@ -22,6 +22,16 @@ from fcil_server.ledger_rows import (
 KEPT_REFUSALS = 10_000
 KEPT_EVENTS = 100_000
 _TRIM_EVERY = 256
+_ADD_BYTES = (
+    "INSERT INTO bytes (run, task, kind, round, client, direction, cause, source, "
+    "tensor, sealed, application, wire, retransmitted, link) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (ifnull(run, ''), ifnull(task, -1), ifnull(kind, ''), "
+    "ifnull(round, -1), ifnull(client, ''), direction, cause, source) DO UPDATE SET "
+    "tensor = tensor + excluded.tensor, sealed = sealed + excluded.sealed, "
+    "application = application + excluded.application, wire = wire + excluded.wire, "
+    "retransmitted = retransmitted + excluded.retransmitted, link = link + excluded.link"
+)
 _TEXT_LIMIT = 2_000  # characters of a reason or an event that are stored
 # Not one of the rounds that a forked run copied from its parent.
 _OWN_ROUND = (
@@ -64,30 +74,31 @@ class AccountTables(LedgerFile):
         the run; ``run`` is for bytes of a run but no round.
         """
         _, task, kind, number = round_key or (None, None, None, None)
-        key = (round_key.run if round_key else run, task, kind, number, client)
-        self._write(
-            "INSERT INTO bytes (run, task, kind, round, client, direction, cause, source, "
-            "tensor, sealed, application, wire, retransmitted, link) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT (ifnull(run, ''), ifnull(task, -1), ifnull(kind, ''), "
-            "ifnull(round, -1), ifnull(client, ''), direction, cause, source) DO UPDATE SET "
-            "tensor = tensor + excluded.tensor, sealed = sealed + excluded.sealed, "
-            "application = application + excluded.application, wire = wire + excluded.wire, "
-            "retransmitted = retransmitted + excluded.retransmitted, link = link + excluded.link",
-            (
-                *key,
-                direction.value,
-                cause.value,
-                source.value,
-                tensor,
-                sealed,
-                application,
-                wire,
-                retransmitted,
-                link,
-            ),
-            durable=False,
+        self.add_byte_counts(
+            [
+                ByteCount(
+                    run=round_key.run if round_key else run,
+                    task=task,
+                    kind=kind,
+                    round=number,
+                    client=client,
+                    direction=direction,
+                    cause=cause,
+                    source=source,
+                    tensor=tensor,
+                    sealed=sealed,
+                    application=application,
+                    wire=wire,
+                    retransmitted=retransmitted,
+                    link=link,
+                )
+            ]
         )
+
+    def add_byte_counts(self, counts: Iterable[ByteCount]) -> None:
+        """Add bytes to the counts of many flows."""
+        with self.transaction(durable=False):
+            self._execute_each(_ADD_BYTES, [_values(count) for count in counts])
 
     def byte_counts(self, run: RunId | None) -> list[ByteCount]:
         """Return the counts of a run; with None those that belong to no run."""
@@ -211,3 +222,23 @@ class AccountTables(LedgerFile):
     def _trim(self, table: str, newest: int | None, kept: int) -> None:
         if newest is not None and newest % _TRIM_EVERY == 0:
             self._execute(f"DELETE FROM {table} WHERE id <= ?", (newest - kept,))  # noqa: S608
+
+
+def _values(count: ByteCount) -> tuple[str | int | None, ...]:
+    """Return a count in the order of `_ADD_BYTES`."""
+    return (
+        count.run,
+        count.task,
+        count.kind,
+        count.round,
+        count.client,
+        count.direction.value,
+        count.cause.value,
+        count.source.value,
+        count.tensor,
+        count.sealed,
+        count.application,
+        count.wire,
+        count.retransmitted,
+        count.link,
+    )

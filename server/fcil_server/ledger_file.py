@@ -28,13 +28,14 @@ from fcil_protocol.errors import (
     Locked,
     StorageError,
 )
-from fcil_protocol.files import storage_errors
+from fcil_protocol.files import storage_errors, sync_data
 from fcil_server.ledger_rows import build
 from fcil_server.ledger_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 
 T = TypeVar("T")
 
 _BUSY_S = 10.0  # a reader's long query or a checkpoint may hold the file this long
+_LONG_LOG = 250  # commits after which the log is worth bringing into the file: 4 MB or so
 
 _NOT_TEXT = re.compile(r"Could not decode to UTF-8 column '(\w+)'")
 
@@ -66,6 +67,7 @@ class LedgerFile:
         self._clock = clock
         self._depth = 0
         self._durable = False
+        self._commits = 0  # since the last checkpoint
         if read_only and not path.is_file():
             raise StorageError(
                 f"there is no ledger at {path}.",
@@ -147,6 +149,37 @@ class LedgerFile:
         """Bring what the write-ahead log holds into the file, and leave the log empty."""
         self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
+    def checkpoint_by_hand(self) -> None:
+        """Let no commit bring the log into the file by itself: it would wait for the disk."""
+        self._execute("PRAGMA wal_autocheckpoint = 0")
+
+    @property
+    def long_log(self) -> bool:
+        """Whether it is time for a `checkpoint`."""
+        return self._commits >= _LONG_LOG
+
+    def checkpoint(self) -> None:
+        """Bring what the log holds into the file, as far as nobody reads it; for any thread."""
+        self._commits = 0
+        with _named_errors(self.path), contextlib.closing(_connect(self.path)) as db:
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def sync(self) -> None:
+        """Return when everything committed so far is on the disk; for any thread.
+
+        What a checkpoint has taken out of the log meanwhile was synced by it.
+
+        Raises:
+            DiskFull, StorageError: what was committed since the last sync may be lost.
+        """
+        path = log_path(self.path)
+        with storage_errors("sync", path):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                sync_data(fd)
+            finally:
+                os.close(fd)
+
     def faults(self) -> list[str]:
         """Return what SQLite finds damaged or dangling in the file, a sentence each."""
         found = [str(row[0]) for row in self._rows("PRAGMA integrity_check(20)")]
@@ -155,19 +188,22 @@ class LedgerFile:
         return [text for text in found if text != "ok"] + texts
 
     @contextmanager
-    def transaction(self, *, durable: bool = True) -> Iterator[None]:
+    def transaction(self, *, durable: bool = True, waits: bool = True) -> Iterator[None]:
         """Make everything inside atomic; on leaving it is committed, on an error undone.
 
         Transactions nest: an inner one that fails is undone alone if its error is caught.
-        ``durable`` waits until the commit is on disk; needed before anything is said.
+        ``durable`` waits until the commit is on disk; needed before anything is said. Where it
+        does not wait (``waits``), the caller lets `sync` follow before it says anything.
         """
         if self._depth:
             assert self._durable or not durable, "a durable write in a transaction that is not"
             begin, commit = f"SAVEPOINT level{self._depth}", f"RELEASE level{self._depth}"
             undo = [f"ROLLBACK TO level{self._depth}", commit]
         else:
-            self._execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            now = durable and waits
+            self._execute(f"PRAGMA synchronous = {'FULL' if now else 'NORMAL'}")
             self._durable = durable
+            self._commits += 1
             begin, commit, undo = "BEGIN IMMEDIATE", "COMMIT", ["ROLLBACK"]
         self._execute(begin)
         self._depth += 1
@@ -234,6 +270,10 @@ class LedgerFile:
         with _named_errors(self.path):
             return self._db.execute(sql, args)
 
+    def _execute_each(self, sql: str, rows: Sequence[Args]) -> None:
+        with _named_errors(self.path):
+            self._db.executemany(sql, rows)
+
     def _write(self, sql: str, args: Args = (), *, durable: bool = True) -> int:
         """Execute one changing statement, return how many rows it changed."""
         with self.transaction(durable=durable):
@@ -287,7 +327,7 @@ def _inodes(ledger: Path) -> dict[Path, tuple[int, int]]:
     return found
 
 
-def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
+def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     mode = "ro" if read_only else "rw"
     url = f"file:{quote(str(path.absolute()))}?mode={mode}"
     # Autocommit: transactions are ours to begin and to end.

@@ -226,6 +226,12 @@ class HistoryTables(LedgerFile):
         sql = "SELECT count(*) FROM rounds WHERE run = ? AND task = ? AND closed_at IS NOT NULL"
         return int(self._number(sql, (run, task)))
 
+    def seq_before(self, row: Round) -> int | None:
+        """Return the number of the round that closed before this one; None: it is the first."""
+        sql = "SELECT max(seq) FROM rounds WHERE run = ? AND seq < ?"
+        found = self._number(sql, (row.run, row.seq))
+        return None if found is None else int(found)
+
     def open_round(self, run: RunId) -> Round | None:
         """Return the round to go on with after a restart, None between rounds."""
         sql = "SELECT * FROM rounds WHERE run = ? AND closed_at IS NULL"
@@ -278,7 +284,8 @@ class HistoryTables(LedgerFile):
 
     def updates(self, key: RoundKey) -> list[UpdateRow]:
         """Return all updates of a round in ClientId order, excluded ones too."""
-        sql = f"SELECT * FROM updates WHERE {_IN_ROUND} ORDER BY client"  # noqa: S608
+        # The plus: else SQLite walks all updates of the run, to have them in order.
+        sql = f"SELECT * FROM updates WHERE {_IN_ROUND} ORDER BY +client"  # noqa: S608
         return self._all(UpdateRow, sql, key)
 
     def update_of(self, key: RoundKey, client: ClientId) -> UpdateRow | None:
@@ -294,6 +301,13 @@ class HistoryTables(LedgerFile):
         """Return a client's updates in the order of acceptance."""
         sql = "SELECT * FROM updates WHERE run = ? AND client = ? ORDER BY rowid"
         return self._all(UpdateRow, sql, (run, client))
+
+    def last_judged(self, run: RunId, client: ClientId) -> UpdateRow | None:
+        """Return a client's last update whose round is closed."""
+        own = "SELECT {} FROM updates WHERE run = ? AND client = ? AND status <> 'accepted'"
+        task = self._number(f"{own.format('task')} ORDER BY task DESC LIMIT 1", (run, client))
+        sql = f"{own.format('*')} AND task = ? ORDER BY rowid DESC LIMIT 1"
+        return self._one(UpdateRow, sql, (run, client, task))
 
     def counted_tasks(self, run: RunId) -> dict[ClientId, set[int]]:
         """Return the tasks in which an update of a client was counted."""

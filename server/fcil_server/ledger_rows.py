@@ -7,6 +7,7 @@ unix seconds (``_at``), durations seconds (``_s``), sizes bytes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sqlite3
 from collections.abc import Callable, Mapping
@@ -434,6 +435,12 @@ _TABLES: dict[type, str] = {
 R = TypeVar("R")
 
 
+@functools.cache
+def _columns(cls: type) -> tuple[tuple[str, Callable[[Any], object] | None], ...]:
+    """Return the columns of a table and how each is decoded."""
+    return tuple((spec.name, spec.metadata.get("decode")) for spec in dataclasses.fields(cls))
+
+
 def build(cls: type[R], row: sqlite3.Row) -> R:
     """Make a dataclass from a row that has (at least) its columns.
 
@@ -441,15 +448,14 @@ def build(cls: type[R], row: sqlite3.Row) -> R:
         CorruptFile: a column holds what nobody wrote there.
     """
     values: dict[str, object] = {}
-    for spec in dataclasses.fields(cls):  # type: ignore[arg-type]
-        decode: Callable[[Any], object] | None = spec.metadata.get("decode")
-        value = row[spec.name]
+    for name, decode in _columns(cls):  # type: ignore[arg-type]
+        value = row[name]
         try:
-            values[spec.name] = decode(value) if decode is not None else value
+            values[name] = decode(value) if decode is not None else value
         except (ValueError, TypeError, RecursionError) as error:
             table = _TABLES.get(cls, cls.__name__)
             raise CorruptFile(
-                f"the ledger is damaged: column {spec.name} of table {table} cannot be read.",
+                f"the ledger is damaged: column {name} of table {table} cannot be read.",
                 action="Stop the server and restore a backup into a new directory: "
                 "fcil-server restore",
             ) from error

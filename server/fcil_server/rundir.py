@@ -16,7 +16,7 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fcil_protocol.errors import CorruptFile
 from fcil_protocol.files import storage_errors, write_atomic
@@ -32,6 +32,7 @@ from fcil_server.store import StateRecord, StateStore
 SCHEMA_VERSION = 1  # of summary.json, environment.json and the lines of rounds.jsonl
 ROUNDS = "rounds.jsonl"
 FINAL_MODEL = "final.safetensors"
+_TAIL_BYTES = 4096  # a line with few clients is shorter
 
 # What an experiment's numbers may depend on; those that are installed are listed.
 _PACKAGES = (
@@ -112,24 +113,44 @@ def is_complete(directory: Path) -> bool:
 
 
 def append_round(ledger: Ledger, key: RoundKey, directory: Path) -> None:
-    """Add a closed round's line to ``rounds.jsonl``.
+    """Add a closed round's line to ``rounds.jsonl``; what it takes does not grow with the run.
 
-    If the file does not hold exactly the rounds before (a kill came between a round's end and
-    its line, or in the middle of one), it is written anew from the ledger.
+    If the last line is not that of the round before (a kill came between a round's end and its
+    line, or in the middle of one), the file is written anew from the ledger.
     """
-    closed = [r for r in ledger.rounds(key.run) if r.closed_at is not None]
-    row = next(r for r in closed if r.key == key)
+    row = ledger.round(key)
+    assert row is not None, "a round that closed is in the ledger"
     path = directory / ROUNDS
     with storage_errors("write", path):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        held = path.read_bytes() if path.exists() else b""
-        if held.count(b"\n") == closed.index(row) and held[-1:] in (b"", b"\n"):
-            mode = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            with os.fdopen(os.open(path, mode, 0o600), "ab") as file:
+        mode = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        with os.fdopen(os.open(path, mode, 0o600), "ab+") as file:
+            if _last_seq(file) == ledger.seq_before(row):
                 file.write(_json_line(round_view(ledger, row).line()))
-            return
+                return
     data = collect(ledger, key.run)
     write_atomic(path, b"".join(_json_line(v.line()) for v in data.rounds))
+
+
+def _last_seq(file: IO[bytes]) -> int | None:
+    """Return which round the last line is about; None: the file is empty; -1: it has no such line.
+
+    Only the last line is read, whose size depends on the clients of a round.
+    """
+    at = size = file.seek(0, os.SEEK_END)
+    tail = b""
+    while at > 0 and b"\n" not in tail[:-1]:
+        step = min(at, max(_TAIL_BYTES, len(tail)))
+        at -= step
+        file.seek(at)
+        tail = file.read(step) + tail
+    if size == 0:
+        return None
+    try:
+        line = json.loads(tail[:-1].rpartition(b"\n")[2]) if tail.endswith(b"\n") else {}
+        return int(line["seq"])
+    except (ValueError, KeyError, TypeError):
+        return -1
 
 
 def summary(data: RunData) -> dict[str, Any]:
@@ -159,6 +180,7 @@ def summary(data: RunData) -> dict[str, Any]:
             "evaluation": data.pooled and data.pooled.to_json(),
             "central_evaluation": data.central and data.central.to_json(),
             "bytes": _all_bytes(data),
+            "budget": run.environment.get("budget"),
             "seconds": data.seconds(),
             "final_state": None,
         },

@@ -6,59 +6,25 @@ call and goes out with its result, so a new process can take over at any call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fcil_adapters import registry, worker_ops
-from fcil_adapters.contract import Preprocessing, Update
+from fcil_adapters.contract import Preprocessing
 from fcil_adapters.far_apart import Meanings
 from fcil_adapters.image_store import Door, ImageStore
 from fcil_adapters.images import Entry, digest, open_source
+from fcil_adapters.memory_files import Blob
 from fcil_adapters.outliers import OutlierRule, screen
 from fcil_adapters.worker_models import Engine, evaluate, read_parts
 from fcil_adapters.worker_ops import Call, Reply
 from fcil_protocol.errors import DataError, WireError
-from fcil_protocol.ids import ClientId
 from fcil_protocol.payload import unpack
 from fcil_protocol.schema import class_key
+from fcil_server.updates import PulledUpdates
 
 CENTRAL_MEMORY_BYTES = 1 << 30  # 7,000 decoded images of 224 x 224 pixels
-
-
-@dataclass(frozen=True)
-class PulledUpdates:
-    """`contract.Updates`, each pulled from the daemon when its turn comes.
-
-    Attributes:
-        numbers: what the daemon knows each one by.
-        look: shown each update as it comes.
-    """
-
-    call: Call
-    clients: tuple[ClientId, ...]
-    samples: tuple[int, ...]
-    numbers: tuple[int, ...]
-    look: Callable[[Update], None] = lambda _update: None
-
-    def __len__(self) -> int:
-        return len(self.clients)
-
-    def __iter__(self) -> Iterator[Update]:
-        for number, client in zip(self.numbers, self.clients, strict=True):
-            _fields, payloads = self.call.ask({"update": number})
-            if len(payloads) != 1:
-                raise WireError(f"an update is one payload, got {len(payloads)}.")
-            update = Update(client, unpack(payloads.pop()))
-            self.look(update)
-            yield update
-
-    def without(self, excluded: Collection[ClientId]) -> PulledUpdates:
-        """Return the updates of all other clients."""
-        rows = zip(self.clients, self.samples, self.numbers, strict=True)
-        kept = [row for row in rows if row[0] not in excluded]
-        clients, samples, numbers = zip(*kept, strict=True)
-        return PulledUpdates(self.call, clients, samples, numbers)
 
 
 @dataclass(frozen=True)
@@ -143,17 +109,18 @@ class ServerWorker:
         """Payload: the state. Return the state with the round's updates combined.
 
         Fields: ``clients`` (sorted), ``samples`` (n_k > 0) and ``outliers`` (an
-        `OutlierRule`'s). Each update is asked for with ``{"update": index}`` when its turn
-        comes, more than once if the method needs it. Result: ``excluded``, the clients whose
-        updates are left out, each with its reason; ``far_apart``, lists of a class id, two clients
-        that mean different things by it, it seems, and how far they are apart.
+        `OutlierRule`'s). Each update is asked for with ``{"update": index}`` just before its
+        turn; again for a further pass if it was too much to keep (`updates`).
+        Result: ``excluded``, the clients whose updates are left out, each with its reason;
+        ``far_apart``, lists of a class id, two clients that mean different things by it, it
+        seems, and how far they are apart.
         """
         method, ctx = self._engine.prepare(call)
         clients, samples = call.fields["clients"], call.fields["samples"]
         if not clients or len(clients) != len(samples) or clients != sorted(set(clients)):
             raise WireError("an aggregation needs sorted clients, each with its samples.")
         numbers = tuple(range(len(clients)))
-        updates = PulledUpdates(call, tuple(clients), tuple(samples), numbers)
+        updates = PulledUpdates(call, tuple(clients), tuple(samples), numbers, forms=ctx.forms)
         state = unpack(_only(call))
         exchange = registry.find_exchange(method, ctx.hparams, ctx.backbone_info, ctx.kind)
         excluded = screen(OutlierRule(**call.fields["outliers"]), updates, exchange.upload)
@@ -168,7 +135,14 @@ class ServerWorker:
         """Payload: the state. Return all its parts; their names are in ``parts``."""
         method, ctx = self._engine.prepare(call)
         parts = registry.load_half(method.aggregator).broadcast(ctx, unpack(_only(call)))
-        return {"parts": [part.name for part in parts]}, [part.payload for part in parts]
+        schemas = method.broadcast(ctx.hparams, ctx.backbone_info)
+        sent = [
+            ctx.forms.narrow_exactly(part.payload, schemas[part.kind])
+            if part.kind in schemas
+            else part.payload  # the daemon refuses it
+            for part in parts
+        ]
+        return {"parts": [part.name for part in parts]}, sent
 
     def evaluate(self, call: Call) -> Reply:
         """Evaluate the global model on a folder of test images.
@@ -178,7 +152,7 @@ class ServerWorker:
         ``wellknown.EVALUATE`` travels.
         """
         method, ctx = self._engine.prepare(call)
-        parts = read_parts(call, call.payloads)
+        parts = read_parts(call, call.payloads, ctx.forms)
         test = self._open_test(call, ctx.backbone_info.preprocessing)
         door = test.door(call.fields["classes"])
         counts = evaluate(method, ctx, parts, door)
@@ -198,7 +172,7 @@ class ServerWorker:
         return self._test
 
 
-def _only(call: Call) -> bytes:
+def _only(call: Call) -> Blob:
     if len(call.payloads) != 1:
         raise WireError(f"this operation takes one state, got {len(call.payloads)} payloads.")
     return call.payloads[0]

@@ -428,13 +428,14 @@ class TestReport:
         assert "Gaussians" in claim.leaves_out
         assert (ways[0].up, ways[0].down) == (307_240, 584_080)
         assert ways[1].up > ways[0].up  # with the Gaussians
-        learning = [v for v in data.rounds if v.round.kind != "evaluate"]
-        updates = sum(len(v.counted) + len(v.excluded) for v in learning)
-        assert ways[-1].up == sum(v.up.wire_kernel for v in learning) / updates
-        assert ways[-2].up == sum(v.up.tensor for v in learning) / updates
+        train = [v for v in data.rounds if v.round.kind == "train"]  # of these papers speak
+        updates = sum(len(v.counted) + len(v.excluded) for v in train)
+        assert ways[-3].up == sum(v.up.tensor for v in train) / updates
+        assert ways[-2].up == sum(v.up.wire_kernel for v in train) / updates
+        assert ways[-1].up == sum(v.up.wire_kernel for v in data.rounds) / updates
         unknown = replace(data, run=replace(data.run, method="of another package"))
         assert accounts(unknown)[0] is None
-        assert len(accounts(unknown)[1]) == 2
+        assert len(accounts(unknown)[1]) == 3
 
     @pytest.mark.parametrize("most", [0, 1, 7, 10, 999, 1000, 2.5e6, 5e9])
     def test_axes_end_above_the_largest_value_with_few_ticks(self, most: float) -> None:

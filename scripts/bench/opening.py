@@ -1,0 +1,105 @@
+"""What it costs to open the updates of a round for the worker: spool, decryption, pipe, sums.
+
+The daemon's half (`fcil_server.aggregation`) and a real worker process, with sealed updates in a
+spool and a method that only averages them (`payload_method`). The rule against outliers looks at
+each update before it is averaged, so each is visited twice.
+
+    .venv/bin/python scripts/bench/opening.py [--clients 8] [--megabytes 30] [--repeat 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from processes import children, cpu_s, peak_mb
+
+from fcil_adapters import registry
+from fcil_adapters.contract import Context, TaskInfo
+from fcil_adapters.describe import NO_BACKBONE
+from fcil_protocol.envelope import seal, wrap_key
+from fcil_protocol.header import Core
+from fcil_protocol.ids import ClientId
+from fcil_protocol.keys import PrivateKeys
+from fcil_protocol.payload import Payload, pack
+from fcil_protocol.spool import Spool
+from fcil_server.aggregation import Aggregation
+from fcil_server.config import load
+
+METHOD = Path(__file__).parent / "payload_method"
+
+
+def fill(spool: Spool, keys: PrivateKeys, clients: int, values: int) -> list[Any]:
+    """Put sealed updates into a spool; return what the ledger would know of them."""
+    rows = []
+    for k in range(clients):
+        drawn = np.random.default_rng(k).random(values, np.float32)
+        payload = Payload({"w0": drawn, "n": np.ones(1, np.int64)})
+        core = Core(
+            protocol=1, federation="0" * 32, run="r", direction="update", sender=f"{k:026d}",
+            sender_key=keys.public.fingerprint, recipient="server", method="payload", schema="",
+            task=0, round=0, kind="train", base=0,
+        )  # fmt: skip
+        sealed, key = seal(pack(payload), core, keys)
+        wrap = wrap_key(key, sealed.header, keys.public)
+        update = sealed.parsed.update_id
+        spool.append(update, sealed.stored(wrap).to_bytes())
+        rows.append(SimpleNamespace(client=ClientId(f"{k:026d}"), samples=1, update_id=update))
+    spool.sync()
+    return rows
+
+
+async def measure(args: argparse.Namespace, folder: Path) -> None:
+    """Aggregate the same updates again and again; print what it took."""
+    method = registry.load_method("payload")
+    options = {"kilobytes": args.megabytes * 1000}
+    hparams = registry.make_hparams(method, options)
+    keys, spool = PrivateKeys.generate(), Spool(folder / "spool")
+    rows = fill(spool, keys, args.clients, hparams.each)
+    aggregation = Aggregation(
+        method, hparams, load(None, ["run.threads=1"]), log=folder / "worker.log"
+    )
+    aggregation.use(NO_BACKBONE, keys, spool)
+    ctx = Context(
+        kind="train", task=TaskInfo(0, (0,), ()), round=0, rounds=1, hparams=hparams,
+        backbone_info=NO_BACKBONE, seed=(1,),
+    )  # fmt: skip
+    state = await aggregation.init(ctx)
+    seconds, cpu, worker_cpu = [], [], []
+    for _ in range(args.repeat + 1):
+        (worker,) = children(os.getpid())
+        began = time.perf_counter(), cpu_s(os.getpid()), cpu_s(worker)
+        await aggregation.aggregate(ctx, state, rows)
+        seconds.append(time.perf_counter() - began[0])
+        cpu.append(cpu_s(os.getpid()) - began[1])
+        worker_cpu.append(cpu_s(worker) - began[2])
+    middle = [f"{statistics.median(x[1:]):.2f}" for x in (seconds, cpu, worker_cpu)]  # 0 warms up
+    size = f"{args.clients} x {args.megabytes:g} MB"
+    print(f"| {size} | {' | '.join(middle)} | {peak_mb(worker):.0f} |")
+    await aggregation.close()
+    spool.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--megabytes", type=float, default=30)
+    parser.add_argument("--repeat", type=int, default=5)
+    args = parser.parse_args()
+    sys.path.insert(0, str(METHOD))
+    os.environ["PYTHONPATH"] = f"{METHOD}:{os.environ.get('PYTHONPATH', '')}"
+    with tempfile.TemporaryDirectory(prefix="fcil-opening-") as folder:
+        asyncio.run(measure(args, Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

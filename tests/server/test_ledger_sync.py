@@ -1,0 +1,89 @@
+"""Commits that do not wait for the disk, and the one sync that follows them."""
+
+import os
+
+import pytest
+
+import sample_run
+from fcil_protocol import files
+from fcil_protocol.errors import StorageError
+from fcil_server import ledger_file
+from fcil_server.ledger import LEDGER_NAME, Ledger
+from fcil_server.ledger_rows import RunStatus
+from sample_run import RUN
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    with Ledger(tmp_path / LEDGER_NAME) as made:
+        sample_run.add_run(made)
+        yield made
+
+
+def mode(ledger):
+    return ledger._number("PRAGMA synchronous")
+
+
+def test_a_commit_that_does_not_wait_is_there_for_others_and_not_synced(ledger):
+    with ledger.transaction(waits=False):
+        ledger.set_run_status(RUN, RunStatus.DONE)
+        assert mode(ledger) == 1, "NORMAL: a commit only writes"
+    with Ledger(ledger.path, read_only=True) as other:
+        assert other.run(RUN).status is RunStatus.DONE
+
+
+def test_what_waits_still_waits_and_after_it_too(ledger):
+    with ledger.transaction(waits=False):
+        pass
+    with ledger.transaction():
+        assert mode(ledger) == 2, "FULL"
+
+
+def test_an_update_may_be_accepted_where_a_sync_follows(ledger):
+    with ledger.transaction(waits=False), ledger.transaction():
+        assert ledger._in_durable
+    with ledger.transaction(durable=False):
+        assert not ledger._in_durable
+
+
+def test_sync_waits_for_the_log_of_the_ledger(ledger, monkeypatch):
+    synced = []
+    monkeypatch.setattr(
+        ledger_file, "sync_data", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+    )
+    ledger.sync()
+    assert synced == [f"{ledger.path}-wal"]
+
+
+def test_a_log_that_is_gone_is_told_and_not_passed_over(ledger):
+    ledger_file.log_path(ledger.path).unlink()
+    with pytest.raises(StorageError, match="sync"):
+        ledger.sync()
+
+
+def test_a_log_by_hand_grows_until_a_checkpoint_and_loses_nothing(ledger, monkeypatch):
+    ledger.checkpoint_by_hand()
+    before = ledger.path.stat().st_size
+    while not ledger.long_log:
+        ledger.add_event("info", "test", "x" * 1000)
+    for _ in range(1500):  # more than SQLite would keep in the log by itself
+        ledger.add_event("info", "test", "x" * 1000)
+    assert ledger.path.stat().st_size == before, "nothing was brought into the file by itself"
+    ledger.checkpoint()
+    assert not ledger.long_log
+    assert ledger.path.stat().st_size > before
+    assert len(ledger.events(limit=10_000)) >= 1500
+
+
+def test_files_of_what_can_be_made_anew_are_not_synced_and_states_are(tmp_path, monkeypatch):
+    from fcil_protocol.ids import Digest
+    from fcil_protocol.payload import Payload
+    from fcil_server.store import PartStore, StateStore
+
+    synced = []
+    monkeypatch.setattr(files, "sync_data", lambda fd: synced.append("content"))
+    monkeypatch.setattr(files, "sync_directory", lambda _: synced.append("names"))
+    PartStore(tmp_path / "parts").put(Digest("0" * 64), b"sealed")
+    assert synced == []
+    StateStore(tmp_path / "states").save(0, Payload({}, {}), None, 0)
+    assert synced == ["content", "content", "names"]
