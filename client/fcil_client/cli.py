@@ -45,6 +45,9 @@ def join(
         str | None, typer.Option(help="Which server, if several could be meant: name or address.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="Of training: fp32, amp (mixed), or auto: amp on GPUs.")
+    ] = "auto",
     weights: Annotated[
         Path | None, typer.Option(help="Local safetensors file with the backbone's weights.")
     ] = None,
@@ -97,6 +100,7 @@ def join(
             raise UsageError("--method, -c and --format are for --dry-run.")
         import asyncio
 
+        from fcil_adapters.precision import check_choice
         from fcil_client.enrolment import find
         from fcil_client.home import find_data
         from fcil_client.privacy import Limits
@@ -106,6 +110,7 @@ def join(
         from fcil_protocol.logs import Said, open_log
         from fcil_protocol.service import Service
 
+        check_choice(precision)
         folder = find_data(str(data))
         file = open_log(log, log_format, log_mb)
         asyncio.run(finish(folder))
@@ -116,6 +121,7 @@ def join(
         options = Options(
             data=folder,
             device=device,
+            precision=precision,
             weights=weights,
             threads=threads,
             micro_batch=micro_batch or None,

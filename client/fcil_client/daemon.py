@@ -20,9 +20,10 @@ from fcil_client.connection import Connection
 from fcil_client.enrolment import load_keys
 from fcil_client.greeting import FATAL, Terms
 from fcil_client.home import Enrolment, Home
+from fcil_client.inventory import Inventory
 from fcil_client.jobs import Jobs, defect
 from fcil_client.notes import Note, Notes
-from fcil_client.rounds import Inventory, Options, RoundWork
+from fcil_client.rounds import Options, RoundWork
 from fcil_client.session import Session
 from fcil_client.session_events import Link, RoundKey, Work, key_of
 from fcil_client.transfers import Transfers
@@ -94,8 +95,9 @@ class Client:
             self._work, self.notes, feed=self._feed, fail=self._fail, progress=self._trained
         )
         self._transfers = Transfers(
-            home, enrolment, self._keys, self._line, self._work.journal, self.notes, self._feed
-        )
+            home, enrolment, self._keys, self._line, self._work.journal, self.notes, self._feed,
+            self._work.outbox,
+        )  # fmt: skip
         self._session = Session.resume(*self._transfers.waiting())
         self._timers: dict[events.Event, asyncio.TimerHandle] = {}
         self._answer: asyncio.TimerHandle | None = None

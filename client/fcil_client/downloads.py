@@ -11,20 +11,19 @@ from fcil_client.home import Enrolment, Home
 from fcil_protocol.assembly import Assembly
 from fcil_protocol.envelope import (
     Header,
-    StoredEnvelope,
     open_body,
     parse_header,
-    read_envelope,
     unwrap_key,
     verify_header,
-    write_envelope,
 )
 from fcil_protocol.errors import CorruptFile, StaleUpdate, StorageError, TrustError, WireError
 from fcil_protocol.files import storage_errors
+from fcil_protocol.header import chunk_bytes_for
 from fcil_protocol.keys import PrivateKeys, PublicKeys
-from fcil_protocol.messages import Chunk, Message, PartRef, Parts, Received, Want
+from fcil_protocol.messages import MAX_WANTED, Chunk, Message, PartRef, Parts, Received, Want
 from fcil_protocol.pace import MIN_WINDOW_BYTES, PATIENCE_S
 from fcil_protocol.payload import Payload, unpack
+from fcil_protocol.stored import EnvelopeFile, head_of
 from fcil_protocol.transfer import Inflow, Receiving
 
 IN_MEMORY_BYTES = 64 << 10  # larger parts are assembled in a file, and survive a restart
@@ -41,6 +40,7 @@ class Downloads:
         refs: all parts of the order.
         waiting: those whose headers were not asked for.
         heads: those whose headers were, and when.
+        ahead: of those, how many first chunks were asked for together with the header.
         inflow: those whose chunks come.
     """
 
@@ -52,28 +52,31 @@ class Downloads:
     refs: dict[str, PartRef] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)
     heads: dict[str, float] = field(default_factory=dict)
+    ahead: dict[str, int] = field(default_factory=dict)
     inflow: Inflow = field(default_factory=lambda: Inflow(MIN_WINDOW_BYTES))
 
     def start(self, parts: Sequence[PartRef]) -> bool:
         """Ask for what is missing; True if nothing is. Parts under way go on."""
         self.refs = {p.digest: p for p in parts}
-        self.home.prune_parts(set(self.refs))
         for digest in list(self.inflow.under_way):
             if digest not in self.refs:
                 self.inflow.end(digest)
         self.heads.clear()
+        self.ahead.clear()
         self.waiting = [
             d
             for d in self.refs
             if d not in self.inflow.under_way and not self.home.part_path(d).exists()
         ]
         self._ask()
+        self.home.prune_parts(set(self.refs))  # while the answers are on their way
         return self._done
 
     def lose(self) -> None:
         """The connection is gone: what was asked for does not come; `start` asks anew."""
         self.inflow.lose()
         self.heads.clear()
+        self.ahead.clear()
 
     def revive(self) -> None:
         """Ask again for what was asked for and never came, though the connection lives."""
@@ -89,6 +92,7 @@ class Downloads:
         self.refs.clear()
         self.waiting.clear()
         self.heads.clear()
+        self.ahead.clear()
         for digest in list(self.inflow.under_way):
             self.inflow.end(digest)
 
@@ -112,8 +116,22 @@ class Downloads:
             self.send(want)
 
     def _ask_header(self, digest: str) -> None:
+        """Ask for a header, and for as many first chunks as the window has room for.
+
+        The sender's chunk size follows from the part's size, so this saves a round trip. Not
+        behind a relay: what is asked for with a header comes from the server, for each client.
+        """
+        chunk_bytes = chunk_bytes_for(self.refs[digest].sealed_bytes)
+        count = -(-self.refs[digest].sealed_bytes // chunk_bytes)
+        self.ahead.pop(digest, None)
+        free = self.inflow.pace.free_bytes - sum(self.ahead.values()) * chunk_bytes
+        room = min(free // chunk_bytes, MAX_WANTED)
+        alone = self.enrolment.link_key or self.home.incoming_path(digest).exists()
+        self.ahead[digest] = 0 if alone else max(0, min(count, room))
         self.heads[digest] = self.clock()
-        self.send(Want(digest=digest, chunks=[], header=True))
+        span = max(1, self.inflow.pace.span_bytes // chunk_bytes)
+        chunks = list(range(self.ahead[digest]))
+        self.send(Want(digest=digest, chunks=chunks, span=span, header=True))
 
     def header(self, received: Received, message: Parts, terms: Terms, server: PublicKeys) -> bool:
         """Take the signed header of a part and ask for its chunks.
@@ -136,10 +154,14 @@ class Downloads:
         unwrap_key(wrap, data, self.keys)  # a wrap for somebody else is found out now
         large = header.sealed_bytes > IN_MEMORY_BYTES
         path = self.home.incoming_path(message.digest) if large else None
-        receiving = Receiving(header, data, signature, wrap, Assembly(header, path=path))
+        # The file is the part's own from the beginning: complete, it only changes its name.
+        head = head_of(data, signature, wrap, header.sealed_bytes)
+        assembly = Assembly(header, path=path, head=head)
+        receiving = Receiving(header, data, signature, wrap, assembly)
         del self.heads[message.digest]
         self.inflow.pace.most_bytes = terms.credit
-        self.inflow.begin(receiving, self.clock())
+        ahead = self.ahead.pop(message.digest, 0)
+        self.inflow.begin(receiving, self.clock(), unasked=ahead)
         return self._continue(message.digest, receiving)
 
     def _check(self, header: Header, ref: PartRef, terms: Terms) -> None:
@@ -168,12 +190,7 @@ class Downloads:
 
     def _continue(self, digest: str, receiving: Receiving) -> bool:
         if receiving.complete:
-            body = receiving.assembly.body()
-            stored = StoredEnvelope(
-                receiving.header_bytes, receiving.signature, receiving.wrap, body
-            )
-            write_envelope(self.home.part_path(digest), stored)
-            receiving.assembly.discard()
+            receiving.assembly.finish(self.home.part_path(digest))
             self.inflow.end(digest)
         self._ask()
         return self._done
@@ -188,13 +205,14 @@ def open_part(home: Home, ref: PartRef, keys: PrivateKeys, server: PublicKeys) -
     """
     path = home.part_path(ref.digest)
     try:
-        stored = read_envelope(path)
-        verify_header(stored.header, stored.signature, server)
-        header = parse_header(stored.header, max_plain_bytes=1 << 40)
-        if header.update_id != ref.digest:
-            raise CorruptFile(f"{path} holds another part than its name says.")
-        key = unwrap_key(stored.wrap, stored.header, keys)
-        return unpack(open_body(header, key, header.split(stored.body)))
+        with EnvelopeFile(path) as stored:
+            verify_header(stored.header, stored.signature, server)
+            header = stored.parsed
+            if header.update_id != ref.digest:
+                raise CorruptFile(f"{path} holds another part than its name says.")
+            key = unwrap_key(stored.wrap, stored.header, keys)
+            # The cipher finds out what the chunks' hashes would: each byte is read once.
+            return unpack(open_body(header, key, stored.steps()))
     except (CorruptFile, TrustError, WireError) as error:
         with storage_errors("remove", path):
             path.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from fcil_client.egress import describe_fields, describe_tensors
 from fcil_client.greeting import Terms
 from fcil_client.home import SALT_BYTES, Home
 from fcil_client.inquiry import Outlook, Task
-from fcil_client.rounds import Inventory
+from fcil_client.inventory import Inventory
 from fcil_protocol.header import sealed_size
 from fcil_protocol.payload import WIRE_DTYPES, MetaValue, Payload, pack
 from fcil_protocol.schema import PayloadSchema, TensorBound, class_key

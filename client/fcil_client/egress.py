@@ -3,8 +3,8 @@
 ``egress.jsonl`` in the client's directory (0600) has one line for each event of a sealed
 envelope: ``sealed`` (what is in it: tensors and sizes, never values, of class names only how
 many), ``sent`` (written before the first byte is handed to the link, at each offer anew), and
-``acked`` or ``refused``. The first two are on disk before what they speak of goes on, so nothing
-leaves that is not written down. A full file is renamed to ``egress.0001.jsonl`` and so on;
+``acked`` or ``refused``. The first two are on disk before a byte of the envelope leaves: one sync,
+that of ``sent``, makes both durable. A full file is renamed to ``egress.0001.jsonl`` and so on;
 nothing is ever removed.
 """
 
@@ -34,12 +34,16 @@ class Journal:
     def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
         self._lock = threading.Lock()
+        self._named = False  # the newest file's name is on the disk
 
     def sealed(self, payload: Payload, schema: PayloadSchema, header: Header) -> None:
         """Note what a sealed envelope holds; the payload must have passed the guard.
 
+        The line is on disk with the next `sent`. A power cut may take it before that, and then
+        `has_sealed` says so: the envelope never left, and must not.
+
         Raises:
-            DiskFull, StorageError: the line is not on disk; the envelope must not leave.
+            DiskFull, StorageError: the line cannot be written; the envelope must not leave.
         """
         core = header.core
         self._append(
@@ -57,8 +61,19 @@ class Journal:
                 "fields": describe_fields(payload, schema),
                 "tensor_bytes": payload.tensor_bytes,
                 "sealed_bytes": header.sealed_bytes,
-            }
+            },
+            sync=False,
         )
+
+    def has_sealed(self, digest: str) -> bool:
+        """Say whether it is written down what an envelope holds.
+
+        Raises:
+            StorageError: a file cannot be read.
+        """
+        wanted = (b'"event":"sealed"', digest.encode())
+        whole = (line for line in _lines(self._path.parent, newest=2) if line.endswith(b"}\n"))
+        return any(all(word in line for word in wanted) for line in whole)
 
     def sent(self, digest: str) -> None:
         """Note that an envelope goes out now (again).
@@ -101,11 +116,13 @@ class Journal:
                     sync_data(fd)
             finally:
                 os.close(fd)
-            if sync and size == 0:
+            if sync and not self._named:
                 sync_directory(self._path.parent)
+                self._named = True
 
     def _rotate(self) -> None:
         if self._path.exists() and self._path.stat().st_size >= SEGMENT_BYTES:
+            self._named = False
             numbers = [_number(path) for path in files(self._path.parent)]
             self._path.rename(self._path.with_name(f"egress.{max(numbers) + 1:04d}.jsonl"))
 
@@ -197,8 +214,9 @@ def _empty(digest: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _lines(directory: Path) -> Iterator[bytes]:
-    for path in files(directory):
+def _lines(directory: Path, newest: int = 0) -> Iterator[bytes]:
+    """Yield the lines of all files, or of so many of the newest ones."""
+    for path in files(directory)[-newest:]:
         with storage_errors("read", path), path.open("rb") as file:
             yield from (line for line in file if line.strip())
 

@@ -13,6 +13,7 @@ import fcil_protocol
 from fcil_adapters import registry
 from fcil_adapters.contract import BackboneInfo, Hparams, Method, TaskInfo
 from fcil_adapters.describe import backbone_from_fields, preprocessing_digest
+from fcil_adapters.forms import Forms
 from fcil_adapters.privacy_terms import check_privacy
 from fcil_client.home import Enrolment
 from fcil_client.privacy import check_installed
@@ -39,7 +40,7 @@ from fcil_protocol.messages import (
 )
 from fcil_protocol.pace import MAX_WINDOW_BYTES
 from fcil_protocol.payload import Payload
-from fcil_protocol.schema import PayloadSchema
+from fcil_protocol.schema import Kind, PayloadSchema
 from fcil_protocol.wellknown import (
     EVALUATE,
     EVALUATE_SCHEMA,
@@ -176,7 +177,7 @@ def read_terms(welcome: Welcome) -> Terms:
     """
     if not is_run_id(welcome.run):
         raise WireError(f"the server names a run {welcome.run[:40]!r}, which is no run id.")
-    method = _method(welcome)
+    method = registry.in_forms(_method(welcome), _forms(welcome))
     hparams = _hparams(method, welcome)
     backbone = backbone_from_fields(_json(welcome.backbone))
     digest = registry.schema_digest(method, hparams, backbone, welcome.privacy)
@@ -242,6 +243,17 @@ def _method(welcome: Welcome) -> Method:
             action=_install(welcome),
         )
     return method
+
+
+def _forms(welcome: Welcome) -> Forms:
+    try:
+        return Forms(frozenset(Kind(name) for name in welcome.half))
+    except ValueError as error:
+        raise MethodMismatch(
+            f"the server sends tensors of the kinds {', '.join(welcome.half)[:200]} in half "
+            "precision, and this client does not know all of these.",
+            action=_install(welcome),
+        ) from error
 
 
 def _hparams(method: Method, welcome: Welcome) -> Hparams:

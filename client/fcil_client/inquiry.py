@@ -17,12 +17,12 @@ from pydantic import ValidationError
 
 from fcil_adapters import registry
 from fcil_adapters.describe import NO_BACKBONE
+from fcil_adapters.forms import WEIGHTS, forms_of
 from fcil_adapters.vit_sizes import backbone_by_name
 from fcil_client import greeting
 from fcil_client.enrolment import JoinFile, find_enrolled, find_server, load_keys
 from fcil_client.greeting import Terms
 from fcil_client.home import Enrolment, Home
-from fcil_client.outbox import MAX_PLAIN_BYTES
 from fcil_client.visit import visit
 from fcil_protocol import control
 from fcil_protocol.dialling import Dial, dial
@@ -38,6 +38,7 @@ from fcil_protocol.messages import NONCE_BYTES, Bye, Welcome
 from fcil_protocol.overrides import apply_override
 
 _NAME_IT = "name the method: --method NAME"
+NO_LIMIT_BYTES = 1 << 40  # of a payload, where no server has said its own
 
 
 @dataclass(frozen=True)
@@ -134,20 +135,22 @@ def _installed(name: str, overrides: Sequence[str]) -> Outlook:
     fields: dict[str, Any] = {}
     for override in overrides:
         apply_override(fields, override)
-    options, run = fields.pop("method", {}), fields.pop("run", {})
+    options, run, wire = (fields.pop(name, {}) for name in ("method", "run", "wire"))
+    half = wire.pop("half", WEIGHTS)
     named = run.pop("backbone", "embedded")
-    extra = [*fields, *(f"run.{key}" for key in run)]
+    extra = [*fields, *(f"run.{key}" for key in run), *(f"wire.{key}" for key in wire)]
     if extra:
         raise ConfigError(
             f"a dry run of a method has no use for {', '.join(extra)[:200]}.",
-            action="It takes method.OPTION=VALUE and run.backbone=NAME.",
+            action="It takes method.OPTION=VALUE, run.backbone=NAME and wire.half=KINDS.",
         )
     method = registry.load_method(name)
+    method = registry.in_forms(method, forms_of(half, name, method.half))
     hparams = registry.make_hparams(method, options)
     backbone = backbone_by_name(str(named)) if method.needs_backbone else NO_BACKBONE
     registry.check_uploads(method, hparams, backbone)
     digest = registry.schema_digest(method, hparams, backbone)
-    terms = Terms("", method, hparams, backbone, digest, MAX_PLAIN_BYTES, credit=1)
+    terms = Terms("", method, hparams, backbone, digest, NO_LIMIT_BYTES, credit=1)
     return Outlook(terms, "method", "as the method is installed here; no server was asked")
 
 

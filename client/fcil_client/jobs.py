@@ -12,9 +12,10 @@ from watchfiles import awatch
 
 from fcil_client import session_events as events
 from fcil_client.greeting import Terms
+from fcil_client.inventory import Inventory
 from fcil_client.notes import Notes
 from fcil_client.registry_part import Learned
-from fcil_client.rounds import Inventory, RoundWork
+from fcil_client.rounds import RoundWork
 from fcil_client.session_events import key_of
 from fcil_protocol.errors import (
     BackboneMismatch,

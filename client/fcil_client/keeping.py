@@ -7,7 +7,6 @@ import asyncio
 from fcil_client.home import Home
 from fcil_client.outbox import Outbox
 from fcil_protocol.errors import StorageError
-from fcil_protocol.messages import RoundOpen
 from fcil_protocol.payload import Payload
 from fcil_protocol.stored import StoredEnvelope
 
@@ -20,9 +19,7 @@ class Keeping:
         self._outbox = outbox
         self._turn = asyncio.Lock()
 
-    async def keep(
-        self, digest: str, envelope: StoredEnvelope, order: RoundOpen, state: Payload | None
-    ) -> None:
+    async def keep(self, digest: str, envelope: StoredEnvelope, state: Payload | None) -> None:
         """Keep an update; if the round is stopped meanwhile, nothing of it stays.
 
         A thread cannot be stopped: its end is waited for, before the next one may begin.
@@ -31,7 +28,7 @@ class Keeping:
             DiskFull, StorageError: nothing of it was kept.
         """
         async with self._turn:
-            keep = asyncio.to_thread(self._write, digest, envelope, order, state)
+            keep = asyncio.to_thread(self._write, digest, envelope, state)
             writing = asyncio.ensure_future(keep)
             try:
                 await asyncio.shield(writing)
@@ -41,15 +38,13 @@ class Keeping:
                     await asyncio.to_thread(self._remove, digest)
                 raise
 
-    def _write(
-        self, digest: str, envelope: StoredEnvelope, order: RoundOpen, state: Payload | None
-    ) -> None:
+    def _write(self, digest: str, envelope: StoredEnvelope, state: Payload | None) -> None:
         # All earlier updates have had their verdict: this round could not have begun otherwise.
         self._home.prune_provisional(set(self._home.outbox()))
         try:
             if state is not None:
                 self._home.save_provisional(digest, state)
-            self._outbox.put(digest, envelope, order)
+            self._outbox.put(digest, envelope)
         except StorageError:
             self._home.settle(digest, counted=False)
             raise

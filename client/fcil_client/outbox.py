@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 
 from fcil_client.home import Home
-from fcil_protocol.envelope import read_envelope, write_envelope
-from fcil_protocol.errors import FcilError, StorageError
-from fcil_protocol.files import write_atomic
-from fcil_protocol.header import Header, parse_header
+from fcil_protocol.envelope import write_envelope
+from fcil_protocol.errors import CorruptFile, FcilError, StorageError
+from fcil_protocol.header import Core
 from fcil_protocol.messages import Chunk, RoundOpen, Update
-from fcil_protocol.stored import StoredEnvelope
+from fcil_protocol.stored import EnvelopeFile, StoredEnvelope
 from fcil_protocol.transfer import UNASKED_SPAN_BYTES, runs, unasked
 
 Send = Callable[..., None]
-MAX_PLAIN_BYTES = 1 << 40  # our own files: the server's limit was checked when they were made
 
 
 class Outbox:
@@ -24,28 +21,26 @@ class Outbox:
     def __init__(self, home: Home) -> None:
         self._home = home
         self._held: dict[str, StoredEnvelope] = {}
-        self._open: tuple[str, StoredEnvelope, Header] | None = None
+        self._own: set[str] = set()  # put here by this process: its bytes need no second look
+        self._open: tuple[str, EnvelopeFile] | None = None
         self._span_bytes = UNASKED_SPAN_BYTES  # of a message, as the server last wanted them
 
     def waiting(self) -> tuple[RoundOpen | None, str]:
         """Return the order and digest of the newest update that was not acknowledged.
 
-        Older ones, and any whose note or file is damaged, are dropped: their rounds are over
-        or will be asked for again. The states that came with them stay until the next round:
-        an update that is half removed may be one that the server has, and its verdict comes.
+        Of the order there is what the update itself says: its round and base. Older updates,
+        and any that is damaged, are dropped: their rounds are over or will be asked for again.
+        The states that came with them stay until the next round: an update that is half
+        removed may be one that the server has, and its verdict comes.
         """
         found: tuple[RoundOpen | None, str] = (None, "")
-        for digest in self._home.unsent_notes():
-            self._home.drop_outgoing(digest)
         by_age = sorted(
             self._home.outbox(), key=lambda d: self._home.outbox_path(d).stat().st_mtime
         )
         for digest in by_age:
             try:
-                read_envelope(self._home.outbox_path(digest))
-                fields = json.loads(self._home.note_path(digest).read_bytes())
-                order = RoundOpen.model_validate(fields, strict=False)
-            except (FcilError, OSError, ValueError, RecursionError):
+                order = self._order(digest)
+            except (FcilError, ValueError):
                 self._home.drop_outgoing(digest)
                 continue
             older = digest
@@ -56,19 +51,31 @@ class Outbox:
                 self._home.drop_outgoing(older)
         return found
 
-    def put(self, digest: str, envelope: StoredEnvelope, order: RoundOpen) -> None:
+    def _order(self, digest: str) -> RoundOpen:
+        with EnvelopeFile(self._home.outbox_path(digest)) as file:
+            if file.parsed.update_id != digest:
+                raise CorruptFile("an update in the outbox has another one's name.")
+            file.verify()
+            return _order_of(file.parsed.core)
+
+    def put(self, digest: str, envelope: StoredEnvelope) -> None:
         """Keep a sealed update; it is on disk when this returns.
 
         Raises:
             DiskFull, StorageError: nothing of it was kept.
         """
-        note = order.model_dump_json(exclude={"parts", "verdict", "nonce"}).encode()
         try:
-            write_atomic(self._home.note_path(digest), _with_parts(note))
             write_envelope(self._home.outbox_path(digest), envelope)
         except StorageError:
             self._home.drop_outgoing(digest)
             raise
+        self._own = {digest}
+
+    def forget(self, digest: str) -> None:
+        """Let go of a file that is not sent any more."""
+        if self._open is not None and self._open[0] == digest:
+            self._open[1].close()
+            self._open = None
 
     def hold(self, digest: str, envelope: StoredEnvelope) -> None:
         """Keep an envelope for this session only (an inventory is made anew each time)."""
@@ -90,7 +97,8 @@ class Outbox:
         Raises:
             CorruptFile: the file in the outbox is damaged.
         """
-        envelope, header = self._envelope(digest)
+        envelope = self._envelope(digest)
+        header = envelope.parsed
         count = 0 if again and len(header.hashes) > 1 else unasked(header)
         message = Update(digest=digest, unasked=count)
         send(message, envelope.header, envelope.signature, envelope.wrap)
@@ -103,21 +111,32 @@ class Outbox:
         Raises:
             CorruptFile: the file in the outbox is damaged.
         """
-        envelope, header = self._envelope(digest)
-        self._span_bytes = span * header.chunk_bytes
-        there = (i for i in indices if 0 <= i < len(header.hashes))
-        for run in runs(header, there, span):
-            send(Chunk(digest=digest, index=run.start), envelope.body[header.extent(run)])
+        envelope = self._envelope(digest)
+        self._span_bytes = span * envelope.parsed.chunk_bytes
+        there = (i for i in indices if 0 <= i < len(envelope.parsed.hashes))
+        for run in runs(envelope.parsed, there, span):
+            send(Chunk(digest=digest, index=run.start), envelope.read(run))
 
-    def _envelope(self, digest: str) -> tuple[StoredEnvelope, Header]:
+    def _envelope(self, digest: str) -> StoredEnvelope | EnvelopeFile:
+        if digest in self._held:
+            return self._held[digest]
         if self._open is None or self._open[0] != digest:
-            envelope = self._held.get(digest) or read_envelope(self._home.outbox_path(digest))
-            header = parse_header(envelope.header, max_plain_bytes=MAX_PLAIN_BYTES)
-            self._open = (digest, envelope, header)
-        return self._open[1], self._open[2]
+            file = EnvelopeFile(self._home.outbox_path(digest))
+            try:
+                if digest not in self._own:
+                    file.verify()
+            except BaseException:
+                file.close()
+                raise
+            if self._open is not None:
+                self._open[1].close()
+            self._open = (digest, file)
+        return self._open[1]
 
 
-def _with_parts(note: bytes) -> bytes:
-    fields = json.loads(note)
-    fields["parts"] = []  # not needed to send, and required by the message
-    return json.dumps(fields).encode()
+def _order_of(core: Core) -> RoundOpen:
+    """Return what an update says of the order that it answers: which round, from which state."""
+    return RoundOpen(
+        run=core.run, task=core.task, kind=core.kind, round=core.round, rounds=0, base=core.base,
+        classes=[], past=[], seed=[], remaining_s=0.0, parts=[],
+    )  # fmt: skip

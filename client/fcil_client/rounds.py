@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import fcil_protocol
 from fcil_adapters import describe, registry
 from fcil_adapters.contract import BackboneInfo, Context, Part, TaskInfo
+from fcil_adapters.forms import lost_words
 from fcil_adapters.privacy import Privacy
 from fcil_adapters.worker_effort import UNKNOWN_BATCH, Effort, batch_of, persist
 from fcil_adapters.worker_host import WorkerHost
@@ -22,31 +23,23 @@ from fcil_client.downloads import open_part
 from fcil_client.egress import Journal
 from fcil_client.greeting import Terms, check_backbone
 from fcil_client.home import Enrolment, Home
+from fcil_client.inventory import Inventory
 from fcil_client.keeping import Keeping
 from fcil_client.outbox import Outbox
 from fcil_client.privacy import NO_LIMITS, Limits, PrivacyLedger
 from fcil_client.registry_part import read_registry
 from fcil_client.session_events import RoundKey, key_of
 from fcil_protocol.envelope import Core, seal, wrap_key
-from fcil_protocol.errors import (
-    DataError,
-    EgressRefused,
-    SchemaMismatch,
-    TooLarge,
-)
+from fcil_protocol.errors import DataError, EgressRefused, SchemaMismatch, TooLarge
 from fcil_protocol.keys import PrivateKeys, PublicKeys
 from fcil_protocol.messages import BackboneClaim, RoundOpen
-from fcil_protocol.payload import Payload, pack, unpack
+from fcil_protocol.payload import Payload, pieces, unpack
 from fcil_protocol.schema import class_key
 from fcil_protocol.stored import StoredEnvelope
-from fcil_protocol.wellknown import (
-    EVALUATE,
-    INVENTORY,
-    REGISTRY,
-    inventory_faults,
-)
+from fcil_protocol.wellknown import EVALUATE, INVENTORY, REGISTRY, inventory_faults
 
 WORKER_IDLE_S = 600.0
+KEPT_BYTES = 64 << 10  # parts up to here stay open from round to round; names of classes, as a rule
 WORK_TIMEOUT_S = 1800.0  # a step of 64 images of a ViT-B/16 takes a slow processor 10 minutes
 
 
@@ -56,6 +49,7 @@ class Options:
 
     data: Path
     device: str = "auto"
+    precision: str = "auto"
     weights: Path | None = None
     threads: int = 0
     micro_batch: int | None = None
@@ -64,41 +58,24 @@ class Options:
     limits: Limits = NO_LIMITS
 
 
-@dataclass
-class Inventory:
-    """What a scan found; class names and counts are told to the server."""
+@dataclass(frozen=True)
+class _Begun:
+    """What a round begins with.
 
-    train: dict[str, int] = field(default_factory=dict)
-    test: dict[str, int] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
-    changes: list[str] = field(default_factory=list)
+    Attributes:
+        classes: those of the round that this client holds, name -> id.
+        parts: of the broadcast, what is for the method.
+        state: the method's, after the last counted update; None where none is needed.
+    """
+
+    classes: dict[str, int]
+    parts: dict[str, Payload]
+    state: Payload | None
 
     @property
-    def names(self) -> list[str]:
-        """Every class with an image on either side, sorted."""
-        return sorted({*self.train, *self.test})
-
-    def counts(self) -> dict[str, dict[str, int]]:
-        """Return class name -> images for training and for testing."""
-        return {n: {"train": self.train.get(n, 0), "test": self.test.get(n, 0)} for n in self.names}
-
-    def told(self, least: int) -> Inventory:
-        """Return what may be announced if a class needs ``least`` images on a side."""
-        train, test = (
-            {name: n for name, n in side.items() if n >= least} for side in (self.train, self.test)
-        )
-        return Inventory(train, test)
-
-    def payload(self) -> Payload:
-        """Return what is announced; it keeps ``wellknown.INVENTORY_SCHEMA``."""
-        names = self.names
-        return Payload(
-            {
-                "train": np.array([self.train.get(n, 0) for n in names], np.int64),
-                "test": np.array([self.test.get(n, 0) for n in names], np.int64),
-            },
-            {"names": names},
-        )
+    def payloads(self) -> list[Payload]:
+        """What the worker gets: the state first, where it needs one."""
+        return [*([] if self.state is None else [self.state]), *self.parts.values()]
 
 
 class RoundWork:
@@ -106,6 +83,7 @@ class RoundWork:
 
     Attributes:
         journal: notes every envelope that is sealed here.
+        outbox: where updates are kept until the server has them.
         device: the worker's device, once it has said so.
         claim: digest, preprocessing and probe features of the loaded backbone.
         faults: images of the last round that vanished or broke since the scan.
@@ -128,10 +106,11 @@ class RoundWork:
         self._enrolment = enrolment
         self._keys = keys
         self._options = options
-        self._outbox = Outbox(home)
+        self.outbox = Outbox(home)
         self._ledger = PrivacyLedger(home.directory)
+        self._opened: dict[str, Payload] = {}  # small parts of the last order, by digest
         self._turn = asyncio.Lock()  # the worker does one thing at a time
-        self._keeping = Keeping(home, self._outbox)
+        self._keeping = Keeping(home, self.outbox)
         self._host = WorkerHost(
             "fcil_client.worker",
             name="client",
@@ -158,6 +137,7 @@ class RoundWork:
             "name": terms.backbone.name,
             "weights": str(weights) if weights else None,
             "device": self._options.device,
+            "precision": self._options.precision,
         }
 
     async def load(self, terms: Terms) -> None:
@@ -246,13 +226,8 @@ class RoundWork:
             WorkerError: the computation failed, also when it was tried again.
         """
         task = TaskInfo(order.task, tuple(order.classes), tuple(order.past))
-        # What reads, hashes, packs or syncs many bytes does so beside the loop.
-        names, parts = await asyncio.to_thread(self._parts, order, terms, task, server)
-        self.names = names
-        wanted = set(task.seen if order.kind == EVALUATE else task.classes)
-        classes = {name: c for name, c in names.items() if c in wanted}
-        if not classes:
-            raise DataError("this client holds no class of the current task.")
+        # What reads, hashes, seals or syncs does so beside the loop: few and long steps.
+        begun = await asyncio.to_thread(self._begin, order, terms, task, server)
         ctx = Context(
             kind=order.kind,
             task=task,
@@ -263,24 +238,41 @@ class RoundWork:
             seed=tuple(order.seed),
             micro_batch=self.effort.most(order.kind),
             privacy=Privacy(terms.privacy.noise_multiplier, terms.privacy.clip),
+            forms=terms.method.forms,
         )
-        if order.kind != EVALUATE:
-            await asyncio.to_thread(self._charge, terms, key_of(order), task, list(classes))
-        state, payload = await self._compute(ctx, terms, classes, parts, progress)
-        if order.kind == EVALUATE:
-            payload = withhold(payload, max(order.min_count, self.least(terms)))
-        self._guard(terms, order.kind, payload, task)
+        state, payload = await self._compute(ctx, terms, begun, progress)
+        del begun  # the parts need not be in memory together with what is sealed now
         envelope, digest = await asyncio.to_thread(
-            self._seal, payload, key_of(order), terms, server, base=order.base
+            self._seal_update, payload, order, terms, task, server
         )
-        await self._keeping.keep(digest, envelope, order, state)
+        await self._keeping.keep(digest, envelope, state)
         return digest
+
+    def _begin(self, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys) -> _Begun:
+        """Open the order's parts, and charge the round to the privacy budget."""
+        self.names, parts = self._parts(order, terms, task, server)
+        wanted = set(task.seen if order.kind == EVALUATE else task.classes)
+        classes = {name: c for name, c in self.names.items() if c in wanted}
+        if not classes:
+            raise DataError("this client holds no class of the current task.")
+        if order.kind == EVALUATE:
+            return _Begun(classes, parts, None)
+        self._charge(terms, key_of(order), task, list(classes))
+        return _Begun(classes, parts, self._home.state())
 
     def _parts(
         self, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys
     ) -> tuple[dict[str, int], dict[str, Payload]]:
         """Open the order's parts: the registry's names, and what is for the method."""
-        parts = {ref.name: open_part(self._home, ref, self._keys, server) for ref in order.parts}
+        opened = {
+            ref.digest: self._opened.get(ref.digest)
+            or open_part(self._home, ref, self._keys, server)
+            for ref in order.parts
+        }
+        self._opened = {
+            ref.digest: opened[ref.digest] for ref in order.parts if ref.sealed_bytes <= KEPT_BYTES
+        }
+        parts = {ref.name: opened[ref.digest] for ref in order.parts}
         names = read_registry(parts.pop(REGISTRY, None))
         for name, part in parts.items():
             faults = registry.part_faults(
@@ -301,43 +293,47 @@ class RoundWork:
         self,
         ctx: Context,
         terms: Terms,
-        classes: dict[str, int],
-        parts: dict[str, Payload],
+        begun: _Begun,
         progress: Any,
     ) -> tuple[Payload | None, Payload]:
         fields = {
             "method": terms.method.name,
             "context": context_fields(ctx),
-            "classes": classes,
-            "parts": list(parts),
+            "classes": begun.classes,
+            "parts": list(begun.parts),
             "backbone": self._backbone_fields(terms),
             "min_count": self.least(terms),
             **self._data_fields(),
         }
         evaluate = ctx.kind == EVALUATE
-        blobs = await asyncio.to_thread(self._blobs, parts, with_state=not evaluate)
         async with self._turn:
             reply, answer = await persist(
                 self._host,
                 self.effort,
                 "evaluate" if evaluate else "run",
                 fields,
-                blobs,
+                begun.payloads,
                 batch=UNKNOWN_BATCH if evaluate else batch_of(ctx.hparams),
                 on_progress=lambda p: progress(p.done, p.total),
                 tell=self.tell,
             )
         self.faults = [str(f) for f in reply["faults"]]
+        for sentence in lost_words(reply.get("lost", {})):
+            self.tell(sentence)
         payloads = [unpack(blob) for blob in answer]
         if evaluate:
             return None, payloads[0]
         exchange = registry.find_exchange(terms.method, terms.hparams, terms.backbone, ctx.kind)
         return (payloads[0] if exchange.keeps_state else None), payloads[1]
 
-    def _blobs(self, parts: dict[str, Payload], *, with_state: bool) -> list[bytes]:
-        """Pack what the worker gets: the state first, where it has one."""
-        payloads = [*([self._home.state()] if with_state else []), *parts.values()]
-        return [pack(p) for p in payloads]
+    def _seal_update(
+        self, payload: Payload, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys
+    ) -> tuple[StoredEnvelope, str]:
+        """Check what the method produced, and seal it."""
+        if order.kind == EVALUATE:
+            payload = withhold(payload, max(order.min_count, self.least(terms)))
+        self._guard(terms, order.kind, payload, task)
+        return self._seal(payload, key_of(order), terms, server, base=order.base)
 
     def _guard(self, terms: Terms, kind: str, payload: Payload, task: TaskInfo) -> None:
         """Egress: nothing leaves that the schema of this exchange does not name."""
@@ -363,10 +359,11 @@ class RoundWork:
     def _seal(
         self, payload: Payload, key: RoundKey, terms: Terms, server: PublicKeys, *, base: int
     ) -> tuple[StoredEnvelope, str]:
-        plain = pack(payload)
-        if len(plain) > terms.max_payload_bytes:
+        plain = pieces(payload)
+        size = sum(map(len, plain))
+        if size > terms.max_payload_bytes:
             raise TooLarge(
-                f"an upload of {len(plain)} bytes exceeds the {terms.max_payload_bytes} that the "
+                f"an upload of {size} bytes exceeds the {terms.max_payload_bytes} that the "
                 "server takes."
             )
         core = self._core(terms, key, base=base)

@@ -13,9 +13,10 @@ from fcil_client.downloads import Downloads
 from fcil_client.egress import Journal
 from fcil_client.greeting import Terms
 from fcil_client.home import Enrolment, Home
+from fcil_client.inventory import Inventory
 from fcil_client.notes import Notes
 from fcil_client.outbox import Outbox
-from fcil_client.rounds import Inventory, RoundWork
+from fcil_client.rounds import RoundWork
 from fcil_client.session_events import RoundKey, key_of
 from fcil_protocol.errors import CorruptFile, FcilError, RoundClosed, StorageError, from_code
 from fcil_protocol.keys import PrivateKeys
@@ -33,6 +34,7 @@ class Transfers:
     Args:
         journal: notes what goes out before it does.
         feed: takes an event.
+        outbox: where updates are put; None for one of its own.
     """
 
     def __init__(
@@ -44,13 +46,14 @@ class Transfers:
         journal: Journal,
         notes: Notes,
         feed: Callable[[events.Event], None],
+        outbox: Outbox | None = None,
     ) -> None:
         self._home = home
         self._line = line
         self._journal = journal
         self._notes = notes
         self._feed = feed
-        self._outbox = Outbox(home)
+        self._outbox = outbox or Outbox(home)
         self._downloads = Downloads(home, enrolment, keys, line.send)
         self._key: RoundKey | None = None  # of the order whose parts are fetched
         self._inventories: deque[str] = deque(maxlen=RECENT)  # digests, the newest last
@@ -62,6 +65,10 @@ class Transfers:
     def waiting(self) -> tuple[RoundOpen | None, str]:
         """Return what an earlier process left in the outbox: order and digest."""
         order, digest = self._outbox.waiting()
+        if digest and not self._journal.has_sealed(digest):
+            # A power cut took the line, so it never left; the server asks for another one.
+            self._home.drop_outgoing(digest)
+            return None, ""
         if digest:
             self._begun.append(digest)
         return order, digest
@@ -247,6 +254,7 @@ class Transfers:
     def _answered(self, digest: str, write: Callable[[], None]) -> None:
         """Note the answer to an offer, once; the server cannot make this device write more."""
         self._heard.pop(digest, None)
+        self._outbox.forget(digest)
         if digest in self._offered:
             self._offered.remove(digest)
             try:

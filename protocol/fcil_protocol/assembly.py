@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fcil_protocol.errors import CorruptFile, WireError
-from fcil_protocol.files import read_at, storage_errors
+from fcil_protocol.files import read_at, storage_errors, write_all, write_atomic
 from fcil_protocol.header import Header
 
 
@@ -21,15 +21,17 @@ class Assembly:
     Args:
         header: a header whose signature was verified.
         path: file for the chunks, in an existing directory; None keeps them in memory.
+        head: what stands before them in the file, so that, complete, it is what is wanted.
 
     Raises:
         DiskFull, StorageError: there is no room for the file.
     """
 
-    def __init__(self, header: Header, *, path: Path | None) -> None:
+    def __init__(self, header: Header, *, path: Path | None, head: bytes = b"") -> None:
         self.header = header
         self.received_bytes = 0
         self._path = path
+        self._head = head
         self._memory: dict[int, bytes] = {}
         self._have = bytearray(len(header.hashes))  # 1 where the chunk is there
         if path is not None and not self._resume(path):
@@ -40,14 +42,19 @@ class Assembly:
     def _resume(self, path: Path) -> bool:
         """Count the chunks that an earlier process left; False if there is no such file."""
         with storage_errors("read", path):
-            if not path.exists() or path.stat().st_size != self.header.sealed_bytes:
+            if not path.exists() or path.stat().st_size != self._file_bytes:
                 return False
-            with path.open("rb") as file:
+            with path.open("r+b") as file:
+                file.write(self._head)  # its wrapped key is another one in each session
                 for index in range(len(self._have)):
                     chunk = file.read(self.header.chunk_size(index))
                     if self.header.fits(index, chunk):
                         self._count(index)
         return True
+
+    @property
+    def _file_bytes(self) -> int:
+        return len(self._head) + self.header.sealed_bytes
 
     def _create(self, path: Path) -> None:
         """Reserve the space now, so that a full disk is known before the first chunk."""
@@ -56,9 +63,10 @@ class Assembly:
             fd = os.open(path, flags, 0o600)
             try:
                 if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(fd, 0, self.header.sealed_bytes)
+                    os.posix_fallocate(fd, 0, self._file_bytes)
                 else:
-                    os.ftruncate(fd, self.header.sealed_bytes)
+                    os.ftruncate(fd, self._file_bytes)
+                write_all(fd, self._head)
             except OSError:
                 path.unlink(missing_ok=True)
                 raise
@@ -70,12 +78,15 @@ class Assembly:
         with storage_errors("write", path):
             fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                offset, rest = index * self.header.chunk_bytes, memoryview(data)
+                offset, rest = self._offset(index), memoryview(data)
                 while rest:
                     written = os.pwrite(fd, rest, offset)
                     offset, rest = offset + written, rest[written:]
             finally:
                 os.close(fd)
+
+    def _offset(self, index: int) -> int:
+        return len(self._head) + index * self.header.chunk_bytes
 
     # --- chunks -----------------------------------------------------------------------------
 
@@ -181,7 +192,7 @@ class Assembly:
     def _read(self, path: Path, fd: int, index: int) -> bytes:
         size = self.header.chunk_size(index)
         with storage_errors("read", path):
-            chunk = read_at(fd, index * self.header.chunk_bytes, size)
+            chunk = read_at(fd, self._offset(index), size)
         if len(chunk) != size:
             raise CorruptFile(f"{path} is shorter than it was.", action="It is fetched again.")
         return chunk
@@ -189,6 +200,21 @@ class Assembly:
     def body(self) -> bytes:
         """Return the sealed body; only when complete."""
         return b"".join(self.chunks())
+
+    def finish(self, path: Path) -> None:
+        """Give the complete file, with what stands before the body, its name; only once.
+
+        It is not synced: what a power cut takes of it does not fit its hashes.
+
+        Raises:
+            DiskFull, StorageError: it is still where it was.
+        """
+        assert self.complete, "a file is finished when all chunks are there"
+        if self._path is None:
+            write_atomic(path, self._head, *self.chunks(), sync=False)
+        else:
+            with storage_errors("write", path):
+                self._path.replace(path)
 
     def discard(self) -> None:
         """Forget everything, and remove the file."""

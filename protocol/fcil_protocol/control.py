@@ -64,7 +64,8 @@ async def serve(directory: Path, handler: Handler) -> asyncio.AbstractServer:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             reply = await _reply(reader, writer, handler)
-            writer.write(json.dumps(reply).encode() + b"\n")
+            line = await asyncio.to_thread(json.dumps, reply)  # of very many clients: megabytes
+            writer.write(line.encode() + b"\n")
             await writer.drain()
         except (ConnectionError, asyncio.LimitOverrunError, ValueError):
             pass  # the command went away or sent no line: nobody is left to tell

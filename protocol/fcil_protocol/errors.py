@@ -38,6 +38,7 @@ The tree (each class says what happened, what to do, and carries a stable code):
     |   +-- CorruptFile        corrupt_file          1
     |   +-- Locked             locked                2
     +-- WorkerError            worker_failed         1
+    |   +-- DoesNotFit         does_not_fit          1
     |   +-- OutOfMemory        out_of_memory         1
     |   +-- WorkerDied         worker_died           1
     |   |   +-- WorkerStalled  worker_stalled        1
@@ -416,6 +417,16 @@ class WorkerError(FcilError):
     """
 
     code = "worker_failed"
+
+
+class DoesNotFit(WorkerError):
+    """A number is too large for the form in which it is to travel.
+
+    Half precision ends at 65,504; training has probably diverged. If such numbers are meant,
+    leave the kind out of ``[wire] half`` and start a new run.
+    """
+
+    code = "does_not_fit"
 
 
 class OutOfMemory(WorkerError):

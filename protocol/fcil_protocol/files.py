@@ -83,15 +83,24 @@ def _space(path: Path, number: int | None) -> str:
     return f"the disk at {place} is full ({free_mb:.1f} MB free)"
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+def write_atomic(
+    path: Path,
+    *data: bytes | bytearray | memoryview,
+    mode: int = 0o600,
+    sync: bool = True,
+    sync_name: bool = True,
+) -> None:
     """Write a file so that at any moment the old or the new content is there, whole.
 
     It is on disk when this returns.
 
     Args:
         path: in an existing directory.
-        data: the whole content.
+        data: the whole content, one piece after the other.
         mode: permissions from the first moment on (less what the umask takes away).
+        sync: False for what is checked when it is read, and can be had again: it outlives this
+            process, and perhaps not a power cut.
+        sync_name: False where the caller writes another file into the directory after this one.
 
     Raises:
         DiskFull, StorageError: nothing was changed.
@@ -102,18 +111,21 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             fd = os.open(temporary, flags, mode)
             try:
-                write_all(fd, data)
-                sync_data(fd)
+                for piece in data:
+                    write_all(fd, piece)
+                if sync:
+                    sync_data(fd)
             finally:
                 os.close(fd)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        sync_directory(path.parent)
+        if sync and sync_name:
+            sync_directory(path.parent)
 
 
-def write_all(fd: int, data: bytes | memoryview) -> None:
+def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
     """Write all bytes at the descriptor's position; a short write is continued."""
     rest = memoryview(data)
     while rest:

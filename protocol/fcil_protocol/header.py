@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, Self, cast
 
 from fcil_protocol import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
@@ -118,6 +119,7 @@ class Core:
         return data
 
     @classmethod
+    @lru_cache(maxsize=64)  # the same one is looked at when it comes, is checked, and is opened
     def from_bytes(cls, data: bytes) -> Self:
         """Parse a core from outside.
 
@@ -186,7 +188,7 @@ class Header:
         """Return where in the sealed body chunks lie that follow each other."""
         return slice(chunks.start * self.chunk_bytes, chunks.stop * self.chunk_bytes)
 
-    def split(self, body: bytes) -> Iterator[memoryview]:
+    def split(self, body: bytes | bytearray | memoryview) -> Iterator[memoryview]:
         """Yield the chunks of a sealed body, without copying."""
         view = memoryview(body)
         for index in range(len(self.hashes)):
@@ -205,10 +207,17 @@ def header_bytes_of(core_bytes: bytes, body: bytes, plain_bytes: int, chunk_byte
         hashlib.sha256(view[start : start + chunk_bytes]).digest()
         for start in range(0, len(body), chunk_bytes)
     )
+    return header_with(core_bytes, hashes, len(body), plain_bytes, chunk_bytes)
+
+
+def header_with(
+    core_bytes: bytes, hashes: bytes, sealed_bytes: int, plain_bytes: int, chunk_bytes: int
+) -> bytes:
+    """Encode the header of a sealed body whose chunks have these hashes, one after the other."""
     return pack_map(
         {
             "core": core_bytes,
-            "sealed": len(body),
+            "sealed": sealed_bytes,
             "plain": plain_bytes,
             "chunk": chunk_bytes,
             "hashes": hashes,

@@ -121,6 +121,7 @@ class Welcome(Message):
     max_payload_bytes: Count
     credit: Count  # bytes of parts that may be asked for and not yet received
     privacy: PrivacyTerms = NO_PRIVACY
+    half: list[Name] = Field(default_factory=list, max_length=16)  # kinds in half precision
     verdict: Verdict | None = None
 
 

@@ -1,8 +1,8 @@
 """The spool: what was acknowledged, kept in append-only segments until it is removed.
 
-Append as things come, sync once for all of them, then acknowledge. `append` and `remove`
-belong to one thread. `sync` may run in another meanwhile, since it waits for the disk, and
-so may `get`, for keys that are not being removed. Bodies are opaque here.
+Append as things come, sync once for all of them, then acknowledge. Any thread may do each, and
+a sync waits for the disk without holding up the others. `get` is for keys that nobody removes
+meanwhile. Bodies are opaque here.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class Spool:
 
     # --- use --------------------------------------------------------------------------------
 
-    def append(self, key: str, body: bytes) -> None:
-        """Add a record; durable only after the next `sync`.
+    def append(self, key: str, *body: bytes | memoryview) -> None:
+        """Add a record, its body one piece after the other; durable after the next `sync`.
 
         Raises:
             AlreadyHave: the key is there already; the first one counts.
@@ -131,8 +131,8 @@ class Spool:
         with self._guard:
             if key in self._index:
                 raise AlreadyHave(f"{key!r} is in the spool already; the first one counts.")
-            segment = self._open_segment(name_bytes + len(body))
-            record = segment.append(RecordKind.DATA, key, body)
+            segment = self._open_segment(name_bytes + sum(len(piece) for piece in body))
+            record = segment.append(RecordKind.DATA, key, *body)
             segment.live += 1
             self._index[key] = _Place(segment, record)
             self._unsynced[key] = None
@@ -150,8 +150,12 @@ class Spool:
         self._names_dirty = True
         return segment
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, check: bool = True) -> bytes:
         """Return the body of a record, durable or not.
+
+        Args:
+            key: the record's.
+            check: hash the body; False for one that its reader authenticates anyway.
 
         Raises:
             CorruptFile: the record was damaged, or is not there (see ``quarantine/``).
@@ -163,7 +167,7 @@ class Spool:
                 f"the spool {self._directory} has no record {key!r}: it was damaged or removed.",
                 action=f"Look into {QUARANTINE}/ there; its sender must send it again.",
             )
-        return place.segment.read(place.record)
+        return place.segment.read(place.record, check=check)
 
     def __contains__(self, key: object) -> bool:
         """Say whether a key's record is durable, so that it may be acknowledged."""
@@ -205,7 +209,7 @@ class Spool:
 
     def _note_removal(self, key: str, holder: Segment) -> None:
         segment = self._open_segment(len(key.encode()))
-        segment.append(RecordKind.REMOVED, key, b"")
+        segment.append(RecordKind.REMOVED, key)
         self._dirty[segment.number] = segment
         if holder is not segment:
             segment.buried.add(holder.number)

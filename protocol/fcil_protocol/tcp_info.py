@@ -11,11 +11,12 @@ Elsewhere nobody can be asked: `open_probe` returns None, and predictions are al
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import socket
 import struct
 import sys
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 
 _TCP_INFO = 11  # getsockopt at level IPPROTO_TCP
 _SO_COOKIE = 57  # at level SOL_SOCKET: a number that no other socket has until the next boot
@@ -53,10 +54,13 @@ class TcpCounts:
     link_down: int = 0
 
     def __add__(self, other: TcpCounts) -> TcpCounts:
-        return TcpCounts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return TcpCounts(*map(operator.add, _figures(self), _figures(other)))
 
     def __sub__(self, other: TcpCounts) -> TcpCounts:
-        return TcpCounts(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return TcpCounts(*map(operator.sub, _figures(self), _figures(other)))
+
+
+_figures = operator.attrgetter(*(spec.name for spec in fields(TcpCounts)))
 
 
 def twin(fd: int) -> socket.socket | None:

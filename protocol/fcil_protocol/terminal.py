@@ -125,8 +125,9 @@ class Lines:
     def __init__(self) -> None:
         from rich.console import Console
 
-        out = cast("IO[str]", _Patient())
-        self._console = Console(file=out, highlight=False, soft_wrap=True)
+        self._out = _Patient()
+        file = cast("IO[str]", self._out)
+        self._console = Console(file=file, highlight=False, soft_wrap=True)
 
     @property
     def is_terminal(self) -> bool:
@@ -135,10 +136,14 @@ class Lines:
 
     def __call__(self, at: float, level: str, text: str) -> None:
         """Show one line if there is somebody to show it to; nothing is raised."""
-        from rich.text import Text
-
         clock = time.strftime("%H:%M:%S", time.localtime(at))
         word = "" if level == "info" else f"{level}: "
+        if not self.is_terminal:  # nothing to lay out or to colour: a tenth of the time
+            self._out.write(f"{clock} {word}{text}\n")
+            self._out.flush()
+            return
+        from rich.text import Text
+
         line = Text.assemble((clock, "dim"), " ", (word + text, _STYLES.get(level, "")))
         self._console.print(line)
 

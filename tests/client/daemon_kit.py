@@ -11,7 +11,9 @@ from fcil_adapters.describe import NO_BACKBONE, backbone_fields
 from fcil_adapters.methods.running_mean import METHOD
 from fcil_client import daemon
 from fcil_client.home import Enrolment, Home
-from fcil_client.rounds import Inventory, Options, RoundWork
+from fcil_client.inventory import Inventory
+from fcil_client.rounds import Options, RoundWork
+from fcil_client.session_events import key_of
 from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.channel import Channel
 from fcil_protocol.envelope import open_body, parse_header, unwrap_key
@@ -50,6 +52,7 @@ class Work(RoundWork):
         self.loaded, self.scanned, self.cancelled = [], 0, 0
         self.gate = asyncio.Event()
         self.gate.set()
+        self._order = None
 
     async def load(self, terms):
         self.loaded.append(terms.run)
@@ -67,9 +70,17 @@ class Work(RoundWork):
             raise
         _next(self.rounds)
         inventory = Inventory({"made": order.round + 1})
+        self._order = order
         envelope, digest = self.seal_inventory(terms, server, inventory)
-        self._outbox.put(digest, envelope, order)
+        self._order = None
+        self.outbox.put(digest, envelope)
         return digest
+
+    def _core(self, terms, key, *, base):
+        """Say of an update that it is one, though an inventory is in it."""
+        if self._order is not None:
+            key, base = key_of(self._order), self._order.base
+        return super()._core(terms, key, base=base)
 
 
 def _next(script):

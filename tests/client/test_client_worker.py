@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -197,6 +198,53 @@ def test_a_method_without_backbone_keeps_torch_out_of_the_worker(folder):
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 0
+
+
+def test_a_second_round_loads_decodes_and_queries_nothing_anew(folder, monkeypatch):
+    """HGP, round, evaluation, round, evaluation, in one worker."""
+    from fcil_adapters import backbone, image_store, prompts
+    from fcil_server.worker import ServerWorker
+
+    calls = []
+    for module, name in ((backbone, "load_backbone"), (image_store, "decode"),
+                         (prompts, "_queries")):  # fmt: skip
+        original = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *a, n=name, f=original: (calls.append(n), f(*a))[1]
+        )
+    server = Direct(ServerWorker())
+    described, _ = server("backbone", {"name": "embedded", "weights": None, "device": "cpu"})
+    options = {"preset": "short", "epochs": 1}
+    shared = {"options": options, "info": backbone_from_fields(described["info"])}
+    ctx = context("hgp", **shared)
+    _, (state,) = server("init", fields_of("hgp", ctx))
+    _, (state,) = server("open_task", fields_of("hgp", ctx), [state])
+    reply, parts = server("broadcast", fields_of("hgp", ctx), [state])
+    worker = Direct(ClientWorker())
+    calls.clear()
+
+    def visit(kind):
+        these = context("hgp", kind, **shared)
+        fields = run_fields(folder, these, {"light": 0, "dark": 1}, reply["parts"], "hgp")
+        fields["memory_bytes"] = 10 << 20
+        if kind == "evaluate":
+            worker("evaluate", fields, parts)
+        else:
+            answer, (_, upload) = worker("run", fields, [Payload(), *parts])
+            images.append(answer["images"])
+            uploads.append(pack(upload))
+        found = Counter(calls)
+        calls.clear()
+        return found
+
+    images, uploads = [], []
+    first = visit("train")
+    assert first["load_backbone"] == 1
+    assert first["decode"] == images[0]
+    assert first["_queries"] > 0
+    assert visit("evaluate")["decode"] == 6
+    assert visit("train") == visit("evaluate") == {}
+    assert uploads[0] == uploads[1]
 
 
 def test_a_real_process_loads_the_embedded_backbone_learns_and_evaluates(folder, tmp_path):

@@ -88,8 +88,8 @@ def test_the_newest_update_is_known_by_its_state_and_not_by_the_clock(tmp_path, 
     home = Home.of(FED, tmp_path / "images")
     digests = []
     for number, base in ((0, 5), (1, 6)):
-        digest, sealed = envelope(number)
-        Outbox(home).put(digest, sealed, order(number).model_copy(update={"base": base}))
+        digest, sealed = envelope(number, base=base)
+        Outbox(home).put(digest, sealed)
         digests.append(digest)
     for digest, age_s in zip(digests, (0, 9000), strict=True):  # the clock was set back between
         os.utime(home.outbox_path(digest), (NOW() - age_s, NOW() - age_s))

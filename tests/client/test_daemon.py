@@ -4,7 +4,7 @@ import pytest
 
 from client.daemon_kit import DIGEST, RUN, RUN2, order
 from fcil_client import daemon, jobs, session
-from fcil_client.rounds import Inventory
+from fcil_client.inventory import Inventory
 from fcil_protocol.channel import Channel
 from fcil_protocol.errors import (
     BackboneMismatch,
@@ -122,6 +122,7 @@ class TestFailures:
 
             running.home.prune_parts = full
             server.say(order(parts=[PartRef(name="current", digest="1" * 64, sealed_bytes=9)]))
+            await server.hear(Want)  # old parts are removed while it is on its way
             assert (await server.hear(Decline)).reason == "disk_full"
 
         play(scenario)

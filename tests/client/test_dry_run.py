@@ -20,7 +20,7 @@ from fcil_client.dry_run import count_images, dry_run
 from fcil_client.enrolment import JoinFile, load_keys
 from fcil_client.home import Enrolment, Home, state_home
 from fcil_client.inquiry import Outlook, Task, look, say_hello
-from fcil_client.rounds import Inventory
+from fcil_client.inventory import Inventory
 from fcil_protocol.errors import (
     ConfigError,
     EgressRefused,
@@ -205,8 +205,28 @@ def test_an_installed_method_with_options(data):
 
 
 @pytest.mark.parametrize(
+    ("half", "dtypes"),
+    [
+        ([], {"lora": {"F16"}, "prototype": {"F16", "F32"}, "count": {"I64"}}),
+        (['wire.half=["lora"]'], {"lora": {"F16"}, "prototype": {"F32"}, "count": {"I64"}}),
+        (["wire.half=none"], {"lora": {"F32"}, "prototype": {"F32"}, "count": {"I64"}}),
+    ],
+)
+def test_tensors_are_shown_in_the_form_in_which_they_would_travel(data, half, dtypes):
+    outlook, _ = look(data, None, "pilora", half)
+    row = dry_run(data, outlook, count_images(data, None), enrolled=False)
+    shown = {}
+    for tensor in row["tasks"][0]["exchanges"][1]["tensors"]:
+        shown.setdefault(tensor["kind"], set()).add(tensor["dtype"])
+    assert shown == dtypes
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["wire.half=lora"], "wire.half should be"),
+        (['wire.half=["prompt"]'], "the method pilora can send in half precision: lora, prototype"),
+        (["wire.window_mb=2"], "no use for wire.window_mb"),
         (["method.no_such=1"], "no option 'no_such'"),
         (["tasks.schedule=listed", "run.seed=1"], "no use for tasks, run.seed"),
         (["rank=3"], "not of the form"),
@@ -459,6 +479,11 @@ def test_or_a_table(data):
 def test_what_is_for_dry_runs_is_refused_without_one(data, arguments):
     done = command("join", "--data", data, *arguments, code=4)
     assert "for --dry-run" in done.stderr
+
+
+def test_an_unknown_precision_is_refused_before_anything_is_looked_for(tmp_path):
+    done = command("join", "--data", tmp_path / "nowhere", "--precision", "half", code=4)
+    assert "known are auto, fp32, amp" in done.stderr
 
 
 def test_a_dry_run_uses_no_ticket(data, tmp_path):

@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,9 +15,10 @@ from client.round_kit import KEYS, SERVER, TERMS
 from fcil_client import egress
 from fcil_client.connection import Connection
 from fcil_client.egress import Journal
+from fcil_client.inventory import Inventory
 from fcil_client.notes import Notes
 from fcil_client.outbox import Outbox
-from fcil_client.rounds import Inventory, Options, RoundWork
+from fcil_client.rounds import Options, RoundWork
 from fcil_client.session_events import Acked, Nacked, OfferFailed
 from fcil_client.transfers import Transfers
 from fcil_protocol.errors import DiskFull, StorageError
@@ -105,6 +107,51 @@ class Disk:
         self._write(fd, data)
 
 
+def test_one_sync_of_the_journal_and_one_of_the_outbox_are_made_for_an_update(play, monkeypatch):
+    synced = []
+    for name in ("fdatasync", "fsync"):
+        real = getattr(os, name)
+
+        def noted(fd, real=real):
+            synced.append(os.readlink(f"/proc/self/fd/{fd}").rpartition("/")[2])
+            real(fd)
+
+        monkeypatch.setattr(os, name, noted)
+
+    async def scenario(server, running):
+        await server.take_in()
+        server.say(order())
+        digest, _ = await server.envelope()
+        server.say(Ack(digest=digest))
+        await running.until(lambda: not running.home.outbox())
+        synced.clear()
+        server.say(order(1))
+        digest, _ = await server.envelope()
+        server.say(Ack(digest=digest))
+        await running.until(lambda: not running.home.outbox())
+        temporary, folder, journal = synced
+        assert temporary.startswith(f".{digest}.update")
+        assert (folder, journal) == ("outbox", egress.NAME)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("left", [0, 99, -1])
+def test_an_update_whose_line_a_power_cut_took_is_dropped(home, enrolment, tmp_path, left):
+    """It never left: the line is on the disk before a byte goes out."""
+    work = RoundWork(home, enrolment, KEYS, Options(tmp_path))
+    sealed, digest = work.seal_inventory(TERMS, SERVER.public, Inventory({"made": 1}))
+    work.outbox.put(digest, sealed)
+    notes = Notes(lambda _note: None)
+    line = SimpleNamespace(send=None)
+    restart = (home, enrolment, KEYS, line, Journal(home.directory), notes, None)
+    assert Transfers(*restart).waiting()[1] == digest
+    path = home.directory / egress.NAME
+    path.write_bytes(path.read_bytes()[:left])
+    assert Transfers(*restart).waiting() == (None, "")
+    assert home.outbox() == []
+
+
 @pytest.mark.parametrize("event", ["sealed", "sent"])
 def test_on_a_full_disk_the_round_is_declined_and_nothing_leaves(play, monkeypatch, event):
     disk = Disk(monkeypatch, event)
@@ -168,7 +215,7 @@ class TestTransfers:
     def kit(self, home, enrolment, tmp_path):
         work = RoundWork(home, enrolment, KEYS, Options(tmp_path))
         sealed, digest = work.seal_inventory(TERMS, SERVER.public, Inventory({"made": 1}))
-        Outbox(home).put(digest, sealed, order())
+        Outbox(home).put(digest, sealed)
         sent, fed = [], []
         line = type("Line", (), {"send": lambda _self, message, *_blobs: sent.append(message)})()
         notes = Notes(lambda _note: None)

@@ -14,7 +14,7 @@ from fcil_adapters.describe import NO_BACKBONE
 from fcil_adapters.methods.running_mean import METHOD
 from fcil_adapters.vit_sizes import backbone_by_name
 from fcil_client import egress, greeting
-from fcil_client.rounds import Inventory
+from fcil_client.inventory import Inventory
 from fcil_protocol import Kind, MetaSpec, Payload, PayloadSchema, TensorSpec, pack
 from fcil_protocol.errors import EgressRefused, TooLarge
 from fcil_protocol.messages import Bye, Hello

@@ -188,9 +188,7 @@ class TestFolders:
     def test_folders_that_somebody_removed_are_made_again_when_needed(self, home: Home) -> None:
         for name in ("outbox", "parts", "incoming", "provisional"):
             (home.directory / name).rmdir()
-        for path in (
-            home.outbox_path(D1), home.note_path(D2), home.part_path(D1), home.incoming_path(D1),
-        ):  # fmt: skip
+        for path in (home.outbox_path(D1), home.part_path(D1), home.incoming_path(D1)):
             path.write_bytes(b"x")
             assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         home.save_provisional(D1, state(1.0))
@@ -261,7 +259,6 @@ class TestRun:
         home.settle(D1, counted=True)
         home.save_provisional(D2, state(2.0))
         home.outbox_path(D2).write_bytes(b"sealed")
-        home.note_path(D2).write_bytes(b"{}")
         home.part_path(D1).write_bytes(b"part")
 
     def test_the_same_run_keeps_everything(self, home: Home) -> None:
@@ -306,18 +303,14 @@ class TestParts:
         assert not home.settle(D1, counted=True)
         assert home.settle(D2, counted=True)
 
-    def test_the_outbox_lists_updates_not_their_notes_or_half_written_files(
-        self, home: Home
-    ) -> None:
+    def test_the_outbox_lists_updates_not_half_written_files(self, home: Home) -> None:
         for digest in (D2, D1):
             home.outbox_path(digest).write_bytes(b"x")
-            home.note_path(digest).write_bytes(b"x")
         (home.directory / "outbox" / f".{D1}.update.12-abcdef01.tmp").write_bytes(b"x")
         assert home.outbox() == [D1, D2]
         home.drop_outgoing(D1)
         home.drop_outgoing(D1)
         assert home.outbox() == [D2]
-        assert not home.note_path(D1).exists()
 
 
 def test_a_data_path_that_is_not_there_is_told_with_the_layout(tmp_path: Path) -> None:

@@ -20,11 +20,12 @@ from fcil_adapters.images import open_source
 from fcil_adapters.methods.running_mean import METHOD
 from fcil_adapters.registry import method_names, schema_digest
 from fcil_client import greeting, leaving, privacy
+from fcil_client.inventory import Inventory
 from fcil_client.local_data import LocalData
 from fcil_client.manifest import scan
 from fcil_client.outbox import Outbox
 from fcil_client.privacy import Charge, Limits, PrivacyLedger, gaussian_epsilon, spent, summary
-from fcil_client.rounds import Inventory, Options
+from fcil_client.rounds import Options
 from fcil_client.session_events import RoundKey
 from fcil_client.show_privacy import one_privacy, show_privacy
 from fcil_client.worker import ClientWorker
@@ -221,7 +222,7 @@ def go(work, terms=NOISY, asked=ORDER):
 def opened(work, digest):
     """Return what the server would read in an outbox entry."""
     sent = []
-    work._outbox.offer(digest, lambda *frames: sent.append(frames), again=False)
+    work.outbox.offer(digest, lambda *frames: sent.append(frames), again=False)
     (_, header, _, wrap), *chunks = sent
     parsed = parse_header(header, max_plain_bytes=1 << 20)
     key = unwrap_key(wrap, header, SERVER)
@@ -253,7 +254,7 @@ def test_a_failed_computation_stays_charged(work, home):
 def test_what_is_offered_again_is_the_same_bytes_and_costs_nothing(work, home):
     digest = go(work)
     offers = []
-    for box in (work._outbox, work._outbox, Outbox(home)):  # the last one after a restart
+    for box in (work.outbox, work.outbox, Outbox(home)):  # the last one after a restart
         sent = []
         box.offer(digest, lambda _, *blobs, sent=sent: sent.append(blobs), again=False)
         offers.append(sent)
@@ -300,7 +301,7 @@ def test_the_announcement_that_is_sealed_leaves_it_out(work):
     terms = replace(TERMS, privacy=PrivacyTerms(min_count=3))
     inventory = Inventory({"cat": 5, "rare": 2}, {"rare": 1})
     envelope, digest = work.seal_inventory(terms, SERVER.public, inventory)
-    work._outbox.hold(digest, envelope)
+    work.outbox.hold(digest, envelope)
     assert opened(work, digest).meta["names"] == ["cat"]
 
 

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import os
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from client.round_kit import (
     registry_part,
     unguard,
 )
+from fcil_adapters.contract import TaskInfo
 from fcil_adapters.describe import NO_BACKBONE
 from fcil_adapters.methods.running_mean import METHOD
 from fcil_client import outbox, rounds
@@ -34,7 +36,7 @@ from fcil_protocol.envelope import Core, seal, wrap_key
 from fcil_protocol.errors import CorruptFile, DiskFull, SchemaMismatch, StaleUpdate, StorageError
 from fcil_protocol.messages import Chunk, PartRef, Parts, Received, Want
 from fcil_protocol.payload import Payload, pack
-from fcil_protocol.stored import write_envelope
+from fcil_protocol.stored import head_of, read_envelope, write_envelope
 from fcil_protocol.testing import flip_bit
 
 CHUNK = 256 << 10
@@ -159,16 +161,15 @@ def test_an_update_is_kept_with_the_state_it_came_with(home, enrolment, tmp_path
     assert home.settle(digest, counted=True)
 
 
-@pytest.mark.parametrize("fails_at", [0, 1])
 def test_an_update_that_finds_no_room_leaves_nothing_behind(
-    home, enrolment, tmp_path, stateful, monkeypatch, fails_at
+    home, enrolment, tmp_path, stateful, monkeypatch
 ):
-    """Neither its note nor its state: the round is declined as a whole."""
+    """Nor its state: the round is declined as a whole."""
 
     def full(*_args):
         raise DiskFull("no room.")
 
-    monkeypatch.setattr(outbox, ("write_atomic", "write_envelope")[fails_at], full)
+    monkeypatch.setattr(outbox, "write_envelope", full)
     with pytest.raises(DiskFull):
         upload(home, enrolment, tmp_path)
     assert kept(home) == set()
@@ -221,13 +222,27 @@ def test_nothing_of_a_round_reads_or_writes_on_the_daemons_loop(
 
         monkeypatch.setattr(module, name, noted)
 
-    names = ("open_part", "pack")
+    names = ("open_part", "pieces", "seal")
     for name in names:
         note(rounds, name)
-    for name in ("write_atomic", "write_envelope"):
-        note(outbox, name)
+    note(outbox, "write_envelope")
     upload(home, enrolment, tmp_path)
-    assert seen == dict.fromkeys((*names, "write_atomic", "write_envelope"), {False})
+    assert seen == dict.fromkeys((*names, "write_envelope"), {False})
+
+
+def test_a_small_part_that_stays_the_same_is_opened_once(
+    home, enrolment, tmp_path, stateful, monkeypatch
+):
+    opened = []
+    real = rounds.open_part
+    monkeypatch.setattr(rounds, "open_part", lambda *a: (opened.append(a[1].digest), real(*a))[1])
+    work = make(home, enrolment, tmp_path)
+    small = PartRef(name="registry", digest="2" * 64, sealed_bytes=rounds.KEPT_BYTES)
+    large = small.model_copy(update={"digest": "3" * 64, "sealed_bytes": rounds.KEPT_BYTES + 1})
+    task = TaskInfo(0, (0, 1), ())
+    for ref in (small, small, large, large, small):
+        work._parts(ORDER.model_copy(update={"parts": [ref]}), TERMS, task, SERVER.public)
+    assert opened == [small.digest, large.digest, large.digest, small.digest]
 
 
 def test_states_that_a_crash_left_without_an_update_go_with_the_next_one(
@@ -287,12 +302,14 @@ class Fetching:
 def test_a_part_that_had_come_whole_before_a_crash_is_complete_with_its_header(home, enrolment):
     """No chunk comes any more that could say so."""
     fetching = Fetching(home, enrolment, 2 * IN_MEMORY_BYTES)
-    before = Assembly(fetching.parsed, path=home.incoming_path(fetching.ref.digest))
+    stored = fetching.stored
+    head = head_of(stored.header, stored.signature, b"w" * len(stored.wrap), len(stored.body))
+    before = Assembly(fetching.parsed, path=home.incoming_path(fetching.ref.digest), head=head)
     for index in range(len(fetching.parsed.hashes)):
         before.put(index, fetching.stored.body[index * CHUNK : (index + 1) * CHUNK])
     assert fetching.header() is True
-    assert home.part_path(fetching.ref.digest).exists()
-    assert [m for m in fetching.sent if isinstance(m, Want) and m.chunks] == []
+    assert read_envelope(home.part_path(fetching.ref.digest)) == stored, "with the new wrap"
+    assert [m for m in fetching.sent if isinstance(m, Want) and not m.header] == []
 
 
 def test_a_new_part_is_complete_with_its_last_chunk(home, enrolment):
@@ -301,6 +318,55 @@ def test_a_new_part_is_complete_with_its_last_chunk(home, enrolment):
     *first, last = range(len(fetching.parsed.hashes))
     assert [fetching.chunk(i) for i in first] == [False] * len(first)
     assert fetching.chunk(last)
+
+
+@pytest.mark.parametrize(
+    ("part_bytes", "chunks"), [(9, 1), (100_000, 4), (2 * IN_MEMORY_BYTES, 4), (1 << 24, 4)]
+)
+def test_first_chunks_are_asked_for_with_the_header(home, enrolment, part_bytes, chunks):
+    """As many as the window has room for: nothing is known about the link yet."""
+    fetching = Fetching(home, enrolment, part_bytes)
+    asked = Want(digest=fetching.ref.digest, chunks=list(range(chunks)), header=True)
+    assert fetching.sent == [asked]
+
+
+def test_parts_share_the_window_that_is_asked_for_ahead(home, enrolment):
+    sent = []
+    downloads = Downloads(home, enrolment, KEYS, sent.append)
+    refs = [
+        PartRef(name=f"task/{n}", digest=f"{n}" * 64, sealed_bytes=size)
+        for n, size in enumerate((40_000, 300_000, 10))
+    ]
+    downloads.start(refs)
+    assert [want.chunks for want in sent] == [[0, 1], [0, 1], []]
+    downloads.lose()
+    sent.clear()
+    downloads.start(refs[1:])
+    assert [want.chunks for want in sent] == [[0, 1, 2, 3], []], "nothing is in flight any more"
+
+
+def test_nothing_is_asked_ahead_behind_a_relay_or_of_a_part_that_came_in_pieces(home, enrolment):
+    """A relay would have to fetch it for each client; and some of it may be here."""
+    behind = replace(enrolment, link_key="ab" * 32)
+    assert [want.chunks for want in Fetching(home, behind, 9).sent] == [[]]
+    began = Fetching(home, enrolment, 2 * IN_MEMORY_BYTES)
+    began.header()
+    began.downloads.lose()
+    began.downloads.stop()
+    began.sent.clear()
+    began.downloads.start([began.ref])
+    assert [want.chunks for want in began.sent] == [[]]
+
+
+def test_a_part_is_one_file_that_is_written_once_and_then_changes_its_name(home, enrolment):
+    fetching = Fetching(home, enrolment, 2 * IN_MEMORY_BYTES)
+    fetching.header()
+    began = home.incoming_path(fetching.ref.digest).stat().st_ino
+    for index in reversed(range(len(fetching.parsed.hashes))):
+        fetching.chunk(index)
+    assert home.part_path(fetching.ref.digest).stat().st_ino == began
+    assert read_envelope(home.part_path(fetching.ref.digest)) == fetching.stored
+    assert not list((home.directory / "incoming").iterdir())
 
 
 def test_what_arrived_of_parts_that_are_no_longer_named_is_removed(home, enrolment):

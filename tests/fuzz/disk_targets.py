@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from fcil_client import egress, manifest, privacy
@@ -12,10 +13,9 @@ from fcil_client.home import Enrolment, Home
 from fcil_client.outbox import Outbox
 from fcil_protocol.assembly import Assembly
 from fcil_protocol.envelope import StoredEnvelope, read_envelope, seal
-from fcil_protocol.errors import CannotOpen, WireError
+from fcil_protocol.errors import CannotOpen, FcilError, WireError
 from fcil_protocol.ids import ClientId
 from fcil_protocol.keys import PrivateKeys, RootKey
-from fcil_protocol.messages import RoundOpen
 from fcil_protocol.passphrase import open_with_passphrase
 from fcil_protocol.segment import HEAD_BYTES, RecordKind, Segment
 from fcil_protocol.spool import Spool
@@ -193,27 +193,22 @@ def client_file(data):
     return True
 
 
-ORDER = RoundOpen(
-    run=CORE.run, task=3, kind="train", round=17, rounds=20, base=40, classes=[4, 5], past=[0],
-    seed=[1], remaining_s=60.0, parts=[],
-)  # fmt: skip
-
-
-def note_seeds():
+def outbox_seeds():
     sealed, wrap = next(sealed_seeds())
-    Outbox(HOME()).put("5" * 64, sealed.stored(wrap), ORDER)
-    return [HOME().note_path("5" * 64).read_bytes()]
+    return [sealed.stored(wrap).to_bytes()]
 
 
-@target("outbox_note", note_seeds, form="json")
-def outbox_note(data):
-    """The note beside an update; one that cannot be read costs the update, nothing else."""
-    if not HOME().outbox_path("5" * 64).exists():
-        note_seeds()
-    HOME().note_path("5" * 64).write_bytes(data)
+@target("outbox_file", outbox_seeds, max_bytes=32768)
+def outbox_file(data):
+    """An update that an earlier process left; one that cannot be read is dropped."""
+    path = HOME().outbox_path("5" * 64)
+    path.write_bytes(data)
+    with suppress(FcilError):
+        path = path.rename(HOME().outbox_path(read_envelope(path).parsed.update_id))
     order, digest = Outbox(HOME()).waiting()
     must((order is None) == (digest == ""), "an update comes with its order")
-    must(bool(digest) == HOME().outbox_path("5" * 64).exists(), "the other is dropped")
+    must(bool(digest) == path.exists(), "the other is dropped")
+    HOME().reset_state()
     return bool(digest)
 
 

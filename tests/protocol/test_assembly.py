@@ -241,6 +241,28 @@ def test_chunks_that_a_power_cut_damaged_are_missing_again(tmp_path):
     assert not again.complete
 
 
+def test_a_finished_file_is_what_stands_before_the_body_and_the_body(path, tmp_path):
+    whole = Assembly(HEADER, path=path, head=b"before")
+    for index in reversed(ALL):
+        whole.put(index, bytes(SEALED.chunk(index)))
+    assert whole.body() == SEALED.body
+    whole.finish(tmp_path / "done")
+    assert (tmp_path / "done").read_bytes() == b"before" + SEALED.body
+    assert [p.name for p in tmp_path.iterdir()] == ["done"]
+
+
+def test_what_stands_before_the_body_is_the_newest_when_an_assembly_goes_on(tmp_path):
+    """A key is wrapped anew in each session."""
+    path = tmp_path / "x"
+    Assembly(HEADER, path=path, head=b"before").put(3, bytes(SEALED.chunk(3)))
+    again = Assembly(HEADER, path=path, head=b"newest")
+    assert 3 not in again.missing(COUNT)
+    for index in again.missing(COUNT):
+        again.put(index, bytes(SEALED.chunk(index)))
+    again.finish(tmp_path / "done")
+    assert (tmp_path / "done").read_bytes() == b"newest" + SEALED.body
+
+
 @pytest.mark.parametrize("left", [b"", b"x" * 5, bytes(len(SEALED.body) + 1)])
 def test_a_file_of_another_size_is_begun_anew(tmp_path, left):
     path = tmp_path / "x"

@@ -41,6 +41,7 @@ from fcil_protocol.errors import (
 from fcil_protocol.fields import Fields, pack_map
 from fcil_protocol.ids import FederationId
 from fcil_protocol.keys import PrivateKeys, PublicKeys
+from fcil_protocol.stored import EnvelopeFile
 
 KIB = 1 << 10
 LIMIT = 64 << 20
@@ -663,6 +664,27 @@ def test_random_bytes_as_a_stored_envelope_are_corruption(data):
         StoredEnvelope.from_bytes(data)
 
 
+def test_a_stored_envelope_is_read_in_steps_and_checked_on_request(tmp_path):
+    sealed, key = seal(bytes(700_000), make_core(), CLIENT)
+    write_envelope(tmp_path / "x", sealed.stored(bytes(1168)))
+    with EnvelopeFile(tmp_path / "x") as file:
+        assert (file.header, file.signature) == (sealed.header, sealed.signature)
+        steps = list(file.steps())
+        assert max(map(len, steps)) == 256 * KIB
+        assert b"".join(steps) == sealed.body
+        assert file.read(range(3, 5)) == sealed.body[96 * KIB : 160 * KIB]
+        file.verify()
+        assert open_body(file.parsed, key, file.steps()) == bytes(700_000)
+        data = bytearray((tmp_path / "x").read_bytes())
+        data[-1] ^= 1
+        (tmp_path / "x").write_bytes(data)
+        with pytest.raises(CorruptFile, match="chunk 21 of 22 was altered"):
+            file.verify()
+        (tmp_path / "x").write_bytes(data[:-1])
+        with pytest.raises(CorruptFile, match="shorter than it was"):
+            list(file.steps())
+
+
 # --- the shape of the module ----------------------------------------------------------------
 
 
@@ -676,9 +698,9 @@ def test_the_cipher_is_fed_in_steps_so_that_other_threads_run(monkeypatch):
         def __init__(self, key, context):
             self._inner = REAL(key, context)
 
-        def update(self, data):
+        def update_into(self, data, buf):
             sizes.append(len(data))
-            return self._inner.update(data)
+            return self._inner.update_into(data, buf)
 
         def finalize(self):
             return self._inner.finalize()
@@ -687,5 +709,15 @@ def test_the_cipher_is_fed_in_steps_so_that_other_threads_run(monkeypatch):
     monkeypatch.setattr(envelope, "Cobblestone256Encryptor", Spy)
     plain = bytes(3 * (1 << 20) + 5)
     sealed, key = seal(plain, make_core(), CLIENT, chunk_bytes=1 << 20)
-    assert sizes == [1 << 20] * 3 + [5]
+    assert sizes == [128 * KIB] * 24 + [5]
     assert open_body(sealed.parsed, key, sealed.parsed.split(sealed.body)) == plain
+
+
+@pytest.mark.parametrize("sizes", [(), (0, 0), (1, 0, 20_000), (16_384, 16_384), (300_001, 70)])
+def test_a_payload_is_sealed_in_pieces_as_it_would_be_whole(sizes):
+    pieces = [bytes([n]) * size for n, size in enumerate(sizes)]
+    whole = b"".join(pieces)
+    sealed, key = seal([memoryview(p) for p in pieces], make_core(), CLIENT)
+    assert sealed.parsed.plain_bytes == len(whole)
+    assert all(sealed.parsed.fits(i, sealed.chunk(i)) for i in range(len(sealed.parsed.hashes)))
+    assert open_body(sealed.parsed, key, sealed.parsed.split(sealed.body)) == whole

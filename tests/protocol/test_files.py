@@ -301,3 +301,20 @@ def test_missing_huge_and_special_files_are_no_key_files(tmp_path):
             files.read_private(tmp_path / name)
     with pytest.raises(StorageError, match="directory"):
         files.read_private(tmp_path)
+
+
+def test_pieces_are_written_one_after_the_other(tmp_path: Path) -> None:
+    files.write_atomic(tmp_path / "x", b"a", bytearray(b"b"), memoryview(b"c"), b"")
+    assert (tmp_path / "x").read_bytes() == b"abc"
+
+
+def test_what_can_be_had_again_waits_for_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(files, "sync_data", lambda _: synced.append("data"))
+    monkeypatch.setattr(files, "sync_directory", lambda _: synced.append("directory"))
+    files.write_atomic(tmp_path / "x", b"a", sync=False)
+    assert synced == []
+    files.write_atomic(tmp_path / "x", b"a")
+    assert synced == ["data", "directory"]

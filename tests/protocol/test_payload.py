@@ -77,6 +77,31 @@ def test_special_floats_keep_their_bits():
     assert unpack(pack(Payload({"a": array}))).tensors["a"].tobytes() == array.tobytes()
 
 
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+SHAPES = st.lists(st.integers(0, 3), max_size=3)
+
+
+@FUZZ
+@given(st.dictionaries(NAMES, st.tuples(SHAPES, st.sampled_from(list(payload.WIRE_DTYPES)))))
+def test_the_bytes_are_those_of_the_safetensors_library(shapes):
+    tensors = {
+        name: np.ones(shape, payload.WIRE_DTYPES[dtype])
+        for name, (shape, dtype) in shapes.items()
+        if name != "__metadata__"
+    }
+    meta = {"fcil": '{"a": 1}'}
+    assert pack(Payload(tensors, {"a": 1})) == safetensors.numpy.save(tensors, metadata=meta)
+
+
+def test_pieces_are_the_tensors_own_memory():
+    made = example()
+    header, *bodies = payload.pieces(made)
+    assert b"".join((header, *bodies)) == pack(made)
+    whole = [np.frombuffer(body, np.uint8) for body in bodies if len(body)]
+    tensors = [t for t in made.tensors.values() if t.nbytes]
+    assert all(any(np.shares_memory(body, t) for t in tensors) for body in whole)
+
+
 def test_an_empty_payload_is_a_payload():
     assert same(unpack(pack(Payload())), Payload())
 
@@ -152,6 +177,10 @@ def tensor(dtype: str = "F32", shape: object = (1,), offsets: object = (0, 4)) -
         (tensor(shape="x"), bytes(4)),
         (tensor(shape=[None]), bytes(4)),
         (tensor(offsets=[0]), bytes(4)),
+        (tensor(shape=(True,)), bytes(4)),
+        (tensor(shape=(1,) * 33), bytes(4)),
+        (tensor(shape=(9,) * 200_000), bytes(4)),  # their product alone takes seconds
+        (tensor(shape=(0, 2**70), offsets=(0, 0)), b""),
         ({**tensor(), "b": tensor()["a"]}, bytes(4)),  # two tensors in one place
         ({**tensor(), "b": tensor(offsets=(8, 12))["a"]}, bytes(12)),  # a hole between
     ],
@@ -164,6 +193,21 @@ def test_offsets_and_shapes_that_lie_are_refused(header, body):
 def test_a_huge_announced_shape_of_no_rows_takes_no_memory():
     data = raw(tensor(shape=(0, 2**31), offsets=(0, 0)))
     assert unpack(data).tensors["a"].nbytes == 0
+
+
+def test_tensors_are_views_that_nobody_can_write_to():
+    data = bytearray(pack(example()))
+    weights = unpack(memoryview(data)).tensors["weights"]
+    assert not weights.flags.writeable
+    assert np.shares_memory(weights, np.frombuffer(data, np.uint8))
+
+
+def test_a_tensor_that_lies_askew_is_copied_to_where_it_can_be_read():
+    body = b"." + np.array([1.5, -2.0], np.float32).tobytes()
+    odd = {"b": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}
+    got = unpack(raw({**odd, **tensor(shape=(2,), offsets=(1, 9))}, body)).tensors["a"]
+    assert got.flags.aligned
+    assert got.tolist() == [1.5, -2.0]
 
 
 @FUZZ

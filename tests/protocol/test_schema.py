@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fcil_protocol import Kind, MetaSpec, Payload, PayloadSchema, TensorSpec
 from fcil_protocol import schema as schema_module
+from fcil_protocol.payload import WIRE_DTYPES
 from fcil_protocol.schema import class_key, class_name_fault, normalise_class_name
 
 DIMS = {"d": 4, "classes": 3}
@@ -262,3 +263,24 @@ def test_an_upload_may_not_count_what_nobody_has_and_a_broadcast_may():
     assert SCHEMA.check_upload(payload({"head": None}), DIMS) == SCHEMA.check(
         payload({"head": None}), DIMS
     )
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16"])
+@pytest.mark.parametrize("values", [[1, -3, 2], [0, -0.0], [1e-7], [-6e4, 1], [-0.5, 0.5]])
+def test_the_bound_is_met_to_the_last_bit(dtype, values):
+    array = np.array(values, WIRE_DTYPES[dtype])
+    largest = float(np.max(np.abs(array)))
+    for bound, fits in ((largest, True), (np.nextafter(largest, -1), False)):
+        spec = TensorSpec("w", Kind.LORA, (len(values),), dtype=dtype, max_abs=float(bound))
+        assert (PayloadSchema((spec,)).check(Payload({"w": array}), {}) == []) is fits
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 3, 8])
+def test_what_is_not_finite_is_found_wherever_it_stands(dtype, bad, place):
+    array = np.zeros((3, 3), WIRE_DTYPES[dtype])
+    array.flat[place] = bad
+    spec = TensorSpec("w", Kind.LORA, (3, 3), dtype=dtype, max_abs=1.0)
+    found = PayloadSchema((spec,)).check(Payload({"w": array.T}), {})
+    assert found == ["tensor 'w' holds NaN or infinity"]
