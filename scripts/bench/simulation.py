@@ -35,8 +35,9 @@ from fcil_adapters.contract import (
     UpdateList,
 )
 from fcil_adapters.evaluation import evaluate
+from fcil_adapters.forms import EXACT, Forms
 from fcil_adapters.privacy import OFF, Privacy
-from fcil_adapters.registry import load_half, load_method, make_hparams, part_faults
+from fcil_adapters.registry import in_forms, load_half, load_method, make_hparams, part_faults
 from fcil_protocol.errors import SchemaMismatch
 from fcil_protocol.ids import ClientId, RunId
 from fcil_protocol.payload import Payload, pack, unpack
@@ -135,6 +136,7 @@ class Simulation:
     Attributes:
         clients: the train images of each client, of all tasks.
         privacy: clipping and noise of the clients' statistics.
+        forms: in which form tensors travel ([wire] half).
         aggregator: the server's half; None: the method's own.
         observe: called after each aggregated round.
     """
@@ -146,11 +148,13 @@ class Simulation:
     seed: int = 0
     max_weight_share: float = MAX_WEIGHT_SHARE
     privacy: Privacy = OFF
+    forms: Forms = EXACT
     aggregator: Any = None
     observe: Callable[[Round], None] = _ignore
     traffic: Traffic = field(default_factory=Traffic)
 
     def __post_init__(self) -> None:
+        self.method = in_forms(self.method, self.forms)
         self._learner = load_half(self.method.learner)
         self._model = load_half(self.method.model)
         self.aggregator = self.aggregator or load_half(self.method.aggregator)
@@ -194,7 +198,7 @@ class Simulation:
     def evaluate(self, task: TaskInfo, test: Images) -> list[Evaluation]:
         """Test the model that the current broadcast composes."""
         ctx = self._context(task, "evaluate", 0, 1)
-        predictor = self._model.compose(ctx, _payloads(self._parts(ctx)), self.backbone)
+        predictor = self._model.compose(ctx, self._payloads(self._parts(ctx)), self.backbone)
         counts = zip(*evaluate(predictor, test.of(task.seen)), strict=True)
         return [
             Evaluation(_RUN, task.index, CENTRAL, int(c), int(right), int(total))
@@ -213,22 +217,27 @@ class Simulation:
             backbone=self.backbone,
             max_weight_share=self.max_weight_share,
             privacy=self.privacy,
+            forms=self.forms,
         )
 
     def _parts(self, ctx: Context) -> dict[str, tuple[str, Payload]]:
         """Return the broadcast as clients get it, through bytes: name -> digest, payload."""
         received = {}
+        schemas = self.method.broadcast(self.hparams, self.backbone.info)
         for part in self.aggregator.broadcast(ctx, self.state):
-            data = pack(part.payload)
+            data = pack(self.forms.narrow_exactly(part.payload, schemas[part.kind]))
             read = Part(part.name, unpack(data))
             _refuse(part_faults(self.method, self.hparams, self.backbone.info, ctx.task, read))
             received[part.name] = hashlib.sha256(data).hexdigest(), read.payload
         return received
 
+    def _payloads(self, parts: Mapping[str, tuple[str, Payload]]) -> dict[str, Payload]:
+        return {name: self.forms.widen(payload) for name, (_, payload) in parts.items()}
+
     def _round(self, exchange: Exchange, ctx: Context) -> None:
         """Run one exchange with all clients that hold images of the task."""
         parts = self._parts(ctx)
-        before = _payloads(parts)
+        before = self._payloads(parts)
         sent = []
         for k, images in enumerate(self.clients):
             own = images.of(ctx.task.classes)
@@ -238,7 +247,7 @@ class Simulation:
         updates = UpdateList.of(sent)
         if len(updates):
             self.state = self.aggregator.aggregate(ctx, self.state, updates)
-            self.observe(Round(ctx, before, updates, _payloads(self._parts(ctx))))
+            self.observe(Round(ctx, before, updates, self._payloads(self._parts(ctx))))
 
     def _upload(
         self, exchange: Exchange, ctx: Context, k: int, parts: Parts, own: Images
@@ -247,11 +256,11 @@ class Simulation:
         state, sent = self._learner.run(local, self._kept[k], parts, own)
         if exchange.keeps_state:
             self._kept[k] = state
-        payload = unpack(pack(sent))
+        payload = unpack(pack(self.forms.narrow(sent, exchange.upload)))
         dims = self.method.dims(self.hparams, self.backbone.info, ctx.task)
         _refuse(exchange.upload.check(payload, dims) or exchange.check(payload, ctx.task))
         self.traffic.up += payload.tensor_bytes
-        return payload
+        return self.forms.widen(payload)
 
 
 def make_tasks(groups: Sequence[Sequence[int]]) -> list[TaskInfo]:
@@ -261,10 +270,6 @@ def make_tasks(groups: Sequence[Sequence[int]]) -> list[TaskInfo]:
         past = tasks[-1].seen if tasks else ()
         tasks.append(TaskInfo(len(tasks), tuple(classes), past))
     return tasks
-
-
-def _payloads(parts: Mapping[str, tuple[str, Payload]]) -> dict[str, Payload]:
-    return {name: payload for name, (_, payload) in parts.items()}
 
 
 def _client_id(k: int) -> ClientId:

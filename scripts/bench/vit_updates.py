@@ -27,7 +27,7 @@ from fcil_adapters.vit_sizes import backbone_by_name
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payload import Array, Payload, pack, unpack
 from fcil_protocol.schema import Kind, TensorSpec
-from fcil_server.worker import PulledUpdates
+from fcil_server.updates import PulledUpdates
 
 VIT = backbone_by_name("vit_base_patch16_224")
 CLASSES = 10  # of each task
@@ -203,8 +203,11 @@ class Files:
 
     paths: tuple[Path, ...]
 
-    def ask(self, fields: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
-        return {}, [self.paths[fields["update"]].read_bytes()]
+    def ask_ahead(self, fields: dict[str, Any]) -> int:
+        return int(fields["update"])
+
+    def answer(self, number: int) -> tuple[dict[str, Any], list[bytes]]:
+        return {}, [self.paths[number].read_bytes()]
 
 
 def open_updates(job: Job) -> PulledUpdates:

@@ -9,14 +9,19 @@ own: heartbeats, and what is said to strangers.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from fcil_protocol.ids import ClientId, RunId
 from fcil_protocol.messages import Chunk, Message, Parts, Update
 from fcil_protocol.tcp_info import TcpCounts
 from fcil_protocol.transport import HANDSHAKE_DOWN_BYTES, HANDSHAKE_UP_BYTES, wire_bytes
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Cause, Direction, RoundKey, Source
+from fcil_server.ledger_rows import ByteCount, Cause, Direction, RoundKey, Source
+from fcil_server.turns import Turns
+
+STEP = 64  # flows that are written in one go: 2 ms
+K = TypeVar("K")
 
 _Flow = tuple[RoundKey | None, ClientId | None, Direction, Cause]
 
@@ -122,38 +127,59 @@ class Accounts:
     def flush(self) -> None:
         """Write what has been counted to the ledger; what fails is written the next time."""
         self._ask_kernel()
-        with self._ledger.transaction(durable=False):
-            for (key, whose), tcp in self._tcp.items():
-                self._write_tcp(key, whose, tcp)
-            for (key, client, direction, cause), counts in self._flows.items():
-                tensor, sealed, application, wire = counts
-                self._ledger.add_bytes(
-                    direction,
-                    cause,
-                    run=self._run,
-                    round_key=key,
-                    client=client,
-                    tensor=tensor,
-                    sealed=sealed,
-                    application=application,
-                    wire=wire,
-                )
-        self._flows.clear()
-        self._tcp.clear()
+        for _ in self._written():
+            pass
 
-    def _write_tcp(self, key: RoundKey | None, client: ClientId | None, tcp: TcpCounts) -> None:
+    async def flush_in_turns(self) -> None:
+        """Do the same, but let others have the loop meanwhile."""
+        turns = Turns()
+        self._ask_kernel()
+        await turns.give()
+        for _ in self._written():
+            await turns.give()
+
+    def _written(self) -> Iterator[None]:
+        """Write what has been counted until now, a few clients after each step.
+
+        What is counted between two steps for a flow that is not written yet goes with it.
+        """
+        for few in batched(list(self._tcp), STEP):
+            self._ledger.add_byte_counts(
+                count for k in few if k in self._tcp for count in self._of_kernel(k, self._tcp[k])
+            )
+            for whose in few:
+                self._tcp.pop(whose, None)
+            yield
+        for some in batched(list(self._flows), STEP):
+            self._ledger.add_byte_counts(
+                self._of_flow(k, self._flows[k]) for k in some if k in self._flows
+            )
+            for flow in some:
+                self._flows.pop(flow, None)
+            yield
+
+    def _of_flow(self, flow: _Flow, counts: Sequence[int]) -> ByteCount:
+        key, client, direction, cause = flow
+        return ByteCount(*self._place(key), client, direction, cause, Source.PREDICTED, *counts)
+
+    def _place(self, key: RoundKey | None) -> tuple[RunId, int | None, str | None, int | None]:
+        return key or (self._run, None, None, None)
+
+    def _of_kernel(
+        self, flow: tuple[RoundKey | None, ClientId | None], tcp: TcpCounts
+    ) -> Iterator[ByteCount]:
+        key, client = flow
         for direction, wire, again, link in (
             (Direction.UP, tcp.received, 0, tcp.link_up),
             (Direction.DOWN, tcp.acked, tcp.retransmitted, tcp.link_down),
         ):
-            self._ledger.add_bytes(
-                direction,
-                Cause.CONNECTION,
-                run=self._run,
-                round_key=key,
-                client=client,
-                source=Source.KERNEL,
-                wire=wire,
-                retransmitted=again,
-                link=link,
-            )
+            yield ByteCount(
+                *self._place(key), client, direction, Cause.CONNECTION, Source.KERNEL,
+                tensor=0, sealed=0, application=0, wire=wire, retransmitted=again, link=link,
+            )  # fmt: skip
+
+
+def batched(keys: Sequence[K], most: int) -> Iterator[Sequence[K]]:
+    """Return ``keys`` in order, so many at a time."""
+    for start in range(0, len(keys), most):
+        yield keys[start : start + most]

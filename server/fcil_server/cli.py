@@ -12,7 +12,22 @@ from fcil_protocol.logs import LogFormat, LogFormatOption, LogOption, LogSizeOpt
 from fcil_protocol.options import FormatOption, JsonOption
 from fcil_protocol.terminal import Format, chosen, emit, errors, run_app
 from fcil_server import cli_classes, cli_members, cli_relay, cli_rounds, cli_storage
-from fcil_server.cli_options import DEFAULT_DIRECTORY, DirOption, RunOption, SetOption
+from fcil_server.cli_metrics import (
+    MetricsCertOption,
+    MetricsKeyOption,
+    MetricsOption,
+    ServeCommand,
+    metrics_settings,
+)
+from fcil_server.cli_options import (
+    DEFAULT_DIRECTORY,
+    BudgetOption,
+    DirOption,
+    RunOption,
+    SetOption,
+    read_budget,
+    with_budget,
+)
 
 if TYPE_CHECKING:
     from fcil_protocol.logs import LogFile
@@ -29,7 +44,7 @@ app = typer.Typer(
 STATUS_S = 5.0  # for a server to say how it is
 
 
-@app.command()
+@app.command(cls=ServeCommand)
 def serve(
     directory: DirOption = DEFAULT_DIRECTORY,
     config: Annotated[
@@ -37,7 +52,11 @@ def serve(
     ] = None,
     settings: SetOption = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0: any free one.")] = None,
+    metrics: MetricsOption = None,
+    metrics_cert: MetricsCertOption = None,
+    metrics_key: MetricsKeyOption = None,
     new_run: Annotated[bool, typer.Option(help="Begin a new run instead of going on.")] = False,
+    budget: BudgetOption = None,
     until_done: Annotated[
         bool, typer.Option(help="End when the run's listed tasks are learned.")
     ] = False,
@@ -60,12 +79,13 @@ def serve(
         from fcil_server.config import load
         from fcil_server.federation import CONFIG, Federation
 
-        overrides = tuple(settings or ())
+        overrides = with_budget(settings, budget)
         if port is not None:
             path = config or (directory / CONFIG if (directory / CONFIG).exists() else None)
             listen = load(path, overrides).federation.listen
             host = listen.rpartition(":")[0]
             overrides = (*overrides, f'federation.listen="{host}:{port}"')
+        overrides += metrics_settings(metrics, metrics_cert, metrics_key)
         file = open_log(log, log_format, log_mb)
         federation = Federation.open(directory, config, overrides)
         try:
@@ -273,6 +293,7 @@ def methods(
         list[str] | None,
         typer.Option("-c", "--set", help="method.rank=8, round.rounds_per_task=30 and the like."),
     ] = None,
+    budget: BudgetOption = None,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
@@ -290,6 +311,7 @@ def methods(
             classes=classes,
             past=past,
             clients=clients,
+            budget=None if budget is None else read_budget(budget),
         )
         show = show_methods if name is None else lambda rows: show_method(rows[0])
         emit({"methods": rows}, form, lambda: show(rows), rows=rows)
@@ -302,6 +324,7 @@ def demo(
         Path, typer.Option("--dir", help="Where everything of the demo is kept.")
     ] = Path("fcil-demo"),
     settings: SetOption = None,
+    budget: BudgetOption = None,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
@@ -310,7 +333,7 @@ def demo(
     with errors(form):
         from fcil_server.demo import run_demo
 
-        run_demo(directory, clients, tuple(settings or ()), form)
+        run_demo(directory, clients, with_budget(settings, budget), form)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from fcil_server.ledger_rows import CENTRAL, Answer, RoundKey, UpdateRow, Update
 from fcil_server.plan import Step
 from fcil_server.position import Kit, Position, context
 from fcil_server.recovery import needed_updates
+from fcil_server.turns import Turns
 
 MAX_IN_VAIN = 3
 
@@ -44,6 +45,7 @@ class Closing:
     _verdicts: dict[ClientId, Verdict] = field(default_factory=dict)
     _in_vain: int = 0  # rounds in a row of which no update could be used
     _far_apart: set[int] = field(default_factory=set)  # classes that this was said of
+    _tidying: asyncio.Task[None] | None = None
 
     async def close(
         self, task: TaskInfo, step: Step, close: machine.Close, collect_s: float
@@ -54,20 +56,34 @@ class Closing:
         if step.kind == EVALUATE:
             rows = self.kit.ledger.accepted(key)
             results = await asyncio.to_thread(self._open_evaluations, rows)
-            with self.kit.ledger.transaction():
+            with self.kit.ledger.transaction(waits=False):
                 for row in self.kit.ledger.accepted(key):  # but for who was revoked meanwhile
                     counts = results[row.client]
                     self.kit.ledger.add_evaluation(self.kit.run, key.task, row.client, counts)
                 outcome = self._commit(key, close, {"collect_s": collect_s})
         else:
             outcome = await self._aggregate(task, step, key, close, collect_s)
-        self._tell(key, close, outcome)
+        await asyncio.to_thread(self.kit.ledger.sync)
+        await self._tell(key, close, outcome)
         # What made the newest state stays: should its file be damaged, it is computed again.
+        # Chosen now, while no round takes updates; removed while the next one does.
         needed = needed_updates(self.kit.ledger, self.kit.run)
+        victims = sorted(set(self.kit.spool.keys()) - needed)
+        await self.tidied()
+        self._tidying = asyncio.create_task(self._tidy(victims))
+
+    async def _tidy(self, victims: Sequence[str]) -> None:
+        """Remove updates and states that are needed no more."""
         try:
-            self.kit.spool.remove(sorted(set(self.kit.spool.keys()) - needed))
+            await asyncio.to_thread(self.kit.spool.remove, victims)
         except StorageError as error:  # the next round tries again
             self.kit.notify("warning", error.code, str(error))
+        await asyncio.to_thread(self.kit.states.prune)
+
+    async def tidied(self) -> None:
+        """Wait until what closed rounds have left over is removed."""
+        if self._tidying is not None:
+            await asyncio.shield(self._tidying)
 
     async def _aggregate(
         self, task: TaskInfo, step: Step, key: RoundKey, close: machine.Close, collect_s: float
@@ -90,7 +106,7 @@ class Closing:
             return self._commit(key, close, {"collect_s": collect_s})
         self._in_vain = 0
         phases["save_s"] = loop.time() - aggregated
-        with kit.ledger.transaction():
+        with kit.ledger.transaction(waits=False):
             for client, reason in excluded.items():
                 kit.ledger.exclude_update(key, client, reason)
             kit.ledger.add_state(key, number, digest, at.digest)
@@ -99,7 +115,6 @@ class Closing:
             kit.notify("warning", "excluded", f"{kit.name_of(client)}: {reason}")
         self._warn_of_names()
         at.adopt(state, number, digest)
-        kit.states.prune()
         return outcome
 
     def _usable(self, key: RoundKey) -> list[UpdateRow]:
@@ -119,7 +134,7 @@ class Closing:
             RunFailed: so many rounds in a row were in vain that updates are not to blame.
         """
         kit = self.kit
-        with kit.ledger.transaction():
+        with kit.ledger.transaction(waits=False):
             for client, reason in excluded.items():
                 kit.ledger.exclude_update(key, client, reason)
             outcome = self._commit(key, close, phases)
@@ -156,9 +171,10 @@ class Closing:
     ) -> machine.Outcome:
         ledger = self.kit.ledger
         assert self.at.round is not None
-        with ledger.transaction():
+        with ledger.transaction(waits=False):
             # Updates that landed while the last ones were made durable count like the others.
-            updated = {u.client for u in ledger.updates(key)}
+            rows = ledger.updates(key)
+            updated = {u.client for u in rows}
             outcome = close.outcome
             if updated and outcome is machine.Outcome.SKIPPED:
                 outcome = machine.Outcome.SHORT
@@ -167,10 +183,17 @@ class Closing:
                     reason = self.at.round.reasons.get(client, "")
                     ledger.set_answer(key, client, _NO_UPDATE[answer], reason)
             ledger.count_updates(key)
-            if all(u.status is UpdateStatus.EXCLUDED for u in ledger.updates(key)):
+            if all(u.status is UpdateStatus.EXCLUDED for u in rows):
                 outcome = machine.Outcome.SKIPPED
-            ledger.close_round(key, outcome, why=close.why, new_state=new_state, phases=phases)
-        for row in ledger.updates(key):
+            ledger.close_round(
+                key,
+                outcome,
+                why=close.why,
+                new_state=new_state,
+                phases=phases,
+                metrics=self.kit.lag().to_fields(),
+            )
+        for row in rows:
             self._verdicts[row.client] = _verdict(row)
         return outcome
 
@@ -183,9 +206,11 @@ class Closing:
             found[row.client] = {c: (right, n) for c, right, n in zip(*columns, strict=True)}
         return found
 
-    def _tell(self, key: RoundKey, close: machine.Close, outcome: machine.Outcome) -> None:
+    async def _tell(self, key: RoundKey, close: machine.Close, outcome: machine.Outcome) -> None:
+        turns = Turns()
         updated = {u.client for u in self.kit.ledger.updates(key)}
         for client, answer in close.answers.items():
+            await turns.give()
             peer = self.kit.peers.by_client(client)
             if peer is None:
                 continue
@@ -204,10 +229,9 @@ class Closing:
     def verdict(self, client: ClientId) -> Verdict | None:
         """Return what became of a client's last update whose round is closed."""
         if client not in self._verdicts:
-            rows = self.kit.ledger.updates_of(self.kit.run, client)
-            judged = [r for r in rows if r.status is not UpdateStatus.ACCEPTED]
-            if judged:
-                self._verdicts[client] = _verdict(judged[-1])
+            judged = self.kit.ledger.last_judged(self.kit.run, client)
+            if judged is not None:
+                self._verdicts[client] = _verdict(judged)
         return self._verdicts.get(client)
 
     async def central_evaluation(self, task: TaskInfo) -> None:
@@ -225,5 +249,6 @@ class Closing:
 
 
 def _verdict(row: UpdateRow) -> Verdict:
-    counted = row.status is UpdateStatus.COUNTED
+    """Return what became of an update whose round is closed, or is just being closed."""
+    counted = row.status is not UpdateStatus.EXCLUDED
     return Verdict(update=row.update_id, counted=counted, reason=row.reason)

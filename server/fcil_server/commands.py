@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from fcil_protocol.errors import UsageError
 from fcil_protocol.keys import PublicKeys
 from fcil_server.class_changes import apply_change
+from fcil_server.gauges import gauges
 from fcil_server.ledger_rows import Role, RunStatus
 from fcil_server.outlook import outlook
 from fcil_server.position import Mode
@@ -27,13 +29,17 @@ async def answer(server: Server, op: str, fields: dict[str, Any]) -> dict[str, A
     """
     match op:
         case "status":
-            return status(server)
+            return await status(server)
+        case "gauges":
+            return gauges(server, fields)
         case "outlook":
             return outlook(server)
         case "notes":
             return await server.journal.after(int(fields.get("after", 0)))
         case "enrol_local":
-            return enrol_local(server, fields)
+            reply = enrol_local(server, fields)
+            await asyncio.to_thread(server.ledger.sync)
+            return reply
         case "enrol":
             return issue_ticket(server.roster, server.addresses(), fields, _actor(fields))
         case "revoke":

@@ -9,13 +9,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fcil_adapters.averaging_rules import AveragingRule
+from fcil_adapters.forms import NOTHING, WEIGHTS, read_half
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.messages import PrivacyTerms
 from fcil_protocol.overrides import apply_override
 from fcil_protocol.schema import class_key, class_name_fault
+from fcil_server.addresses import Certificate, check_door, split_address
 
 
 class Section(BaseModel):
@@ -34,6 +36,23 @@ class FederationSection(Section):
         description="addresses that clients are told; empty: the listen address",
     )
     heartbeat_s: float = Field(10.0, gt=0, description="silence before a peer is probed")
+    metrics: str = Field(
+        "",
+        description="address at which figures are served to Prometheus, such as 127.0.0.1:9464 "
+        "(docs/metrics.md); empty: they are not",
+    )
+    metrics_cert: str = Field(
+        "", description="PEM file of the certificate that an address beyond loopback needs"
+    )
+    metrics_key: str = Field("", description="PEM file of its key")
+    metrics_clients: int = Field(
+        0, ge=0, le=1000, description="of so many clients figures are told apart, by name"
+    )
+
+    @property
+    def metrics_certificate(self) -> Certificate:
+        """The files by which the figures' door proves its name."""
+        return Certificate(self.metrics_cert, self.metrics_key)
 
     def told(self, port: int = 0) -> list[str]:
         """Return the addresses that clients are told.
@@ -142,6 +161,22 @@ class WireSection(Section):
         le=32,
         description="most that is asked of a link before it has come, MB; slow links get less",
     )
+    budget_mb: float = Field(
+        0.0,
+        ge=0,
+        description="most that one client may cost in one round, up and down together, MB; the "
+        "method gives up what it must when a run begins; 0: no budget",
+    )
+    half: Literal["weights", "none"] | list[str] = Field(
+        WEIGHTS,
+        description="kinds of tensors that travel in half precision, such as "
+        '["lora", "head"]; "weights": all that the method offers; "none"',
+    )
+
+    @field_validator("half", mode="before")
+    @classmethod
+    def _read_half(cls, value: object) -> object:
+        return read_half(value)  # one sentence, where the types would give two
 
     @property
     def credit(self) -> int:
@@ -291,6 +326,7 @@ def parse(text: str) -> Config:
         fields = tomllib.loads(text)
         if isinstance(fields.get("wire"), dict):
             fields["wire"].pop("credit", None)  # of runs that began before it was window_mb
+            fields["wire"].setdefault("half", NOTHING)  # of runs that began before there was any
     except _NO_TOML as error:
         raise ConfigError(f"the configuration is not TOML: {error}.") from error
     return validate(fields)
@@ -328,7 +364,7 @@ def _fault(error: dict[str, Any]) -> str:
     where = ".".join(str(x) for x in error["loc"])
     if error["type"] == "extra_forbidden":
         return f"unknown key {where!r}{_hint(error['loc'])}"
-    return f"{where}: {error['msg']}, got {error['input']!r}"
+    return f"{where}: {error['msg'].removeprefix('Value error, ')}, got {error['input']!r}"
 
 
 def _hint(loc: tuple[Any, ...]) -> str:
@@ -383,6 +419,11 @@ def _cross_checks(config: Config) -> Iterator[str]:
             split_address(address)
         except ConfigError as error:
             yield str(error).rstrip(".")
+    if config.federation.metrics:
+        try:
+            check_door(config.federation.metrics, config.federation.metrics_certificate)
+        except ConfigError as error:
+            yield f"federation.metrics: {str(error).rstrip('.')}"
 
 
 def _round_checks(section: RoundSection) -> Iterator[str]:
@@ -399,21 +440,6 @@ def _round_checks(section: RoundSection) -> Iterator[str]:
             f"round.quorum is {quorum} and round.take {take}: a round that closes after {take} "
             "updates would never have its quorum"
         )
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Split ``HOST:PORT`` or ``[IPV6]:PORT``; port 0 asks for a free one.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    host, colon, port = address.rpartition(":")
-    if host == "*":
-        raise ConfigError("address '*' cannot be told to clients: use 0.0.0.0 or [::].")
-    number = int(port) if port.isdecimal() and len(port) <= 5 else -1
-    if not colon or not 0 <= number <= 65535 or not host.strip("[]"):
-        raise ConfigError(f"address {address!r} is not of the form HOST:PORT.")
-    return host.strip("[]"), number
 
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")  # what TOML takes as a key without quotes

@@ -31,6 +31,7 @@ from fcil_server.recovery import needed_updates
 from fcil_server.roster import WITHDRAWN
 from fcil_server.round import Round
 from fcil_server.round_events import Phase, Rules
+from fcil_server.turns import Turns
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Coordinator:
     kit: Kit
     drain: Callable[[], Awaitable[None]]
     round_opens: Callable[[RoundKey, set[str]], None]
-    round_closed: Callable[[RoundKey], None]
+    round_closed: Callable[[RoundKey], Awaitable[None]]
     drained: Callable[[], None]
     at: Position = field(default_factory=Position)
     _events: asyncio.Queue[machine.Event] = field(default_factory=asyncio.Queue)
@@ -261,7 +262,7 @@ class Coordinator:
         nobody = at.round is not None and close.why is machine.Why.NO_HOLDER
         at.unheld_since = at.round.unheld_since if nobody and at.round is not None else None
         at.round = None
-        self.round_closed(key)
+        await self.round_closed(key)
 
     async def _collect(self, key: RoundKey) -> machine.Close:
         """Run the round's machine until it closes."""
@@ -279,6 +280,7 @@ class Coordinator:
             self._set_timer(at.round.deadline)
             self._set_timer(self._now() + at.round.rules.grace_s)
             self._events.put_nowait(machine.Tick(self._now()))
+        turns = Turns()
         try:
             while True:
                 if at.mode is Mode.DRAINING and at.round.phase is Phase.GATHERING:
@@ -290,6 +292,7 @@ class Coordinator:
                         self._ensure_row(key)
                         return instruction
                     await self._execute(instruction, key)
+                    await turns.give()
         finally:
             for timer in self._timers:
                 timer.cancel()
@@ -350,9 +353,11 @@ class Coordinator:
             case machine.Opened(asked):
                 self._unheld_noted = -1
                 remaining = kit.config.round.deadline_s
-                kit.ledger.new_round(
-                    key, asked=asked, base_state=self.at.number, remaining_s=remaining
-                )
+                with kit.ledger.transaction(waits=False):
+                    kit.ledger.new_round(
+                        key, asked=asked, base_state=self.at.number, remaining_s=remaining
+                    )
+                await asyncio.to_thread(kit.ledger.sync)
                 kit.notify("info", "round_opened", round_notes.opened(self.at, asked))
             case machine.Widened(asked):
                 kit.ledger.set_asked(key, asked)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import resource
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 
 from fcil_protocol import control
 from fcil_protocol.channel import Channel
-from fcil_protocol.errors import BadSignature, FcilError, InternalError, StorageError, WireError
+from fcil_protocol.errors import BadSignature, FcilError, InternalError, WireError
 from fcil_protocol.ids import ClientId
 from fcil_protocol.messages import (
     LEFT,
@@ -40,8 +41,9 @@ from fcil_protocol.ticket import keys_digest
 from fcil_protocol.transport import Incoming, Router
 from fcil_server import greeting
 from fcil_server.accounts import Accounts
+from fcil_server.addresses import split_address
+from fcil_server.books import Books
 from fcil_server.commands import answer
-from fcil_server.config import split_address
 from fcil_server.doorkeeper import Doorkeeper
 from fcil_server.federation import Federation
 from fcil_server.guests import Guests
@@ -50,11 +52,13 @@ from fcil_server.journal import Journal, Note
 from fcil_server.lanes import Lanes
 from fcil_server.ledger_rows import Client as ClientRow
 from fcil_server.ledger_rows import RoundKey
+from fcil_server.metrics_process import MetricsProcess
 from fcil_server.peers import Peer, Peers
 from fcil_server.position import Mode
 from fcil_server.roster import LEFT_BY_ITSELF, REVOKED, Roster
 from fcil_server.runs import OpenRun, open_run
 from fcil_server.status import status_line
+from fcil_server.turns import LagMeter, Turns
 
 FLUSH_S = 5.0  # how often byte counts and the deadline are written while nothing closes
 GOODBYE_S = 1.0  # for a goodbye to arrive before its connection is cut
@@ -87,6 +91,8 @@ class Server:
         self.journal = Journal(federation.ledger, say)
         self.note = self.journal.note
         self.began = time.monotonic()
+        self.lag = LagMeter()
+        self.books = Books(self)
         self.port = 0
         self._until_done = until_done
         self._new_run = new_run
@@ -94,13 +100,13 @@ class Server:
         self._service = service or Service()
         self.roster = Roster(federation, Doorkeeper())
         self._stopping = asyncio.Event()
-        self._books_refused = False  # by a full disk, and said so
         self._failure: BaseException | None = None
         self._connections: set[int] = set()
         self._link: Lanes
         self._guests: Guests
         self._intake: Intake
         self.accounts: Accounts
+        self.figures: MetricsProcess
         self.open: OpenRun
 
     # --- life -------------------------------------------------------------------------------
@@ -112,6 +118,8 @@ class Server:
             FcilError: the server could not start, or the run failed.
         """
         _raise_descriptor_limit()
+        self.ledger.checkpoint_by_hand()
+        self.figures = MetricsProcess(self.federation.directory, self.config.federation, self.note)
         self.roster.open()
         link = self._link = Lanes(
             self._listen(),
@@ -146,12 +154,19 @@ class Server:
             self._service.ready(lambda: status_line(self))
             self.federation.tell_lost_frames(self.note)
             self.note("info", "serving", f"listening on {', '.join(self.addresses())}")
-            work = (self._receive(), self.open.drive(), self._tick())
+            # Modules and schemas live as long as the process: no collection looks at them again,
+            # which would keep the loop for 50 ms.
+            gc.collect()
+            gc.freeze()
+            self.lag.start()
+            work = (self._receive(), self.open.drive(), self._tick(), self.figures.run())
             tasks = [asyncio.create_task(self._guard(w)) for w in work]
             await self._stopping.wait()
         finally:
+            self.lag.stop()
             self._service.stopping()
             await self._shut_down(tasks, door)
+            self.figures.close()
             self._service.over()
         if self._failure is not None:
             raise self._failure
@@ -207,7 +222,7 @@ class Server:
         await asyncio.gather(*tasks, return_exceptions=True)
         steps: list[Callable[[], Awaitable[None]]] = []
         if hasattr(self, "_intake"):  # the last thing that a start makes
-            steps = [self._intake.drain, self._say_goodbye, self._write_down]
+            steps = [self._intake.drain, self._say_goodbye, self.books.end]
         if hasattr(self, "open"):
             steps.append(self.open.close)
         for step in steps:
@@ -221,13 +236,11 @@ class Server:
         self._link.close()
 
     async def _say_goodbye(self) -> None:
+        turns = Turns()
         for peer in self.peers:
             self.send(peer, Bye(reason="the server stops"))
-        await asyncio.sleep(0.05)  # let the goodbyes leave the socket
-
-    async def _write_down(self) -> None:
-        self._keep_remaining()
-        self.accounts.flush()
+            await turns.give()
+        await asyncio.sleep(0.05 + 0.0005 * len(self.peers))  # let the goodbyes leave the socket
 
     async def _guard(self, work: Coroutine[None, None, None]) -> None:
         """Run one of the server's tasks; its failure ends the server, in words."""
@@ -249,33 +262,16 @@ class Server:
         while True:
             await asyncio.sleep(FLUSH_S)
             self.ledger.refuse_if_gone()
-            self._keep_books()
+            await self.books.keep()
             self._intake.revive(self.peers)
             self._service.news()
-
-    def _keep_books(self) -> None:
-        """Write down counts and the deadline; what a full disk refuses is written later."""
-        try:
-            self._keep_remaining()
-            self.accounts.flush()
-        except StorageError as error:
-            if not self._books_refused:
-                self.note("warning", error.code, str(error))
-            self._books_refused = True
-        else:
-            self._books_refused = False
-
-    def _keep_remaining(self) -> None:
-        """Store how much of the deadline is left: it counts server uptime only."""
-        coordinator = self.open.coordinator
-        remaining, key = coordinator.remaining_s, coordinator.at.key(coordinator.kit.run)
-        if remaining is not None and key is not None:
-            self.ledger.set_remaining(key, remaining)
 
     # --- messages ---------------------------------------------------------------------------
 
     async def _receive(self) -> None:
+        turns = Turns()
         while True:
+            await turns.give()
             incoming = await self._link.recv()
             try:
                 await self._take(incoming)
@@ -456,9 +452,11 @@ class Server:
             expect=coordinator.reception.expect,
             recorded=coordinator.reception.recorded,
             stored=self._stored,
+            lasting=self.ledger.sync,
             announced=self._announced,
             send=self.send,
             refused=self._count_refusal,
+            failed=self._fail,
         )
 
     def _stored(self, accepted: Accepted) -> None:
@@ -469,7 +467,9 @@ class Server:
         name = row.name if row else accepted.client
         self.note("info", "update", f"update from {name}, {size:.1f} kB", accepted.client)
 
-    async def _announced(self, peer: Peer, payload: Payload) -> None:
+    def _announced(self, peer: Peer, payload: Payload) -> None:
+        if self.peers.by_conn(peer.conn) is not peer:
+            return  # it left while its list was opened, and will announce it again
         names = [str(n) for n in payload.meta["names"]]  # type: ignore[union-attr]
         self.open.announce(peer, names, payload)
 
@@ -481,11 +481,10 @@ class Server:
         """Charge bytes to this round from now on."""
         self.accounts.begin(key, new_parts)
 
-    def round_closed(self, key: RoundKey) -> None:
-        """Write what a closed round cost and brought."""
-        self.accounts.flush()
-        self.open.write_round(key)
+    async def round_closed(self, key: RoundKey) -> None:
+        """Write what a closed round cost and brought, beside the round that follows."""
         self._intake.sweep(self.peers)
+        await self.books.close_round(key)
 
     def revoke(self, row: ClientRow, *, keep: bool, actor: str, why: str = "") -> None:
         """Take a client off the list (`Roster.revoke`) and end its connection."""

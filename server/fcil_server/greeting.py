@@ -230,5 +230,6 @@ def welcome(
         max_payload_bytes=house.max_payload_bytes,
         credit=share(house.credit, clients),
         privacy=house.privacy,
+        half=house.method.forms.names,
         verdict=verdict,
     )

@@ -40,6 +40,8 @@ class Arriving:
     def take(self, client: ClientId, header: Header) -> Assembly:
         """Return what has come of a client's envelope, perhaps nothing; its oldest give way.
 
+        Those that are complete stay: they are about to be opened.
+
         Args:
             client: who sends it.
             header: its verified header.
@@ -49,8 +51,9 @@ class Arriving:
         """
         digest, own = header.update_id, self._of.setdefault(client, {})
         assembly = own.pop(digest, None)
-        while len(own) >= self._per_client:
-            self._discard(own.pop(next(iter(own))))
+        partial = [d for d, held in own.items() if not held.complete]
+        for oldest in partial[: max(0, len(partial) + 1 - self._per_client)]:
+            self._discard(own.pop(oldest))
         if assembly is None or digest not in self._in_memory:  # a file may have changed
             assembly = Assembly(header, path=self._place(digest, header.sealed_bytes))
         own[digest] = assembly

@@ -4,6 +4,9 @@ The order of trust (DESIGN.md 3): the signed header is judged before the first c
 stored, every chunk against its hash, the opened payload against the schema of its round,
 and the Ack leaves after the fsync. What fails is answered with a Nack that carries a stable
 code, and nothing of it is kept.
+
+The three stages overlap: while chunks of some clients come in, another's update is opened and
+spooled in a thread, one at a time, and those before it are made durable together.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +24,6 @@ from fcil_adapters.contract import TaskInfo
 from fcil_protocol.envelope import (
     Core,
     Header,
-    StoredEnvelope,
     open_body,
     parse_header,
     unwrap_key,
@@ -41,14 +44,18 @@ from fcil_protocol.pace import share
 from fcil_protocol.payload import Payload, unpack
 from fcil_protocol.schema import PayloadSchema
 from fcil_protocol.spool import Spool
+from fcil_protocol.stored import head_of
 from fcil_protocol.transfer import Inflow, Receiving, unasked
 from fcil_protocol.wellknown import INVENTORY, inventory_faults
 from fcil_server.incoming import Arriving
 from fcil_server.peers import Peer
+from fcil_server.turns import Turns
 
 SLACK_BYTES = 1 << 20  # safetensors header and metadata
 MAX_INVENTORY_BYTES = 4 << 20  # 10,000 names of 128 bytes and their counts
 MAX_UPLOADS = 4  # envelopes that one client may have under way
+MAX_WAITING = 16  # complete envelopes, sealed, that wait to be opened; then nothing is read
+MAX_BATCH = 64  # updates that are acknowledged together: nobody waits for more than that
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,16 @@ class Accepted:
     samples: int
 
 
+@dataclass(frozen=True)
+class _Complete:
+    """An envelope of which all chunks are there."""
+
+    peer: Peer
+    digest: str
+    receiving: Receiving
+    over: asyncio.Event  # it is in the spool, or refused
+
+
 class Intake:
     """Takes uploads of all clients.
 
@@ -81,9 +98,11 @@ class Intake:
         expect: returns what is expected of an update with this core, or raises why not
             (`RoundClosed`, `AlreadyHave`, `StaleUpdate`).
         recorded: says whether the ledger has this update.
-        stored: called after the fsync, before the Ack.
+        stored: called after the fsync; it commits the update to the ledger.
+        lasting: returns when what `stored` has committed is on the disk; then the Ack leaves.
         announced: called with a client's inventory.
         refused: told of what is refused here, other than by an error of `offer` or `chunk`.
+        failed: told of what the server cannot go on with.
     """
 
     def __init__(
@@ -99,9 +118,11 @@ class Intake:
         expect: Callable[[ClientId, Core], Expectation],
         recorded: Callable[[ClientId, Core, str], bool],
         stored: Callable[[Accepted], None],
-        announced: Callable[[Peer, Payload], Awaitable[None]],
+        announced: Callable[[Peer, Payload], None],
         send: Callable[[Peer, Message], bool],
+        lasting: Callable[[], None] = lambda: None,
         refused: Callable[[Peer, FcilError], None] = lambda *_: None,
+        failed: Callable[[FcilError], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._federation = federation
@@ -114,17 +135,21 @@ class Intake:
         self._expect = expect
         self._recorded = recorded
         self._stored = stored
+        self._lasting = lasting
         self._announced = announced
         self._send = send
         self._refused = refused
+        self._failed = failed
         self._clock = clock
         self._inflows: weakref.WeakSet[Inflow] = weakref.WeakSet()  # of connections that live
+        self._waiting: deque[_Complete] = deque()  # the first one is being opened
+        self._opener: asyncio.Task[None] | None = None
+        self._room = asyncio.Event()  # set when one of those that waited has been opened
         self._batch: list[tuple[Peer, Accepted]] = []
-        self._pending: set[str] = set()  # appended, not yet in the ledger
+        self._pending: set[str] = set()  # appended, not yet acknowledged
         self._complete: set[str] = set()  # all chunks there, being opened or about to be
         self._newest: dict[str, Peer] = {}  # of those two, who offered them again meanwhile
         self._flush: asyncio.Task[None] | None = None
-        self._opening = asyncio.Lock()  # one opened payload in memory at a time
 
     # --- header -----------------------------------------------------------------------------
 
@@ -210,44 +235,78 @@ class Intake:
         peer.inflow.end(digest)
         self._ask(peer)
         self._complete.add(digest)
-        try:
-            async with self._opening:
-                await self._finish(peer, digest, receiving)
-        finally:
-            self._complete.discard(digest)
-            self._arriving.drop(peer.client, digest)
+        self._waiting.append(_Complete(peer, digest, receiving, asyncio.Event()))
+        if self._opener is None or self._opener.done():
+            self._opener = asyncio.get_running_loop().create_task(self._open_all())
+        while len(self._waiting) > MAX_WAITING:
+            self._room.clear()
+            await self._room.wait()
 
     # --- complete ---------------------------------------------------------------------------
 
+    async def _open_all(self) -> None:
+        """Open what waits, one after the other: one opened payload in memory at a time."""
+        while self._waiting:
+            one = self._waiting[0]
+            try:
+                await self._finish(one.peer, one.digest, one.receiving)
+            except FcilError as error:
+                self._turn_down(one.peer, one.digest, error)
+            except Exception as error:  # our defect: the peer learns a code, the log the rest
+                wrapped = InternalError(f"{type(error).__name__}: {error}")
+                wrapped.__cause__ = error
+                self._turn_down(one.peer, one.digest, wrapped)
+            finally:
+                self._waiting.popleft()
+                self._complete.discard(one.digest)
+                with contextlib.suppress(FcilError):  # a bad disk: `sweep` tries again
+                    self._arriving.drop(one.peer.client, one.digest)
+                one.over.set()
+                self._room.set()
+
+    def _turn_down(self, peer: Peer, digest: str, error: FcilError) -> None:
+        peer = self._newest.pop(digest, peer)
+        self._refused(peer, error)
+        self._send(peer, nack_of(error, digest))
+
     async def _finish(self, peer: Peer, digest: str, receiving: Receiving) -> None:
         header = receiving.header
-        payload = await asyncio.to_thread(self._open, header, receiving)
         if header.core.kind == INVENTORY:
+            payload = await asyncio.to_thread(self._open, header, receiving)
             self._check_inventory(payload)
-            await self._announced(peer, payload)
+            peer = self._newest.pop(digest, peer)
+            self._announced(peer, payload)
             self._send(peer, Ack(digest=digest))
             return
         expectation = self._expect(peer.client, header.core)
-        faults = expectation.schema.check_upload(payload, expectation.dims)
-        faults = faults or expectation.check(payload, expectation.task)
+        accepted = await asyncio.to_thread(self._keep, peer.client, receiving, expectation)
+        self._batch.append((peer, accepted))
+        self._pending.add(digest)
+        if self._flush is None or self._flush.done():
+            self._flush = asyncio.get_running_loop().create_task(self._commit())
+
+    def _keep(self, client: ClientId, receiving: Receiving, expected: Expectation) -> Accepted:
+        """Open and check an update, and put it into the spool; runs beside the loop."""
+        header = receiving.header
+        payload = self._open(header, receiving)
+        faults = expected.schema.check_upload(payload, expected.dims)
+        faults = faults or expected.check(payload, expected.task)
         if faults:
             raise SchemaMismatch("; ".join(faults[:10]) + ".")
         accepted = Accepted(
-            client=peer.client,
-            digest=digest,
+            client=client,
+            digest=header.update_id,
             core=header.core,
             tensor_bytes=payload.tensor_bytes,
             sealed_bytes=header.sealed_bytes,
             samples=int(payload.i64("n").sum()),
         )
-        stored = StoredEnvelope(
-            receiving.header_bytes, receiving.signature, receiving.wrap, receiving.assembly.body()
+        del payload  # before the sealed chunks are read
+        head = head_of(
+            receiving.header_bytes, receiving.signature, receiving.wrap, header.sealed_bytes
         )
-        self._spool.append(digest, stored.to_bytes())
-        self._batch.append((peer, accepted))
-        self._pending.add(digest)
-        if self._flush is None or self._flush.done():
-            self._flush = asyncio.get_running_loop().create_task(self._commit())
+        self._spool.append(header.update_id, head, *receiving.assembly.chunks())
+        return accepted
 
     def _open(self, header: Header, receiving: Receiving) -> Payload:
         key = unwrap_key(receiving.wrap, receiving.header_bytes, self._keys)
@@ -259,27 +318,40 @@ class Intake:
             raise SchemaMismatch("; ".join(faults[:10]) + ".")
 
     async def _commit(self) -> None:
-        """Make a batch durable with one fsync, then Ack all of it."""
-        while self._batch:
-            batch, self._batch = self._batch, []
-            try:
-                await asyncio.to_thread(self._spool.sync)
-            except FcilError as error:
-                for peer, accepted in batch:
-                    self._refuse(peer, accepted, error)
-                continue
+        """Make a batch durable with one fsync of the spool and one of the ledger, then Ack it."""
+        try:
+            while self._batch:
+                batch, self._batch = self._batch[:MAX_BATCH], self._batch[MAX_BATCH:]
+                await self._commit_batch(batch)
+        except FcilError as error:  # the ledger's own disk: nothing can be promised any more
+            self._failed(error)
+
+    async def _commit_batch(self, batch: Sequence[tuple[Peer, Accepted]]) -> None:
+        turns = Turns()
+        try:
+            await asyncio.to_thread(self._spool.sync)
+        except FcilError as error:
             for peer, accepted in batch:
-                try:
-                    self._stored(accepted)
-                except FcilError as error:
-                    self._refuse(peer, accepted, error)
-                except Exception as error:  # our defect must not stop the other Acks
-                    text = f"{type(error).__name__}: {error}"
-                    self._refuse(peer, accepted, InternalError(text))
-                else:
-                    self._pending.discard(accepted.digest)
-                    answer = Ack(digest=accepted.digest)
-                    self._send(self._newest.pop(accepted.digest, peer), answer)
+                self._refuse(peer, accepted, error)
+            return
+        kept: list[tuple[Peer, Accepted]] = []
+        for peer, accepted in batch:
+            try:
+                self._stored(accepted)
+            except FcilError as error:
+                self._refuse(peer, accepted, error)
+            except Exception as error:  # our defect must not stop the other Acks
+                text = f"{type(error).__name__}: {error}"
+                self._refuse(peer, accepted, InternalError(text))
+            else:
+                kept.append((peer, accepted))
+            await turns.give()
+        await asyncio.to_thread(self._lasting)
+        for peer, accepted in kept:
+            self._pending.discard(accepted.digest)
+            answer = Ack(digest=accepted.digest)
+            self._send(self._newest.pop(accepted.digest, peer), answer)
+            await turns.give()
 
     def _refuse(self, peer: Peer, accepted: Accepted, error: FcilError) -> None:
         """Take an update back that could not be made durable or was not the first."""
@@ -305,7 +377,9 @@ class Intake:
             self._arriving.sweep(live | self._complete)
 
     async def drain(self) -> None:
-        """Wait until everything appended is durable and acknowledged."""
+        """Wait until every update that is complete now is durable and acknowledged, or refused."""
+        for one in list(self._waiting):
+            await one.over.wait()
         if self._flush is not None:
             await asyncio.shield(self._flush)  # a cancelled round must not cancel an Ack
 

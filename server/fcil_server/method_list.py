@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from fcil_adapters import registry
+from fcil_adapters.contract import Method
+from fcil_adapters.forms import forms_of
 from fcil_adapters.vit_sizes import backbone_by_name
 from fcil_protocol.errors import UsageError
-from fcil_server.config import Config, load
+from fcil_server.budget import applied, choose
+from fcil_server.config import Config, MethodSection, load
 from fcil_server.show_methods import describe_method
 from fcil_server.traffic import Setting
 
@@ -23,6 +26,7 @@ def describe_methods(
     classes: int = 10,
     past: int = 0,
     clients: int = 10,
+    budget: int | None = None,
 ) -> list[dict[str, Any]]:
     """Describe one method, or all of them.
 
@@ -34,6 +38,8 @@ def describe_methods(
         classes: per task.
         past: classes of earlier tasks.
         clients: that answer each round.
+        budget: bytes that one client may cost in one round; what it would choose is shown, for
+            the task that is described.
 
     Raises:
         ConfigError: an unknown method, option, preset or backbone.
@@ -57,9 +63,27 @@ def describe_methods(
     rows = []
     for one in [name] if name else registry.method_names():
         method = registry.load_method(one)
-        hparams = registry.make_hparams(method, _options(one, config, overrides))
-        rows.append(describe_method(method, hparams, setting))
+        own = _config_for(method, config, overrides, named=name is not None)
+        choice = None
+        if budget is not None:
+            given = f"a task of {classes} classes after {past}, {clients} clients in a round"
+            choice = choose(method, own, [setting], given, budget)
+            own = applied(own, choice.options)
+        method = registry.in_forms(method, forms_of(own.wire.half, method.name, method.half))
+        row = describe_method(method, registry.make_hparams(method, own.method.options), setting)
+        row["budget"] = None if choice is None else {**choice.fields(), "fits": choice.fits}
+        rows.append(row)
     return rows
+
+
+def _config_for(method: Method, config: Config, overrides: Sequence[str], *, named: bool) -> Config:
+    """Return a configuration for a method: of a list of kinds in half, those that it offers."""
+    own = MethodSection(name=method.name, **_options(method.name, config, overrides))
+    half = config.wire.half
+    if not named and isinstance(half, list):
+        half = [kind for kind in half if kind in method.half]
+    wire = config.wire.model_copy(update={"half": half})
+    return config.model_copy(update={"method": own, "wire": wire})
 
 
 def _config_file(directory: Path) -> Path:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # Of a Welcome, what does not belong to a session.
 _TERMS = {
     "protocol", "run", "method", "method_version", "method_package", "hparams", "schema_digest",
-    "backbone", "needs_backbone", "max_payload_bytes", "credit", "privacy",
+    "backbone", "needs_backbone", "max_payload_bytes", "credit", "privacy", "half",
 }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from fcil_server.plan import Step
 from fcil_server.round import Round
 from fcil_server.round_events import Phase
 from fcil_server.store import StateStore
+from fcil_server.turns import Lag
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Kit:
     Attributes:
         send: sends a message to a client's session; False if it is gone.
         notify: tells the operator: (level, code, text).
+        lag: returns how late the loop was since the last call.
     """
 
     run: RunId
@@ -48,6 +50,7 @@ class Kit:
     peers: Peers
     send: Callable[[Peer, Message], bool]
     notify: Callable[[str, str, str], None]
+    lag: Callable[[], Lag] = Lag
 
     def name_of(self, client: str) -> str:
         """Return a client's name for people."""
@@ -131,6 +134,7 @@ def context(kit: Kit, task: TaskInfo, step: Step) -> Context:
         seed=(kit.config.run.seed,),
         max_weight_share=kit.config.trust.max_weight_share,
         averaging=averaging_of(kit.config),
+        forms=kit.method.forms,
     )
 
 

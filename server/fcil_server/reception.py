@@ -116,7 +116,7 @@ class Reception:
         return row is not None and row.update_id == digest
 
     def stored(self, accepted: Accepted) -> None:
-        """Commit a durable update to the ledger; the Ack follows.
+        """Commit an update to the ledger; the Ack follows when the ledger is synced.
 
         Raises:
             AlreadyHave: another one of this client for this round was first.
@@ -129,7 +129,7 @@ class Reception:
         nothing = accepted.samples == 0 and core.kind != EVALUATE
         if not nothing:
             self._must_have_room(key)
-        with ledger.transaction():
+        with ledger.transaction(waits=False):
             ledger.accept_update(
                 key,
                 accepted.client,

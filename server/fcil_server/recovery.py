@@ -37,7 +37,7 @@ from fcil_server.roster import WITHDRAWN
 def needed_updates(ledger: Ledger, run: RunId) -> set[str]:
     """Return which updates the spool must keep: the open round's, and the newest state's."""
     row = ledger.open_round(run)
-    made = next((s for s in reversed(ledger.states(run)) if s.kind != OPENING), None)
+    made = ledger.newest_combined(run)
     updates = ledger.accepted(row.key) if row else []
     updates += ledger.updates(_key(made)) if made else []
     return {str(u.update_id) for u in updates if u.reason != WITHDRAWN}

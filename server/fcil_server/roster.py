@@ -177,14 +177,18 @@ class Roster:
         return client
 
     def enrol_local(self, name: str, keys: PublicKeys, actor: str) -> ClientId:
-        """Make a client of this machine and user a member; known keys stay who they are."""
+        """Make a client of this machine and user a member; known keys stay who they are.
+
+        The caller syncs the ledger before it says so.
+        """
         known = self._ledger.client_by_curve(keys.curve)
         if known is not None and known.may_join(self._ledger.now):
             return known.client_id
         if known is not None:
             raise refusal(known, self._ledger.now)
-        client = self._add(self._ledger.free_name(name), keys, "")
-        self._ledger.add_audit(actor, "enrol_local", client)
+        with self._ledger.transaction(waits=False):
+            client = self._add(self._ledger.free_name(name), keys, "")
+            self._ledger.add_audit(actor, "enrol_local", client)
         self.door.admit(keys.curve)
         return client
 

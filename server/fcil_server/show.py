@@ -57,6 +57,8 @@ def show_status(data: dict[str, Any]) -> None:
         )
     if run and "privacy" in run:
         out.print(f"privacy     {describe_terms(PrivacyTerms.model_validate(run['privacy']))}")
+    if run and run.get("budget"):
+        out.print(f"budget      {run['budget']['text'].removeprefix('budget ')}", soft_wrap=True)
     out.print(f"now         {_doing(now)}", markup=False)
     if now["waiting_for"]:
         out.print(f"waits for   {printable(now['waiting_for'])}", markup=False)
@@ -207,4 +209,7 @@ def show_report(ledger: Ledger, run: RunId, folder: Path) -> None:
     out = Console(highlight=False, markup=False)
     for table in summary_tables(ledger, run):
         out.print(table)
+    row = ledger.run(run)
+    if row is not None and row.environment.get("budget"):
+        out.print(row.environment["budget"]["text"], soft_wrap=True)
     out.print(f"files: {folder}/report.html, summary.json, rounds.jsonl, ...", soft_wrap=True)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Role, Source
+from fcil_server.ledger_rows import Client, Role, Source
 from fcil_server.rundata import RoundView, round_views
+from fcil_server.turns import Turns
 
 if TYPE_CHECKING:
     from fcil_server.daemon import Server
 
 
-def status(server: Server) -> dict[str, Any]:
+async def status(server: Server) -> dict[str, Any]:
     """Return everything that one wants to know of a running server."""
     coordinator = server.open.coordinator
     run = server.ledger.run(coordinator.kit.run)
@@ -28,6 +30,7 @@ def status(server: Server) -> dict[str, Any]:
             "directory": str(server.federation.directory.resolve()),
             "addresses": server.addresses(),
             "port": server.port,
+            "metrics": server.figures.describe(),
             "up_s": round(time.monotonic() - server.began, 1),
         },
         "run": {
@@ -39,11 +42,13 @@ def status(server: Server) -> dict[str, Any]:
             "directory": str(server.open.directory.resolve()),
             "state": coordinator.at.number,
             "privacy": server.open.house.privacy.model_dump(),
+            "budget": run.environment.get("budget"),
         },
         "now": _now(server),
-        "clients": _clients(server),
+        "clients": await _clients(server),
         "classes": _classes(server.ledger, run.run_id),
         "refused": server.journal.refused,
+        "loop": server.lag.lag.to_fields(),
         "notes": server.journal.latest(20),
     }
 
@@ -76,13 +81,19 @@ def _now(server: Server) -> dict[str, Any]:
     }
 
 
-def _clients(server: Server) -> list[dict[str, Any]]:
-    run = server.open.coordinator.kit.run
+async def _clients(server: Server) -> list[dict[str, Any]]:
+    run, path = server.open.coordinator.kit.run, server.ledger.path
     learned = {t.task for t in server.ledger.tasks(run) if t.closed_at is not None}
-    took_part = server.ledger.counted_tasks(run)
+
+    def read() -> tuple[list[Client], dict[ClientId, set[int]]]:  # thousands of rows: not here
+        with Ledger(path, read_only=True) as ledger:
+            return ledger.clients(), ledger.counted_tasks(run)
+
+    clients, took_part = await asyncio.to_thread(read)
     rows = []
-    now = server.ledger.now
-    for row in server.ledger.clients():
+    now, turns = server.ledger.now, Turns()
+    for row in clients:
+        await turns.give()
         peer = server.peers.by_client(row.client_id)
         why = server.peers.refused.get(row.client_id, "")
         away = "refused" if why else "away"
@@ -138,6 +149,7 @@ def stopped_status(ledger: Ledger, directory: str) -> dict[str, Any]:
             "parent": run.parent_run and {"run": run.parent_run, "state": run.parent_state},
             "method": run.method,
             "backbone": run.backbone.get("name"),
+            "budget": run.environment.get("budget"),
         },
         "now": {
             "phase": "stopped",

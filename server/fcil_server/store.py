@@ -88,7 +88,7 @@ class StateStore:
                     f"state {number} exists with digest {held.digest[:16]}, got {digest[:16]}; "
                     "a state never changes."
                 )
-        write_atomic(self.path(number), data)
+        write_atomic(self.path(number), data, sync_name=False)  # with the name of its record
         record = StateRecord(number, digest, parent, task, len(data))
         write_atomic(self._record_path(number), _record_bytes(record))
         return digest
@@ -228,9 +228,13 @@ class PartStore:
         return self.directory / f"{digest}.part"
 
     def put(self, digest: Digest, data: bytes) -> Path:
-        """Store a part; it is on disk when this returns. The same part may be put again."""
+        """Store a part; the same part may be put again.
+
+        It outlives the process, but no power cut: then it is missing or damaged, which `get`
+        finds out, and is sealed anew.
+        """
         path = self.path(digest)
-        write_atomic(path, _PART_MAGIC + _part_hash(digest, data) + data)
+        write_atomic(path, _PART_MAGIC + _part_hash(digest, data), data, sync=False)
         return path
 
     def get(self, digest: Digest) -> bytes:

@@ -61,7 +61,6 @@ SERVER_WRITERS = [
 CLIENT_WRITERS = [
     Writer("part", "write", "parts/"),
     Writer("journal_sealed", "write", "egress", "sealed"),
-    Writer("outbox_note", "write", "outbox/.*json"),
     Writer("outbox_update", "write", "outbox/.*update"),
     Writer("journal_sent", "write", "egress", "sent"),
     Writer("journal_acked", "write", "egress", "acked"),

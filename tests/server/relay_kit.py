@@ -242,8 +242,9 @@ class Member:
         home = Home(directory)
         home.make()
         enrolment = Enrolment(
-            client, "c", federation.id, federation.certificate.to_bytes().hex(), (ADDRESS,), "."
-        )
+            client, "c", federation.id, federation.certificate.to_bytes().hex(), (ADDRESS,), ".",
+            link_key="7e" * 32,  # it knows that it is behind a relay
+        )  # fmt: skip
         self.home = home
         self.downloads = Downloads(home, enrolment, keys, self.say)
         self.terms = SimpleNamespace(run=RUN, max_payload_bytes=1 << 30, credit=CREDIT)

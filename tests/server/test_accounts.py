@@ -180,7 +180,7 @@ def test_what_could_not_be_written_is_written_at_the_next_flush(
         raise DiskFull("the disk is full.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "add_bytes", full)
+        patch.setattr(ledger, "add_byte_counts", full)
         with pytest.raises(DiskFull):
             accounts.flush()
     accounts.received(ALICE, Bye(), frames(Bye()))

@@ -16,6 +16,7 @@ from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Outcome, RoundKey, UpdateStatus
 from fcil_server.plan import Step
 from fcil_server.position import Position
+from fcil_server.turns import Lag
 from sample_run import ALICE, BOB, RUN, digest
 
 TASK = TaskInfo(0, (0, 1), ())
@@ -65,7 +66,7 @@ class Scene:
             send=lambda _, message: self.told.append(message),
             aggregation=SimpleNamespace(aggregate=aggregate, far_apart=[]),
             states=SimpleNamespace(discard_after=self.discarded.append, save=save, prune=lambda: None),
-            classes=SimpleNamespace(names=dict),
+            classes=SimpleNamespace(names=dict), lag=Lag,
         )  # fmt: skip
         self.at = Position(round=SimpleNamespace(reasons={}))
         self.closing = closing.Closing(self.kit, self.at)
@@ -196,3 +197,10 @@ def test_clients_are_told_the_outcome_that_the_ledger_has(scene):
     assert {m.outcome for m in scene.told} == {"skipped"}
     scene.play(GOOD, {})
     assert scene.told[-1].outcome == "done"
+
+
+def test_a_round_tells_how_late_the_loop_was_meanwhile(scene):
+    scene.kit.lag = lambda: Lag(max_s=0.25, p99_s=0.01)
+    key = scene.play(Payload({}, {}), {})
+    told = scene.ledger.round(key).metrics
+    assert told == {"loop_lag_max_s": 0.25, "loop_lag_p99_s": 0.01}

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.messages import NO_PRIVACY
+from fcil_server.addresses import split_address
 from fcil_server.config import (
     ELSEWHERE,
     Config,
     known_keys,
     load,
     parse,
-    split_address,
     to_toml,
     validate,
 )
@@ -69,6 +69,11 @@ class TestReading:
     def test_a_snapshot_that_is_damaged_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="not TOML"):
             parse("[round")
+
+    def test_a_run_that_began_before_there_were_halves_goes_on_without(self) -> None:
+        assert Config().wire.half == "weights"
+        assert parse("[wire]\nwindow_mb = 4.0\n").wire.half == "none"
+        assert parse(to_toml(Config())).wire.half == "weights"
 
     def test_a_configuration_cannot_be_changed_afterwards(self) -> None:
         config = Config()
@@ -225,6 +230,24 @@ class TestCrossChecks:
         assert "'nowhere'" in message
         assert "'b:x'" in message
         assert "'a:1'" not in message
+
+    @pytest.mark.parametrize(
+        ("half", "words"),
+        [
+            ("lora", '"weights", "none" or a list of some of "lora", "prompt"'),
+            (["lora", "tensor"], "a list of some of"),
+            (3, "should be"),
+            ([["lora"]], "a list of some of"),
+            (["lora", "gaussian"], "always travel as they are: gaussian (means and covariances"),
+            (["count", "residual"], "count (counts are whole numbers), residual ("),
+        ],
+    )
+    def test_what_cannot_be_a_half_is_told_once_with_what_can(self, half: Any, words: str) -> None:
+        message = fault({"wire": {"half": half}})
+        assert message.startswith("wire.half: ")
+        assert message.count("wire.half") == 1
+        assert words in message
+        assert validate({"wire": {"half": ["lora", "head"]}}).wire.half == ["lora", "head"]
 
     def test_noise_needs_a_clip(self) -> None:
         assert "needs privacy.clip" in fault({"privacy": {"noise_multiplier": 1}})

@@ -56,7 +56,7 @@ class Server:
             clock=lambda: self.now,
         )  # fmt: skip
 
-    async def _announced(self, peer, payload):
+    def _announced(self, peer, payload):
         self.announced.append((peer, payload.meta["names"]))
 
     async def offer(self, peer, sealed, unasked=0):
@@ -69,6 +69,7 @@ class Server:
         message = Chunk(digest=sealed.parsed.update_id, index=index)
         blob = bytes(sealed.chunk(index)) if data is None else data
         await self.intake.chunk(peer, Received(message, b"", b"", (blob,)), message)
+        await self.intake.drain()
 
     def wanted(self):
         """Return the chunks that were asked for since the last call."""

@@ -12,9 +12,9 @@ import pytest
 from fcil_adapters.contract import Exchange
 from fcil_adapters.methods.running_mean import METHOD
 from fcil_protocol import MetaSpec, PayloadSchema
-from fcil_protocol.errors import EgressRefused
+from fcil_protocol.errors import ConfigError, EgressRefused
 from fcil_server import runs
-from fcil_server.config import load
+from fcil_server.config import load, to_toml
 from fcil_server.ledger import Ledger
 
 
@@ -33,3 +33,31 @@ def test_a_method_that_declares_free_text_is_refused_before_the_run_begins(
         with pytest.raises(EgressRefused, match="train: field 'note' is of type 'text'"):
             asyncio.run(runs.open_run(server, new=True))  # type: ignore[arg-type]
         assert ledger.runs() == []
+
+
+def test_a_kind_that_the_method_cannot_halve_is_refused_before_the_run_begins(
+    tmp_path: Path,
+) -> None:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        server = SimpleNamespace(
+            ledger=ledger,
+            config=load(None, ["method.name=running_mean", 'wire.half=["lora"]']),
+            federation=SimpleNamespace(directory=tmp_path),
+        )
+        with pytest.raises(ConfigError, match="names lora, but the method running_mean can .*none"):
+            asyncio.run(runs.open_run(server, new=True))  # type: ignore[arg-type]
+        assert ledger.runs() == []
+
+
+def test_a_run_keeps_its_forms_and_says_so() -> None:
+    own = to_toml(load(None, ["wire.half=none", "wire.window_mb=1"]))
+    row = SimpleNamespace(run_id="r1", config=own, environment={})
+    noted: list[str] = []
+    server = SimpleNamespace(
+        config=load(None, ["wire.half=weights", "wire.window_mb=2"]),
+        note=lambda _level, _code, text, *_more: noted.append(text),
+    )
+    config = runs._config_of(row, server)  # type: ignore[arg-type]  # noqa: SLF001
+    assert (config.wire.half, config.wire.window_mb) == ("none", 2)
+    assert len(noted) == 1
+    assert noted[0].startswith("[wire] differs from what run r1 was started with")

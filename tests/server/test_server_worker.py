@@ -56,27 +56,6 @@ def test_updates_are_pulled_one_by_one_and_combined_as_if_they_lay_in_memory():
     assert worker.sent == [{"request": {"update": i}} for i in range(3)]
 
 
-def test_pulled_updates_may_be_visited_again():
-    from fcil_adapters.worker_ops import Call
-    from fcil_server.worker import PulledUpdates
-
-    asked = []
-
-    class Pipe:
-        def send(self, message):
-            asked.append(message["request"]["update"])
-
-        def recv(self):
-            return {"reply": {}}, [pack(update(asked[-1]))]
-
-    updates = PulledUpdates(Call({}, [], Pipe()), tuple(CLIENTS[:3]), (5, 5, 5), (0, 1, 2))
-    twice = [[pack(u.payload) for u in updates] for _ in range(2)]
-    assert twice[0] == twice[1]
-    assert asked == [0, 1, 2, 0, 1, 2]
-    assert [u.client for u in updates] == list(updates.clients)
-    assert len(updates) == 3
-
-
 def pulled(worker, fields, state, updates, outliers, again):
     """Aggregate; ``again``: what the worker asks for after the pass over all updates."""
     order = [*range(len(updates)), *again]
@@ -87,15 +66,17 @@ def pulled(worker, fields, state, updates, outliers, again):
     return reply["excluded"], new
 
 
-def test_an_update_far_from_the_others_is_left_out_and_never_pulled_again():
+def test_an_update_far_from_the_others_is_left_out_and_never_pulled_again(monkeypatch):
     worker = Direct(ServerWorker())
     fields, state = opened(worker)
     updates = [update(seed) for seed in range(6)]
     large = updates[2].f32("mean") * 100
     updates[2] = Payload({**updates[2].tensors, "mean": large})
     rule = {"factor": 6, "min_clients": 5}
-    excluded, new = pulled(worker, fields, state, updates, rule, [0, 1, 3, 4, 5])
+    excluded, new = pulled(worker, fields, state, updates, rule, [])
     assert list(excluded) == [CLIENTS[2]]
+    monkeypatch.setattr("fcil_server.updates.KEPT_BYTES", 0)
+    assert pulled(worker, fields, state, updates, rule, [0, 1, 3, 4, 5])[0] == excluded
     for word in ("prototype", "median", "limit"):
         assert word in excluded[CLIENTS[2]]
     honest = UpdateList.of(

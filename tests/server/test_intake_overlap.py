@@ -1,0 +1,261 @@
+"""Receiving, opening and making durable overlap, within bounds; and save, then speak."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from fcil_adapters.contract import TaskInfo
+from fcil_protocol import PROTOCOL_VERSION
+from fcil_protocol.channel import Channel
+from fcil_protocol.envelope import Core, seal, wrap_key
+from fcil_protocol.errors import DiskFull, SchemaMismatch
+from fcil_protocol.ids import FederationId
+from fcil_protocol.keys import PrivateKeys
+from fcil_protocol.messages import Ack, Chunk, Nack, Received, Update
+from fcil_protocol.payload import Payload, pack
+from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
+from fcil_protocol.spool import Spool
+from fcil_server import intake
+from fcil_server.intake import Expectation, Intake
+from fcil_server.peers import Peer
+
+SERVER, CLIENT = PrivateKeys.generate(), PrivateKeys.generate()
+FED = FederationId("0" * 32)
+TASK = TaskInfo(0, (0, 1), ())
+SCHEMA = PayloadSchema(
+    (
+        TensorSpec("w", Kind.LORA, (4,), max_abs=1),
+        TensorSpec("n", Kind.COUNT, (1,), dtype="I64", non_negative=True),
+    )
+)
+KEYS = {}  # content keys, by digest
+
+
+def update(client, size=4):
+    core = Core(
+        protocol=PROTOCOL_VERSION, federation=FED, run="r20260102-030405-0a0b",
+        direction="update", sender=client, sender_key=CLIENT.public.fingerprint,
+        recipient="server", method="m", schema="", task=0, round=0, kind="train", base=0,
+    )  # fmt: skip
+    plain = pack(Payload({"w": np.zeros(size, np.float32), "n": np.array([5], np.int64)}))
+    sealed, key = seal(plain, core, CLIENT)
+    KEYS[sealed.parsed.update_id] = key
+    return sealed
+
+
+class Scene:
+    """An intake whose neighbours write down what they are told, in order."""
+
+    def __init__(self, tmp_path):
+        (tmp_path / "incoming").mkdir()
+        self.log, self.failed = [], []
+        self.opening, self.go_on = threading.Semaphore(0), threading.Event()
+        self.go_on.set()
+        self.most_opened = self.opened = 0
+        self.spool = Spool(tmp_path / "spool")
+        sync, self.sync_fault = self.spool.sync, None
+
+        def sync_spool():
+            self.log.append("spool")
+            sync()
+
+        self.spool.sync = sync_spool
+        self.intake = Intake(
+            federation=FED, keys=SERVER, incoming=tmp_path / "incoming", spool=self.spool,
+            credit=1 << 20, max_payload_bytes=1 << 20, max_classes=10,
+            expect=lambda *_: Expectation(TASK, SCHEMA, {}, self._check),
+            recorded=lambda *_: False,
+            stored=lambda accepted: self.log.append(f"stored {accepted.client[0]}"),
+            lasting=self._lasting,
+            announced=None, send=self._send,
+            refused=lambda peer, error: self.log.append(f"refused {type(error).__name__}"),
+            failed=self.failed.append,
+        )  # fmt: skip
+
+    def _check(self, _payload, _task):
+        self.opened += 1
+        self.most_opened = max(self.most_opened, self.opened)
+        self.opening.release()
+        assert self.go_on.wait(30)
+        self.opened -= 1
+        return []
+
+    def _lasting(self):
+        self.log.append("ledger")
+        if self.sync_fault:
+            raise self.sync_fault
+
+    def _send(self, peer, message):
+        if isinstance(message, Ack | Nack):
+            self.log.append(f"{message.type} {peer.client[0]}")
+        return True
+
+    async def send(self, client, sealed=None):
+        """Send a whole update of a client."""
+        sealed = sealed or update(client)
+        channel = Channel(SERVER, CLIENT.public)
+        peer = Peer(client, "c", CLIENT.public, b"r", ord(client[0]), channel)
+        digest = sealed.parsed.update_id
+        wrap = wrap_key(KEYS[digest], sealed.header, SERVER.public)
+        blobs = (bytes(sealed.header), bytes(sealed.signature), wrap)
+        offer = Update(digest=digest, unasked=0)
+        await self.intake.offer(peer, Received(offer, b"", b"", blobs), offer)
+        for index in range(len(sealed.parsed.hashes)):
+            message = Chunk(digest=digest, index=index)
+            received = Received(message, b"", b"", (bytes(sealed.chunk(index)),))
+            await self.intake.chunk(peer, received, message)
+
+
+@pytest.fixture
+def scene(tmp_path):
+    made = Scene(tmp_path)
+    yield made
+    made.go_on.set()
+    made.spool.close()
+
+
+def play(story):
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+async def begun(scene):
+    """Wait until one more update is being opened."""
+    assert await asyncio.to_thread(scene.opening.acquire, timeout=30)
+
+
+def test_an_ack_leaves_after_the_spool_and_then_the_ledger_are_on_the_disk(scene):
+    async def story():
+        await scene.send("a" * 26)
+        await scene.intake.drain()
+        assert scene.log == ["spool", "stored a", "ledger", "ack a"]
+
+    play(story)
+
+
+def test_other_clients_are_heard_while_an_update_is_opened_one_at_a_time(scene):
+    async def story():
+        scene.go_on.clear()
+        await scene.send("a" * 26)
+        await begun(scene)
+        await scene.send("b" * 26)
+        await scene.send("c" * 26)
+        assert scene.log == [], "the first one is still being opened"
+        scene.go_on.set()
+        await scene.intake.drain()
+        assert {line for line in scene.log if line.startswith("ack")} == {"ack a", "ack b", "ack c"}
+        assert scene.most_opened == 1
+
+    play(story)
+
+
+def test_nothing_more_is_read_while_as_many_wait_to_be_opened_as_may(scene, monkeypatch):
+    monkeypatch.setattr(intake, "MAX_WAITING", 2)
+
+    async def story():
+        scene.go_on.clear()
+        await scene.send("a" * 26)
+        await begun(scene)
+        await scene.send("b" * 26)
+        third = asyncio.create_task(scene.send("c" * 26))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not third.done()
+        scene.go_on.set()
+        await third
+        await scene.intake.drain()
+
+    play(story)
+
+
+def test_a_round_that_closes_waits_for_what_is_complete_and_not_for_what_comes_later(scene):
+    async def story():
+        scene.go_on.clear()
+        await scene.send("a" * 26)
+        await begun(scene)
+        drained = asyncio.create_task(scene.intake.drain())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not drained.done()
+        scene.go_on.set()
+        await drained
+        assert scene.log[-1] == "ack a"
+
+    play(story)
+
+
+def test_those_that_come_while_a_batch_becomes_durable_are_the_next_batch(scene):
+    async def story():
+        sync, syncing, go_on = scene.spool.sync, threading.Semaphore(0), threading.Event()
+
+        def slow():
+            syncing.release()
+            assert go_on.wait(30)
+            sync()
+
+        scene.spool.sync = slow
+        await scene.send("a" * 26)
+        assert await asyncio.to_thread(syncing.acquire, timeout=30)
+        for client in "bcd":
+            await scene.send(client * 26)
+        for _ in range(3):
+            await begun(scene)
+        for one in list(scene.intake._waiting):
+            await one.over.wait()
+        go_on.set()
+        await scene.intake.drain()
+        batches = (
+            "spool",
+            "stored a",
+            "ledger",
+            "ack a",
+            "spool",
+            "stored b",
+            "stored c",
+            "stored d",
+        )
+        assert scene.log == [*batches, "ledger", "ack b", "ack c", "ack d"]
+
+    play(story)
+
+
+def test_what_does_not_fit_is_refused_and_the_others_go_on(scene):
+    async def story():
+        await scene.send("a" * 26, update("a" * 26, size=5))
+        await scene.send("b" * 26)
+        await scene.intake.drain()
+        assert scene.log[:2] == [f"refused {SchemaMismatch.__name__}", "nack a"]
+        assert scene.log[-1] == "ack b"
+        assert len(scene.spool.keys()) == 1
+
+    play(story)
+
+
+def test_a_ledger_that_cannot_be_synced_ends_the_server_and_nobody_gets_an_ack(scene):
+    async def story():
+        scene.sync_fault = DiskFull("the disk is full.")
+        await scene.send("a" * 26)
+        await scene.intake.drain()
+        assert scene.failed == [scene.sync_fault]
+        assert scene.log == ["spool", "stored a", "ledger"]
+
+    play(story)
+
+
+def test_a_client_that_offers_more_does_not_lose_what_is_about_to_be_opened(scene, monkeypatch):
+    monkeypatch.setattr(intake, "MAX_UPLOADS", 1)
+    scene.intake._arriving._per_client = 1
+
+    async def story():
+        scene.go_on.clear()
+        await scene.send("b" * 26)
+        await begun(scene)
+        await scene.send("a" * 26)
+        await scene.send("a" * 26)
+        scene.go_on.set()
+        await scene.intake.drain()
+        assert scene.log.count("ack a") == 2
+        assert not any("refused" in line for line in scene.log)
+
+    play(story)
