@@ -147,10 +147,10 @@ def test_no_object_of_a_running_server_and_client_shows_one(tmp_path, monkeypatc
     needles, kept = Needles(), []
     encrypt = envelope._encrypt
 
-    def remember(plain, key, core_bytes):
+    def remember(plain, key, *rest):
         needles.add("content key", key.value)
         kept.append(key)
-        return encrypt(plain, key, core_bytes)
+        return encrypt(plain, key, *rest)
 
     monkeypatch.setattr(envelope, "_encrypt", remember)
     said = []

@@ -21,7 +21,7 @@ from fcil_protocol.channel import Channel
 from fcil_protocol.envelope import Core, open_body, parse_header, seal, unwrap_key, wrap_key
 from fcil_protocol.ids import new_client_id, new_run_id
 from fcil_protocol.keys import PrivateKeys, RootKey
-from fcil_protocol.messages import Ack, Chunk, Parts, RoundOpen, Want, parse
+from fcil_protocol.messages import Ack, Chunk, Parts, Want, parse
 from fcil_protocol.messages import Update as UpdateMessage
 from fcil_protocol.payload import pack, unpack
 from fcil_protocol.spool import Spool
@@ -89,12 +89,8 @@ async def way_of_one_update(tmp_path):
     sealed, key = seal(pack(payload), core, client_keys, chunk_bytes=65536)
     digest = str(sealed.parsed.update_id)
     # 6: envelope -> outbox
-    order = RoundOpen(
-        run=run, task=0, kind="train", round=0, rounds=1, base=0, classes=[0, 1], past=[],
-        seed=[1], remaining_s=60.0, parts=[],
-    )  # fmt: skip
     outbox = Outbox(home)
-    outbox.put(digest, sealed.stored(wrap_key(key, sealed.header, server_keys.public)), order)
+    outbox.put(digest, sealed.stored(wrap_key(key, sealed.header, server_keys.public)))
     assert home.outbox() == [digest]
 
     # 7: outbox -> link
