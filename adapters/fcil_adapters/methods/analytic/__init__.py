@@ -10,15 +10,16 @@ this differs from the papers is in NOTES.md.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from fcil_adapters.cadence import Cadence, Largest
 from fcil_adapters.class_reports import count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
 from fcil_adapters.methods.analytic.forms import (
     FACTOR,
+    REST,
     TRIANGLE,
     most_rows,
-    truncates,
     upload_faults,
 )
 from fcil_adapters.methods.analytic.lift import SEED_WORDS
@@ -35,20 +36,21 @@ def exchanges(h: AnalyticHparams, _backbone: BackboneInfo) -> tuple[Exchange, ..
     """Return the only exchange of a task, one round: a second one would count images twice."""
     counts = (count_spec("classes", "c"), count_spec("count", "c"), count_spec("n", 1))
     upload = PayloadSchema((*_sum_specs(h), *counts), at_most=(("rows", "most"),))
-    return (Exchange("train", upload, rounds=1, check=upload_faults),)
+    return (Exchange("train", upload, rounds=1, check=partial(upload_faults, h)),)
 
 
 def _sum_specs(h: AnalyticHparams) -> Iterator[TensorSpec]:
-    shapes: Mapping[str, tuple[str, ...]] = {
-        TRIANGLE: ("triangle_size",),
-        FACTOR: ("rows", "D"),
-        "sum": ("c", "D"),
-    }
+    """Describe the class sums, and the feature products in each form that they may have."""
+    shapes: dict[str, tuple[str, ...]] = {"sum": ("c", "D"), FACTOR: ("rows", "D")}
+    shapes |= {REST: ("D",)} if h.truncate else {TRIANGLE: ("triangle_size",)}
     for name, shape in shapes.items():
-        for suffix in ("", LOW) if h.precision == "double" else ("",):
-            yield TensorSpec(
-                name + suffix, Kind.GRAM, shape, max_abs=_LARGEST_SUM, optional=name != "sum"
-            )
+        chosen = name in (FACTOR, TRIANGLE) and not h.truncate
+        for suffix in _suffixes(h):
+            yield TensorSpec(name + suffix, Kind.GRAM, shape, max_abs=_LARGEST_SUM, optional=chosen)
+
+
+def _suffixes(h: AnalyticHparams) -> tuple[str, ...]:
+    return ("", LOW) if h.precision == "double" else ("",)
 
 
 def broadcast(_h: AnalyticHparams, _backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
@@ -74,21 +76,19 @@ def dims(h: AnalyticHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str
     }
 
 
-def largest(h: AnalyticHparams, backbone: BackboneInfo, _task: TaskInfo, _clients: int) -> Largest:
+def largest(h: AnalyticHparams, _b: BackboneInfo, _task: TaskInfo, _clients: int) -> Largest:
     """Return that a client sends a triangle or a factor, which is never the larger."""
-    other = TRIANGLE if truncates(h, h.width(backbone.dim)) else FACTOR
-    suffixes = ("", LOW) if h.precision == "double" else ("",)
-    return Largest(without_tensors=tuple(other + suffix for suffix in suffixes))
+    if h.truncate:
+        return Largest()
+    return Largest(without_tensors=tuple(FACTOR + suffix for suffix in _suffixes(h)))
 
 
 def statistics(h: AnalyticHparams, _kind: str, _task: TaskInfo) -> tuple[Statistic, ...]:
     """Return what noise protects: all that is sent but counts."""
     names = [spec.name for spec in _sum_specs(h)]
-    products = tuple(n for n in names if not n.startswith("sum"))
-    return (
-        Statistic("class sums", tuple(n for n in names if n not in products)),
-        Statistic("feature products", products),
-    )
+    sums = tuple(n for n in names if n.startswith("sum"))
+    products = tuple(n for n in names if n not in sums)
+    return (Statistic("class sums", sums), Statistic("feature products", products))
 
 
 METHOD = Method(

@@ -2,7 +2,9 @@
 
 The triangle of G, or a factor F (r, D) with F^T F = G, whichever is smaller: the products of n
 images have a factor of n rows. The rows are turned by the eigenvectors of their own products, so
-that none of them is an image's feature.
+that none of them is an image's feature. A truncated factor comes with the diagonal of what it
+leaves out: without it, the directions that are left out would count as empty, and the ridge would
+blow up what the class sums hold there.
 """
 
 from __future__ import annotations
@@ -15,18 +17,12 @@ from fcil_adapters.methods.analytic.options import AnalyticHparams
 from fcil_adapters.methods.analytic.sums import F64, LOW, Sums, joined, pack_triangle
 from fcil_protocol.payload import Payload
 
-TRIANGLE, FACTOR = "triangle", "factor"
+TRIANGLE, FACTOR, REST = "triangle", "factor", "rest"
 
 
 def most_rows(h: AnalyticHparams, width: int) -> int:
-    """Return the largest height of a factor: no larger than the triangle, or as truncated."""
-    half = (width + 1) // 2
-    return min(h.truncate, half) if truncates(h, width) else half
-
-
-def truncates(h: AnalyticHparams, width: int) -> bool:
-    """Say whether a client leaves directions out; a factor above half of D would save nothing."""
-    return 0 < h.truncate <= (width + 1) // 2
+    """Return the largest height of a factor: as truncated, or no larger than the triangle."""
+    return min(h.truncate, width) if h.truncate else (width + 1) // 2
 
 
 def leading_factor(rows: F64, most: int) -> F64:
@@ -56,7 +52,8 @@ def read_upload(payload: Payload) -> Sums:
         triangle = joined(tensors, TRIANGLE)
     else:
         factor = joined(tensors, FACTOR)
-        triangle = pack_triangle(factor.T @ factor)
+        rest = joined(tensors, REST) if REST in tensors else np.zeros(factor.shape[1])
+        triangle = pack_triangle(factor.T @ factor + np.diag(rest))
     order = np.argsort(payload.i64("classes"))
     return Sums(
         triangle,
@@ -66,18 +63,20 @@ def read_upload(payload: Payload) -> Sums:
     )
 
 
-def upload_faults(payload: Payload, task: TaskInfo) -> list[str]:
+def upload_faults(h: AnalyticHparams, payload: Payload, task: TaskInfo) -> list[str]:
     """Return one sentence for every way in which an upload contradicts itself or the task."""
     faults = count_faults(payload, task)
     forms = [name for name in (TRIANGLE, FACTOR) if name in payload.tensors]
     if len(forms) != 1:
         got = " and ".join(repr(name) for name in forms) or "none of them"
         faults.append(f"expected either 'triangle' or 'factor', got {got}")
-    for name in ("sum", *forms):
+    for name in forms if h.precision == "double" else ():
         low = payload.tensors.get(name + LOW)
-        if low is not None and low.shape != payload.tensors[name].shape:
-            faults.append(f"'{name + LOW}': expected the shape of {name!r}, got {low.shape}")
+        if low is None or low.shape != payload.tensors[name].shape:
+            faults.append(f"'{name + LOW}' is not of the shape of {name!r}")
     absent = payload.i64("count") == 0
-    if any(payload.tensors[n][absent].any() for n in ("sum", "sum" + LOW) if n in payload.tensors):
+    if joined(payload.tensors, "sum")[absent].any():
         faults.append("'sum' holds more than zero for a class without images")
+    if REST in payload.tensors and (joined(payload.tensors, REST) < 0).any():
+        faults.append("'rest' holds a negative square")
     return faults

@@ -52,7 +52,7 @@ class _Products:
     """Adds up phi^T phi: as rows while those of all images are the smaller form, else as G."""
 
     def __init__(self, h: AnalyticHparams, width: int, privacy: Privacy, images: int) -> None:
-        self._truncates = forms.truncates(h, width)
+        self._truncates = h.truncate > 0
         self._most = forms.most_rows(h, width)
         self._privacy = privacy
         # Noise leaves no factor of few rows: it is added to all of G.
@@ -67,12 +67,18 @@ class _Products:
             self._gram += phi.T @ phi
 
     def released(self) -> dict[str, F64]:
-        """Return ``factor`` (r, D) or ``triangle`` (D (D + 1) / 2,)."""
+        """Return ``factor`` (r, D), with ``rest`` (D,) if truncated, or ``triangle``."""
         if self._few:
-            return {forms.FACTOR: forms.leading_factor(np.concatenate(self._rows), self._most)}
+            rows = np.concatenate(self._rows)
+            squares = np.square(rows).sum(axis=0)  # (D,), the diagonal of G
+            return self._factored(forms.leading_factor(rows, self._most), squares)
         gram = self._gram
         if self._privacy.on:
             gram = gram + self._privacy.released_scatter(gram[:0], diagonal=False)
         if self._truncates:
-            return {forms.FACTOR: forms.leading_factor_of(gram, self._most)}
+            return self._factored(forms.leading_factor_of(gram, self._most), np.diag(gram))
         return {forms.TRIANGLE: pack_triangle(gram)}
+
+    def _factored(self, factor: F64, diagonal: F64) -> dict[str, F64]:
+        rest = np.maximum(diagonal - np.square(factor).sum(axis=0), 0)  # (D,)
+        return {forms.FACTOR: factor, **({forms.REST: rest} if self._truncates else {})}
