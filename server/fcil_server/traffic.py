@@ -234,8 +234,18 @@ class _Broadcast:
             tasks = [self._finished(kind, len(t.classes)) for t in self._setting.tasks[:-1]]
             last, earlier = sum(tasks[-1:], NOTHING), sum(tasks[:-1], NOTHING)
             return Download(kind, cadence, each, last, earlier)
+        if cadence is Cadence.COUNTED:
+            return Download(kind, cadence, each, each.times(rounds), self._before(kind))
         fetched, missed = self._counts(cadence, rounds)
         return Download(kind, cadence, each, each.times(fetched), each.times(missed), every)
+
+    def _before(self, kind: str) -> Size:
+        """Return the part as the last task left it, of which all were told when it was tested."""
+        if len(self._setting.tasks) == 1 or not self._setting.evaluate:
+            return NOTHING
+        task = self._setting.tasks[-2]
+        dims = self._method.dims(self._hparams, self._setting.backbone, task)
+        return _size(self._schemas[kind], dims, self._bounds)
 
     def _counts(self, cadence: Cadence, rounds: int) -> tuple[int, int]:
         """Return how many parts this task brings, and how many of earlier tasks still count."""
@@ -261,7 +271,7 @@ def _average(down: tuple[Download, ...]) -> Size:
     every = next((d.every for d in down if d.every), None)
     total = NOTHING
     for one in down:
-        if one.cadence is Cadence.ROUND:
+        if one.cadence in (Cadence.ROUND, Cadence.COUNTED):
             total += one.each
         elif one.cadence is Cadence.LOG:
             total += one.each.times(every - 1, every) if every else one.each

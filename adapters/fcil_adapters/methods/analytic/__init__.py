@@ -104,7 +104,7 @@ METHOD = Method(
     learner="fcil_adapters.methods.analytic.learner:Learner",
     aggregator="fcil_adapters.methods.analytic.aggregator:Aggregator",
     model="fcil_adapters.methods.analytic.model:Model",
-    cadence={"projection": Cadence.RUN},
+    cadence={"current": Cadence.COUNTED, "projection": Cadence.RUN},
     largest=largest,
     statistics=statistics,
 )

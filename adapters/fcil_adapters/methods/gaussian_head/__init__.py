@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from fcil_adapters.cadence import Largest
+from fcil_adapters.cadence import Cadence, Largest
 from fcil_adapters.class_reports import count_faults, count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
 from fcil_adapters.gaussians import gaussian_faults, max_factor_rows, triangle_size
@@ -106,6 +106,7 @@ METHOD = Method(
     learner="fcil_adapters.methods.gaussian_head.learner:Learner",
     aggregator="fcil_adapters.methods.gaussian_head.aggregator:Aggregator",
     model="fcil_adapters.methods.gaussian_head.model:Model",
+    cadence={"current": Cadence.COUNTED},
     largest=largest,
     statistics=statistics,
 )
