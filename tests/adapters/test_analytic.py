@@ -234,9 +234,7 @@ class TestForms:
             return forms.upload_faults(fed.hparams, Payload(tensors), task)
 
         assert faults() == []
-        assert faults(triangle=None) == [
-            "expected either 'triangle' or 'factor', got none of them"
-        ]
+        assert faults(triangle=None) == ["expected either 'triangle' or 'factor', got none of them"]
         rows_of = np.zeros((2, 20), np.float32)
         assert faults(factor=rows_of)[0] == (
             "expected either 'triangle' or 'factor', got 'triangle' and 'factor'"
@@ -268,9 +266,7 @@ class TestProjection:
         matrix = projection(SEED, 8, 50)
         heads = np.round(matrix * 4 / np.sqrt(2 / 50)).astype(np.int8)
         digest = hashlib.sha256(heads.tobytes()).hexdigest()
-        assert digest == (
-            "ec2eab356842a95ece5ddc4f8de79cd57eca68402de504ea3bd43e35e429675c"
-        )
+        assert digest == ("ec2eab356842a95ece5ddc4f8de79cd57eca68402de504ea3bd43e35e429675c")
 
     def test_its_entries_are_normal_and_its_features_have_length_one_on_average(self):
         matrix = projection(SEED, 64, 4000) / np.sqrt(2 / 4000)

@@ -34,9 +34,7 @@ def mean_of(clients, c: int) -> np.ndarray:
 def test_means_are_those_of_all_images_together():
     parts = learned().parts()
     for name, row, c in (("task/0", 0, 0), ("task/0", 1, 1), ("current", 0, 5), ("current", 1, 4)):
-        np.testing.assert_allclose(
-            parts[name].tensors["mean"][row], mean_of(CLIENTS, c), atol=1e-6
-        )
+        np.testing.assert_allclose(parts[name].tensors["mean"][row], mean_of(CLIENTS, c), atol=1e-6)
     assert parts["task/0"].i64("count").tolist() == [7, 6, 0], "one round, however many are set"
 
 

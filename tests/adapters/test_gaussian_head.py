@@ -47,18 +47,16 @@ def exact_lda(clients, classes, shrinkage, *, uniform=False):
     for c in classes:
         own = [features_of(images, c) for images in clients if len(images.of([c]))]
         n = np.array([len(x) for x in own])
-        mean = sum(k * x.mean(0) for k, x in zip(n, own)) / n.sum()
+        mean = sum(k * x.mean(0) for k, x in zip(n, own, strict=True)) / n.sum()
         covs = [np.cov(x.T) + np.outer(x.mean(0) - mean, x.mean(0) - mean) for x in own]
         means.append(mean)
         counts.append(n.sum())
-        shared = sum(k * cov for k, cov in zip(n, covs)) / n.sum()
+        shared = sum(k * cov for k, cov in zip(n, covs, strict=True)) / n.sum()
         within = within + (1 if uniform else n.sum()) * shared
     omega = np.ones(len(classes)) if uniform else np.array(counts, dtype=float)
     within, omega = within / omega.sum(), omega / omega.sum()
     d = len(within)
-    inverse = np.linalg.inv(
-        (1 - shrinkage) * within + shrinkage * np.trace(within) / d * np.eye(d)
-    )
+    inverse = np.linalg.inv((1 - shrinkage) * within + shrinkage * np.trace(within) / d * np.eye(d))
     means = np.stack(means)
     return means @ inverse, np.log(omega) - 0.5 * np.einsum("ci,ij,cj->c", means, inverse, means)
 
