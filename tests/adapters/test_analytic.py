@@ -13,7 +13,7 @@ from adapters.frozen_kit import WIDTH, Colours, exact_ridge, pooled
 from adapters.kit import Federation, Images, client_id, make_tasks, toy_images
 from fcil_adapters.contract import Update, UpdateList
 from fcil_adapters.methods.analytic import forms, solving, sums
-from fcil_adapters.methods.analytic.keeping import client_sums, without
+from fcil_adapters.methods.analytic.keeping import kept_clients, without
 from fcil_adapters.methods.analytic.lift import make_lift, projection
 from fcil_adapters.methods.analytic.options import AnalyticHparams
 from fcil_adapters.privacy import Privacy
@@ -166,8 +166,8 @@ class TestForgetting:
             for keep in (True, False)
         )
         assert_same(rows(kept), rows(added), 1e-6)
-        assert list(client_sums(kept.state)) == [client_id(k) for k in range(3)]
-        assert client_sums(added.state) == {}
+        assert kept_clients(kept.state) == [client_id(k) for k in range(3)]
+        assert kept_clients(added.state) == []
 
     def test_the_run_goes_on_without_the_client(self):
         fed = learned(self.CLIENTS, self.GROUPS[:1], keep_client_sums=True, **DOUBLE)
@@ -210,6 +210,21 @@ class TestForms:
         factor = fed.upload("train", 0).f32("factor")
         assert np.abs(np.abs(factor[:, None]) - np.abs(phi)).max(axis=2).min() > 1e-3
         np.testing.assert_allclose(factor.T @ factor, phi.T @ phi, atol=1e-6)
+
+    @pytest.mark.parametrize("images", [8, 30])
+    def test_what_a_truncated_factor_leaves_out_is_there_as_a_diagonal(self, images):
+        """Of few images and of many, which are summed up in another way."""
+        data = toy_images({0: images})
+        fed = federation([data], features="linear", truncate=2)
+        fed.open(make_tasks((0,))[0])
+        phi = make_lift(fed.hparams, WIDTH, SEED)(COLOURS.features(data.pictures))
+        sent = fed.upload("train", 0)
+        assert sent.tensors["factor"].shape == (2, WIDTH)
+        gram = sums.unpack_triangle(forms.read_upload(sent).triangle, WIDTH)
+        np.testing.assert_allclose(np.diag(gram), np.diag(phi.T @ phi), rtol=1e-5)
+        values = np.linalg.eigvalsh(phi.T @ phi)[::-1]
+        lost = np.trace(phi.T @ phi) - (sent.f32("factor") ** 2).sum()
+        assert lost == pytest.approx(values[2:].sum(), rel=1e-3)
 
     def test_a_triangle_comes_back_symmetric(self):
         square = np.arange(16.0).reshape(4, 4)

@@ -77,7 +77,8 @@ def learn(federation, folders, tasks, *more, late=None):
     control.ask(federation.federation, "pause")
     for folder in folders:
         federation.join(folder.name, folder, "--threads", "1")
-        federation.until("announced", text=f":{folder.name}")
+    for _ in folders:
+        federation.until("announced", timeout_s=300)
     if late:
         os.kill(federation.clients[late].pid, signal.SIGSTOP)
     control.ask(federation.federation, "resume")

@@ -48,7 +48,7 @@ class Aggregator:
         if h.keep_client_sums:
             for update, sums in _sent(ctx, updates):
                 state = with_client(state, update.client, sums)
-            return with_rows(h, state, add_up(width, client_sums(state).values()))
+            return with_rows(h, state, add_up(width, client_sums(state)))
         total = Sums.read(state.tensors, _TOTAL)
         for _, sums in _sent(ctx, updates):
             total += sums

@@ -42,5 +42,4 @@ def ridge(gram: F64, targets: F64, rho: float) -> F64:
         inverse = 1 / np.maximum(np.maximum(values, 0) + penalty, _TINY)
         projected: F64 = (targets @ vectors * inverse) @ vectors.T
         return projected
-    solved: F64 = np.linalg.solve(padded, targets.T).T
-    return solved
+    return np.linalg.solve(padded, targets.T).T.astype(np.float64)

@@ -8,6 +8,7 @@ import numpy as np
 from fcil_adapters.contract import Context, Part, State, Updates
 from fcil_adapters.statistics import merge_means
 from fcil_adapters.tasks import CURRENT, current_task, of_task, tagged, task_part, with_task
+from fcil_protocol.payload import Array
 
 _NAMES = ("mean", "classes", "count")
 
@@ -22,7 +23,7 @@ class Aggregator:
     def open_task(self, ctx: Context, state: State) -> State:
         """Add a task whose classes nobody has described yet."""
         c, t = len(ctx.task.classes), ctx.task.index
-        fresh = {
+        fresh: dict[str, Array] = {
             "mean": np.zeros((c, ctx.backbone_info.dim), dtype=np.float32),
             "classes": np.asarray(ctx.task.classes, dtype=np.int64),
             "count": np.zeros(c, dtype=np.int64),
