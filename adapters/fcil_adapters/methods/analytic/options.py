@@ -23,8 +23,7 @@ class AnalyticHparams(Hparams):
     rho: float = Field(
         default=1e-3,
         gt=0,
-        description="Ridge: lambda is rho times the mean squared length of an entry of all "
-        "features, tr(G) / D.",
+        description="Ridge: lambda is rho times the mean of G's diagonal, tr(G) / D.",
     )
     balance: Literal["server", "plain"] = Field(
         default="server",
