@@ -310,15 +310,24 @@ class TestSolving:
         gram = basis * [4.0, 2.0, 1.0, -0.5, -3.0] @ basis.T
         nearest = basis * [4.0, 2.0, 1.0, 0.0, 0.0] @ basis.T
         targets = rng.normal(size=(2, 5))
-        penalty = 0.1 * np.trace(gram) / 5
+        penalty = 0.1 * np.trace(nearest) / 5
         wanted = targets @ np.linalg.inv(nearest + penalty * np.eye(5))
         np.testing.assert_allclose(solving.ridge(gram, targets, 0.1), wanted)
 
-    def test_nothing_but_zeros_has_a_finite_solution(self):
-        assert np.isfinite(solving.ridge(np.zeros((3, 3)), np.zeros((1, 3)), 1e-3)).all()
+    def test_slightly_negative_products_do_not_use_up_the_ridge(self):
+        """Of lambda = 0.1, noise takes 0.09 away in one direction: the row there stays small."""
+        gram = np.diag([2.09, 1.0, -0.09])
+        row = solving.ridge(gram, np.ones((1, 3)), 0.1)[0]
+        assert row[2] < 11
 
-    def test_a_noised_federation_ends_with_finite_rows(self):
-        fed = learned([DATA], ((0, 1), (2, 3, 4)), projection=20, privacy=Privacy(2.0, 1.0))
+    @pytest.mark.parametrize("size", [0.0, -1.0])
+    def test_products_of_nothing_but_noise_give_zeros(self, size):
+        assert not solving.ridge(size * np.eye(3), np.ones((1, 3)), 1e-3).any()
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_a_noised_federation_ends_with_finite_rows(self, seed):
+        noise = Privacy(9.0, 1.0, np.random.default_rng(seed).standard_normal)
+        fed = learned([DATA], ((0, 1), (2, 3, 4)), projection=20, privacy=noise)
         assert np.isfinite(fed.state.f32("weight")).all()
 
 

@@ -10,8 +10,6 @@ from fcil_adapters.methods.analytic.sums import F64, Sums, unpack_triangle
 
 I64 = NDArray[np.int64]
 
-_TINY = np.finfo(np.float64).tiny
-
 
 def solve(h: AnalyticHparams, sums: Sums) -> tuple[I64, F64]:
     """Return the classes of which there are images (C,), and their rows (C, D).
@@ -30,16 +28,21 @@ def solve(h: AnalyticHparams, sums: Sums) -> tuple[I64, F64]:
 
 
 def ridge(gram: F64, targets: F64, rho: float) -> F64:
-    """Return targets (C, D) times (gram + lambda I)^-1, lambda = rho tr(gram) / D."""
+    """Return targets (C, D) times (gram + lambda I)^-1, lambda = rho tr(gram) / D.
+
+    Noise for privacy can make the products of features what no products are: then what is
+    negative in them counts as zero, and only what is left gives lambda.
+    """
     width = len(gram)
-    penalty = max(rho * float(np.trace(gram)) / width, _TINY)
-    padded = gram + penalty * np.eye(width)
+    penalty = rho * float(np.trace(gram)) / width
     try:
-        np.linalg.cholesky(padded)
+        # No eigenvalue is below -lambda / 2, so at least half of the ridge holds everywhere.
+        np.linalg.cholesky(gram + penalty / 2 * np.eye(width))
     except np.linalg.LinAlgError:
-        # Noise for privacy can make the products of features what no products are.
         values, vectors = np.linalg.eigh(gram)
-        inverse = 1 / np.maximum(np.maximum(values, 0) + penalty, _TINY)
-        projected: F64 = (targets @ vectors * inverse) @ vectors.T
+        kept = np.maximum(values, 0)
+        if not kept.any():
+            return np.zeros_like(targets)
+        projected: F64 = (targets @ vectors / (kept + rho * kept.mean())) @ vectors.T
         return projected
-    return np.linalg.solve(padded, targets.T).T.astype(np.float64)
+    return np.linalg.solve(gram + penalty * np.eye(width), targets.T).T.astype(np.float64)
