@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fcil_adapters.bridge import to_numpy
 from fcil_adapters.contract import BackboneInfo, Preprocessing
 from fcil_adapters.feature_memory import FeatureMemory
 from fcil_adapters.images import decode, preprocess
@@ -96,6 +97,11 @@ class Backbone:
         pixels = torch.tensor(images) if isinstance(images, np.ndarray) else images
         x = pixels.to(self.device, torch.float32).permute(0, 3, 1, 2)  # (B, 3, S, S)
         return (x / 255 - self._mean) / self._std
+
+    def features(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return the frozen CLS features (B, d) of preprocessed images (B, S, S, 3)."""
+        with torch.no_grad():
+            return to_numpy(cls_features(self.module, self.normalise(images)))
 
 
 def _nobody() -> None:
@@ -215,9 +221,7 @@ def probe_features(backbone: Backbone) -> NDArray[np.float32]:
 
     Two sides compare them (`statistics.compare_probes`) before they learn together.
     """
-    with torch.no_grad():
-        x = backbone.normalise(probe_images(backbone.info))
-        return cls_features(backbone.module, x).to("cpu").numpy()
+    return backbone.features(probe_images(backbone.info))
 
 
 def _embedded() -> Any:

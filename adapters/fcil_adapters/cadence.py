@@ -16,7 +16,8 @@ class Cadence(StrEnum):
     A client fetches each part once, so this decides what a kind of part costs.
     """
 
-    ROUND = "round"  # one part, replaced by every round
+    ROUND = "round"  # one part, replaced by every round and by every task that opens
+    COUNTED = "counted"  # one part, replaced by rounds alone; they bring the rows of classes
     LOG = "log"  # every round adds one; all since the last base are needed
     BASE = "base"  # replaces the log once the log is as large; without a log, every round
     TASK = "task"  # every finished task adds one, with all its classes; all are needed

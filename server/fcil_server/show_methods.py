@@ -15,6 +15,7 @@ from fcil_server.traffic import Setting, Traffic, predict
 
 _WHEN = {
     Cadence.ROUND: "each round",
+    Cadence.COUNTED: "after each round",
     Cadence.LOG: "one more each round",
     Cadence.TASK: "for each finished task",
     Cadence.OWN: "each round, kept after its task",

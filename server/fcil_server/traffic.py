@@ -298,6 +298,10 @@ class _Broadcast:
                         yield self._of_task(kind, self._setting.tasks[-2])
                 case Cadence.TRAINED if trained or (step == 0 and (first or left)):
                     yield self._each(kind)
+                case Cadence.COUNTED if trained:
+                    yield self._each(kind)
+                case Cadence.COUNTED if step == 0 and left:
+                    yield self._before(kind)
                 case Cadence.LOG if self._every != 1 and (trained or (step == 0 and left)):
                     logs.append(self._each(kind))
                 case Cadence.BASE if self._has_base and (trained or (step == 0 and left)):
@@ -342,8 +346,19 @@ class _Broadcast:
             if past and not self._setting.evaluate:  # as the last task left it
                 whole += past.pop()
             return Download(kind, cadence, each, whole, sum(past, NOTHING))
+        if cadence is Cadence.COUNTED:
+            last = self._before(kind) if len(self._setting.tasks) > 1 else NOTHING
+            if self._setting.evaluate:
+                return Download(kind, cadence, each, each.times(rounds), last)
+            return Download(kind, cadence, each, each.times(rounds - 1) + last, NOTHING)
         fetched, missed = self._counts(cadence, rounds)
         return Download(kind, cadence, each, each.times(fetched), each.times(missed), every)
+
+    def _before(self, kind: str) -> Size:
+        """Return a part as the last task left it."""
+        task = self._setting.tasks[-2]
+        dims = self._method.dims(self._hparams, self._setting.backbone, task)
+        return _size(self._schemas[kind], dims, self._bounds)
 
     def _counts(self, cadence: Cadence, rounds: int) -> tuple[int, int]:
         """Return how many parts this task brings, and how many of earlier tasks still count."""
@@ -368,12 +383,16 @@ class _Broadcast:
                 return rounds + self._setting.evaluate, 0
 
 
+# What every round brings anew.
+_EACH = frozenset({Cadence.ROUND, Cadence.OWN, Cadence.TRAINED, Cadence.COUNTED})
+
+
 def _average(down: tuple[Download, ...]) -> Size:
     """Return what a round brings on average, over many rounds."""
     every = next((d.every for d in down if d.every), None)
     total = NOTHING
     for one in down:
-        if one.cadence in (Cadence.ROUND, Cadence.OWN, Cadence.TRAINED):
+        if one.cadence in _EACH:
             total += one.each
         elif one.cadence is Cadence.LOG:
             total += one.each.times(every - 1, every) if every else one.each

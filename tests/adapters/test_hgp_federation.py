@@ -12,10 +12,10 @@ from adapters.kit import DIM, Federation, client_id, make_tasks, toy_backbone, t
 from fcil_adapters.backbone import backbone_digest
 from fcil_adapters.contract import Context, Update, UpdateList
 from fcil_adapters.evaluation import evaluate
+from fcil_adapters.gaussian_mixture import Mixture
+from fcil_adapters.gaussian_store import read_entries
 from fcil_adapters.methods.hgp import METHOD
-from fcil_adapters.methods.hgp.mixture import Mixture
 from fcil_adapters.methods.hgp.model import Model
-from fcil_adapters.methods.hgp.store import read_entries
 from fcil_adapters.registry import make_hparams
 from fcil_protocol.payload import pack, unpack
 

@@ -284,8 +284,8 @@ class TestClaims:
         assert self.federation(0.1, 10**9) == pytest.approx(1 / K, abs=1e-6)  # never below 1/K
 
     def test_hgp_gives_an_inflated_task_no_more_samples(self):
-        from fcil_adapters.methods.hgp.mixture import make_mixture
-        from fcil_adapters.methods.hgp.store import read_entries
+        from fcil_adapters.gaussian_mixture import make_mixture
+        from fcil_adapters.gaussian_store import read_entries
 
         fed, sent = uploads("hgp")
         state = fed.aggregate("train", of(sent))
@@ -301,9 +301,9 @@ class TestClaims:
         assert make_mixture([*big, *later], (0, 1, 2, 3), "counts", 1.0).omega[3] < 1e-6
 
     def test_hgp_lends_no_covariance_that_one_client_made_up(self):
+        from fcil_adapters.gaussian_mixture import make_mixture
+        from fcil_adapters.gaussian_store import Entry
         from fcil_adapters.gaussians import Gaussian
-        from fcil_adapters.methods.hgp.mixture import make_mixture
-        from fcil_adapters.methods.hgp.store import Entry
 
         def entry(client, count, variance):
             none, flat = np.zeros((0, 2), np.float32), np.full(2, variance, np.float32)

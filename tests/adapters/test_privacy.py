@@ -28,6 +28,9 @@ FAST = {
     "hgp": {"epochs": 1, "blocks": (0,), "prompts": 2, "length": 2, "cov_rank": 3},
     "hepco": {"epochs": 1, "blocks": (0,), "pool_size": 4, "prompt_length": 2},
     "fed_talora": {"epochs": 1, "blocks": (0,)},
+    "fedncm": {},
+    "analytic": {"projection": 12},
+    "gaussian_head": {"cov_rank": 3, "samples_per_class": 8, "server_epochs": 2},
 }
 
 
@@ -218,8 +221,11 @@ def declared(name: str, classes: tuple[int, ...], kind: str) -> set[str]:
 
 def means_of(name: str, sent) -> tuple[np.ndarray, np.ndarray]:
     """Return the means and counts that a client sent."""
-    tensor = {"hgp": "gauss.mean", "hepco": "head.weight"}.get(name, "mean")
     counts = sent.i64("count")
+    if name == "analytic":  # it sends the sums themselves
+        return (sent.f32("sum") / np.maximum(counts, 1)[:, None]).astype(float), counts
+    gaussian = dict.fromkeys(("hgp", "gaussian_head"), "gauss.mean")
+    tensor = {**gaussian, "hepco": "head.weight"}.get(name, "mean")
     return sent.f32(tensor).astype(float), counts[counts > 0]
 
 
@@ -275,6 +281,9 @@ def test_only_a_method_of_statistics_alone_can_be_private():
     }
     assert open_kinds == {
         "running_mean": (),
+        "fedncm": (),
+        "analytic": (),
+        "gaussian_head": (),
         "pilora": ("lora", "prototype"),
         "plora": ("lora", "prototype"),
         "hgp": ("head", "key", "prompt"),
@@ -289,7 +298,7 @@ def test_what_noise_does_not_cover_is_refused_unless_it_is_meant(name):
     hparams = make_hparams(method, FAST[name])
     check_privacy(method, hparams, backbone, NO_PRIVACY)
     check_privacy(method, hparams, backbone, NOISE.model_copy(update={"partial": True}))
-    if name == "running_mean":
+    if not unprotected(method, hparams, backbone):
         check_privacy(method, hparams, backbone, NOISE)
         return
     with pytest.raises(ConfigError, match=f"{name} also sends what is trained"):

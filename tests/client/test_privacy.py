@@ -312,6 +312,9 @@ SMALL = {
     "hgp": {"epochs": 1, "blocks": (0,), "prompts": 2, "length": 2, "cov_rank": 2},
     "hepco": {"epochs": 1, "blocks": (0,), "pool_size": 4, "prompt_length": 2},
     "fed_talora": {"epochs": 1, "blocks": (0,)},
+    "fedncm": {},
+    "analytic": {"projection": 12},
+    "gaussian_head": {"cov_rank": 2, "samples_per_class": 8, "server_epochs": 2},
 }
 IDS = {"cat": 0, "dog": 1, "rare": 2}
 

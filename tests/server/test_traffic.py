@@ -220,6 +220,11 @@ CASES = [
     ("hgp", {**HGP, "cov": "full", "pool_sharing": "shared"}),
     ("hgp", {**HGP, "cov": "diag"}),
     ("hepco", HEPCO),
+    ("fedncm", {}),
+    ("analytic", {"projection": 20}),
+    ("analytic", {"features": "linear", "precision": "double", "truncate": 3}),
+    ("gaussian_head", {"cov_rank": 2, "head": "lda"}),
+    ("gaussian_head", {"cov": "full", "head": "lda"}),
 ]
 cases = pytest.mark.parametrize(("name", "options"), CASES, ids=lambda x: str(x)[:60])
 TASKS = make_tasks([1, 0], [4, 2], [5, 3])
@@ -332,7 +337,9 @@ def test_broadcasts_are_fetched_as_often_and_as_large_as_predicted(name, options
 def test_parts_change_when_their_cadence_says(name, options, backbone):
     """Only rounds' parts, logs and bases change within a task, and rounds' parts do."""
     fed = federation(name, options, backbone)
-    of_rounds = {Cadence.ROUND, Cadence.OWN, Cadence.TRAINED, Cadence.LOG, Cadence.BASE}
+    of_rounds = {
+        Cadence.ROUND, Cadence.OWN, Cadence.TRAINED, Cadence.COUNTED, Cadence.LOG, Cadence.BASE,
+    }  # fmt: skip
     never = {Cadence.LOG, Cadence.TASK, Cadence.RUN}
     sent: dict[str, bytes] = {}
     for task in TASKS:
@@ -354,7 +361,7 @@ def test_parts_change_when_their_cadence_says(name, options, backbone):
                     assert sent.setdefault(part_name, data) == data
         kinds = {n.partition("/")[0] for n in before}
         assert {k for k in changed if cadence_of(fed, k) not in of_rounds} == set()
-        each = {Cadence.ROUND, Cadence.OWN, Cadence.TRAINED}
+        each = {Cadence.ROUND, Cadence.OWN, Cadence.TRAINED, Cadence.COUNTED}
         assert {k for k in kinds if cadence_of(fed, k) in each} <= changed
 
 

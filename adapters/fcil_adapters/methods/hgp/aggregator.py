@@ -12,19 +12,19 @@ from fcil_adapters.arrays import sample_weights
 from fcil_adapters.averaging import average
 from fcil_adapters.bridge import to_numpy, to_torch
 from fcil_adapters.contract import Context, Part, Progress, State, Updates
-from fcil_adapters.heads import draw_linear, mean_row
-from fcil_adapters.methods.hgp.drawing import draw_pool
-from fcil_adapters.methods.hgp.mixture import Mixture, make_mixture
-from fcil_adapters.methods.hgp.options import HgpHparams
-from fcil_adapters.methods.hgp.parts import HEAD, pool_names
-from fcil_adapters.methods.hgp.rebalance import Samples, rebalance
-from fcil_adapters.methods.hgp.store import (
+from fcil_adapters.gaussian_mixture import Mixture, make_mixture
+from fcil_adapters.gaussian_store import (
     Entry,
     entry_tensors,
     merge_entries,
     read_entries,
     sent_entries,
 )
+from fcil_adapters.heads import draw_linear, mean_row
+from fcil_adapters.methods.hgp.drawing import draw_pool
+from fcil_adapters.methods.hgp.options import HgpHparams
+from fcil_adapters.methods.hgp.parts import HEAD, pool_names
+from fcil_adapters.rebalance import Samples, rebalance
 from fcil_adapters.statistics import class_positions
 from fcil_adapters.tasks import CURRENT, current_task, of_task, tagged, task_part
 from fcil_protocol.payload import Array

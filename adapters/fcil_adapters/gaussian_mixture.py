@@ -1,4 +1,8 @@
-"""The two tiers of HGP's generative prototypes: clients within a class, and classes (torch)."""
+"""The two tiers of generative prototypes: clients within a class, and classes (torch).
+
+Salami et al., Federated Class-Incremental Learning with Hierarchical Generative Prototypes, 2024,
+https://arxiv.org/abs/2406.02447.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,8 @@ from torch import Generator, Tensor
 from fcil_adapters.arrays import allowed_counts, sample_weights
 from fcil_adapters.bridge import to_torch
 from fcil_adapters.gaussian_batches import pooled_covariances, sample_gaussians
+from fcil_adapters.gaussian_store import Entry
 from fcil_adapters.gaussians import Gaussian
-from fcil_adapters.methods.hgp.store import Entry
 
 F64 = NDArray[np.float64]
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Literal, Protocol
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
-
-from fcil_adapters.methods.hgp.options import HgpHparams
 
 _TEMPERATURE = 0.1  # of the logit normalisation, as in CCVR's code
 _SMALLEST_NORM = 1e-12
@@ -17,8 +16,42 @@ _SMALLEST_NORM = 1e-12
 Samples = tuple[Tensor, Tensor]  # features (N, d), columns (N,)
 
 
+class Fitting(Protocol):
+    """The options of a method that say how a head is fitted."""
+
+    @property
+    def head_loss(self) -> Literal["ce", "ce_logit_norm"]:
+        """Cross-entropy of the logits, or of the logits over their scaled norm."""
+        ...
+
+    @property
+    def resample(self) -> Literal["epoch", "round"]:
+        """How often samples are drawn."""
+        ...
+
+    @property
+    def server_epochs(self) -> int:
+        """Passes over the samples."""
+        ...
+
+    @property
+    def server_batch(self) -> int:
+        """Samples per step."""
+        ...
+
+    @property
+    def server_lr(self) -> float:
+        """The first step."""
+        ...
+
+    @property
+    def server_momentum(self) -> float:
+        """SGD's momentum."""
+        ...
+
+
 def rebalance(
-    h: HgpHparams,
+    h: Fitting,
     weight: Tensor,
     bias: Tensor,
     draw: Callable[[int], Samples],
@@ -55,7 +88,7 @@ def rebalance(
     return rows.detach(), offsets.detach()
 
 
-def head_loss(h: HgpHparams, logits: Tensor, columns: Tensor) -> Tensor:
+def head_loss(h: Fitting, logits: Tensor, columns: Tensor) -> Tensor:
     """Return the mean cross-entropy of logits (B, C) against columns (B,)."""
     if h.head_loss == "ce_logit_norm":
         norms = logits.norm(dim=1, keepdim=True).clamp_min(_SMALLEST_NORM)
@@ -63,7 +96,7 @@ def head_loss(h: HgpHparams, logits: Tensor, columns: Tensor) -> Tensor:
     return functional.cross_entropy(logits, columns)
 
 
-def _step_size(h: HgpHparams, epoch: int) -> float:
+def _step_size(h: Fitting, epoch: int) -> float:
     return h.server_lr * 0.5 * (1 + math.cos(math.pi * epoch / h.server_epochs))
 
 

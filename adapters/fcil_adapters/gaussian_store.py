@@ -1,19 +1,41 @@
-"""The server's Gaussians: one entry per client and class, kept from the last time it was sent."""
+"""The server's Gaussians: one entry per client and class, kept from the last time it was sent.
+
+Of HGP, and of every method that draws features of old classes from Gaussians.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from fcil_adapters.contract import State, Update, Updates
 from fcil_adapters.gaussian_batches import unpack_gaussians
-from fcil_adapters.gaussians import I64, Gaussian, store_gaussians, stored_gaussians
-from fcil_adapters.methods.hgp.options import HgpHparams
+from fcil_adapters.gaussians import I64, Covariance, Gaussian, store_gaussians, stored_gaussians
 from fcil_protocol.payload import Array
 
 _NAMES = ("count", "mean", "rest", "rows", "factor", "label", "client")
+
+
+class Described(Protocol):
+    """The options of a method that say what clients send of a class."""
+
+    @property
+    def cov(self) -> Covariance:
+        """The form of a covariance."""
+        ...
+
+    @property
+    def cov_rank(self) -> int:
+        """Eigenvalues that ``lowrank`` keeps."""
+        ...
+
+    @property
+    def min_count_upload(self) -> int:
+        """Images without which a class stays at home."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -37,9 +59,7 @@ def read_entries(state: State, tasks: Iterable[int]) -> list[Entry]:
     return [entry for task in tasks for entry in _of_task(state, task)]
 
 
-def sent_entries(
-    h: HgpHparams, updates: Updates, task: int, device: str
-) -> tuple[list[Entry], I64]:
+def sent_entries(h: Described, updates: Updates, task: int, device: str) -> tuple[list[Entry], I64]:
     """Return what this round's clients sent of the task's classes, and their image counts (K, c).
 
     One update is open at a time; of it stay its Gaussians, which the state will hold anyway.
@@ -93,7 +113,7 @@ def _of_task(state: State, task: int) -> list[Entry]:
     return [Entry(task, c, k, g) for c, k, g in zip(labels, clients, gaussians, strict=True)]
 
 
-def _of_update(h: HgpHparams, update: Update, task: int, device: str) -> list[Entry]:
+def _of_update(h: Described, update: Update, task: int, device: str) -> list[Entry]:
     counts = update.payload.i64("count").tolist()
     labels = update.payload.i64("classes").tolist()
     owned = [(c, n) for c, n in zip(labels, counts, strict=True) if n >= h.min_count_upload]

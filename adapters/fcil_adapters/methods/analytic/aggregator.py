@@ -1,0 +1,71 @@
+"""The analytic method's server half: add the sums up and solve (torch-free)."""
+
+# ruff: noqa: ARG002  the contract names the arguments
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fcil_adapters.arrays import allowed_counts
+from fcil_adapters.contract import Context, Part, State, Update, Updates
+from fcil_adapters.methods.analytic.forms import read_upload
+from fcil_adapters.methods.analytic.keeping import client_sums, with_client, with_rows
+from fcil_adapters.methods.analytic.lift import SEED_WORDS
+from fcil_adapters.methods.analytic.options import AnalyticHparams
+from fcil_adapters.methods.analytic.parts import PROJECTION
+from fcil_adapters.methods.analytic.sums import Sums, add_up
+from fcil_adapters.tasks import CURRENT
+
+_TOTAL = "total"
+_SEED = 1  # purpose of the random stream
+_LARGEST_WORD = 2**62
+
+
+class Aggregator:
+    """The state: ``seed``, the sums, and what they give.
+
+    ``total.*`` (`Sums.tensors`) or, with ``keep_client_sums``, ``client.<id>.*``; ``weight``
+    (C, D) and ``classes`` (C,), the classifier.
+    """
+
+    def init(self, ctx: Context) -> State:
+        """Draw the seed of the projection; nothing is known yet."""
+        h: AnalyticHparams = ctx.hparams
+        width = h.width(ctx.backbone_info.dim)
+        start = {} if h.keep_client_sums else Sums.zero(width).tensors(_TOTAL)
+        seed = ctx.rng(_SEED).integers(_LARGEST_WORD, size=SEED_WORDS, dtype=np.int64)
+        return with_rows(h, State({**start, "seed": seed}), Sums.zero(width))
+
+    def open_task(self, ctx: Context, state: State) -> State:
+        """Return the state as it is: a new class begins with its first image."""
+        return state
+
+    def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
+        """Add what came, one update in memory at a time, and solve for the classifier."""
+        h: AnalyticHparams = ctx.hparams
+        width = h.width(ctx.backbone_info.dim)
+        if h.keep_client_sums:
+            for update, sums in _sent(ctx, updates):
+                state = with_client(state, update.client, sums)
+            return with_rows(h, state, add_up(width, client_sums(state)))
+        total = Sums.read(state.tensors, _TOTAL)
+        for _, sums in _sent(ctx, updates):
+            total += sums
+        return with_rows(h, State({**state.tensors, **total.tensors(_TOTAL)}), total)
+
+    def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
+        """Return the classifier, and the seed that never changes. Sums stay on the server."""
+        head = State({name: state.tensors[name] for name in ("weight", "classes")})
+        return Part(CURRENT, head), Part(PROJECTION, State({"seed": state.tensors["seed"]}))
+
+
+def _sent(ctx: Context, updates: Updates) -> Iterator[tuple[Update, Sums]]:
+    """Yield the updates with their sums, those of capped clients lowered."""
+    samples = np.asarray(updates.samples, dtype=np.float64)
+    factors = np.ones(len(samples))
+    if ctx.hparams.weights == "capped":
+        factors = allowed_counts(updates.samples, ctx.max_weight_share) / samples
+    for update, factor in zip(updates, factors.tolist(), strict=True):
+        sums = read_upload(update.payload)
+        yield update, sums if factor == 1 else sums.scaled(factor)

@@ -1,0 +1,82 @@
+"""The forms in which feature products travel, and what a client may say of them (torch-free).
+
+The triangle of G, or a factor F (r, D) with F^T F = G, whichever is smaller: the products of n
+images have a factor of n rows. The rows are turned by the eigenvectors of their own products, so
+that none of them is an image's feature. A truncated factor comes with the diagonal of what it
+leaves out: without it, the directions that are left out would count as empty, and the ridge would
+blow up what the class sums hold there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fcil_adapters.class_reports import count_faults
+from fcil_adapters.contract import TaskInfo
+from fcil_adapters.methods.analytic.options import AnalyticHparams
+from fcil_adapters.methods.analytic.sums import F64, LOW, Sums, joined, pack_triangle
+from fcil_protocol.payload import Payload
+
+TRIANGLE, FACTOR, REST = "triangle", "factor", "rest"
+
+
+def most_rows(h: AnalyticHparams, width: int) -> int:
+    """Return the largest height of a factor: as truncated, or no larger than the triangle."""
+    return min(h.truncate, width) if h.truncate else (width + 1) // 2
+
+
+def leading_factor(rows: F64, most: int) -> F64:
+    """Return F (r, D), r <= most, F^T F the best approximation of rows^T rows of that rank.
+
+    Args:
+        rows: (n, D); exact for n <= most.
+        most: the largest r.
+    """
+    _, turn = np.linalg.eigh(rows @ rows.T)  # ascending
+    turned: F64 = turn[:, ::-1][:, :most].T @ rows
+    return turned
+
+
+def leading_factor_of(square: F64, most: int) -> F64:
+    """Return the same of a symmetric matrix (D, D); what is negative in it counts as zero."""
+    values, vectors = np.linalg.eigh(square)  # ascending
+    lengths = np.sqrt(np.maximum(values[::-1][:most], 0))
+    factor: F64 = lengths[:, None] * vectors[:, ::-1][:, :most].T
+    return factor
+
+
+def read_upload(payload: Payload) -> Sums:
+    """Return what a client sent as sums, whatever form it chose."""
+    tensors = payload.tensors
+    if TRIANGLE in tensors:
+        triangle = joined(tensors, TRIANGLE)
+    else:
+        factor = joined(tensors, FACTOR)
+        rest = joined(tensors, REST) if REST in tensors else np.zeros(factor.shape[1])
+        triangle = pack_triangle(factor.T @ factor + np.diag(rest))
+    order = np.argsort(payload.i64("classes"))
+    return Sums(
+        triangle,
+        payload.i64("classes")[order],
+        joined(tensors, "sum")[order],
+        payload.i64("count")[order].astype(np.float64),
+    )
+
+
+def upload_faults(h: AnalyticHparams, payload: Payload, task: TaskInfo) -> list[str]:
+    """Return one sentence for every way in which an upload contradicts itself or the task."""
+    faults = count_faults(payload, task)
+    forms = [name for name in (TRIANGLE, FACTOR) if name in payload.tensors]
+    if len(forms) != 1:
+        got = " and ".join(repr(name) for name in forms) or "none of them"
+        faults.append(f"expected either 'triangle' or 'factor', got {got}")
+    for name in forms if h.precision == "double" else ():
+        low = payload.tensors.get(name + LOW)
+        if low is None or low.shape != payload.tensors[name].shape:
+            faults.append(f"'{name + LOW}' is not of the shape of {name!r}")
+    absent = payload.i64("count") == 0
+    if joined(payload.tensors, "sum")[absent].any():
+        faults.append("'sum' holds more than zero for a class without images")
+    if REST in payload.tensors and (joined(payload.tensors, REST) < 0).any():
+        faults.append("'rest' holds a negative square")
+    return faults

@@ -1,0 +1,62 @@
+"""From a backbone's feature to the feature that the classifier is linear in (torch-free).
+
+McDonnell, Gong, Parvaneh, Abbasnejad, van den Hengel, RanPAC: Random Projections and Pre-trained
+Models for Continual Learning, NeurIPS 2023, https://arxiv.org/abs/2307.02251.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fcil_adapters.methods.analytic.options import AnalyticHparams
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+Lift = Callable[[NDArray[Any]], F64]  # features (B, d) -> phi (B, D)
+
+SEED_WORDS = 4
+_TINY = np.finfo(np.float64).tiny
+
+
+def make_lift(h: AnalyticHparams, d: int, seed: I64) -> Lift:
+    """Return the map from features to phi.
+
+    Args:
+        h: which map, and how wide.
+        d: width of the backbone's features.
+        seed: `SEED_WORDS` whole numbers >= 0, the server's; they determine the projection.
+    """
+    if h.features == "linear":
+        return _unit_rows
+    matrix = projection(seed, d, h.projection)
+
+    def lift(features: NDArray[Any]) -> F64:
+        phi: F64 = np.maximum(_unit_rows(features) @ matrix, 0.0)
+        return phi
+
+    return lift
+
+
+def projection(seed: I64, d: int, width: int) -> F64:
+    """Return the random projection (d, D), the same numbers on every machine.
+
+    An entry is a binomial number, from the set bits of 64 random ones: normal for all that
+    matters here, and made of whole numbers alone, so no machine's logarithm or cosine is in it.
+    Its variance is 2 / D, so that phi of a feature of length 1 has length 1 on average.
+    """
+    words = np.random.PCG64(np.random.SeedSequence(seed.tolist())).random_raw(d * width)
+    heads = np.bitwise_count(words).astype(np.float64)  # mean 32, variance 16
+    matrix: F64 = (heads.reshape(d, width) - 32) / 4 * np.sqrt(2 / width)
+    return matrix
+
+
+def _unit_rows(features: NDArray[Any]) -> F64:
+    """Return features of length 1 (B, d); zero stays."""
+    x = features.astype(np.float64)
+    rows: F64 = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), _TINY)
+    return rows

@@ -1,0 +1,118 @@
+"""What the analytic method adds up: feature products, class sums, image counts (torch-free).
+
+Addition is all that happens to them, so neither the split over clients, nor the order of tasks,
+nor lateness matters. They are computed in float64 and kept as two float32 for each number, the
+second of what rounding took from the first: states hold nothing wider than 32 bits of mantissa,
+and rounding at each step would make the order visible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fcil_protocol.payload import Array
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+LOW = ".low"  # names the second float32 of each number
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over some images of some classes.
+
+    Attributes:
+        triangle: (D (D + 1) / 2,), the upper triangle of G = sum phi phi^T, row after row.
+        classes: (m,) ids, ascending.
+        sums: (m, D), the sum of phi of each class.
+        counts: (m,), images of each class; a capped client's are lowered with its sums.
+    """
+
+    triangle: F64
+    classes: I64
+    sums: F64
+    counts: F64
+
+    @classmethod
+    def zero(cls, width: int) -> Sums:
+        """Return the sums over no image; D is ``width``."""
+        none = np.zeros((0, width))
+        return cls(np.zeros(triangle_size(width)), np.zeros(0, np.int64), none, np.zeros(0))
+
+    def __add__(self, other: Sums) -> Sums:
+        """Return the sums over the images of both."""
+        classes = np.union1d(self.classes, other.classes)
+        sums = np.zeros((len(classes), self.sums.shape[1]))
+        counts = np.zeros(len(classes))
+        for one in (self, other):
+            rows = np.searchsorted(classes, one.classes)
+            sums[rows] += one.sums
+            counts[rows] += one.counts
+        return Sums(self.triangle + other.triangle, classes, sums, counts)
+
+    def scaled(self, factor: float) -> Sums:
+        """Return what these images add up to if each counts ``factor`` times."""
+        return Sums(self.triangle * factor, self.classes, self.sums * factor, self.counts * factor)
+
+    def tensors(self, prefix: str) -> dict[str, Array]:
+        """Return the tensors by which a state holds them."""
+        named = {"triangle": self.triangle, "sum": self.sums, "count": self.counts}
+        pairs = {f"{prefix}.{name}": array for name, array in named.items()}
+        return {**split(pairs), f"{prefix}.classes": self.classes}
+
+    @classmethod
+    def read(cls, tensors: Mapping[str, Array], prefix: str) -> Sums:
+        """Read what `tensors` made."""
+        triangle, sums, counts = (
+            joined(tensors, f"{prefix}.{name}") for name in ("triangle", "sum", "count")
+        )
+        return cls(triangle, np.asarray(tensors[f"{prefix}.classes"], np.int64), sums, counts)
+
+
+def add_up(width: int, some: Iterable[Sums]) -> Sums:
+    """Return the sum in the given order."""
+    return reduce(Sums.__add__, some, Sums.zero(width))
+
+
+def split(arrays: Mapping[str, F64]) -> dict[str, Array]:
+    """Return each array as two of float32, ``name`` and ``name.low``, whose sum it is."""
+    named: dict[str, Array] = {}
+    for name, array in arrays.items():
+        high = array.astype(np.float32)
+        named[name], named[name + LOW] = high, (array - high).astype(np.float32)
+    return named
+
+
+def joined(tensors: Mapping[str, Array], name: str) -> F64:
+    """Read an array that came as one or as two of float32."""
+    high = np.asarray(tensors[name], dtype=np.float64)
+    low = tensors.get(name + LOW)
+    return high if low is None else high + np.asarray(low, dtype=np.float64)
+
+
+def triangle_size(width: int) -> int:
+    """Return the numbers of an upper triangle with its diagonal."""
+    return width * (width + 1) // 2
+
+
+def pack_triangle(square: F64) -> F64:
+    """Return the upper triangle of a symmetric matrix (D, D), row after row."""
+    return np.concatenate([square[i, i:] for i in range(len(square))])
+
+
+def unpack_triangle(triangle: F64, width: int) -> F64:
+    """Return the symmetric matrix (D, D) of an upper triangle."""
+    square = np.zeros((width, width))
+    start = 0
+    for i in range(width):
+        square[i, i:] = triangle[start : start + width - i]
+        start += width - i
+    whole: F64 = square + np.triu(square, 1).T
+    return whole

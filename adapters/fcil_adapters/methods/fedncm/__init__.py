@@ -1,0 +1,65 @@
+"""FedNCM: the nearest class mean of frozen features, federated.
+
+Gwen Legate, Nicolas Bernier, Lucas Caccia, Edouard Oyallon, Eugene Belilovsky. Guiding The Last
+Layer in Federated Learning with Pre-Trained Models. NeurIPS 2023.
+https://arxiv.org/abs/2306.03937
+
+Manifest (no torch): hyper-parameters, exchanges, schemas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fcil_adapters.cadence import Cadence
+from fcil_adapters.class_reports import count_faults, count_spec
+from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
+from fcil_adapters.methods.fedncm.options import FedncmHparams
+from fcil_adapters.privacy import Statistic
+from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
+
+
+def exchanges(_hparams: FedncmHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
+    """Return the only exchange of a task, one round: class means and counts."""
+    return (Exchange("train", PayloadSchema((*_task("c"), count_spec("n", 1))), 1, count_faults),)
+
+
+def broadcast(_hparams: FedncmHparams, _backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
+    """Return the schemas of the current task's part and of a finished task's part."""
+    return {
+        "current": PayloadSchema(_task("c")),
+        "task": PayloadSchema(_task("rows"), at_most=(("rows", "past"),)),
+    }
+
+
+def _task(rows: str) -> tuple[TensorSpec, ...]:
+    mean = TensorSpec("mean", Kind.PROTOTYPE, (rows, "d"))
+    return (mean, count_spec("classes", rows), count_spec("count", rows))
+
+
+def dims(_hparams: FedncmHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
+    """Return the task's classes c, past classes and the width d of a feature."""
+    return {"c": len(task.classes), "past": len(task.past), "d": backbone.dim}
+
+
+def statistics(_hparams: FedncmHparams, _kind: str, _task: TaskInfo) -> tuple[Statistic, ...]:
+    """Return what noise protects: all that is sent but counts."""
+    return (Statistic("class means", ("mean",)),)
+
+
+METHOD = Method(
+    name="fedncm",
+    version="1",
+    title="FedNCM: nearest class mean of frozen features",
+    citation="G. Legate, N. Bernier, L. Caccia, E. Oyallon, E. Belilovsky. NeurIPS 2023. "
+    "https://arxiv.org/abs/2306.03937",
+    hparams=FedncmHparams,
+    exchanges=exchanges,
+    broadcast=broadcast,
+    dims=dims,
+    learner="fcil_adapters.methods.fedncm.learner:Learner",
+    aggregator="fcil_adapters.methods.fedncm.aggregator:Aggregator",
+    model="fcil_adapters.methods.fedncm.model:Model",
+    cadence={"task": Cadence.TASK},
+    statistics=statistics,
+)

@@ -1,0 +1,18 @@
+"""FedNCM's one hyper-parameter (torch-free)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from fcil_adapters.contract import Hparams
+
+
+class FedncmHparams(Hparams):
+    """How an image's feature is compared with the class means."""
+
+    metric: Literal["cosine", "euclidean"] = Field(
+        default="cosine",
+        description="The nearest mean by the angle (paper) or by the distance.",
+    )

@@ -1,0 +1,112 @@
+"""Gaussian head: a linear head from Gaussians of frozen features, without a gradient on clients.
+
+The statistics of Salami et al., Federated Class-Incremental Learning with Hierarchical Generative
+Prototypes, 2024, https://arxiv.org/abs/2406.02447, on the frozen backbone; calibration with
+Gaussians after Luo et al., No Fear of Heterogeneity (CCVR), NeurIPS 2021,
+https://arxiv.org/abs/2106.05001.
+
+Manifest (no torch): hyper-parameters, exchanges, schemas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from fcil_adapters.cadence import Cadence, Largest
+from fcil_adapters.class_reports import count_faults, count_spec
+from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
+from fcil_adapters.gaussians import gaussian_faults, max_factor_rows, triangle_size
+from fcil_adapters.methods.gaussian_head.options import GaussianHeadHparams
+from fcil_adapters.privacy import Statistic
+from fcil_protocol.payload import Payload
+from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
+
+_LARGEST = 1e12  # of a head: classes whose images are all alike have steep posteriors
+
+
+def exchanges(h: GaussianHeadHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
+    """Return the only exchange of a task, one round: Gaussians of its classes and counts."""
+    counts = (count_spec("classes", "c"), count_spec("count", "c"), count_spec("n", 1))
+    upload = PayloadSchema(
+        (*_gaussian_specs(h), *counts),
+        at_most=(("owned", "c"), ("rows", "factor_rows"), ("tall", "c")),
+    )
+    return (Exchange("train", upload, rounds=1, check=partial(check_upload, h)),)
+
+
+def _gaussian_specs(h: GaussianHeadHparams) -> tuple[TensorSpec, ...]:
+    mean, rest, factor, triangle = (
+        TensorSpec(f"gauss.{name}", Kind.GAUSSIAN, shape)
+        for name, shape in (
+            ("mean", ("owned", "d")),
+            ("rest", ("owned", "d")),
+            ("factor", ("rows", "d")),
+            ("triangle", ("tall", "triangle")),
+        )
+    )
+    if h.cov == "diag":
+        return (mean, rest)
+    return (mean, rest, factor) if h.cov == "lowrank" else (mean, factor, triangle)
+
+
+def check_upload(h: GaussianHeadHparams, payload: Payload, task: TaskInfo) -> list[str]:
+    """Return one sentence for every way in which an upload contradicts itself or the task."""
+    described = [n for n in payload.i64("count").tolist() if n >= h.min_count_upload]
+    return count_faults(payload, task) + gaussian_faults(payload, described, h.cov, h.cov_rank)
+
+
+def broadcast(_h: GaussianHeadHparams, _backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
+    """Return the schema of the only part: the head of all classes that somebody described."""
+    head = (
+        TensorSpec("weight", Kind.HEAD, ("known", "d"), max_abs=_LARGEST),
+        TensorSpec("bias", Kind.HEAD, ("known",), max_abs=_LARGEST),
+        count_spec("classes", "known"),
+    )
+    return {"current": PayloadSchema(head, at_most=(("known", "s"),))}
+
+
+def dims(h: GaussianHeadHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
+    """Return d, classes c of the task and s so far, and the Gaussians' bounds."""
+    c, d = len(task.classes), backbone.dim
+    rows = h.cov_rank if h.cov == "lowrank" else max_factor_rows(d)
+    return {
+        "d": d,
+        "c": c,
+        "s": len(task.seen),
+        "factor_rows": c * min(rows, d),
+        "triangle": triangle_size(d),
+    }
+
+
+def largest(h: GaussianHeadHparams, _b: BackboneInfo, task: TaskInfo, _clients: int) -> Largest:
+    """Return that a full covariance is a triangle or a factor, which is never the larger."""
+    return Largest({"rows": 0, "tall": len(task.classes)}) if h.cov == "full" else Largest()
+
+
+def statistics(h: GaussianHeadHparams, _kind: str, _task: TaskInfo) -> tuple[Statistic, ...]:
+    """Return what noise protects: all that is sent but counts."""
+    covariance = tuple(spec.name for spec in _gaussian_specs(h)[1:])
+    return (
+        Statistic("class means", ("gauss.mean",)),
+        Statistic("class covariances", covariance),
+    )
+
+
+METHOD = Method(
+    name="gaussian_head",
+    version="1",
+    title="Gaussian head: linear head from Gaussians of frozen features",
+    citation="After R. Salami et al., https://arxiv.org/abs/2406.02447, and M. Luo et al., "
+    "NeurIPS 2021, https://arxiv.org/abs/2106.05001",
+    hparams=GaussianHeadHparams,
+    exchanges=exchanges,
+    broadcast=broadcast,
+    dims=dims,
+    learner="fcil_adapters.methods.gaussian_head.learner:Learner",
+    aggregator="fcil_adapters.methods.gaussian_head.aggregator:Aggregator",
+    model="fcil_adapters.methods.gaussian_head.model:Model",
+    cadence={"current": Cadence.COUNTED},
+    largest=largest,
+    statistics=statistics,
+)

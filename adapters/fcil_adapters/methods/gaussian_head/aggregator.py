@@ -1,0 +1,86 @@
+"""The Gaussian head's server half: keep Gaussians, make a linear head of them (torch)."""
+
+# ruff: noqa: ARG002  the contract names the arguments
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fcil_adapters.bridge import to_numpy, to_torch
+from fcil_adapters.contract import Context, Part, Progress, State, Updates
+from fcil_adapters.gaussian_mixture import Mixture, make_mixture
+from fcil_adapters.gaussian_store import entry_tensors, merge_entries, read_entries, sent_entries
+from fcil_adapters.methods.gaussian_head.discriminant import discriminant
+from fcil_adapters.methods.gaussian_head.options import GaussianHeadHparams
+from fcil_adapters.rebalance import Samples, rebalance
+from fcil_adapters.tasks import CURRENT, current_task, tagged
+from fcil_protocol.payload import Array
+
+_SAMPLES, _ORDER = 1, 2  # purposes of the random streams
+_HEAD = ("weight", "bias", "classes")
+
+
+class Aggregator:
+    """The state: ``gauss.<t>...``, Gaussians of every task, and the head that they give."""
+
+    def init(self, ctx: Context) -> State:
+        """Return the state before the first task: no class is known."""
+        d = ctx.backbone_info.dim
+        return tagged(_head_tensors(np.zeros((0, d)), np.zeros(0), ()), -1)
+
+    def open_task(self, ctx: Context, state: State) -> State:
+        """Make room for the Gaussians of a task."""
+        t = ctx.task.index
+        return tagged({**state.tensors, **entry_tensors([], t, ctx.backbone_info.dim)}, t)
+
+    def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
+        """Renew the task's Gaussians; make the head anew from those of all tasks."""
+        h: GaussianHeadHparams = ctx.hparams
+        t, d = ctx.task.index, ctx.backbone_info.dim
+        sent, _ = sent_entries(h, updates, t, ctx.device)
+        own = merge_entries(read_entries(state, [t]), sent, ctx.task.classes, drop_stale=False)
+        past = read_entries(state, range(current_task(state)))
+        mixture = make_mixture(
+            [*past, *own], ctx.task.seen, h.class_weights, ctx.max_weight_share, ctx.device
+        )
+        fresh = _head(ctx, mixture) if mixture.classes else {}
+        return State({**state.tensors, **entry_tensors(own, t, d), **fresh}, state.meta)
+
+    def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
+        """Return the head. Gaussians stay on the server."""
+        return (Part(CURRENT, State({name: state.tensors[name] for name in _HEAD})),)
+
+
+def _head(ctx: Context, mixture: Mixture) -> dict[str, Array]:
+    """Return the head of the mixture's classes: a function of the mixture and the seed alone."""
+    h: GaussianHeadHparams = ctx.hparams
+    weight, bias = discriminant(mixture, h.shrinkage)
+    if h.head == "lda" or len(mixture.classes) < 2:  # one column's cross-entropy is 0
+        return _head_tensors(weight, bias, mixture.classes)
+    total = h.samples_per_class * len(mixture.classes)
+
+    def draw(epoch: int) -> Samples:
+        draws = torch.Generator().manual_seed(ctx.torch_seed(_SAMPLES, epoch))
+        rng = ctx.rng(_SAMPLES, epoch)
+        return mixture.draw(total, h.sampling_scale, rng, draws, ctx.device)
+
+    rows, offsets = rebalance(
+        h,
+        to_torch(weight.astype(np.float32), ctx.device),
+        to_torch(bias.astype(np.float32), ctx.device),
+        draw,
+        torch.Generator().manual_seed(ctx.torch_seed(_ORDER)),
+        lambda done, loss: ctx.progress(Progress(done, h.server_epochs, loss)),
+    )
+    return _head_tensors(to_numpy(rows), to_numpy(offsets), mixture.classes)
+
+
+def _head_tensors(
+    weight: NDArray[np.floating], bias: NDArray[np.floating], classes: tuple[int, ...]
+) -> dict[str, Array]:
+    return {
+        "weight": weight.astype(np.float32),
+        "bias": bias.astype(np.float32),
+        "classes": np.asarray(classes, dtype=np.int64),
+    }
