@@ -91,7 +91,9 @@ class TestExactness:
 
     @pytest.mark.parametrize("features", ["relu_projection", "linear"])
     @pytest.mark.parametrize("balance", ["server", "plain"])
-    @pytest.mark.parametrize("owner", [lambda i: 0 * i, lambda i: i % 4, lambda i: i], ids=str)
+    @pytest.mark.parametrize(
+        "owner", [lambda i: 0 * i, lambda i: i % 4, lambda i: i], ids=["one", "four", "each"]
+    )
     def test_sums_of_single_precision_are_close(self, features, balance, owner):
         """Rounded once to float32, which the ridge makes up to D / rho times as large."""
         clients = split(DATA, [owner(i) for i in range(len(DATA))])[:10]
