@@ -34,6 +34,11 @@ def mean_only(_hparams: Any) -> tuple[AveragingRule, ...]:
     return ("mean",)
 
 
+def capped(_hparams: Any) -> str:
+    """Return that a method obeys ``[trust] max_weight_share``: nothing is to be said of it."""
+    return ""
+
+
 def every_rule(_hparams: Any) -> tuple[AveragingRule, ...]:
     """Return what a method offers that averages with `averaging.average` alone."""
     return ("mean", "trimmed_mean", "median", "clip")

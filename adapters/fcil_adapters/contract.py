@@ -29,7 +29,7 @@ accepted updates in ClientId order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from fcil_adapters.averaging_rules import PLAIN, Averaging, AveragingRule, mean_only
+from fcil_adapters.averaging_rules import PLAIN, Averaging, AveragingRule, capped, mean_only
 from fcil_adapters.cadence import Cadence, Largest
 from fcil_adapters.claims import Claim
 from fcil_adapters.economies import Economy
@@ -248,35 +248,6 @@ class Updates(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class UpdateList:
-    """Updates held in memory; what tests and small tools use."""
-
-    updates: tuple[Update, ...]
-
-    @classmethod
-    def of(cls, updates: Iterable[Update]) -> UpdateList:
-        """Sort by client and drop updates without samples (METHODS.md G1, G5)."""
-        kept = [u for u in updates if int(u.payload.i64("n").sum()) > 0]
-        return cls(tuple(sorted(kept, key=lambda u: u.client)))
-
-    @property
-    def clients(self) -> tuple[ClientId, ...]:
-        """Who contributed, sorted."""
-        return tuple(u.client for u in self.updates)
-
-    @property
-    def samples(self) -> tuple[int, ...]:
-        """n_k of each."""
-        return tuple(int(u.payload.i64("n").sum()) for u in self.updates)
-
-    def __len__(self) -> int:
-        return len(self.updates)
-
-    def __iter__(self) -> Iterator[Update]:
-        return iter(self.updates)
-
-
 class Learner(Protocol):
     """The client's half."""
 
@@ -386,6 +357,8 @@ class Method:
         largest: (hparams, backbone, task, clients) -> what travels where schemas allow more.
         averagings: hparams -> the rules of `Averaging` that it can work with; those beyond the
             mean take effect where it calls `averaging.average`.
+        uncapped: hparams -> why no weight is capped at ``ctx.max_weight_share`` and what would
+            cap it, for the operator who set one; empty: weights are capped.
         statistics: (hparams, kind of exchange, task) -> what the learner makes of noised sums when
             ``ctx.privacy`` is on; other tensors, apart from counts, it does not protect. May raise
             ConfigError for options that do not go with noise.
@@ -413,6 +386,7 @@ class Method:
     cadence: Mapping[str, Cadence] = field(default_factory=lambda: MappingProxyType({}))
     largest: Callable[[Any, BackboneInfo, TaskInfo, int], Largest] = _as_schemas
     averagings: Callable[[Any], tuple[AveragingRule, ...]] = mean_only
+    uncapped: Callable[[Any], str] = capped
     statistics: Callable[[Any, str, TaskInfo], tuple[Statistic, ...]] = no_statistics
     half: tuple[Kind, ...] = ()
     forms: Forms = EXACT

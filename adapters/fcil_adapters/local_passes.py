@@ -22,12 +22,16 @@ from fcil_adapters.bridge import to_numpy
 from fcil_adapters.contract import Context, ImageSet, Progress
 from fcil_adapters.loading import ahead, on_device, plain_batches
 from fcil_adapters.statistics import class_means, class_positions
+from fcil_protocol.errors import WorkerError
 
 I64 = NDArray[np.int64]
 
 Schedule = Literal["cosine", "cosine_repeat", "constant"]
 
 LOSS_S = 0.5  # a GPU is not asked for a loss more often
+
+FIRST_SCALE = 2.0**10  # torch's 2**16 overflows in the first steps of each round
+SCALE_GROWS = 100  # steps without overflow after which losses are scaled twice as much
 
 _BATCHES = 1  # purpose of the random stream that orders and augments images
 
@@ -117,6 +121,7 @@ def optimise(
     """Make one step per batch of all epochs, and tell the context's progress.
 
     The next batch is loaded while a step is computed; its order and views do not depend on that.
+    With fp16 a step whose gradients overflow is left out.
 
     Args:
         ctx: seed, backbone, micro-batch and progress.
@@ -128,11 +133,15 @@ def optimise(
         view: the random views that are trained on.
         factor: (step from 0, steps) -> factor of the optimiser's step sizes; None: constant.
         clip_norm: largest length of a batch's gradient; None: no bound.
+
+    Raises:
+        WorkerError: all steps were left out: nothing was trained.
     """
     steps = step_count(len(data), epochs=epochs, batch_size=batch_size)
     rates = [group["lr"] for group in optimiser.param_groups]
     scaler = _scaler(ctx)
     due = _Due(ctx.device)
+    made = 0
     coming = ahead(_batches(ctx, data, epochs, batch_size, view))
     with contextlib.closing(coming):  # type: ignore[type-var]
         for step, whole in enumerate(coming):
@@ -142,9 +151,14 @@ def optimise(
             batch = Batch(whole, ctx.micro_batch, scaler)
             optimiser.zero_grad()
             objective(batch)
-            _step(optimiser, scaler, clip_norm)
+            made += _step(optimiser, scaler, clip_norm)
             loss = batch.value() if due(step + 1 == steps) else None
             ctx.progress(Progress(step + 1, steps, loss))
+    if steps and not made:
+        raise WorkerError(
+            f"mixed precision overflowed in all {steps} steps of the round; nothing was trained.",
+            action="Start the client with --precision fp32.",
+        )
 
 
 def _batches(
@@ -162,15 +176,16 @@ def _batches(
 def _scaler(ctx: Context) -> torch.amp.GradScaler | None:
     if getattr(ctx.backbone, "precision", "fp32") != "fp16":
         return None
-    return torch.amp.GradScaler(ctx.device.partition(":")[0])
+    device = ctx.device.partition(":")[0]
+    return torch.amp.GradScaler(device, init_scale=FIRST_SCALE, growth_interval=SCALE_GROWS)
 
 
 def _step(
     optimiser: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler | None,
     clip_norm: float | None,
-) -> None:
-    """Make the optimiser's step; one whose scaled gradients overflowed is left out."""
+) -> bool:
+    """Make the optimiser's step and say so; one whose scaled gradients overflowed is left out."""
     if clip_norm is not None:
         if scaler is not None:
             scaler.unscale_(optimiser)
@@ -178,9 +193,11 @@ def _step(
         torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
     if scaler is None:
         optimiser.step()
-    else:
-        scaler.step(optimiser)
-        scaler.update()
+        return True
+    scaler.step(optimiser)
+    before = scaler.get_scale()
+    scaler.update()
+    return scaler.get_scale() >= before
 
 
 class _Due:

@@ -14,17 +14,16 @@ from fcil_adapters.precision import Precision, check_choice
 def precision_of(choice: str, device: str) -> Precision:
     """Return what a choice means on a device.
 
-    ``auto``: ``amp`` on a GPU, else fp32. ``amp``: bf16 where the device computes with it, else
-    fp16 with scaled losses.
+    ``auto``: fp32, as long as nobody has tried ``amp`` on a GPU. ``amp``: bf16 where the device
+    computes with it, else fp16 with scaled losses.
 
     Raises:
         ConfigError: the choice is unknown.
     """
     check_choice(choice)
-    gpu = device.startswith("cuda")
-    if choice == "fp32" or (choice == "auto" and not gpu):
+    if choice != "amp":
         return "fp32"
-    if not gpu:
+    if not device.startswith("cuda"):
         return "bf16"
     with torch.cuda.device(device):
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"

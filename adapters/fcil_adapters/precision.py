@@ -25,5 +25,5 @@ def check_choice(choice: str) -> None:
     if choice not in CHOICES:
         raise ConfigError(
             f"unknown precision {choice!r}; known are {', '.join(CHOICES)}.",
-            action="Leave it at auto: mixed precision on GPUs, fp32 on processors.",
+            action="Leave it at auto, which is fp32, or choose amp for mixed precision.",
         )

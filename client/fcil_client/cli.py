@@ -46,7 +46,7 @@ def join(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     precision: Annotated[
-        str, typer.Option(help="Of training: fp32, amp (mixed), or auto: amp on GPUs.")
+        str, typer.Option(help="Of training: fp32, amp (mixed), or auto, which is fp32.")
     ] = "auto",
     weights: Annotated[
         Path | None, typer.Option(help="Local safetensors file with the backbone's weights.")

@@ -40,7 +40,7 @@ class Downloads:
         refs: all parts of the order.
         waiting: those whose headers were not asked for.
         heads: those whose headers were, and when.
-        ahead: of those, how many first chunks were asked for together with the header.
+        ahead: of those, how many bytes of first chunks were asked for with the header.
         inflow: those whose chunks come.
     """
 
@@ -124,13 +124,13 @@ class Downloads:
         chunk_bytes = chunk_bytes_for(self.refs[digest].sealed_bytes)
         count = -(-self.refs[digest].sealed_bytes // chunk_bytes)
         self.ahead.pop(digest, None)
-        free = self.inflow.pace.free_bytes - sum(self.ahead.values()) * chunk_bytes
+        free = self.inflow.pace.free_bytes - sum(self.ahead.values())
         room = min(free // chunk_bytes, MAX_WANTED)
         alone = self.enrolment.link_key or self.home.incoming_path(digest).exists()
-        self.ahead[digest] = 0 if alone else max(0, min(count, room))
+        chunks = [] if alone else list(range(max(0, min(count, room))))
+        self.ahead[digest] = len(chunks) * chunk_bytes
         self.heads[digest] = self.clock()
         span = max(1, self.inflow.pace.span_bytes // chunk_bytes)
-        chunks = list(range(self.ahead[digest]))
         self.send(Want(digest=digest, chunks=chunks, span=span, header=True))
 
     def header(self, received: Received, message: Parts, terms: Terms, server: PublicKeys) -> bool:
@@ -160,7 +160,7 @@ class Downloads:
         receiving = Receiving(header, data, signature, wrap, assembly)
         del self.heads[message.digest]
         self.inflow.pace.most_bytes = terms.credit
-        ahead = self.ahead.pop(message.digest, 0)
+        ahead = self.ahead.pop(message.digest, 0) // chunk_bytes_for(ref.sealed_bytes)
         self.inflow.begin(receiving, self.clock(), unasked=ahead)
         return self._continue(message.digest, receiving)
 

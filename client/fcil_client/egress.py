@@ -122,6 +122,8 @@ class Journal:
 
     def _rotate(self) -> None:
         if self._path.exists() and self._path.stat().st_size >= SEGMENT_BYTES:
+            with self._path.open("rb") as full:
+                sync_data(full.fileno())  # what `sealed` left to the next `sent`
             self._named = False
             numbers = [_number(path) for path in files(self._path.parent)]
             self._path.rename(self._path.with_name(f"egress.{max(numbers) + 1:04d}.jsonl"))

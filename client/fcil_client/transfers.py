@@ -34,7 +34,7 @@ class Transfers:
     Args:
         journal: notes what goes out before it does.
         feed: takes an event.
-        outbox: where updates are put; None for one of its own.
+        outbox: where updates are put.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class Transfers:
         journal: Journal,
         notes: Notes,
         feed: Callable[[events.Event], None],
-        outbox: Outbox | None = None,
+        outbox: Outbox,
     ) -> None:
         self._home = home
         self._line = line
         self._journal = journal
         self._notes = notes
         self._feed = feed
-        self._outbox = outbox or Outbox(home)
+        self._outbox = outbox
         self._downloads = Downloads(home, enrolment, keys, line.send)
         self._key: RoundKey | None = None  # of the order whose parts are fetched
         self._inventories: deque[str] = deque(maxlen=RECENT)  # digests, the newest last

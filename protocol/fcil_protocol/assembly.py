@@ -197,10 +197,6 @@ class Assembly:
             raise CorruptFile(f"{path} is shorter than it was.", action="It is fetched again.")
         return chunk
 
-    def body(self) -> bytes:
-        """Return the sealed body; only when complete."""
-        return b"".join(self.chunks())
-
     def finish(self, path: Path) -> None:
         """Give the complete file, with what stands before the body, its name; only once.
 

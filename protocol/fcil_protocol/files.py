@@ -92,15 +92,16 @@ def write_atomic(
 ) -> None:
     """Write a file so that at any moment the old or the new content is there, whole.
 
-    It is on disk when this returns.
+    By default it is on disk when this returns.
 
     Args:
         path: in an existing directory.
         data: the whole content, one piece after the other.
         mode: permissions from the first moment on (less what the umask takes away).
         sync: False for what is checked when it is read, and can be had again: it outlives this
-            process, and perhaps not a power cut.
-        sync_name: False where the caller writes another file into the directory after this one.
+            process, and perhaps not a power cut, which may even leave the name without content.
+        sync_name: False where the caller writes another file into the directory after this one:
+            the content is on disk, and the name only with the next sync of the directory.
 
     Raises:
         DiskFull, StorageError: nothing was changed.

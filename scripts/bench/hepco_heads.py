@@ -27,11 +27,12 @@ from simulation import Images
 from torch.nn import functional
 
 from fcil_adapters.backbone import Backbone, load_backbone
-from fcil_adapters.contract import Context, Update, UpdateList
+from fcil_adapters.contract import Context, Update
 from fcil_adapters.methods.hepco import METHOD
 from fcil_adapters.methods.hepco.aggregator import Aggregator
 from fcil_adapters.prompts import query_features
 from fcil_adapters.registry import make_hparams
+from fcil_adapters.update_list import UpdateList
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payload import Payload
 

@@ -40,7 +40,7 @@ TALL = Path(__file__).parent / "tall_method"
 
 @dataclass(frozen=True)
 class Case:
-    """A method with the options that change no size, and METHODS.md's figures for it.
+    """A method with the options that change no size, and its paper's figures.
 
     Attributes:
         paper: bytes up and down of one client and round as the paper counts; None: not told.

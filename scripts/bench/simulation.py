@@ -32,12 +32,12 @@ from fcil_adapters.contract import (
     State,
     TaskInfo,
     Update,
-    UpdateList,
 )
 from fcil_adapters.evaluation import evaluate
 from fcil_adapters.forms import EXACT, Forms
 from fcil_adapters.privacy import OFF, Privacy
 from fcil_adapters.registry import in_forms, load_half, load_method, make_hparams, part_faults
+from fcil_adapters.update_list import UpdateList
 from fcil_protocol.errors import SchemaMismatch
 from fcil_protocol.ids import ClientId, RunId
 from fcil_protocol.payload import Payload, pack, unpack

@@ -6,7 +6,7 @@ prefixes in the same places and of the same sizes, on the same number of images,
 else (no loading, no augmentation, no loss but a sum, no optimiser).
 
 ``step`` compares a step of the learner, from one progress report to the next, with a bare step;
-DESIGN.md 8 asks for 0.9. ``round`` counts all that a round does, with passes for statistics.
+the goal is 0.9 of its speed. ``round`` counts all that a round does, with passes for statistics.
 
     .venv/bin/python scripts/bench/training.py
     .venv/bin/python scripts/bench/training.py --backbone vit_base_patch16_224 --images 8 --batch 4

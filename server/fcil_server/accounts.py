@@ -21,7 +21,7 @@ from fcil_server.ledger_rows import ByteCount, Cause, Direction, RoundKey, Sourc
 from fcil_server.turns import Turns
 
 STEP = 64  # flows that are written in one go: 2 ms
-K = TypeVar("K")
+_K = TypeVar("_K")
 
 _Flow = tuple[RoundKey | None, ClientId | None, Direction, Cause]
 
@@ -179,7 +179,7 @@ class Accounts:
             )  # fmt: skip
 
 
-def batched(keys: Sequence[K], most: int) -> Iterator[Sequence[K]]:
+def batched(keys: Sequence[_K], most: int) -> Iterator[Sequence[_K]]:
     """Return ``keys`` in order, so many at a time."""
     for start in range(0, len(keys), most):
         yield keys[start : start + most]

@@ -45,7 +45,7 @@ class Books:
     async def close_round(self, key: RoundKey) -> None:
         """Write what a closed round cost and brought, beside the round that follows."""
         await self.settled()
-        self._closing = asyncio.create_task(self._write_round(key))
+        self._closing = asyncio.create_task(self._server.guard(self._write_round(key)))
 
     async def _write_round(self, key: RoundKey) -> None:
         await self.keep()

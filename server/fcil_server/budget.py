@@ -21,10 +21,13 @@ from fcil_adapters.privacy_terms import check_privacy
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.header import chunk_bytes_for, sealed_size
 from fcil_protocol.pace import MAX_SPAN_BYTES
-from fcil_server.config import Config, MethodSection
+from fcil_server.config import Config
+from fcil_server.config_sections import MethodSection
 from fcil_server.ledger_rows import ByteCount, Cause, Source
 from fcil_server.rundata import format_bytes
-from fcil_server.traffic import RoundTraffic, Setting, Size, task_rounds
+from fcil_server.traffic import RoundTraffic, task_rounds
+from fcil_server.traffic_parts import Setting
+from fcil_server.traffic_sizes import Size
 
 # TCP payload beside tensors, fitted to docs/benchmarks.md, "What the wire adds to tensors".
 ENVELOPE_BYTES = 1_810  # wrapped key, header without hashes, signatures, the message around them

@@ -42,7 +42,8 @@ class Closing:
 
     kit: Kit
     at: Position
-    _verdicts: dict[ClientId, Verdict] = field(default_factory=dict)
+    _verdicts: dict[ClientId, Verdict | None] = field(default_factory=dict)  # of synced rounds
+    _judged: dict[ClientId, Verdict] = field(default_factory=dict)  # of the one that is closing
     _in_vain: int = 0  # rounds in a row of which no update could be used
     _far_apart: set[int] = field(default_factory=set)  # classes that this was said of
     _tidying: asyncio.Task[None] | None = None
@@ -64,21 +65,22 @@ class Closing:
         else:
             outcome = await self._aggregate(task, step, key, close, collect_s)
         await asyncio.to_thread(self.kit.ledger.sync)
+        self._verdicts |= self._judged
         await self._tell(key, close, outcome)
+        await self.tidied()
         # What made the newest state stays: should its file be damaged, it is computed again.
         # Chosen now, while no round takes updates; removed while the next one does.
         needed = needed_updates(self.kit.ledger, self.kit.run)
         victims = sorted(set(self.kit.spool.keys()) - needed)
-        await self.tidied()
         self._tidying = asyncio.create_task(self._tidy(victims))
 
     async def _tidy(self, victims: Sequence[str]) -> None:
         """Remove updates and states that are needed no more."""
         try:
             await asyncio.to_thread(self.kit.spool.remove, victims)
+            await asyncio.to_thread(self.kit.states.prune)
         except StorageError as error:  # the next round tries again
             self.kit.notify("warning", error.code, str(error))
-        await asyncio.to_thread(self.kit.states.prune)
 
     async def tidied(self) -> None:
         """Wait until what closed rounds have left over is removed."""
@@ -171,6 +173,8 @@ class Closing:
     ) -> machine.Outcome:
         ledger = self.kit.ledger
         assert self.at.round is not None
+        for client in close.answers:  # who asks before the disk has it hears of the last round
+            self.verdict(client)
         with ledger.transaction(waits=False):
             # Updates that landed while the last ones were made durable count like the others.
             rows = ledger.updates(key)
@@ -193,8 +197,7 @@ class Closing:
                 phases=phases,
                 metrics=self.kit.lag().to_fields(),
             )
-        for row in rows:
-            self._verdicts[row.client] = _verdict(row)
+        self._judged = {row.client: _verdict(row) for row in rows}
         return outcome
 
     def _open_evaluations(self, rows: Sequence[UpdateRow]) -> dict[str, dict[int, tuple[int, int]]]:
@@ -230,9 +233,8 @@ class Closing:
         """Return what became of a client's last update whose round is closed."""
         if client not in self._verdicts:
             judged = self.kit.ledger.last_judged(self.kit.run, client)
-            if judged is not None:
-                self._verdicts[client] = _verdict(judged)
-        return self._verdicts.get(client)
+            self._verdicts[client] = None if judged is None else _verdict(judged)
+        return self._verdicts[client]
 
     async def central_evaluation(self, task: TaskInfo) -> None:
         """Test the global model on the server's own folder, where one is configured."""

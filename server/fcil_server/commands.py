@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from fcil_protocol.errors import UsageError
@@ -38,7 +37,7 @@ async def answer(server: Server, op: str, fields: dict[str, Any]) -> dict[str, A
             return await server.journal.after(int(fields.get("after", 0)))
         case "enrol_local":
             reply = enrol_local(server, fields)
-            await asyncio.to_thread(server.ledger.sync)
+            await server.sync_ledger()
             return reply
         case "enrol":
             return issue_ticket(server.roster, server.addresses(), fields, _actor(fields))

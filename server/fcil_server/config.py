@@ -7,261 +7,27 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ValidationError
 
-from fcil_adapters.averaging_rules import AveragingRule
-from fcil_adapters.forms import NOTHING, WEIGHTS, read_half
+from fcil_adapters.forms import NOTHING
 from fcil_protocol.errors import ConfigError
-from fcil_protocol.messages import PrivacyTerms
 from fcil_protocol.overrides import apply_override
 from fcil_protocol.schema import class_key, class_name_fault
-from fcil_server.addresses import Certificate, check_door, split_address
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class FederationSection(Section):
-    """Who the federation is and where it listens."""
-
-    name: str = Field("federation", max_length=128, description="shown to clients and in reports")
-    listen: str = Field("127.0.0.1:7710", description="address the server binds, HOST:PORT")
-    advertise: list[str] = Field(
-        default_factory=list,
-        description="addresses that clients are told; empty: the listen address",
-    )
-    heartbeat_s: float = Field(10.0, gt=0, description="silence before a peer is probed")
-    metrics: str = Field(
-        "",
-        description="address at which figures are served to Prometheus, such as 127.0.0.1:9464 "
-        "(docs/metrics.md); empty: they are not",
-    )
-    metrics_cert: str = Field(
-        "", description="PEM file of the certificate that an address beyond loopback needs"
-    )
-    metrics_key: str = Field("", description="PEM file of its key")
-    metrics_clients: int = Field(
-        0, ge=0, le=1000, description="of so many clients figures are told apart, by name"
-    )
-
-    @property
-    def metrics_certificate(self) -> Certificate:
-        """The files by which the figures' door proves its name."""
-        return Certificate(self.metrics_cert, self.metrics_key)
-
-    def told(self, port: int = 0) -> list[str]:
-        """Return the addresses that clients are told.
-
-        Args:
-            port: what the server listens on; 0: the port of ``listen``.
-        """
-        host, listed = split_address(self.listen)
-        shown = f"[{host}]" if ":" in host else host
-        return self.advertise or [f"{shown}:{port or listed}"]
-
-
-class RunSection(Section):
-    """What is learned with, and how it is judged."""
-
-    seed: int = Field(1993, ge=0, description="all randomness of the run derives from it")
-    backbone: str = Field("embedded", description="timm name of the frozen ViT, or 'embedded'")
-    weights: str = Field("", description="local safetensors file of its weights; empty: timm's hub")
-    device: str = Field("auto", description="where the server computes: auto, cpu, cuda, cuda:N")
-    threads: int = Field(0, ge=0, description="threads of the server's worker; 0: all cores")
-    worker_idle_s: float = Field(600.0, gt=0, description="idle time after which it is freed")
-    work_timeout_s: float = Field(
-        1800.0, ge=0, description="time without progress after which it is ended; 0: never"
-    )
-    evaluate: bool = Field(True, description="clients evaluate the global model after each task")
-    central_test: str = Field("", description="folder of test images that the server evaluates on")
-
-
-class MethodSection(BaseModel):
-    """The method by name; every other key is one of its options (checked by its manifest)."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
-    name: str = "pilora"
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Everything except the name."""
-        return dict(self.model_extra or {})
-
-
-class TasksSection(Section):
-    """Which classes arrive when."""
-
-    schedule: Literal["discovered", "listed"] = Field(
-        "discovered", description="discovered: classes that clients bring; listed: as given here"
-    )
-    classes: list[list[str]] = Field(
-        default_factory=list, description="listed: the class names of each task"
-    )
-    min_new_classes: int = Field(1, ge=1, description="discovered: a task opens with so many")
-    max_wait_s: float = Field(
-        3600.0, gt=0, description="discovered: after so long a task opens with fewer"
-    )
-    settle_s: float = Field(
-        3.0, ge=0, description="discovered: quiet time after the last new name before opening"
-    )
-    admit: Literal["auto", "confirm"] = Field(
-        "auto",
-        description="discovered: new names enter tasks by themselves, or once an operator says so "
-        "(fcil-server classes admit)",
-    )
-
-
-class RoundSection(Section):
-    """How rounds are opened and closed."""
-
-    rounds_per_task: int = Field(5, ge=1, description="train rounds in each task")
-    clients_per_round: int = Field(0, ge=0, description="holders asked in a round; 0: all")
-    take: int = Field(
-        0,
-        ge=0,
-        description="updates after which a round closes, the first to come; 0: waits for all asked",
-    )
-    min_clients: int = Field(2, ge=1, description="connected clients before a round opens")
-    quorum: int = Field(0, ge=0, description="updates that complete a round; 0: min_clients")
-    deadline_s: float = Field(600.0, gt=0, description="server uptime before a round closes")
-    grace_s: float = Field(20.0, ge=0, description="how long an asked client may be away")
-    on_short: Literal["reopen", "close"] = Field("reopen", description="deadline without quorum")
-    max_reopens: int = Field(3, ge=0, description="then the round closes short")
-    retry_s: float = Field(
-        30.0,
-        ge=0,
-        description="all asked clients declined: time before they are asked again, four times as "
-        "long each further time, max_reopens times; 0: the round is skipped at once",
-    )
-    settle_s: float = Field(
-        1.0, ge=0, description="once min_clients have come, how long to wait for others"
-    )
-    on_no_holder: Literal["wait", "skip"] = Field(
-        "wait",
-        description="min_clients are connected and none has images of the task's classes: wait for "
-        "one that has, or skip the round",
-    )
-    no_holder_s: float = Field(
-        3600.0, ge=0, description="skip: server uptime without such a client before the round is"
-    )
-
-
-class WireSection(Section):
-    """What may be on the wire."""
-
-    max_payload_mb: float = Field(1024.0, gt=0, description="largest payload accepted, MB")
-    window_mb: float = Field(
-        8.0,
-        ge=0.125,
-        le=32,
-        description="most that is asked of a link before it has come, MB; slow links get less",
-    )
-    budget_mb: float = Field(
-        0.0,
-        ge=0,
-        description="most that one client may cost in one round, up and down together, MB; the "
-        "method gives up what it must when a run begins; 0: no budget",
-    )
-    half: Literal["weights", "none"] | list[str] = Field(
-        WEIGHTS,
-        description="kinds of tensors that travel in half precision, such as "
-        '["lora", "head"]; "weights": all that the method offers; "none"',
-    )
-
-    @field_validator("half", mode="before")
-    @classmethod
-    def _read_half(cls, value: object) -> object:
-        return read_half(value)  # one sentence, where the types would give two
-
-    @property
-    def credit(self) -> int:
-        """The largest window in bytes."""
-        return int(self.window_mb * 2**20)
-
-
-class PrivacySection(Section):
-    """What single images could show through."""
-
-    evaluate_min_count: int = Field(
-        1, ge=1, description="a client withholds a class's accuracy below so many test images"
-    )
-    share_names: bool = Field(False, description="clients see class names that they do not hold")
-    min_count: int = Field(
-        1,
-        ge=1,
-        description="a client leaves out classes of fewer images: unannounced, unlearned, unsent",
-    )
-    noise_multiplier: float = Field(
-        0.0,
-        ge=0,
-        description="noise on statistics of images, as a multiple of what one image can move them "
-        "(docs/privacy.md); 0: none",
-    )
-    clip: float = Field(
-        0.0, ge=0, description="with noise: an image's feature is cut to this length"
-    )
-    delta: float = Field(
-        1e-5, gt=0, lt=1, description="with noise: the delta for which clients state epsilon"
-    )
-    max_epsilon: float = Field(
-        0.0, ge=0, description="with noise: a client declines rounds beyond this; 0: no limit"
-    )
-    partial: bool = Field(
-        False,
-        description="noise although the method also sends what it trains, without noise",
-    )
-
-    @property
-    def terms(self) -> PrivacyTerms:
-        """What clients are told of it."""
-        return PrivacyTerms(**self.model_dump(include=set(PrivacyTerms.model_fields)))
-
-
-class TrustSection(Section):
-    """How far any single client is trusted."""
-
-    max_weight_share: float = Field(
-        0.5, gt=0, le=1, description="cap on one client's weight, never below 1/K"
-    )
-    max_classes_per_client: int = Field(1000, ge=1, description="class names one may announce")
-    outlier_factor: float = Field(
-        6.0,
-        ge=0,
-        description="an update whose values lie so many spreads of the round's updates above "
-        "their median is excluded (docs/lying-clients.md); 0: none is",
-    )
-    outlier_min_clients: int = Field(
-        5, ge=3, description="updates of a round from which on outliers are excluded"
-    )
-    averaging: AveragingRule = Field(
-        "mean",
-        description="how the clients' tensors become one; the method must offer the rule",
-    )
-    trim: float = Field(
-        0.2,
-        gt=0,
-        lt=0.5,
-        description="trimmed_mean: share of the weight dropped at each end; also the cap on one "
-        "client's weight in trimmed_mean and median, never below 1/K",
-    )
-    clip: float = Field(
-        2.0,
-        ge=1,
-        description="clip: steps from the round's start are cut to so many times their median "
-        "length",
-    )
-
-
-class StorageSection(Section):
-    """What is kept on disk."""
-
-    keep_states: int = Field(3, ge=1, description="newest states kept, besides one per task")
-    segment_mb: int = Field(64, ge=1, description="size of a spool segment, MB")
+from fcil_server.addresses import check_door, split_address
+from fcil_server.config_sections import (
+    FederationSection,
+    MethodSection,
+    PrivacySection,
+    RoundSection,
+    RunSection,
+    Section,
+    StorageSection,
+    TasksSection,
+    TrustSection,
+    WireSection,
+)
 
 
 class Config(Section):

@@ -20,7 +20,7 @@ from fcil_server import round_events as machine
 from fcil_server import round_notes
 from fcil_server.asking import ask, available, describe_wait
 from fcil_server.closing import Closing, save
-from fcil_server.config import RoundSection
+from fcil_server.config_sections import RoundSection
 from fcil_server.discovery import Discovery, OldClasses
 from fcil_server.ledger_rows import OPENING, Answer, RoundKey, UpdateStatus
 from fcil_server.peers import Peer

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import resource
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -72,6 +71,7 @@ class Server:
         until_done: end when the run's listed tasks are learned.
         drain_on_term: the first SIGTERM lets the round under way come to its end.
         service: signals, and what a supervisor is told.
+        listening: called once, when everything is loaded and clients can come.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Server:
         new_run: bool = False,
         drain_on_term: bool = False,
         service: Service | None = None,
+        listening: Callable[[], None] = lambda: None,
     ) -> None:
         self.federation = federation
         self.ledger = federation.ledger
@@ -98,6 +99,7 @@ class Server:
         self._new_run = new_run
         self._drain_on_term = drain_on_term
         self._service = service or Service()
+        self._listening = listening
         self.roster = Roster(federation, Doorkeeper())
         self._stopping = asyncio.Event()
         self._failure: BaseException | None = None
@@ -154,13 +156,10 @@ class Server:
             self._service.ready(lambda: status_line(self))
             self.federation.tell_lost_frames(self.note)
             self.note("info", "serving", f"listening on {', '.join(self.addresses())}")
-            # Modules and schemas live as long as the process: no collection looks at them again,
-            # which would keep the loop for 50 ms.
-            gc.collect()
-            gc.freeze()
+            self._listening()
             self.lag.start()
             work = (self._receive(), self.open.drive(), self._tick(), self.figures.run())
-            tasks = [asyncio.create_task(self._guard(w)) for w in work]
+            tasks = [asyncio.create_task(self.guard(w)) for w in work]
             await self._stopping.wait()
         finally:
             self.lag.stop()
@@ -228,7 +227,7 @@ class Server:
         for step in steps:
             try:  # whatever one step meets, the others are still taken
                 await step()
-            except (FcilError, OSError) as error:
+            except Exception as error:
                 self.note("error", "shutdown", str(error))
         if door is not None:
             door.close()
@@ -242,7 +241,7 @@ class Server:
             await turns.give()
         await asyncio.sleep(0.05 + 0.0005 * len(self.peers))  # let the goodbyes leave the socket
 
-    async def _guard(self, work: Coroutine[None, None, None]) -> None:
+    async def guard(self, work: Coroutine[None, None, None]) -> None:
         """Run one of the server's tasks; its failure ends the server, in words."""
         try:
             await work
@@ -257,6 +256,18 @@ class Server:
         self.note("error", error.code, str(error))
         self._failure = error
         self.stop()
+
+    async def sync_ledger(self) -> None:
+        """Wait until what is committed is on the disk; the server ends if it cannot be.
+
+        Raises:
+            StorageError: it cannot.
+        """
+        try:
+            await asyncio.to_thread(self.ledger.sync)
+        except FcilError as error:
+            self._fail(error)
+            raise
 
     async def _tick(self) -> None:
         while True:

@@ -107,7 +107,7 @@ CATALOGUE = (
     Spec("fcil_worker_deaths_total", "Of these, how many ended by a crash, a kill or a hang."),
     Spec(
         "fcil_loop_lag_seconds",
-        "How late the server's loop was since the round began, at most and in 99 of 100 moments.",
+        "How late the server's loop was since the last round, at most and in 99 of 100 moments.",
         ("of",),
     ),
     Spec("fcil_ledger_bytes", "The ledger with its log."),

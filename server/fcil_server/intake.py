@@ -168,7 +168,7 @@ class Intake:
                 self._send(peer, Ack(digest=message.digest))
                 return
             # A kill came between the spool and the ledger: it was never acknowledged.
-            self._spool.remove([message.digest])
+            await asyncio.to_thread(self._spool.remove, [message.digest])
         if message.digest in peer.inflow.under_way:
             return  # said twice; its chunks are on their way
         self._check_core(peer, header.core)
@@ -325,6 +325,10 @@ class Intake:
                 await self._commit_batch(batch)
         except FcilError as error:  # the ledger's own disk: nothing can be promised any more
             self._failed(error)
+        except Exception as error:  # no thread, no memory: those of the batch wait for an answer
+            wrapped = InternalError(f"{type(error).__name__}: {error}")
+            wrapped.__cause__ = error
+            self._failed(wrapped)
 
     async def _commit_batch(self, batch: Sequence[tuple[Peer, Accepted]]) -> None:
         turns = Turns()
@@ -332,17 +336,17 @@ class Intake:
             await asyncio.to_thread(self._spool.sync)
         except FcilError as error:
             for peer, accepted in batch:
-                self._refuse(peer, accepted, error)
+                await self._refuse(peer, accepted, error)
             return
         kept: list[tuple[Peer, Accepted]] = []
         for peer, accepted in batch:
             try:
                 self._stored(accepted)
             except FcilError as error:
-                self._refuse(peer, accepted, error)
+                await self._refuse(peer, accepted, error)
             except Exception as error:  # our defect must not stop the other Acks
                 text = f"{type(error).__name__}: {error}"
-                self._refuse(peer, accepted, InternalError(text))
+                await self._refuse(peer, accepted, InternalError(text))
             else:
                 kept.append((peer, accepted))
             await turns.give()
@@ -353,12 +357,12 @@ class Intake:
             self._send(self._newest.pop(accepted.digest, peer), answer)
             await turns.give()
 
-    def _refuse(self, peer: Peer, accepted: Accepted, error: FcilError) -> None:
+    async def _refuse(self, peer: Peer, accepted: Accepted, error: FcilError) -> None:
         """Take an update back that could not be made durable or was not the first."""
+        with contextlib.suppress(FcilError):  # a full disk: it is removed at the next start
+            await asyncio.to_thread(self._spool.remove, [accepted.digest])
         self._pending.discard(accepted.digest)
         peer = self._newest.pop(accepted.digest, peer)
-        with contextlib.suppress(FcilError):  # a full disk: it is removed at the next start
-            self._spool.remove([accepted.digest])
         self._refused(peer, error)
         self._send(peer, nack_of(error, accepted.digest))
 

@@ -67,6 +67,7 @@ class LedgerFile:
         self._clock = clock
         self._depth = 0
         self._durable = False
+        self._unsynced: StorageError | None = None  # what the disk has lost for good
         self._commits = 0  # since the last checkpoint
         if read_only and not path.is_file():
             raise StorageError(
@@ -170,15 +171,23 @@ class LedgerFile:
         What a checkpoint has taken out of the log meanwhile was synced by it.
 
         Raises:
-            DiskFull, StorageError: what was committed since the last sync may be lost.
+            DiskFull, StorageError: what was committed since the last sync may be lost. Every
+                later call raises the same: Linux tells of a lost write once, and the next sync
+                would succeed without it.
         """
+        if self._unsynced is not None:
+            raise self._unsynced
         path = log_path(self.path)
-        with storage_errors("sync", path):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                sync_data(fd)
-            finally:
-                os.close(fd)
+        try:
+            with storage_errors("sync", path):
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    sync_data(fd)
+                finally:
+                    os.close(fd)
+        except StorageError as error:
+            self._unsynced = error
+            raise
 
     def faults(self) -> list[str]:
         """Return what SQLite finds damaged or dangling in the file, a sentence each."""

@@ -12,9 +12,10 @@ from fcil_adapters.forms import forms_of
 from fcil_adapters.vit_sizes import backbone_by_name
 from fcil_protocol.errors import UsageError
 from fcil_server.budget import applied, choose
-from fcil_server.config import Config, MethodSection, load
+from fcil_server.config import Config, load
+from fcil_server.config_sections import MethodSection
 from fcil_server.show_methods import describe_method
-from fcil_server.traffic import Setting
+from fcil_server.traffic_parts import Setting
 
 
 def describe_methods(

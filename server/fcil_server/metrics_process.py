@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fcil_protocol.errors import ConfigError
-from fcil_server.config import FederationSection
+from fcil_server.config_sections import FederationSection
 from fcil_server.web_door import check_certificate, open_door
 
 BACK_OFF_S = (0.2, 1.0, 5.0, 30.0)  # after the first, second, third ... end in a row

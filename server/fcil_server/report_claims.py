@@ -14,7 +14,8 @@ from fcil_protocol.wellknown import EVALUATE
 from fcil_server import config as configuration
 from fcil_server.ledger_rows import Direction, Source
 from fcil_server.rundata import RoundView, RunData, sum_bytes
-from fcil_server.traffic import TRAIN, Setting, predict
+from fcil_server.traffic import predict
+from fcil_server.traffic_parts import TRAIN, Setting
 
 
 @dataclass(frozen=True)

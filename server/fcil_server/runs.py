@@ -41,6 +41,7 @@ from fcil_server.classes import ClassRegistry
 from fcil_server.config import Config
 from fcil_server.coordinator import Coordinator
 from fcil_server.greeting import House
+from fcil_server.ignored import tell_ignored
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import ByteCount, RoundKey, Run, RunStatus
 from fcil_server.peers import Peer
@@ -175,9 +176,11 @@ class OpenRun:
 
     async def close(self) -> None:
         """Stop the worker and close the stores."""
-        await self.coordinator.closing.tidied()
-        await self.aggregation.close()
-        self.coordinator.kit.spool.close()
+        try:
+            await self.coordinator.closing.tidied()
+        finally:
+            await self.aggregation.close()
+            self.coordinator.kit.spool.close()
 
 
 async def open_run(server: Server, *, new: bool) -> OpenRun:
@@ -210,6 +213,7 @@ async def open_run(server: Server, *, new: bool) -> OpenRun:
         registry.check_uploads(method, hparams, info)
         check_privacy(method, hparams, info, config.privacy.terms)
         digest = registry.schema_digest(method, hparams, info, config.privacy.terms)
+        tell_ignored(server.note, method, hparams, config.trust)
         if row is None:
             facts = rundir.describe_environment(aggregation.described, threads=threads_of(config))
             if choice is not None:

@@ -11,7 +11,8 @@ from rich.table import Table
 from fcil_adapters.cadence import Cadence
 from fcil_adapters.contract import Hparams, Method
 from fcil_server.rundata import format_bytes
-from fcil_server.traffic import Setting, Traffic, predict
+from fcil_server.traffic import Traffic, predict
+from fcil_server.traffic_parts import Setting
 
 _WHEN = {
     Cadence.ROUND: "each round",

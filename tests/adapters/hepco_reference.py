@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from adapters.kit import DIM, Federation, Images, client_id, make_tasks, toy_images
-from fcil_adapters.contract import Update, UpdateList
+from fcil_adapters.contract import Update
+from fcil_adapters.update_list import UpdateList
 from fcil_protocol.payload import Array
 
 SMALL = {

@@ -22,11 +22,11 @@ from fcil_adapters.contract import (
     State,
     TaskInfo,
     Update,
-    UpdateList,
 )
 from fcil_adapters.forms import EXACT, Forms
 from fcil_adapters.privacy import OFF, Privacy
 from fcil_adapters.registry import in_forms, load_half, load_method, make_hparams
+from fcil_adapters.update_list import UpdateList
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payload import Payload, pack, unpack
 

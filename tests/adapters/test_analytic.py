@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from adapters.frozen_kit import WIDTH, Colours, exact_ridge, pooled
 from adapters.kit import Federation, Images, client_id, make_tasks, toy_images
-from fcil_adapters.contract import Update, UpdateList
+from fcil_adapters.contract import Update
 from fcil_adapters.methods.analytic import forms, solving, sums
-from fcil_adapters.methods.analytic.keeping import kept_clients, without
 from fcil_adapters.methods.analytic.lift import make_lift, projection
 from fcil_adapters.methods.analytic.options import AnalyticHparams
 from fcil_adapters.privacy import Privacy
-from fcil_protocol.errors import DataError
-from fcil_protocol.payload import Payload, pack
+from fcil_adapters.update_list import UpdateList
+from fcil_protocol.payload import Payload
 
 CLASSES = (0, 1, 2, 3, 4)
 DATA = toy_images({0: 9, 1: 3, 2: 6, 3: 1, 4: 7}, seed=4)
@@ -76,7 +75,7 @@ class TestExactness:
         balance=st.sampled_from(["server", "plain"]),
     )
     def test_it_is_the_solution_of_one_machine(self, owner, order, cuts, wave, balance):
-        """For any split over clients, any tasks in any order, and any lateness within them."""
+        """For any split over clients, any tasks in any order, and whoever is late within them."""
         clients = split(DATA, owner)
         fed = federation(clients, balance=balance, **DOUBLE)
         edges = [0, *sorted(cuts), len(order)]
@@ -145,53 +144,6 @@ class TestWeights:
         fed = learned(self.CLIENTS, ((0, 1),), max_weight_share=0.5, weights="capped", **DOUBLE)
         alike = expected(fed, pooled([self.CLIENTS[0], *[self.CLIENTS[1]] * 15]))
         assert_same(rows(fed), {c: 15 * row for c, row in alike.items()}, 1e-6)
-
-
-class TestForgetting:
-    CLIENTS = (
-        toy_images({0: 5, 1: 2}, 1), toy_images({0: 2, 2: 4}, 2), toy_images({1: 6, 2: 1, 3: 2}, 3),
-    )  # fmt: skip
-    GROUPS = ((0, 1), (2, 3))
-
-    def test_what_is_left_is_to_the_bit_what_the_others_alone_would_have(self):
-        options = {**DOUBLE, "keep_client_sums": True}
-        whole = learned(self.CLIENTS, self.GROUPS, **options)
-        others = learned([*self.CLIENTS[:2], toy_images({})], self.GROUPS, **options)
-        left = without(whole.hparams, whole.state, client_id(2))
-        assert pack(left) == pack(others.state)
-        assert 3 not in left.i64("classes"), "nobody else has an image of it"
-        assert pack(whole.state) != pack(left)
-
-    def test_kept_sums_give_what_added_sums_give(self):
-        kept, added = (
-            learned(self.CLIENTS, self.GROUPS, keep_client_sums=keep, **DOUBLE)
-            for keep in (True, False)
-        )
-        assert_same(rows(kept), rows(added), 1e-6)
-        assert kept_clients(kept.state) == [client_id(k) for k in range(3)]
-        assert kept_clients(added.state) == []
-
-    def test_the_run_goes_on_without_the_client(self):
-        fed = learned(self.CLIENTS, self.GROUPS[:1], keep_client_sums=True, **DOUBLE)
-        fed.state = without(fed.hparams, fed.state, client_id(0))
-        fed.clients = [toy_images({}), *self.CLIENTS[1:]]
-        fed.run(make_tasks(*self.GROUPS)[1])
-        assert_same(rows(fed), expected(fed, pooled(self.CLIENTS[1:])), 1e-6)
-
-    def test_the_last_client_leaves_nothing(self):
-        fed = learned(self.CLIENTS[:1], keep_client_sums=True, projection=20)
-        left = without(fed.hparams, fed.state, client_id(0))
-        assert left.f32("weight").shape == (0, 20)
-
-    def test_what_was_not_kept_cannot_be_taken_out(self):
-        fed = learned(self.CLIENTS, projection=20)
-        with pytest.raises(DataError, match="added up and not kept"):
-            without(fed.hparams, fed.state, client_id(0))
-
-    def test_a_client_that_never_sent_anything_is_named(self):
-        fed = learned(self.CLIENTS, projection=20, keep_client_sums=True)
-        with pytest.raises(DataError, match=str(client_id(7))):
-            without(fed.hparams, fed.state, client_id(7))
 
 
 class TestForms:

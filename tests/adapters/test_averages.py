@@ -12,8 +12,9 @@ import torch
 from adapters.kit import client_id
 from fcil_adapters import arrays, averaging
 from fcil_adapters.class_reports import ClassReports, federated_means, report_tensors
-from fcil_adapters.contract import Update, UpdateList
+from fcil_adapters.contract import Update
 from fcil_adapters.statistics import merge_means
+from fcil_adapters.update_list import UpdateList
 from fcil_protocol.errors import DataError
 from fcil_protocol.payload import Payload
 

@@ -16,8 +16,9 @@ from adapters import hepco_reference, hgp_reference
 from adapters.kit import Federation, client_id, make_tasks, toy_backbone, toy_images
 from fcil_adapters.backbone import backbone_digest
 from fcil_adapters.cadence import Cadence
-from fcil_adapters.contract import State, Update, UpdateList
+from fcil_adapters.contract import State, Update
 from fcil_adapters.registry import load_half, make_hparams, method_names
+from fcil_adapters.update_list import UpdateList
 from fcil_protocol.payload import pack, unpack
 
 SMALL = {"rank": 2, "epochs": 1, "batch_size": 4, "lr_prototype": 1e-2, "lr_lora": 1e-2}
@@ -48,7 +49,7 @@ CASES = [
     ("fedncm", {"metric": "euclidean"}),
     ("analytic", {"projection": 24}),
     ("analytic", {"features": "linear", "precision": "double", "balance": "plain"}),
-    ("analytic", {"projection": 24, "keep_client_sums": True, "weights": "capped"}),
+    ("analytic", {"projection": 24, "weights": "capped"}),
     ("analytic", {"projection": 40, "truncate": 3}),
     ("gaussian_head", {"cov_rank": 2, "samples_per_class": 8, "server_epochs": 2}),
     ("gaussian_head", {"cov": "full", "head": "lda"}),

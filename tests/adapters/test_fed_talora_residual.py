@@ -11,8 +11,9 @@ import torch
 from adapters.fed_talora_reference import SHAPES, effective_change, mean_effective_change
 from adapters.kit import DIM, Federation, client_id, make_tasks, toy_images
 from fcil_adapters.backbone import backbone_digest
-from fcil_adapters.contract import Update, UpdateList
+from fcil_adapters.contract import Update
 from fcil_adapters.methods.fed_talora.parts import dense_bytes
+from fcil_adapters.update_list import UpdateList
 from fcil_protocol.payload import Payload, pack, unpack
 
 TASKS = make_tasks([0, 1], [2, 3])

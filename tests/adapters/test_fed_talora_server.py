@@ -10,10 +10,11 @@ import pytest
 from adapters.fed_talora_reference import features, head
 from adapters.kit import DIM, Federation, client_id, make_tasks, toy_images
 from fcil_adapters.backbone import backbone_digest
-from fcil_adapters.contract import Update, UpdateList
+from fcil_adapters.contract import Update
 from fcil_adapters.evaluation import evaluate
 from fcil_adapters.methods.fed_talora import METHOD
 from fcil_adapters.registry import make_hparams, schema_digest
+from fcil_adapters.update_list import UpdateList
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.payload import Payload, pack
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 
 from adapters.frozen_kit import WIDTH, Colours, pooled
-from adapters.kit import Federation, make_tasks, toy_images
+from adapters.kit import Federation, client_id, make_tasks, toy_images
+from fcil_adapters.contract import Update
 from fcil_adapters.methods.fedncm.model import cosines, negative_distances
-from fcil_protocol.payload import Payload, pack
+from fcil_adapters.tasks import of_task
+from fcil_adapters.update_list import UpdateList
+from fcil_protocol.payload import Payload, pack, unpack
 
 COLOURS = Colours()
 TASKS = make_tasks([0, 1, 2], [5, 4])
@@ -52,6 +57,35 @@ def test_finished_tasks_stay_and_classes_without_images_are_no_candidates():
     fed.run(TASKS[1])
     assert pack(fed.parts()["task/0"]) == finished
     assert fed.predictor().classes == (0, 1, 5, 4)
+
+
+def test_one_update_is_in_memory_at_a_time():
+    fed = Federation.of("fedncm", [], COLOURS)
+    fed.open(TASKS[0])
+    alive: set[int] = set()
+    most = 0
+
+    def opened(k: int) -> Update:
+        nonlocal most
+        packed = pack(Payload({
+            "mean": np.full((3, WIDTH), k, np.float32), "count": np.array([k, 1, 0]),
+            "n": np.array([k + 1]),
+        }))  # fmt: skip
+        data = np.frombuffer(packed, np.uint8).copy()  # what all views of the update keep alive
+        alive.add(k)
+        weakref.finalize(data, alive.discard, k)
+        most = max(most, len(alive))
+        return Update(client_id(k), unpack(memoryview(data)))
+
+    class Opening(UpdateList):
+        def __iter__(self):
+            return map(opened, range(1, 5))
+
+    aggregator = fed.aggregator
+    state = aggregator.aggregate(fed.context("train"), fed.state, Opening(()))
+    assert most <= 2, "the next is opened before the last one is let go"
+    assert of_task(state, 0, ["count"])["count"].tolist() == [10, 4, 0]
+    np.testing.assert_allclose(of_task(state, 0, ["mean"])["mean"][:, 0], [3, 2.5, 0])
 
 
 def test_a_capped_client_weighs_half_within_a_class():

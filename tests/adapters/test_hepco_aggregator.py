@@ -9,9 +9,10 @@ import pytest
 
 from adapters.hepco_reference import CLIENTS, POOLS, SMALL, TASKS, federation, prompt_gap, uploads
 from adapters.kit import DIM, Federation, client_id, make_tasks, toy_images
-from fcil_adapters.contract import Update, UpdateList
+from fcil_adapters.contract import Update
 from fcil_adapters.methods.hepco import consolidation
 from fcil_adapters.methods.hepco.consolidation import Source
+from fcil_adapters.update_list import UpdateList
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.payload import Payload, pack
 

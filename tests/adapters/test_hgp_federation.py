@@ -10,13 +10,14 @@ import pytest
 from adapters.hgp_reference import BLOCKS, SMALL, hand_made, logits, prompted_features
 from adapters.kit import DIM, Federation, client_id, make_tasks, toy_backbone, toy_images
 from fcil_adapters.backbone import backbone_digest
-from fcil_adapters.contract import Context, Update, UpdateList
+from fcil_adapters.contract import Context, Update
 from fcil_adapters.evaluation import evaluate
 from fcil_adapters.gaussian_mixture import Mixture
 from fcil_adapters.gaussian_store import read_entries
 from fcil_adapters.methods.hgp import METHOD
 from fcil_adapters.methods.hgp.model import Model
 from fcil_adapters.registry import make_hparams
+from fcil_adapters.update_list import UpdateList
 from fcil_protocol.payload import pack, unpack
 
 TASKS = make_tasks([3, 4], [7, 2], [5, 9])

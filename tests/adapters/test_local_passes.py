@@ -22,7 +22,7 @@ from fcil_adapters.local_passes import (
     sum_features,
 )
 from fcil_adapters.scoring import Scorer
-from fcil_protocol.errors import DataError
+from fcil_protocol.errors import DataError, WorkerError
 
 IMAGES = toy_images({5: 4, 9: 3}, seed=1)
 
@@ -220,9 +220,32 @@ class TestOptimise:
         plain, losses, none = trained("fp32")
         scaled, same, scales = trained("fp16")
         assert none == [None] * 3
-        assert all(scale > 1000 for scale in scales)
+        assert scales == [1024] * 3, "not so large that the first steps of each round overflow"
         torch.testing.assert_close(scaled, plain)
         assert same == pytest.approx(losses)
+
+    @pytest.mark.parametrize("clip_norm", [None, 0.5])
+    def test_a_round_whose_steps_all_overflow_is_no_update(self, ctx, clip_norm):
+        """A step that overflows is left out; as long as one was made, the round counts."""
+
+        def trained(overflowing):
+            weight = torch.nn.Parameter(torch.ones(2))
+            sgd = torch.optim.SGD([weight], lr=0.25)
+            backbone = copy.copy(ctx.backbone)
+            backbone.precision = "fp16"
+            factors = iter([float("inf")] * overflowing + [1.0] * 3)
+            optimise(
+                replace(ctx, backbone=backbone), IMAGES, sgd,
+                lambda batch: batch.backward((weight * next(factors)).sum()),
+                epochs=1, batch_size=3, view="none", clip_norm=clip_norm,
+            )  # fmt: skip
+            return weight.detach()
+
+        step = 0.25 if clip_norm is None else 0.25 * 0.5 / 2**0.5
+        assert trained(2).tolist() == pytest.approx([1 - step] * 2)
+        with pytest.raises(WorkerError, match="overflowed in all 3 steps") as caught:
+            trained(3)
+        assert "--precision fp32" in caught.value.action
 
 
 class TestSchedule:

@@ -16,10 +16,11 @@ import torch
 
 from adapters.kit import Federation, client_id, make_tasks, toy_images
 from fcil_adapters.arrays import sample_weights
-from fcil_adapters.contract import Update, UpdateList
+from fcil_adapters.contract import Update
 from fcil_adapters.outliers import OutlierRule, kind_sizes, screen
 from fcil_adapters.reweight_options import ReweightOptions
 from fcil_adapters.reweighting import reweight
+from fcil_adapters.update_list import UpdateList
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payload import Payload
 from fcil_protocol.schema import Kind

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from adapters.kit import Federation, client_id, make_tasks, toy_images
-from fcil_adapters.contract import Update, UpdateList
+from fcil_adapters.contract import Update
 from fcil_adapters.outliers import OutlierRule, kind_sizes, outliers, screen
+from fcil_adapters.update_list import UpdateList
 from fcil_protocol.payload import Payload
 from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
 

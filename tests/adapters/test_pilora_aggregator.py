@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from adapters.kit import DIM, Federation, client_id, make_tasks, now, toy_images
-from fcil_adapters.contract import State, Update, UpdateList
+from fcil_adapters.contract import State, Update
 from fcil_adapters.reweight_options import ReweightOptions
 from fcil_adapters.reweighting import reweight
+from fcil_adapters.update_list import UpdateList
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.payload import Payload, pack
 

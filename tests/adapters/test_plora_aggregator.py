@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from adapters.kit import DIM, Federation, client_id, make_tasks, toy_images
-from fcil_adapters.contract import State, Update, UpdateList
+from fcil_adapters.contract import State, Update
+from fcil_adapters.update_list import UpdateList
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.payload import Payload, pack
 

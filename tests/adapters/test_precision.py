@@ -14,8 +14,8 @@ from fcil_protocol.errors import ConfigError
 METHODS = ("pilora", "plora", "fed_talora", "hgp", "hepco")
 
 
-def test_auto_is_fp32_on_a_processor_and_never_asks_torch_for_a_gpu():
-    assert precision_of("auto", "cpu") == "fp32"
+def test_auto_is_fp32_everywhere_and_never_asks_torch_for_a_gpu():
+    assert precision_of("auto", "cpu") == precision_of("auto", "cuda:1") == "fp32"
     assert precision_of("fp32", "cuda:3") == "fp32"
     assert precision_of("amp", "cpu") == "bf16"
 
@@ -28,7 +28,7 @@ def test_on_a_gpu_it_is_bf16_where_the_device_computes_with_it(monkeypatch, nati
 
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
     monkeypatch.setattr(torch.cuda, "device", lambda _: mixed("fp32", "cpu"))
-    assert precision_of("auto", "cuda") == precision_of("amp", "cuda:1") == expected
+    assert precision_of("amp", "cuda") == precision_of("amp", "cuda:1") == expected
 
 
 def test_an_unknown_word_names_the_known_ones():

@@ -13,8 +13,9 @@ from adapters.test_averages import DEVICES, OneAtATime
 from fcil_adapters import averaging
 from fcil_adapters.arrays import allowed_counts, class_weights, sample_weights
 from fcil_adapters.averaging_rules import Averaging, every_rule
-from fcil_adapters.contract import Update, UpdateList
+from fcil_adapters.contract import Update
 from fcil_adapters.registry import check_averaging, load_method, make_hparams
+from fcil_adapters.update_list import UpdateList
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.payload import Payload
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from adapters.kit import Federation, Images, client_id, make_tasks, toy_images
-from fcil_adapters.contract import Update, UpdateList
+from fcil_adapters.contract import Update
 from fcil_adapters.evaluation import evaluate
 from fcil_adapters.methods.running_mean.thumbnails import area_weights, thumbnails
+from fcil_adapters.update_list import UpdateList
 from fcil_protocol.payload import Payload, pack
 
 TASKS = make_tasks([0, 1, 2], [5, 4])

@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -145,10 +146,10 @@ def test_an_update_whose_line_a_power_cut_took_is_dropped(home, enrolment, tmp_p
     notes = Notes(lambda _note: None)
     line = SimpleNamespace(send=None)
     restart = (home, enrolment, KEYS, line, Journal(home.directory), notes, None)
-    assert Transfers(*restart).waiting()[1] == digest
+    assert Transfers(*restart, Outbox(home)).waiting()[1] == digest
     path = home.directory / egress.NAME
     path.write_bytes(path.read_bytes()[:left])
-    assert Transfers(*restart).waiting() == (None, "")
+    assert Transfers(*restart, Outbox(home)).waiting() == (None, "")
     assert home.outbox() == []
 
 
@@ -219,7 +220,8 @@ class TestTransfers:
         sent, fed = [], []
         line = type("Line", (), {"send": lambda _self, message, *_blobs: sent.append(message)})()
         notes = Notes(lambda _note: None)
-        transfers = Transfers(home, enrolment, KEYS, line, work.journal, notes, fed.append)
+        journal, box = work.journal, Outbox(home)
+        transfers = Transfers(home, enrolment, KEYS, line, journal, notes, fed.append, box)
         return transfers, digest, sent, fed
 
     def test_what_was_not_offered_is_not_sent_to_a_server_that_asks_for_it(self, kit):
@@ -336,6 +338,27 @@ class TestFile:
         rows, _ = egress.read(tmp_path)
         assert [row["digest"] for row in rows] == digests
         assert {row["answer"] for row in rows} == {"acked"}
+
+    def test_a_full_file_is_on_the_disk_before_it_gets_its_number(self, tmp_path, monkeypatch):
+        """Its last line may be a `sealed`, which waits for the sync of the next `sent`."""
+        monkeypatch.setattr(egress, "SEGMENT_BYTES", 1)
+        did = []
+
+        def watch_sync(fd):
+            did.append(os.pread(fd, 1 << 20, 0).count(b"\n"))
+            os.fdatasync(fd)
+
+        def watch_rename(path, target):
+            did.append("renamed")
+            path.replace(target)
+
+        monkeypatch.setattr(egress, "sync_data", watch_sync)
+        monkeypatch.setattr(Path, "rename", watch_rename)
+        journal = Journal(tmp_path)
+        journal.sent("1" * 64)
+        journal.acked("1" * 64)
+        journal.sent("2" * 64)
+        assert did == [1, 2, "renamed", 1]
 
     def test_another_file_in_the_directory_is_not_taken_for_a_full_one(self, tmp_path, monkeypatch):
         monkeypatch.setattr(egress, "SEGMENT_BYTES", 1)

@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.assembly import Assembly
 from fcil_protocol.envelope import Core, seal, wrap_key
 from fcil_protocol.errors import CorruptFile, DiskFull, SchemaMismatch, StaleUpdate, StorageError
+from fcil_protocol.header import chunk_bytes_for
 from fcil_protocol.messages import Chunk, PartRef, Parts, Received, Want
 from fcil_protocol.payload import Payload, pack
 from fcil_protocol.stored import head_of, read_envelope, write_envelope
@@ -330,6 +332,16 @@ def test_first_chunks_are_asked_for_with_the_header(home, enrolment, part_bytes,
     assert fetching.sent == [asked]
 
 
+def test_chunks_that_were_not_asked_for_with_the_header_are_asked_for_later(home, enrolment):
+    fetching = Fetching(home, enrolment, 1 << 20)
+    ahead = fetching.sent.pop().chunks
+    fetching.header()
+    assert fetching.sent == [], "the window is full"
+    for index in ahead:
+        fetching.chunk(index)
+    assert fetching.sent[0].chunks[0] == len(ahead)
+
+
 def test_parts_share_the_window_that_is_asked_for_ahead(home, enrolment):
     sent = []
     downloads = Downloads(home, enrolment, KEYS, sent.append)
@@ -343,6 +355,24 @@ def test_parts_share_the_window_that_is_asked_for_ahead(home, enrolment):
     sent.clear()
     downloads.start(refs[1:])
     assert [want.chunks for want in sent] == [[0, 1, 2, 3], []], "nothing is in flight any more"
+
+
+def test_the_window_counts_bytes_whatever_the_parts_chunks(home, enrolment):
+    """Chunks of 32 KiB, 1 MiB and 32 KiB."""
+    sent = []
+    downloads = Downloads(home, enrolment, KEYS, sent.append)
+    downloads.inflow.pace = SimpleNamespace(free_bytes=4 << 20, span_bytes=1 << 20)
+    sizes = (64 << 10, 4 << 30, 2 << 20)
+    assert [chunk_bytes_for(size) >> 10 for size in sizes] == [32, 1024, 32]
+    refs = [
+        PartRef(name=f"task/{n}", digest=f"{n}" * 64, sealed_bytes=size)
+        for n, size in enumerate(sizes)
+    ]
+    for ref in refs:
+        downloads.refs[ref.digest] = ref
+        downloads._ask_header(ref.digest)
+    left = (4 << 20) - (64 << 10) - (3 << 20)
+    assert [len(want.chunks) for want in sent] == [2, 3, left >> 15]
 
 
 def test_nothing_is_asked_ahead_behind_a_relay_or_of_a_part_that_came_in_pieces(home, enrolment):

@@ -36,7 +36,7 @@ def config_seeds():
     yield b'[method]\nname = "pilora"\npreset = "short"\nlr_lora = 0.1\n[round]\nquorum = 2\n'
 
 
-@target("config", config_seeds, max_words=100_000)
+@target("config", config_seeds, max_words=100_000, max_bytes=32768)
 def config_file(data):
     """It lists every fault, so its words may be as many as its keys."""
     found = config.load(file("federation.toml", data))

@@ -239,7 +239,7 @@ def test_a_complete_envelope_keeps_what_belongs_to_it() -> None:
     side = made.end(DIGEST)
     assert side is not None
     assert side.complete
-    assert side.assembly.body() == SEALED.body
+    assert b"".join(side.assembly.chunks()) == SEALED.body
     assert (side.header_bytes, side.signature, side.wrap) == (
         SEALED.header,
         SEALED.signature,

@@ -29,7 +29,9 @@ from fcil_server.cli import app
 from fcil_server.cli_options import read_budget, with_budget
 from fcil_server.config import load, parse, to_toml
 from fcil_server.ledger_rows import ByteCount, Cause, Direction, Source
-from fcil_server.traffic import Setting, Size, task_rounds
+from fcil_server.traffic import task_rounds
+from fcil_server.traffic_parts import Setting
+from fcil_server.traffic_sizes import Size
 
 VIT = backbone_by_name("vit_base_patch16_224")
 BASIS = "as it is"
@@ -64,6 +66,9 @@ class TestChoice:
     def test_every_method_offers_economies_that_make_rounds_cheaper(self, name):
         """Each one that is ever taken has its part in it, and the options are those of the method."""
         method = load_method(name)
+        if name == "fedncm":  # one mean a class: there is nothing to leave out
+            assert not method.economies
+            return
         assert method.economies
         least = settled(name, 1)
         assert least.taken

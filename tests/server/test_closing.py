@@ -7,7 +7,7 @@ import pytest
 
 import sample_run
 from fcil_adapters.contract import TaskInfo
-from fcil_protocol.errors import InternalError, RunFailed, WorkerError
+from fcil_protocol.errors import DiskFull, InternalError, RunFailed, WorkerError
 from fcil_protocol.ids import UpdateId
 from fcil_protocol.payload import Payload
 from fcil_server import closing, round_events
@@ -204,3 +204,28 @@ def test_a_round_tells_how_late_the_loop_was_meanwhile(scene):
     key = scene.play(Payload({}, {}), {})
     told = scene.ledger.round(key).metrics
     assert told == {"loop_lag_max_s": 0.25, "loop_lag_p99_s": 0.01}
+
+
+def test_nobody_hears_a_verdict_before_it_is_on_the_disk(scene):
+    heard = []
+    scene.play(GOOD, {})
+    before = scene.closing.verdict(ALICE)
+
+    def sync():
+        heard.append(scene.closing.verdict(ALICE))  # a client that says Hello meanwhile
+
+    scene.ledger.sync = sync
+    scene.play(None, BOTH)
+    assert heard == [before]
+    assert before.counted
+    assert not scene.closing.verdict(ALICE).counted
+
+
+def test_a_disk_that_keeps_what_is_needed_no_more_ends_nothing(scene):
+    def full():
+        raise DiskFull("the disk is full.")
+
+    scene.kit.states.prune = full
+    scene.play(GOOD, {})
+    scene.play(GOOD, {})
+    assert [n[1] for n in scene.notes] == ["disk_full", "disk_full"]

@@ -10,7 +10,7 @@ from fcil_adapters.contract import TaskInfo
 from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.channel import Channel
 from fcil_protocol.envelope import Core, seal, wrap_key
-from fcil_protocol.errors import DiskFull, SchemaMismatch
+from fcil_protocol.errors import DiskFull, InternalError, SchemaMismatch
 from fcil_protocol.ids import FederationId
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import Ack, Chunk, Nack, Received, Update
@@ -170,6 +170,12 @@ def test_nothing_more_is_read_while_as_many_wait_to_be_opened_as_may(scene, monk
 
 
 def test_a_round_that_closes_waits_for_what_is_complete_and_not_for_what_comes_later(scene):
+    later = threading.Event()
+
+    def held(*_):
+        assert later.wait(30)
+        return []
+
     async def story():
         scene.go_on.clear()
         await scene.send("a" * 26)
@@ -178,9 +184,14 @@ def test_a_round_that_closes_waits_for_what_is_complete_and_not_for_what_comes_l
         for _ in range(10):
             await asyncio.sleep(0)
         assert not drained.done()
+        scene._check = held
+        await scene.send("b" * 26)
         scene.go_on.set()
         await drained
-        assert scene.log[-1] == "ack a"
+        assert scene.log == ["spool", "stored a", "ledger", "ack a"]
+        later.set()
+        await scene.intake.drain()
+        assert scene.log[-1] == "ack b"
 
     play(story)
 
@@ -239,6 +250,19 @@ def test_a_ledger_that_cannot_be_synced_ends_the_server_and_nobody_gets_an_ack(s
         await scene.intake.drain()
         assert scene.failed == [scene.sync_fault]
         assert scene.log == ["spool", "stored a", "ledger"]
+
+    play(story)
+
+
+def test_a_batch_that_meets_a_defect_ends_the_server_and_does_not_fall_silent(scene):
+    async def story():
+        scene.sync_fault = RuntimeError("can't start new thread")
+        await scene.send("a" * 26)
+        await scene.intake.drain()
+        (error,) = scene.failed
+        assert isinstance(error, InternalError)
+        assert "can't start new thread" in error.message
+        assert not [word for word in scene.log if word.startswith("ack")]
 
     play(story)
 

@@ -61,6 +61,18 @@ def test_a_log_that_is_gone_is_told_and_not_passed_over(ledger):
         ledger.sync()
 
 
+def test_what_a_sync_has_lost_is_not_forgotten_by_the_next(ledger, monkeypatch):
+    def lost(_fd):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ledger_file, "sync_data", lost)
+        with pytest.raises(StorageError):
+            ledger.sync()
+    with pytest.raises(StorageError, match="fault"):
+        ledger.sync()
+
+
 def test_a_log_by_hand_grows_until_a_checkpoint_and_loses_nothing(ledger, monkeypatch):
     ledger.checkpoint_by_hand()
     before = ledger.path.stat().st_size

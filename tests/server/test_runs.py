@@ -9,12 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from fcil_adapters import registry
 from fcil_adapters.contract import Exchange
 from fcil_adapters.methods.running_mean import METHOD
 from fcil_protocol import MetaSpec, PayloadSchema
 from fcil_protocol.errors import ConfigError, EgressRefused
 from fcil_server import runs
 from fcil_server.config import load, to_toml
+from fcil_server.ignored import tell_ignored
 from fcil_server.ledger import Ledger
 
 
@@ -47,6 +49,60 @@ def test_a_kind_that_the_method_cannot_halve_is_refused_before_the_run_begins(
         with pytest.raises(ConfigError, match="names lora, but the method running_mean can .*none"):
             asyncio.run(runs.open_run(server, new=True))  # type: ignore[arg-type]
         assert ledger.runs() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "told"),
+    [
+        ("analytic", ["trust.max_weight_share=0.3"], True),
+        ("analytic", ["trust.max_weight_share=0.3", "method.weights=capped"], False),
+        ("analytic", ["trust.max_weight_share=1"], False),
+        ("analytic", ["trust.max_weight_share=0.5"], False),  # as every federation's file has it
+        ("fedncm", ["trust.max_weight_share=0.3"], False),
+    ],
+)
+def test_a_cap_on_weights_that_a_method_does_not_obey_is_told(
+    name: str, given: list[str], told: bool
+) -> None:
+    config = load(None, [f"method.name={name}", *given])
+    method = registry.load_method(name)
+    noted: list[tuple[str, str, str]] = []
+    tell_ignored(
+        lambda *line: noted.append(line),
+        method,
+        registry.make_hparams(method, config.method.options),
+        config.trust,
+    )
+    warning = (
+        "[trust] max_weight_share = 0.3 has no effect: analytic counts every image once "
+        '(method.weights = "images"); with "capped" it obeys, and its result is no longer exact'
+    )
+    assert noted == ([("warning", "ignored", warning)] if told else [])
+
+
+class ToldError(Exception):
+    """Ends the opening of a run where something is told."""
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5])
+def test_what_is_not_obeyed_is_told_as_the_run_is_opened(
+    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def note(_level: str, _code: str, text: str) -> None:
+        raise ToldError(text)
+
+    method = replace(METHOD, uncapped=lambda _h: "it adds up")
+    monkeypatch.setattr(runs.registry, "load_method", lambda _name: method)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        server = SimpleNamespace(
+            ledger=ledger,
+            config=load(None, ["method.name=running_mean", f"trust.max_weight_share={share}"]),
+            federation=SimpleNamespace(directory=tmp_path),
+            note=note,
+        )
+        expected = "share = 0.3 has no effect: it adds up" if share == 0.3 else "begins with"
+        with pytest.raises(ToldError, match=expected):
+            asyncio.run(runs.open_run(server, new=True))  # type: ignore[arg-type]
 
 
 def test_a_run_keeps_its_forms_and_says_so() -> None:

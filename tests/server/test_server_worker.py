@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from adapters.worker_kit import Direct, context, fields_of, fill
-from fcil_adapters.contract import Update, UpdateList
+from fcil_adapters.contract import Update
 from fcil_adapters.registry import load_half, load_method
+from fcil_adapters.update_list import UpdateList
 from fcil_adapters.worker_host import WorkerHost
 from fcil_protocol.errors import DataError, StorageError, WireError, WorkerDied
 from fcil_protocol.payload import Payload, pack, unpack

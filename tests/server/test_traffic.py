@@ -16,7 +16,9 @@ from fcil_adapters.vit_sizes import backbone_by_name
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.payload import pack
 from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
-from fcil_server.traffic import NOTHING, Setting, Size, predict
+from fcil_server.traffic import predict
+from fcil_server.traffic_parts import Setting
+from fcil_server.traffic_sizes import NOTHING, Size
 
 F32, I64 = 4, 8
 D, MLP = 768, 3072  # ViT-B/16

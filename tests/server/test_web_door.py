@@ -22,7 +22,7 @@ from starlette.routing import Route
 from fcil_protocol.errors import ConfigError, LinkError, Unreachable
 from fcil_server import metrics_process, metrics_server, web_door
 from fcil_server.addresses import Certificate, check_door
-from fcil_server.config import FederationSection
+from fcil_server.config_sections import FederationSection
 from fcil_server.metrics_process import MetricsProcess
 from fcil_server.metrics_server import Figures, Fresh, make_app
 from fcil_server.web_door import is_ours, make_server, open_door, own_names

@@ -133,32 +133,42 @@ class Flooder(RawClient):
         await self.greet()
         return self
 
+    async def next_answer(self):
+        """Return the next message that is no news of rounds."""
+        while True:
+            frames = await asyncio.wait_for(self.link.recv(), WAIT_S)
+            message = None if isinstance(frames, LinkNews) else parse(frames).message
+            if isinstance(message, RoundOpen):
+                self.order = message
+            elif message is not None and not isinstance(message, RoundClosed):
+                return message
+
     async def settled(self):
         """Wait until the server has taken all that was sent; return the answers that came."""
         answers = []
         mark = os.urandom(32).hex()
         self.say(Want(digest=mark, chunks=[]))
         while True:
-            frames = await asyncio.wait_for(self.link.recv(), WAIT_S)
-            message = None if isinstance(frames, LinkNews) else parse(frames).message
+            message = await self.next_answer()
             if isinstance(message, Nack) and message.digest == mark:
                 return answers
-            if isinstance(message, RoundOpen):
-                self.order = message
-            elif message is not None and not isinstance(message, RoundClosed):
-                answers.append(message)
+            answers.append(message)
 
-    async def pour(self, messages):
+    async def pour(self, messages, refused=0):
         """Send messages (lists of frames) without a care for credit; return all answers.
 
-        They are numbered when they are sent: hand over a generator.
+        They are numbered when they are sent: hand over a generator. What is complete is opened
+        beside what is taken, so as many refusals as must come are waited for.
         """
         answers = []
         for number, frames in enumerate(messages, start=1):
             assert self.link.send(frames)
             if number % WINDOW == 0:
                 answers += await self.settled()
-        return answers + await self.settled()
+        answers += await self.settled()
+        while sum(isinstance(a, Nack) for a in answers) < refused:
+            answers.append(await self.next_answer())
+        return answers
 
 
 def test_messages_that_are_none_are_counted_and_answered(siege, endure):
@@ -245,7 +255,7 @@ def test_chunks_that_nobody_asked_for_are_dropped_or_stored_once(siege, endure):
             for index in range(len(sealed.parsed.hashes)):
                 chunk = client.frames(Chunk(digest=digest, index=index), bytes(sealed.chunk(index)))
                 flood += [chunk, chunk, client.frames(Chunk(digest="5" * 64, index=index), b"x")]
-            answers = await client.pour(flood)  # chunks have no numbers
+            answers = await client.pour(flood, refused=1)  # chunks have no numbers
             (nack,) = (a for a in answers if isinstance(a, Nack))
             assert (nack.digest, nack.code) == (digest, "malformed")  # it held no payload
         client.close()
@@ -331,7 +341,8 @@ def test_bad_updates_are_refused_one_by_one_with_a_reason(siege, endure, count):
         async for _ in siege.passes():
             before, marks = siege.refused(), 0
             for _ in range(0, count, WINDOW // 2):
-                answers = await client.pour(bad_updates(client, WINDOW // 2))
+                each = WINDOW // 2
+                answers = await client.pour(bad_updates(client, each), refused=each)
                 marks += 2  # each wait is itself a refused Want
                 sent += WINDOW // 2
                 again = [a for a in answers if isinstance(a, Want)]

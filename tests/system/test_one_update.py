@@ -7,10 +7,11 @@ import numpy as np
 
 import fcil_protocol
 from fcil_adapters import registry
-from fcil_adapters.contract import Context, Part, TaskInfo, Update, UpdateList
+from fcil_adapters.contract import Context, Part, TaskInfo, Update
 from fcil_adapters.describe import NO_BACKBONE
 from fcil_adapters.images import open_source
 from fcil_adapters.methods.running_mean import METHOD
+from fcil_adapters.update_list import UpdateList
 from fcil_client import manifest
 from fcil_client.downloads import Downloads, open_part
 from fcil_client.greeting import Terms

@@ -50,8 +50,8 @@ def plant_learner(script):
 
 
 def plant_aggregator(script):
-    from fcil_adapters.contract import UpdateList
     from fcil_adapters.methods.running_mean import aggregator
+    from fcil_adapters.update_list import UpdateList
 
     def strike(operation, clients):
         lines = script.read_text().splitlines()

@@ -15,6 +15,7 @@ from functools import partial
 from fcil_adapters.cadence import Cadence, Largest
 from fcil_adapters.class_reports import count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
+from fcil_adapters.economies import Economy
 from fcil_adapters.methods.analytic.forms import (
     FACTOR,
     REST,
@@ -91,6 +92,16 @@ def statistics(h: AnalyticHparams, _kind: str, _task: TaskInfo) -> tuple[Statist
     return (Statistic("class sums", sums), Statistic("feature products", products))
 
 
+def uncapped(h: AnalyticHparams) -> str:
+    """Return that a cap on weights is not obeyed, unless the options ask for it."""
+    if h.weights == "capped":
+        return ""
+    return (
+        'analytic counts every image once (method.weights = "images"); with "capped" it obeys, and '
+        "its result is no longer exact"
+    )
+
+
 METHOD = Method(
     name="analytic",
     version="1",
@@ -107,4 +118,9 @@ METHOD = Method(
     cadence={"current": Cadence.COUNTED, "projection": Cadence.RUN},
     largest=largest,
     statistics=statistics,
+    uncapped=uncapped,
+    economies=tuple(
+        Economy(f"a projection to {width}", "directions of the features", {"projection": width})
+        for width in (1000, 500, 250)
+    ),
 )

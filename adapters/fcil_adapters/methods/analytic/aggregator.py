@@ -8,14 +8,15 @@ from collections.abc import Iterator
 import numpy as np
 
 from fcil_adapters.arrays import allowed_counts
-from fcil_adapters.contract import Context, Part, State, Update, Updates
+from fcil_adapters.contract import Context, Part, State, Updates
 from fcil_adapters.methods.analytic.forms import read_upload
-from fcil_adapters.methods.analytic.keeping import client_sums, with_client, with_rows
 from fcil_adapters.methods.analytic.lift import SEED_WORDS
 from fcil_adapters.methods.analytic.options import AnalyticHparams
 from fcil_adapters.methods.analytic.parts import PROJECTION
-from fcil_adapters.methods.analytic.sums import Sums, add_up
+from fcil_adapters.methods.analytic.solving import solve
+from fcil_adapters.methods.analytic.sums import Sums
 from fcil_adapters.tasks import CURRENT
+from fcil_protocol.payload import Array
 
 _TOTAL = "total"
 _SEED = 1  # purpose of the random stream
@@ -25,17 +26,15 @@ _LARGEST_WORD = 2**62
 class Aggregator:
     """The state: ``seed``, the sums, and what they give.
 
-    ``total.*`` (`Sums.tensors`) or, with ``keep_client_sums``, ``client.<id>.*``; ``weight``
-    (C, D) and ``classes`` (C,), the classifier.
+    ``total.*`` (`Sums.tensors`); ``weight`` (C, D) and ``classes`` (C,), the classifier.
     """
 
     def init(self, ctx: Context) -> State:
         """Draw the seed of the projection; nothing is known yet."""
         h: AnalyticHparams = ctx.hparams
-        width = h.width(ctx.backbone_info.dim)
-        start = {} if h.keep_client_sums else Sums.zero(width).tensors(_TOTAL)
+        none = Sums.zero(h.width(ctx.backbone_info.dim))
         seed = ctx.rng(_SEED).integers(_LARGEST_WORD, size=SEED_WORDS, dtype=np.int64)
-        return with_rows(h, State({**start, "seed": seed}), Sums.zero(width))
+        return _with_total(h, State({"seed": seed}), none)
 
     def open_task(self, ctx: Context, state: State) -> State:
         """Return the state as it is: a new class begins with its first image."""
@@ -44,15 +43,10 @@ class Aggregator:
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Add what came, one update in memory at a time, and solve for the classifier."""
         h: AnalyticHparams = ctx.hparams
-        width = h.width(ctx.backbone_info.dim)
-        if h.keep_client_sums:
-            for update, sums in _sent(ctx, updates):
-                state = with_client(state, update.client, sums)
-            return with_rows(h, state, add_up(width, client_sums(state)))
         total = Sums.read(state.tensors, _TOTAL)
-        for _, sums in _sent(ctx, updates):
+        for sums in _sent(ctx, updates):
             total += sums
-        return with_rows(h, State({**state.tensors, **total.tensors(_TOTAL)}), total)
+        return _with_total(h, state, total)
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
         """Return the classifier, and the seed that never changes. Sums stay on the server."""
@@ -60,12 +54,19 @@ class Aggregator:
         return Part(CURRENT, head), Part(PROJECTION, State({"seed": state.tensors["seed"]}))
 
 
-def _sent(ctx: Context, updates: Updates) -> Iterator[tuple[Update, Sums]]:
-    """Yield the updates with their sums, those of capped clients lowered."""
+def _with_total(h: AnalyticHparams, state: State, total: Sums) -> State:
+    """Return the state with the total, and the classifier that it gives."""
+    classes, weight = solve(h, total)
+    rows: dict[str, Array] = {"classes": classes, "weight": weight.astype(np.float32)}
+    return State({**state.tensors, **total.tensors(_TOTAL), **rows}, state.meta)
+
+
+def _sent(ctx: Context, updates: Updates) -> Iterator[Sums]:
+    """Yield the sums of the updates, those of capped clients lowered."""
     samples = np.asarray(updates.samples, dtype=np.float64)
     factors = np.ones(len(samples))
     if ctx.hparams.weights == "capped":
         factors = allowed_counts(updates.samples, ctx.max_weight_share) / samples
     for update, factor in zip(updates, factors.tolist(), strict=True):
         sums = read_upload(update.payload)
-        yield update, sums if factor == 1 else sums.scaled(factor)
+        yield sums if factor == 1 else sums.scaled(factor)

@@ -46,11 +46,6 @@ class AnalyticHparams(Hparams):
         description="Every image counts once, which is exact; or a client above [trust] "
         "max_weight_share in its round counts with less.",
     )
-    keep_client_sums: bool = Field(
-        default=False,
-        description="The server keeps each client's sums apart, so that one client can be "
-        "forgotten exactly; its states grow with the clients.",
-    )
 
     def width(self, d: int) -> int:
         """Return D, the length of a feature that enters the sums (d: of the backbone's)."""

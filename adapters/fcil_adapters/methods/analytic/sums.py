@@ -1,16 +1,16 @@
 """What the analytic method adds up: feature products, class sums, image counts (torch-free).
 
 Addition is all that happens to them, so neither the split over clients, nor the order of tasks,
-nor lateness matters. They are computed in float64 and kept as two float32 for each number, the
-second of what rounding took from the first: states hold nothing wider than 32 bits of mantissa,
-and rounding at each step would make the order visible.
+nor who is late within a round matters; who misses a round is not in them. They are computed in
+float64 and kept as two float32 for each number, the second of what rounding took from the first:
+states hold nothing wider than 32 bits of mantissa, and rounding at each step would make the order
+visible.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,11 +74,6 @@ class Sums:
             joined(tensors, f"{prefix}.{name}") for name in ("triangle", "sum", "count")
         )
         return cls(triangle, np.asarray(tensors[f"{prefix}.classes"], np.int64), sums, counts)
-
-
-def add_up(width: int, some: Iterable[Sums]) -> Sums:
-    """Return the sum in the given order."""
-    return reduce(Sums.__add__, some, Sums.zero(width))
 
 
 def split(arrays: Mapping[str, F64]) -> dict[str, Array]:

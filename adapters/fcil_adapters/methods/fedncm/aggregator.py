@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fcil_adapters.arrays import class_weights
 from fcil_adapters.contract import Context, Part, State, Updates
 from fcil_adapters.statistics import merge_means
 from fcil_adapters.tasks import CURRENT, current_task, of_task, tagged, task_part, with_task
 from fcil_protocol.payload import Array
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
 
 _NAMES = ("mean", "classes", "count")
 
@@ -33,12 +38,7 @@ class Aggregator:
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
         """Merge the means sent with those that the task has, each weighted by its images."""
         t = ctx.task.index
-        sent = [update.payload for update in updates]
-        fresh, images = merge_means(
-            np.stack([p.f32("mean") for p in sent]),  # (K, c, d)
-            np.stack([p.i64("count") for p in sent]),  # (K, c)
-            ctx.max_weight_share,
-        )
+        fresh, images = _merged(updates, ctx.max_weight_share)
         known = of_task(state, t, _NAMES)
         mean, count = merge_means(
             np.stack([known["mean"], fresh]),  # (2, c, d)
@@ -53,3 +53,14 @@ class Aggregator:
             Part(CURRENT if t == current else task_part(t), State(of_task(state, t, _NAMES)))
             for t in range(current + 1)
         )
+
+
+def _merged(updates: Updates, max_share: float) -> tuple[F64, I64]:
+    """Return `merge_means` of what was sent, with one client's means in memory at a time."""
+    counts = np.stack([update.payload.i64("count").copy() for update in updates])  # (K, c)
+    weights = class_weights(counts, max_share)  # (K, c)
+    total: F64 = np.zeros(())
+    for update, weight, count in zip(updates, weights, counts, strict=True):
+        mean = np.where(count[:, None] > 0, update.payload.f32("mean"), 0)  # (c, d)
+        total = total + weight[:, None] * mean
+    return total, counts.sum(axis=0, dtype=np.int64)

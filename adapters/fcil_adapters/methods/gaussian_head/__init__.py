@@ -16,6 +16,7 @@ from functools import partial
 from fcil_adapters.cadence import Cadence, Largest
 from fcil_adapters.class_reports import count_faults, count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
+from fcil_adapters.economies import Economy
 from fcil_adapters.gaussians import gaussian_faults, max_factor_rows, triangle_size
 from fcil_adapters.methods.gaussian_head.options import GaussianHeadHparams
 from fcil_adapters.privacy import Statistic
@@ -109,4 +110,8 @@ METHOD = Method(
     cadence={"current": Cadence.COUNTED},
     largest=largest,
     statistics=statistics,
+    economies=(
+        Economy("covariances of rank 4", "all but 4 eigenvalues", {"cov_rank": 4}),
+        Economy("diagonal covariances", "how features vary together", {"cov": "diag"}),
+    ),
 )

@@ -1,0 +1,38 @@
+"""A round's updates in memory, for tests and small tools; a server's come from its spool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from fcil_adapters.contract import Update
+from fcil_protocol.ids import ClientId
+
+
+@dataclass(frozen=True)
+class UpdateList:
+    """Updates held in memory; what tests and small tools use."""
+
+    updates: tuple[Update, ...]
+
+    @classmethod
+    def of(cls, updates: Iterable[Update]) -> UpdateList:
+        """Sort by client and drop updates without samples (METHODS.md G1, G5)."""
+        kept = [u for u in updates if int(u.payload.i64("n").sum()) > 0]
+        return cls(tuple(sorted(kept, key=lambda u: u.client)))
+
+    @property
+    def clients(self) -> tuple[ClientId, ...]:
+        """Who contributed, sorted."""
+        return tuple(u.client for u in self.updates)
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """n_k of each."""
+        return tuple(int(u.payload.i64("n").sum()) for u in self.updates)
+
+    def __len__(self) -> int:
+        return len(self.updates)
+
+    def __iter__(self) -> Iterator[Update]:
+        return iter(self.updates)

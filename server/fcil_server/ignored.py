@@ -1,0 +1,21 @@
+"""What an operator has set and a run does not obey, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fcil_adapters.contract import Hparams, Method
+from fcil_server.config_sections import TrustSection
+
+
+def tell_ignored(
+    note: Callable[[str, str, str], None], method: Method, hparams: Hparams, trust: TrustSection
+) -> None:
+    """Warn of a cap on weights that the method does not obey, and say what would.
+
+    The default counts as not set, for a federation's file has every key; and 1 caps nothing.
+    """
+    share, default = trust.max_weight_share, TrustSection().max_weight_share
+    reason = method.uncapped(hparams)
+    if reason and share not in (default, 1):
+        note("warning", "ignored", f"[trust] max_weight_share = {share} has no effect: {reason}")
