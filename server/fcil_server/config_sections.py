@@ -156,6 +156,7 @@ class WireSection(Section):
     budget_mb: float = Field(
         0.0,
         ge=0,
+        le=1e6,
         description="most that one client may cost in one round, up and down together, MB; the "
         "method gives up what it must when a run begins; 0: no budget",
     )

@@ -42,6 +42,7 @@ from fcil_server.config import Config
 from fcil_server.coordinator import Coordinator
 from fcil_server.greeting import House
 from fcil_server.ignored import tell_ignored
+from fcil_server.kept_config import config_of
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import ByteCount, RoundKey, Run, RunStatus
 from fcil_server.peers import Peer
@@ -53,16 +54,8 @@ from fcil_server.store import PartStore, StateStore
 if TYPE_CHECKING:
     from fcil_server.daemon import Server
 
+
 # These sections make a run what it is; the others may change while it goes on.
-FIXED_SECTIONS = ("method", "run", "tasks", "wire", "privacy")
-FREE_KEYS = {
-    "tasks": {"admit"},
-    "run": {"device", "threads", "worker_idle_s", "weights", "central_test"},
-    "wire": {"max_payload_mb", "window_mb"},
-    "privacy": {"evaluate_min_count", "share_names"},
-}
-
-
 @dataclass
 class OpenRun:
     """A run with everything that serves it."""
@@ -194,7 +187,7 @@ async def open_run(server: Server, *, new: bool) -> OpenRun:
     row = None if new else ledger.newest_run()
     if row is not None and row.status is RunStatus.STOPPED:
         row = None
-    config = _config_of(row, server)
+    config = config_of(row, server)
     method = registry.load_method(config.method.name)
     choice = None
     if row is None and config.wire.budget_mb:
@@ -231,29 +224,6 @@ async def open_run(server: Server, *, new: bool) -> OpenRun:
     except BaseException:
         await aggregation.close()
         raise
-
-
-def _config_of(row: Run | None, server: Server) -> Config:
-    """Return the configuration to run with: the run's own where it is fixed."""
-    if row is None:
-        return server.config
-    own = configuration.parse(row.config)
-    given, chosen = server.config, row.environment.get("budget")
-    if chosen:  # what a budget chose as the run began is no difference
-        given = applied(given, chosen["options"])
-    update: dict[str, Any] = {}
-    for section in FIXED_SECTIONS:
-        theirs, ours = getattr(given, section), getattr(own, section)
-        free = {k: getattr(theirs, k) for k in FREE_KEYS.get(section, ())}
-        update[section] = ours.model_copy(update=free)
-        if update[section] != theirs:
-            server.note(
-                "warning",
-                "config_kept",
-                f"[{section}] differs from what run {row.run_id} was started with; the run keeps "
-                "its own. Start a new one with: fcil-server serve --new-run",
-            )
-    return server.config.model_copy(update=update)
 
 
 def _begin(

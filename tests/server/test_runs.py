@@ -17,6 +17,7 @@ from fcil_protocol.errors import ConfigError, EgressRefused
 from fcil_server import runs
 from fcil_server.config import load, to_toml
 from fcil_server.ignored import tell_ignored
+from fcil_server.kept_config import config_of
 from fcil_server.ledger import Ledger
 
 
@@ -105,15 +106,35 @@ def test_what_is_not_obeyed_is_told_as_the_run_is_opened(
             asyncio.run(runs.open_run(server, new=True))  # type: ignore[arg-type]
 
 
-def test_a_run_keeps_its_forms_and_says_so() -> None:
-    own = to_toml(load(None, ["wire.half=none", "wire.window_mb=1"]))
-    row = SimpleNamespace(run_id="r1", config=own, environment={})
+def kept(own: list[str], given: list[str], chosen: dict[str, object] | None = None):
+    """Return what a run with these settings goes on with under others, and what is said of it."""
+    environment = {"budget": {"options": chosen}} if chosen else {}
+    row = SimpleNamespace(run_id="r1", config=to_toml(load(None, own)), environment=environment)
     noted: list[str] = []
     server = SimpleNamespace(
-        config=load(None, ["wire.half=weights", "wire.window_mb=2"]),
-        note=lambda _level, _code, text, *_more: noted.append(text),
+        config=load(None, given), note=lambda _level, _code, text, *_more: noted.append(text)
     )
-    config = runs._config_of(row, server)  # type: ignore[arg-type]  # noqa: SLF001
+    return config_of(row, server), noted  # type: ignore[arg-type]
+
+
+def test_a_run_keeps_its_forms_and_says_so() -> None:
+    config, noted = kept(
+        ["wire.half=none", "wire.window_mb=1"], ["wire.half=weights", "wire.window_mb=2"]
+    )
     assert (config.wire.half, config.wire.window_mb) == ("none", 2)
     assert len(noted) == 1
-    assert noted[0].startswith("[wire] differs from what run r1 was started with")
+    assert noted[0].startswith("[wire] half: other than run r1 was started with")
+
+
+def test_a_default_that_has_changed_is_nobody_s_wish() -> None:
+    config, noted = kept(["wire.half=none"], [])
+    assert config.wire.half == "none"
+    assert noted == []
+
+
+def test_what_a_budget_chose_is_kept_and_told_only_where_something_else_is_set() -> None:
+    own = ["method.name=running_mean", "method.side=4"]
+    assert kept(own, ["method.name=running_mean"], {"side": 4})[1] == []
+    config, noted = kept(own, ["method.name=running_mean", "method.side=8"], {"side": 4})
+    assert config.method.options == {"side": 4}
+    assert noted[0].startswith("[method] side: other than")

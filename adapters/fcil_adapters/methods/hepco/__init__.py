@@ -96,7 +96,7 @@ def _half(name: str) -> str:
 
 METHOD = Method(
     name="hepco",
-    version="1",
+    version="2",
     title="HePCo: Continual Adaptation of Vision Transformers for Federated Learning",
     citation="S. Halbe, J. S. Smith, J. Tian, Z. Kira. TMLR 2024. https://arxiv.org/abs/2306.09970",
     hparams=HepcoHparams,

@@ -69,7 +69,7 @@ def _half(name: str) -> str:
 
 METHOD = Method(
     name="pilora",
-    version="1",
+    version="2",
     title="PILoRA: Prototype Guided Incremental LoRA for Federated Class-Incremental Learning",
     citation="H. Guo, F. Zhu, W. Liu, X.-Y. Zhang, C.-L. Liu. ECCV 2024. "
     "https://arxiv.org/abs/2401.02094",

@@ -62,7 +62,7 @@ def _half(name: str) -> str:
 
 METHOD = Method(
     name="plora",
-    version="1",
+    version="2",
     title="PLoRA: Federated Class-Incremental Learning with Prototype Guided Transformer",
     citation="H. Guo, F. Zhu, W. Liu, X.-Y. Zhang, C.-L. Liu. 2024. "
     "https://arxiv.org/abs/2401.02094v1",
