@@ -19,7 +19,7 @@ def split_address(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     if host == "*":
         raise ConfigError("address '*' cannot be told to clients: use 0.0.0.0 or [::].")
-    number = int(port) if port.isdecimal() and len(port) <= 5 else -1
+    number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else -1
     if not colon or not 0 <= number <= 65535 or not host.strip("[]"):
         raise ConfigError(f"address {address!r} is not of the form HOST:PORT.")
     return host.strip("[]"), number

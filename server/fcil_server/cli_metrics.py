@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from fcil_protocol.errors import ConfigError
 from fcil_server.addresses import DEFAULT_METRICS
 
 _NAME = "--metrics"
@@ -43,7 +44,16 @@ class ServeCommand(TyperCommand):
 def metrics_settings(
     address: str | None, certificate: Path | None, key: Path | None
 ) -> tuple[str, ...]:
-    """Return the overrides of the configuration that these options stand for."""
+    """Return the overrides of the configuration that these options stand for.
+
+    Raises:
+        ConfigError: the address is empty.
+    """
+    if address is not None and not address.strip():
+        raise ConfigError(
+            f"the address after {_NAME} is empty.",
+            action=f"Give HOST:PORT, or {_NAME} alone for {DEFAULT_METRICS}.",
+        )
     given = {"metrics": address, "metrics_cert": certificate, "metrics_key": key}
     return tuple(
         f"federation.{name}={json.dumps(str(value))}"

@@ -255,8 +255,8 @@ def _of_members(totals: Totals, live: Mapping[str, Any] | None) -> Iterator[Samp
         yield "fcil_client_updates_counted_total", (name,), counted
         yield "fcil_client_predicted_wire_bytes_total", (name, Direction.UP.value), up
         yield "fcil_client_predicted_wire_bytes_total", (name, Direction.DOWN.value), down
-        if live is not None:
-            yield "fcil_client_connected", (name,), client in live["here"]
+        if live is not None and client in live["here"]:  # a newcomer was not asked for yet
+            yield "fcil_client_connected", (name,), live["here"][client]
 
 
 def _of_server(live: Mapping[str, Any]) -> Iterator[Sample]:

@@ -43,7 +43,7 @@ def gauges(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
         "answered": sum(a is Answer.UPDATED for a in answers.values()),
         "connected": len(server.peers),
         "ready": sum(1 for _ in server.peers.announced()),
-        "here": [i for i in ids if server.peers.by_client(ClientId(str(i))) is not None],
+        "here": {str(i): server.peers.by_client(ClientId(str(i))) is not None for i in ids},
         "worker_pid": worker.pid,
         "worker_starts": worker.starts,
         "worker_deaths": worker.deaths,

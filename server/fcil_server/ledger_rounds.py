@@ -184,7 +184,7 @@ class HistoryTables(LedgerFile):
         )
         changed = self._write(sql, (json.dumps(list(asked)), remaining_s, *key))
         if not changed:
-            raise InternalError(f"round {key} has made a state and cannot be reopened.")
+            raise InternalError(f"{_in_words(key)} has made a state and cannot be reopened.")
 
     def close_round(
         self,
@@ -355,4 +355,4 @@ class HistoryTables(LedgerFile):
     ) -> None:
         sql = f"UPDATE rounds SET {columns} WHERE {_IN_ROUND} AND closed_at IS NULL"  # noqa: S608
         if not self._write(sql, (*values, *key), durable=durable):
-            raise InternalError(f"round {key} is not open.")
+            raise InternalError(f"{_in_words(key)} is not open.")

@@ -35,7 +35,7 @@ class MetricsProcess:
 
     Raises:
         LinkError: the address cannot be listened on.
-        ConfigError: the certificate cannot be used, or a package is missing.
+        ConfigError: the certificate cannot be used, or serves nothing; or a package is missing.
     """
 
     def __init__(self, directory: Path, section: FederationSection, say: Say) -> None:
@@ -45,6 +45,7 @@ class MetricsProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._socket: socket.socket | None = None
         if not section.metrics:
+            _refuse_certificate_alone(section)
             return
         self._check()
         self._socket = open_door(section.metrics)
@@ -134,3 +135,11 @@ class MetricsProcess:
         self._socket.close()
         for end in self._pipe:
             os.close(end)
+
+
+def _refuse_certificate_alone(section: FederationSection) -> None:
+    if section.metrics_cert or section.metrics_key:
+        raise ConfigError(
+            "federation.metrics_cert and metrics_key are given, but no address of figures.",
+            action="Give one, such as --metrics 127.0.0.1:9464, or leave the two out.",
+        )

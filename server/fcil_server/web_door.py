@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -21,9 +22,12 @@ from fcil_server.addresses import Certificate, split_address
 
 MAX_CONNECTIONS = 32
 MAX_HEAD_BYTES = 8192  # of a request: its line and headers
-REQUEST_S = 10.0  # from a connection, or the last answer, to the end of the next answer
+FIRST_S = 2.0  # from a connection to its first request: who says nothing leaves room soon
+REQUEST_S = 10.0  # from the first request, or the last answer, to the end of the next answer
 KEEP_ALIVE_S = 5.0  # without a request
 BACKLOG = 64
+
+_HOST = re.compile(r"(?:\[(?P<six>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -99,7 +103,10 @@ def is_ours(host: str, names: frozenset[str]) -> bool:
     An address in numbers is nobody's name: no page can have got there by a name that it
     controls. A wildcard of the certificate stands for one label.
     """
-    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+    written = _HOST.fullmatch(host)
+    if written is None:
+        return False
+    name = written["six"] or written["name"]
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -109,7 +116,7 @@ def is_ours(host: str, names: frozenset[str]) -> bool:
 
 
 class OwnNames:
-    """Sends away whoever calls the door by a name that is not its own."""
+    """Sends away whoever calls the door by a name that is not its own, or says too much."""
 
     def __init__(self, app: App, names: frozenset[str]) -> None:
         self._app = app
@@ -117,15 +124,27 @@ class OwnNames:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass a request on, or refuse it."""
-        if scope["type"] == "http":
-            hosts = [value for name, value in scope["headers"] if name == b"host"]
-            if len(hosts) != 1 or not is_ours(hosts[0].decode("latin-1"), self._names):
-                from starlette.responses import PlainTextResponse
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
+            from starlette.responses import PlainTextResponse
 
-                text = "this door is not called that; use its address in numbers.\n"
-                await PlainTextResponse(text, 421)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+            await PlainTextResponse(*refusal)(scope, receive, send)
+
+    def _refusal(self, scope: Any) -> tuple[str, int] | None:
+        if _head_bytes(scope) > MAX_HEAD_BYTES:
+            return f"a request may be {MAX_HEAD_BYTES} bytes long.\n", 431
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1 or not is_ours(hosts[0].decode("latin-1"), self._names):
+            return "this door is not called that; use its address in numbers.\n", 421
+        return None
+
+
+def _head_bytes(scope: Any) -> int:
+    """Return the length of a request without its body; h11 bounds only heads in pieces."""
+    target = len(scope["raw_path"]) + len(scope["query_string"])
+    return target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
 def make_server(app: App, certificate: Certificate) -> Any:
@@ -164,6 +183,7 @@ def _bounded() -> type[asyncio.Protocol]:
         """uvicorn's HTTP, with an end to patience."""
 
         _patience: asyncio.TimerHandle | None = None
+        _asked = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             """Take a connection, unless there are many."""
@@ -171,7 +191,14 @@ def _bounded() -> type[asyncio.Protocol]:
             if len(self.connections) > MAX_CONNECTIONS:
                 transport.abort()
             else:
-                self._wait()
+                self._wait(FIRST_S)
+
+        def handle_events(self) -> None:
+            """Take what came; with the first request, its time begins."""
+            super().handle_events()
+            if not self._asked and self.cycle is not None:
+                self._asked = True
+                self._wait(REQUEST_S)
 
         def connection_lost(self, exc: Exception | None) -> None:
             """Forget a connection."""
@@ -181,11 +208,11 @@ def _bounded() -> type[asyncio.Protocol]:
         def on_response_complete(self) -> None:
             """Wait for the next request."""
             super().on_response_complete()
-            self._wait()
+            self._wait(REQUEST_S)
 
-        def _wait(self) -> None:
+        def _wait(self, seconds: float) -> None:
             self._forgive()
-            self._patience = self.loop.call_later(REQUEST_S, self.transport.abort)
+            self._patience = self.loop.call_later(seconds, self.transport.abort)
 
         def _forgive(self) -> None:
             if self._patience is not None:

@@ -45,6 +45,8 @@ def test_options_become_settings_of_the_federation() -> None:
     [
         ("0.0.0.0:9464", "federation.metrics: 0.0.0.0:9464 can be reached from other machines"),
         ("9464", "federation.metrics: address '9464' is not of the form HOST:PORT"),
+        ("127.0.0.1:\N{ARABIC-INDIC DIGIT THREE}", "is not of the form HOST:PORT"),
+        ("", "the address after --metrics is empty"),
     ],
 )
 def test_a_door_that_would_be_open_to_others_is_a_fault(address: str, words: str) -> None:

@@ -31,7 +31,7 @@ LIVE = {
     "answered": 2,
     "connected": 3,
     "ready": 2,
-    "here": [ALICE],
+    "here": {ALICE: True, BOB: False},
     "worker_pid": 2,
     "worker_starts": 2,
     "worker_deaths": 1,

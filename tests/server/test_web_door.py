@@ -103,8 +103,9 @@ def test_other_methods_and_places_are_refused() -> None:
 def test_who_calls_it_by_a_foreign_name_is_sent_away() -> None:
     two = "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
     none = "GET / HTTP/1.0\r\n\r\n"
-    foreign = [get(host="evil.example"), get(host="evil.example:9464"), get(host=""), none]
-    assert codes(*foreign) == ["421"] * 4
+    named = ["evil.example", "evil.example:9464", "", "[::1].evil.com", "[127.0.0.1]evil.com:1"]
+    foreign = [*(get(host=name) for name in named), none]
+    assert codes(*foreign) == ["421"] * len(foreign)
     assert codes(two) in (["400"], ["421"])
     own = ["localhost", "LOCALHOST:9464", "127.0.0.1:9464", "[::1]", "[::1]:9464", "192.0.2.7"]
     assert codes(*(get(host=name) for name in own)) == ["200"] * len(own)
@@ -113,10 +114,17 @@ def test_who_calls_it_by_a_foreign_name_is_sent_away() -> None:
 def test_a_request_that_never_ends_is_cut_where_it_is_too_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(web_door, "REQUEST_S", 1000.0)  # it is not for its time
+    monkeypatch.setattr(web_door, "FIRST_S", 1000.0)  # it is not for its time
     long = "GET / HTTP/1.1\r\n" + "".join(f"X-{i}: {'y' * 90}\r\n" for i in range(2_000))
     (answer,) = answers(long)
     assert answer.partition("\r")[0] in ("HTTP/1.1 400 Bad Request", "")  # cut, with or without
+
+
+@pytest.mark.parametrize("path", ["/", f"/?{'y' * 20_000}"])
+def test_a_long_request_is_refused_even_if_it_comes_at_once(path: str) -> None:
+    header = f"X: {'y' * (20_000 if path == '/' else 1)}\r\nConnection"
+    (answer,) = answers(get(path).replace("Connection", header))
+    assert answer.startswith("HTTP/1.1 431")
 
 
 @pytest.mark.parametrize("junk", ["\x16\x03\x01\x02\x00", "\r\n" * 10_000, "GET\r\n\r\n"])
@@ -126,11 +134,29 @@ def test_what_is_no_http_is_refused(junk: str) -> None:
 
 
 def test_who_says_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_door, "REQUEST_S", 0.2)
+    monkeypatch.setattr(web_door, "FIRST_S", 0.2)
     assert answers("", "GET / HT") == ["", ""]  # `ask` ends with the connection
 
 
+def test_an_answer_may_take_longer_than_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_door, "FIRST_S", 0.2)
+
+    async def slow(_request):
+        await ask(port_of["it"], "")  # until one that says nothing is cut, who came later
+        return PlainTextResponse("at last\n")
+
+    port_of: dict[str, int] = {}
+
+    async def work() -> str:
+        async with door(Starlette(routes=[Route("/", slow)])) as port:
+            port_of["it"] = port
+            return await ask(port, get())
+
+    assert asyncio.run(work()).endswith("at last\n")
+
+
 def test_who_does_not_read_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_door, "FIRST_S", 0.5)
     monkeypatch.setattr(web_door, "REQUEST_S", 0.5)
 
     async def work() -> int:
@@ -366,6 +392,12 @@ def test_without_an_address_there_is_no_door() -> None:
     assert (made.describe(), made.address) == (None, "")
     asyncio.run(made.run())  # nothing to keep running
     made.close()
+
+
+@pytest.mark.parametrize("given", ["metrics_cert", "metrics_key"])
+def test_a_certificate_without_an_address_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match="no address of figures"):
+        process("", **{given: "c.pem"})
 
 
 def test_missing_packages_are_named_before_anything_listens(

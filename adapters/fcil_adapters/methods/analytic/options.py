@@ -22,7 +22,8 @@ class AnalyticHparams(Hparams):
     )
     rho: float = Field(
         default=1e-3,
-        gt=0,
+        ge=1e-9,
+        le=1e3,
         description="Ridge: lambda is rho times the mean of G's diagonal, tr(G) / D.",
     )
     balance: Literal["server", "plain"] = Field(
