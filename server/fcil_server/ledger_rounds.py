@@ -356,3 +356,7 @@ class HistoryTables(LedgerFile):
         sql = f"UPDATE rounds SET {columns} WHERE {_IN_ROUND} AND closed_at IS NULL"  # noqa: S608
         if not self._write(sql, (*values, *key), durable=durable):
             raise InternalError(f"{_in_words(key)} is not open.")
+
+
+def _in_words(key: RoundKey) -> str:
+    return f"task {key.task} {key.kind} round {key.round} of run {key.run}"

@@ -140,6 +140,6 @@ class MetricsProcess:
 def _refuse_certificate_alone(section: FederationSection) -> None:
     if section.metrics_cert or section.metrics_key:
         raise ConfigError(
-            "federation.metrics_cert and metrics_key are given, but no address of figures.",
+            "federation.metrics_cert or metrics_key is given, but no address of figures.",
             action="Give one, such as --metrics 127.0.0.1:9464, or leave the two out.",
         )

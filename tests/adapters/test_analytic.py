@@ -274,6 +274,19 @@ class TestSolving:
         row = solving.ridge(gram, np.ones((1, 3)), 0.1)[0]
         assert row[2] < 11
 
+    @pytest.mark.parametrize("rho", [1e-9, 1e3])
+    def test_the_smallest_and_the_largest_ridge_end_with_finite_rows(self, rho):
+        """One image has far fewer directions than the projection."""
+        fed = learned([toy_images({0: 1})], ((0,),), projection=100, rho=rho)
+        row = fed.state.f32("weight")
+        assert np.isfinite(row).all()
+        assert row.any()
+
+    @pytest.mark.parametrize("rho", [0, 0.9e-9, 1.1e3, float("inf"), float("nan")])
+    def test_another_ridge_is_refused(self, rho):
+        with pytest.raises(ValueError, match="rho"):
+            AnalyticHparams(rho=rho)
+
     @pytest.mark.parametrize("size", [0.0, -1.0])
     def test_products_of_nothing_but_noise_give_zeros(self, size):
         assert not solving.ridge(size * np.eye(3), np.ones((1, 3)), 1e-3).any()

@@ -168,6 +168,8 @@ def test_clients_are_named_only_up_to_the_number_that_was_asked_for(ledger: Ledg
     assert names == {"client=alice", "client=bob"}
     assert found["fcil_client_connected", "client=alice"] == 1
     assert found["fcil_client_connected", "client=bob"] == 0
+    later = told(ledger, clients=50, live={**LIVE, "here": {ALICE: True}})  # bob was not asked for
+    assert ("fcil_client_connected", "client=bob") not in later
     assert (
         found["fcil_client_updates_counted_total", "client=bob"] == (ledger.rounds_by_client()[BOB])
     )

@@ -352,7 +352,9 @@ class TestHistory:
             lambda: in_round.set_remaining(KEY, 1.0),
             lambda: in_round.set_asked(KEY, ()),
         ):
-            with pytest.raises(InternalError, match="not open"):
+            with pytest.raises(
+                InternalError, match=f"^task 0 train round 0 of run {RUN} is not open"
+            ):
                 change()
 
     def test_a_short_round_reopens_with_its_updates(self, in_round: Ledger) -> None:
