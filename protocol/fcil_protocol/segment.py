@@ -83,8 +83,8 @@ class Segment:
     Attributes:
         end: where the next record goes.
         synced: all before this offset is on the disk.
-        live: data records that count.
-        buried: numbers of earlier segments in which records of this one remove something.
+        live: bytes of data records that count.
+        buried: numbers of earlier segments in which this one's records remove or replace some.
         open_end: records may be appended.
     """
 
@@ -119,6 +119,11 @@ class Segment:
             names = sorted(path.name for path in directory.iterdir())
         matches = (_NAME.fullmatch(name) for name in names)
         return [cls(directory / m[0], int(m[1]), bytes.fromhex(m[2])) for m in matches if m]
+
+    @property
+    def dead(self) -> int:
+        """Bytes that count no more, or never did."""
+        return self.end - self.live
 
     @property
     def descriptor(self) -> int:

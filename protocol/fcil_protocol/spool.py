@@ -3,6 +3,9 @@
 Append as things come, sync once for all of them, then acknowledge. Any thread may do each, and
 a sync waits for the disk without holding up the others. `get` is for keys that nobody removes
 meanwhile. Bodies are opaque here.
+
+Dead bytes do not pile up: nothing more is appended to a segment of which most is dead, so
+that it soon holds nothing that counts; if it still does, that is copied and it is deleted.
 """
 
 from __future__ import annotations
@@ -14,12 +17,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from fcil_protocol.errors import AlreadyHave, CorruptFile, StorageError
+from fcil_protocol.errors import AlreadyHave, CorruptFile, DiskFull, StorageError
 from fcil_protocol.files import storage_errors, sync_data, sync_directory
 from fcil_protocol.segment import MAX_KEY_BYTES, Damage, Record, RecordKind, Segment
 
 SEGMENT_BYTES = 64 << 20
 QUARANTINE = "quarantine"
+_ROLL_AT = 1  # dead bytes for each live one, from which on a segment takes no more records
+_COPY_AT = 3  # and from which on its live ones are copied elsewhere
+_LITTLE = 64  # this part of a full segment may be dead without anybody caring
 
 
 class _Place(NamedTuple):
@@ -61,9 +67,9 @@ class Spool:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for segment in Segment.all_in(directory):
             self._load(segment)
-        self._collect()
         with storage_errors("sync", directory):
             sync_directory(directory)
+        self._collect()
 
     # --- opening ----------------------------------------------------------------------------
 
@@ -75,9 +81,9 @@ class Spool:
             if isinstance(found, Damage):
                 damages.append(found)
             elif found.kind is RecordKind.DATA:
-                self._forget(found.key)
+                self._bury(found.key, segment)  # a copy counts instead of what was copied
                 self._index[found.key] = _Place(segment, found)
-                segment.live += 1
+                segment.live += found.size
             elif found.kind is RecordKind.REMOVED:
                 self._bury(found.key, segment)
         for damage in damages:
@@ -108,11 +114,11 @@ class Spool:
         self._unsynced.pop(key, None)
         if place is None:
             return None
-        place.segment.live -= 1
+        place.segment.live -= place.record.size
         return place.segment
 
     def _bury(self, key: str, segment: Segment) -> None:
-        """Note that a record in ``segment`` removes the key."""
+        """Note that a record in ``segment`` removes the key, or replaces its record."""
         holder = self._forget(key)
         if holder is not None and holder is not segment:
             segment.buried.add(holder.number)
@@ -131,9 +137,17 @@ class Spool:
         with self._guard:
             if key in self._index:
                 raise AlreadyHave(f"{key!r} is in the spool already; the first one counts.")
-            segment = self._open_segment(name_bytes + sum(len(piece) for piece in body))
-            record = segment.append(RecordKind.DATA, key, *body)
-            segment.live += 1
+            size = name_bytes + sum(len(piece) for piece in body)
+            try:
+                segment = self._open_segment(size)
+                record = segment.append(RecordKind.DATA, key, *body)
+            except DiskFull:
+                wasteful = sorted(self._wasteful(0), key=lambda segment: segment.live)
+                if not self._empty(wasteful[:1]):
+                    raise
+                segment = self._open_segment(size)
+                record = segment.append(RecordKind.DATA, key, *body)
+            segment.live += record.size
             self._index[key] = _Place(segment, record)
             self._unsynced[key] = None
             self._dirty[segment.number] = segment
@@ -144,6 +158,9 @@ class Spool:
             if last.end == 0 or last.end + size <= self._segment_bytes:
                 return last
             last.open_end = False
+        return self._new_segment()
+
+    def _new_segment(self) -> Segment:
         segment = Segment.create(self._directory, self._next_number)
         self._next_number += 1
         self._segments[segment.number] = segment
@@ -161,20 +178,24 @@ class Spool:
             CorruptFile: the record was damaged, or is not there (see ``quarantine/``).
             StorageError: it cannot be read.
         """
-        place = self._index.get(key)
-        if place is None:
-            raise CorruptFile(
-                f"the spool {self._directory} has no record {key!r}: it was damaged or removed.",
-                action=f"Look into {QUARANTINE}/ there; its sender must send it again.",
-            )
-        return place.segment.read(place.record, check=check)
+        while (place := self._index.get(key)) is not None:
+            try:
+                return place.segment.read(place.record, check=check)
+            except StorageError:
+                if self._index.get(key) is place:
+                    raise
+                # It was copied to another segment meanwhile.
+        raise CorruptFile(
+            f"the spool {self._directory} has no record {key!r}: it was damaged or removed.",
+            action=f"Look into {QUARANTINE}/ there; its sender must send it again.",
+        )
 
     def __contains__(self, key: object) -> bool:
         """Say whether a key's record is durable, so that it may be acknowledged."""
         return key in self._index and key not in self._unsynced
 
     def keys(self) -> list[str]:
-        """Return the keys of all durable records, oldest first."""
+        """Return the keys of all durable records, as they lie: oldest first, copied ones last."""
         with self._guard:
             durable = {k: place for k, place in self._index.items() if k not in self._unsynced}
         return sorted(durable, key=lambda k: (durable[k].segment.number, durable[k].record.offset))
@@ -203,9 +224,13 @@ class Spool:
                 for key, place in victims.items():
                     if place.segment.number in self._segments:
                         self._index[key] = place
-                        place.segment.live += 1
+                        place.segment.live += place.record.size
                 self._unsynced.update(dict.fromkeys(k for k in unsynced if k in self._index))
                 raise
+            last = next(reversed(self._segments.values()), None)
+            if last is not None and self._mostly_dead(last, _ROLL_AT):
+                last.open_end = False
+            self._empty(self._wasteful(_COPY_AT))
 
     def _note_removal(self, key: str, holder: Segment) -> None:
         segment = self._open_segment(len(key.encode()))
@@ -229,6 +254,65 @@ class Spool:
                 sync_directory(self._directory)
             del self._segments[segment.number]
             self._dirty.pop(segment.number, None)
+
+    # --- dead bytes -------------------------------------------------------------------------
+
+    def _mostly_dead(self, segment: Segment, times: int) -> bool:
+        little = self._segment_bytes // _LITTLE
+        return segment.dead > max(times * segment.live, little)
+
+    def _wasteful(self, times: int) -> list[Segment]:
+        """Segments that could be deleted if the little that counts in them were elsewhere."""
+        return [
+            segment
+            for segment in self._segments.values()
+            if segment.live
+            and self._mostly_dead(segment, times)
+            and segment.number not in self._dirty
+            and segment.buried.isdisjoint(self._segments)
+        ]
+
+    def _empty(self, wasteful: list[Segment]) -> bool:
+        """Copy what counts in these segments into a new one, make that durable, delete them.
+
+        A kill leaves both or the copy; where both are, the copy counts. What fails is as if it
+        had not been tried: nothing was lost, and no room was gained.
+        """
+        if not wasteful:
+            return False
+        numbers = {segment.number for segment in wasteful}
+        places = {k: place for k, place in self._index.items() if place.segment.number in numbers}
+        try:
+            target, copies = self._copy(places)
+            for key, copy in copies.items():
+                target.live += copy.record.size
+                target.buried.add(places[key].segment.number)
+                self._index[key] = copy  # at once: `in` and `get` ask without the guard
+                places[key].segment.live -= copy.record.size
+            self._collect()
+        except StorageError:
+            return False
+        return True
+
+    def _copy(self, places: dict[str, _Place]) -> tuple[Segment, dict[str, _Place]]:
+        """Copy records into a new segment, durable when this returns."""
+        for segment in self._segments.values():
+            segment.open_end = False  # what is appended from now on stands behind the copies
+        target = self._new_segment()
+        copies = {}
+        try:
+            for key, place in places.items():
+                body = place.segment.read(place.record)
+                copies[key] = _Place(target, target.append(RecordKind.DATA, key, body))
+            with storage_errors("sync", target.path):
+                sync_data(target.descriptor)
+                sync_directory(self._directory)
+        except StorageError:
+            target.open_end = False  # and as nothing in it counts, it is deleted
+            self._collect()
+            raise
+        target.synced = target.end
+        return target, copies
 
     # --- durability -------------------------------------------------------------------------
 

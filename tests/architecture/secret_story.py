@@ -81,6 +81,14 @@ def family(pid):
                 yield from family(int(child))
 
 
+def pointed_at(fd):
+    """Return where a descriptor of a running process leads; nothing if it was closed meanwhile."""
+    try:
+        return os.fsencode(os.readlink(fd))
+    except FileNotFoundError:
+        return b""
+
+
 def memory(pid):
     """Yield what a process may write to, piece by piece, without what it never touched."""
     with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as mem:
@@ -102,7 +110,7 @@ def look(story, processes):
             words = (proc / "cmdline").read_bytes()
             kind = "worker" if b"worker" in words else "daemon"
             name = f"{parent}'s {kind} {pid}"
-            links = [os.fsencode(os.readlink(fd)) for fd in (proc / "fd").iterdir()]
+            links = [link for fd in (proc / "fd").iterdir() if (link := pointed_at(fd))]
             story.told[name] = b"\0".join((words, (proc / "environ").read_bytes(), *links))
             if kind == "worker" or parent == "server":  # one daemon shows that the search works
                 held = (story.needles.plain_in(piece) for piece in memory(pid))

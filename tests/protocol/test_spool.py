@@ -579,6 +579,205 @@ def test_an_unusable_directory_is_a_storage_error(tmp_path):
         Spool(tmp_path / "file" / "below")
 
 
+# --- dead bytes -----------------------------------------------------------------------------
+
+
+def on_disk(directory: Path) -> int:
+    return sum(path.stat().st_size for path in segments(directory))
+
+
+def test_dead_records_do_not_pile_up_behind_one_that_always_counts(tmp_path):
+    """As rounds do: the updates of the last one still count while the next come in."""
+    own = Spool(tmp_path, segment_bytes=1 << 20)
+    most = 0
+    for turn in range(200):
+        for i in range(3):
+            own.append(f"{turn}-{i}", bytes(1500))
+        own.sync()
+        most = max(most, on_disk(tmp_path))
+        own.remove([key for key in own.keys() if not key.startswith(f"{turn}-2")])  # noqa: SIM118
+        own.sync()
+        assert own.keys() == [f"{turn}-2"]
+    assert most < 40_000, "a little may be dead, 16 kB here, and few times what counts"
+    own.close()
+    assert Spool(tmp_path).keys() == ["199-2"]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_records_that_count_for_ever_do_not_keep_the_dead_ones_around_them(tmp_path, restarts):
+    own = Spool(tmp_path, segment_bytes=20_000)
+    for turn in range(200):
+        for i in range(20):
+            own.append(f"{turn}-{i}", bytes([turn]) * 500)
+        own.sync()
+        own.remove([f"{turn}-{i}" for i in range(20) if i != turn % 20])
+        own.sync()
+        if restarts and turn % 10 == 9:
+            own.close()
+            own = Spool(tmp_path, segment_bytes=20_000)
+            assert own.recovered == []
+        counts = (turn + 1) * 600
+        assert on_disk(tmp_path) < 5 * counts + 40_000
+    kept = {f"{turn}-{turn % 20}": bytes([turn]) * 500 for turn in range(200)}
+    assert content(own) == kept
+    own.close()
+    assert content(Spool(tmp_path)) == kept
+
+
+def wasteful(directory: Path, monkeypatch) -> Spool:
+    """A segment of which a fifth counts; the next `remove` copies that."""
+    records = [(f"k{i}", bytes([i]) * 300) for i in range(10)]
+    own = filled(directory, *records, segment_bytes=4000)
+    own.append("next", b"n" * 500)
+    with monkeypatch.context() as patch:
+        patch.setattr(spool, "_COPY_AT", 1000)
+        own.remove(DROPPED)
+    own.sync()
+    return own
+
+
+KEPT = {"k3": bytes([3]) * 300, "k7": bytes([7]) * 300, "next": b"n" * 500}
+DROPPED = [f"k{i}" for i in range(10) if i not in (3, 7)]
+
+
+def test_a_kill_before_any_call_to_the_disk_while_records_are_copied_keeps_what_counts(
+    tmp_path, monkeypatch
+):
+    """The directory is taken as a kill would leave it, half a write included, and opened."""
+    copies = []
+
+    def taken(name, original):
+        def call(*arguments):
+            for torn in (0, 30) if name == "write" else (0,):
+                copy = tmp_path / f"{len(copies)}"
+                shutil.copytree(tmp_path / "own", copy)
+                if torn:
+                    with segments(copy)[-1].open("ab") as file:
+                        file.write(bytes(arguments[1])[:torn])
+                copies.append((name, copy))
+            return original(*arguments)
+
+        return call
+
+    own = wasteful(tmp_path / "own", monkeypatch)
+    before = segments(tmp_path / "own")
+    for name in ("write", "open", "unlink"):
+        monkeypatch.setattr(os, name, taken(name, getattr(os, name)))
+    for name in ("sync_data", "sync_directory"):
+        monkeypatch.setattr(spool, name, taken(name, getattr(spool, name)))
+    own.remove([])
+    monkeypatch.undo()
+    assert before[0] not in segments(tmp_path / "own"), "it was copied and deleted"
+    names = [name for name, _ in copies]
+    order = [names.index(name) for name in ("write", "sync_data", "sync_directory", "unlink")]
+    assert order == sorted(order), "durable before the old ones go, against a power cut"
+    assert content(own) == KEPT
+    own.remove(["k3"])
+    own.close()
+    assert content(Spool(tmp_path / "own")) == {k: KEPT[k] for k in ("k7", "next")}
+    for name, copy in copies:
+        again = Spool(copy)  # with large segments: nothing more is copied
+        assert content(again) == KEPT, name
+        again.remove(["k3", "next"])
+        again.close()
+        again = filled(copy, ("k0", b"anew"))
+        again.close()
+        assert content(Spool(copy)) == {"k7": KEPT["k7"], "k0": b"anew"}, name
+
+
+def test_what_is_not_yet_durable_is_not_made_so_by_copying_it(tmp_path, monkeypatch):
+    """Else a record whose sync failed, and which its sender was refused, would come back."""
+    records = [(f"k{i}", bytes([i]) * 300) for i in range(10)]
+    own = filled(tmp_path, *records, segment_bytes=20_000)
+    own.append("new", b"x")
+    own.remove(DROPPED)
+    with monkeypatch.context() as patch:
+        patch.setattr(spool, "sync_data", broken_sync)
+        with pytest.raises(StorageError):
+            own.sync()
+    own.close()
+    again = Spool(tmp_path)
+    assert {"k3", "k7"} <= set(again.keys())
+    assert "new" not in again.keys()  # noqa: SIM118
+
+
+def test_nothing_is_copied_out_of_a_segment_whose_notes_of_removal_are_needed(tmp_path):
+    own = filled(tmp_path, ("old", bytes(900)), ("kept", bytes(2900)), segment_bytes=4000)
+    for i in range(10):
+        own.append(f"k{i}", bytes([i]) * 300)
+    own.remove(["old"])
+    own.sync()
+    own.remove(DROPPED)
+    own.sync()
+    before = segments(tmp_path)
+    own.remove([])
+    assert segments(tmp_path) == before
+    own.remove(["kept"])
+    assert content(own) == {k: KEPT[k] for k in ("k3", "k7")}
+    assert on_disk(tmp_path) < 1000
+
+
+@pytest.mark.parametrize("broken", ["write", "sync"])
+def test_records_that_cannot_be_copied_stay_where_they_are_until_they_can(
+    tmp_path, monkeypatch, broken
+):
+    own = wasteful(tmp_path, monkeypatch)
+    before = segments(tmp_path)
+    with monkeypatch.context() as patch:
+        if broken == "write":
+            patch.setattr(os, "write", failing_after(500, errno.ENOSPC))
+        else:
+            patch.setattr(spool, "sync_data", broken_sync)
+        own.remove([])
+        assert content(own) == KEPT
+        assert segments(tmp_path) == before
+    own.remove([])
+    assert segments(tmp_path)[0] != before[0]
+    own.append("more", b"m")
+    own.close()
+    assert content(Spool(tmp_path)) == {**KEPT, "more": b"m"}
+
+
+def test_a_full_disk_gets_room_from_dead_records_when_something_is_appended(tmp_path, monkeypatch):
+    records = (("dead", bytes(5000)), ("small", b"s" * 100), ("large", bytes(4000)))
+    own = filled(tmp_path, *records, segment_bytes=20_000)
+    own.remove(["dead"])
+    own.remove(["large"])
+    own.sync()
+    write = os.write
+
+    def limited(fd, data):
+        if on_disk(tmp_path) + len(data) > 10_000:
+            no_space()
+        return write(fd, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", limited)
+        own.append("new", bytes(5000))
+        own.sync()
+        with pytest.raises(DiskFull):
+            own.append("too large", bytes(9000))
+    assert content(own) == {"small": b"s" * 100, "new": bytes(5000)}
+    own.close()
+    assert content(Spool(tmp_path)) == {"small": b"s" * 100, "new": bytes(5000)}
+
+
+def test_a_record_that_is_copied_while_it_is_read_is_read_from_its_copy(tmp_path, monkeypatch):
+    own = wasteful(tmp_path, monkeypatch)
+    read = segment.Segment.read
+    calls = []
+
+    def late(of, record, **options):
+        calls.append(of.number)
+        if len(calls) == 1:
+            own.remove([])  # copies k3 and deletes its segment
+        return read(of, record, **options)
+
+    monkeypatch.setattr(segment.Segment, "read", late)
+    assert own.get("k3") == KEPT["k3"]
+    assert calls[0] < calls[-1]
+
+
 # --- sync in another thread -----------------------------------------------------------------
 
 

@@ -10,7 +10,8 @@ from fcil_server.local import LocalFederation
 from fcil_server.rundata import collect
 from system.kit import open_ledger, settings, write_client
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+# Every federation in test_methods.py runs in half precision; this one compares it with single.
+pytestmark = [pytest.mark.processes, pytest.mark.full, pytest.mark.timeout(300)]
 
 TASKS = [["0", "1", "2"]]
 LEARNER = {
