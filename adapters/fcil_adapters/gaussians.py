@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_protocol.payload import Array, Payload
+from fcil_protocol.schema import Kind, TensorSpec
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -119,6 +120,26 @@ def pack_gaussians(gaussians: Sequence[Gaussian], d: int, covariance: Covariance
         triangles = [g.covariance()[upper] for g in tall]
         tensors["gauss.triangle"] = _stack(triangles, triangle_size(d))
     return tensors
+
+
+def gaussian_specs(form: Covariance) -> tuple[TensorSpec, ...]:
+    """Describe what a client sends of the classes of which it has enough images.
+
+    Symbols: ``owned`` such classes, ``rows`` of all their factors, ``tall`` classes that send a
+    triangle of ``triangle`` numbers instead, features of ``d``.
+    """
+    mean, rest, factor, triangle = (
+        TensorSpec(f"gauss.{name}", Kind.GAUSSIAN, shape)
+        for name, shape in (
+            ("mean", ("owned", "d")),
+            ("rest", ("owned", "d")),
+            ("factor", ("rows", "d")),
+            ("triangle", ("tall", "triangle")),
+        )
+    )
+    if form == "diag":
+        return (mean, rest)
+    return (mean, rest, factor) if form == "lowrank" else (mean, factor, triangle)
 
 
 def gaussian_faults(

@@ -17,7 +17,7 @@ from fcil_adapters.cadence import Cadence, Largest
 from fcil_adapters.class_reports import count_faults, count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
 from fcil_adapters.economies import Economy
-from fcil_adapters.gaussians import gaussian_faults, max_factor_rows, triangle_size
+from fcil_adapters.gaussians import gaussian_faults, gaussian_specs, max_factor_rows, triangle_size
 from fcil_adapters.methods.gaussian_head.options import GaussianHeadHparams
 from fcil_adapters.privacy import Statistic
 from fcil_protocol.payload import Payload
@@ -30,25 +30,10 @@ def exchanges(h: GaussianHeadHparams, _backbone: BackboneInfo) -> tuple[Exchange
     """Return the only exchange of a task, one round: Gaussians of its classes and counts."""
     counts = (count_spec("classes", "c"), count_spec("count", "c"), count_spec("n", 1))
     upload = PayloadSchema(
-        (*_gaussian_specs(h), *counts),
+        (*gaussian_specs(h.cov), *counts),
         at_most=(("owned", "c"), ("rows", "factor_rows"), ("tall", "c")),
     )
     return (Exchange("train", upload, rounds=1, check=partial(check_upload, h)),)
-
-
-def _gaussian_specs(h: GaussianHeadHparams) -> tuple[TensorSpec, ...]:
-    mean, rest, factor, triangle = (
-        TensorSpec(f"gauss.{name}", Kind.GAUSSIAN, shape)
-        for name, shape in (
-            ("mean", ("owned", "d")),
-            ("rest", ("owned", "d")),
-            ("factor", ("rows", "d")),
-            ("triangle", ("tall", "triangle")),
-        )
-    )
-    if h.cov == "diag":
-        return (mean, rest)
-    return (mean, rest, factor) if h.cov == "lowrank" else (mean, factor, triangle)
 
 
 def check_upload(h: GaussianHeadHparams, payload: Payload, task: TaskInfo) -> list[str]:
@@ -87,7 +72,7 @@ def largest(h: GaussianHeadHparams, _b: BackboneInfo, task: TaskInfo, _clients: 
 
 def statistics(h: GaussianHeadHparams, _kind: str, _task: TaskInfo) -> tuple[Statistic, ...]:
     """Return what noise protects: all that is sent but counts."""
-    covariance = tuple(spec.name for spec in _gaussian_specs(h)[1:])
+    covariance = tuple(spec.name for spec in gaussian_specs(h.cov)[1:])
     return (
         Statistic("class means", ("gauss.mean",)),
         Statistic("class covariances", covariance),

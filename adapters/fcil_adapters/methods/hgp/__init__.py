@@ -18,7 +18,7 @@ from fcil_adapters.cadence import Cadence
 from fcil_adapters.claims import Claim
 from fcil_adapters.class_reports import count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
-from fcil_adapters.gaussians import max_factor_rows, triangle_size
+from fcil_adapters.gaussians import gaussian_specs, max_factor_rows, triangle_size
 from fcil_adapters.methods.hgp.options import ECONOMIES, PRESETS, HgpHparams
 from fcil_adapters.methods.hgp.parts import check_upload, pool_names
 from fcil_adapters.methods.hgp.traffic import largest
@@ -40,7 +40,7 @@ def exchanges(hparams: HgpHparams, backbone: BackboneInfo) -> tuple[Exchange, ..
             *_head_specs("c"),
             count_spec("classes", "c"),
             count_spec("count", "c"),
-            *_gaussian_specs(hparams),
+            *gaussian_specs(hparams.cov),
             count_spec("n", 1),
         ),
         at_most=(("owned", "c"), ("rows", "factor_rows"), ("tall", "c")),
@@ -80,7 +80,7 @@ def dims(hparams: HgpHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[st
 
 def statistics(hparams: HgpHparams, _kind: str, _task: TaskInfo) -> tuple[Statistic, ...]:
     """Return what noise protects: the Gaussians of the classes."""
-    covariance = tuple(spec.name for spec in _gaussian_specs(hparams)[1:])
+    covariance = tuple(spec.name for spec in gaussian_specs(hparams.cov)[1:])
     return (
         Statistic("class means", ("gauss.mean",)),
         Statistic("class covariances", covariance),
@@ -101,22 +101,6 @@ def _head_specs(rows: str) -> tuple[TensorSpec, ...]:
         TensorSpec("head.weight", Kind.HEAD, (rows, "d")),
         TensorSpec("head.bias", Kind.HEAD, (rows,)),
     )
-
-
-def _gaussian_specs(hparams: HgpHparams) -> tuple[TensorSpec, ...]:
-    """Describe the classes of which a client has enough images, by the covariance's form."""
-    mean, rest, factor, triangle = (
-        TensorSpec(f"gauss.{name}", Kind.GAUSSIAN, shape)
-        for name, shape in (
-            ("mean", ("owned", "d")),
-            ("rest", ("owned", "d")),
-            ("factor", ("rows", "d")),
-            ("triangle", ("tall", "triangle")),
-        )
-    )
-    if hparams.cov == "diag":
-        return (mean, rest)
-    return (mean, rest, factor) if hparams.cov == "lowrank" else (mean, factor, triangle)
 
 
 def _half(name: str) -> str:
