@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import copy
 import difflib
-import hashlib
-import importlib.resources
+import platform
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -25,28 +24,30 @@ from torch import Tensor, nn
 
 from fcil_adapters.bridge import to_numpy
 from fcil_adapters.contract import BackboneInfo, Preprocessing
+from fcil_adapters.embedded import (
+    EMBEDDED,
+    EMBEDDED_DIGEST,
+    EMBEDDED_NAMES,
+    EMBEDDED_PREPROCESSING,
+    embedded_file,
+)
 from fcil_adapters.feature_memory import FeatureMemory
-from fcil_adapters.images import decode, preprocess
-from fcil_adapters.mixed_precision import mixed
+from fcil_adapters.mixed_precision import mixed, precision_of
 from fcil_adapters.precision import Precision
 from fcil_adapters.torchvision_shim import ensure_torchvision
+from fcil_adapters.weights import HEAD, weights_digest
+from fcil_adapters.without_compiler import without_compiler
 from fcil_protocol.errors import ConfigError, CorruptFile, DataError
 
-ensure_torchvision()
+with without_compiler():
+    ensure_torchvision()  # before timm, which needs it
 
-import timm  # noqa: E402  torchvision must be importable first
-from timm.data.config import resolve_model_data_config  # noqa: E402
-from timm.models.vision_transformer import Block, VisionTransformer  # noqa: E402
-
-EMBEDDED = "vit_nano_patch4_32"
-EMBEDDED_DIGEST = "072344de5c60bf857e06c8e67c2952ba728fdfa6376f0f6a5be50c3e91192f0c"
-EMBEDDED_PREPROCESSING = Preprocessing(size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-PROBES = ("probe_0.png", "probe_1.png", "probe_2.png", "probe_3.png")
+    import timm
+    from timm.data.config import resolve_model_data_config
+    from timm.models.vision_transformer import Block, VisionTransformer
 
 # Fewer rows than this take other kernels, whose last bits differ (measured: below 16).
 _FEWEST_ROWS = 64
-
-_DATA = importlib.resources.files("fcil_adapters") / "data"
 
 
 class Backbone:
@@ -54,6 +55,7 @@ class Backbone:
 
     Attributes:
         info: what one may know of it without torch.
+        mean, std: of its input's channels, (1, 3, 1, 1).
         module: the timm model, in eval mode, no parameter requires a gradient; read only.
         device: name of the device that holds it.
         alive: called at the beginning of every pass: a worker tells its daemon so.
@@ -69,16 +71,35 @@ class Backbone:
         self.memory = FeatureMemory()
         self.precision: Precision = "fp32"
         p = info.preprocessing
-        self._mean = torch.tensor(p.mean, device=device).view(1, 3, 1, 1)
-        self._std = torch.tensor(p.std, device=device).view(1, 3, 1, 1)
+        self.mean = torch.tensor(p.mean, device=device).view(1, 3, 1, 1)
+        self.std = torch.tensor(p.std, device=device).view(1, 3, 1, 1)
 
     def __repr__(self) -> str:
         return f"Backbone({self.info.name}, {self.device}, {self.info.digest[:12]})"
+
+    @property
+    def description(self) -> str:
+        """What computes it, for people."""
+        trains = "" if self.precision == "fp32" else f"trains in {self.precision}"
+        if self.device.startswith("cuda"):
+            facts = [torch.cuda.get_device_name(self.device)]
+        else:
+            facts = [platform.machine(), f"{torch.get_num_threads()} threads"]
+        facts += [f"torch {torch.__version__}", trains]
+        return f"{self.device} ({', '.join(filter(None, facts))})"
 
     def view(self) -> Any:
         """Return a new module tree over the same parameter tensors, to attach adapters to."""
         shared = [*self.module.parameters(), *self.module.buffers()]
         return copy.deepcopy(self.module, {id(tensor): tensor for tensor in shared})
+
+    def choose_precision(self, choice: str) -> None:
+        """Set the precision of training to what a choice means on this device.
+
+        Raises:
+            ConfigError: the choice is unknown.
+        """
+        self.precision = precision_of(choice, self.device)
 
     def training(self) -> AbstractContextManager[Any]:
         """Return the context for a training step's forward pass: mixed precision, if chosen."""
@@ -96,7 +117,7 @@ class Backbone:
         self.alive()
         pixels = torch.tensor(images) if isinstance(images, np.ndarray) else images
         x = pixels.to(self.device, torch.float32).permute(0, 3, 1, 2)  # (B, 3, S, S)
-        return (x / 255 - self._mean) / self._std
+        return (x / 255 - self.mean) / self.std
 
     def features(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the frozen CLS features (B, d) of preprocessed images (B, S, S, 3)."""
@@ -126,11 +147,10 @@ def load_backbone(
         CorruptFile: the embedded weights are not those that were shipped.
     """
     _check_device(device)
-    if name in ("embedded", EMBEDDED):
+    if name in EMBEDDED_NAMES:
         module, preprocessing, name = _embedded(), EMBEDDED_PREPROCESSING, EMBEDDED
         if weights is None:
-            with importlib.resources.as_file(_DATA / f"{EMBEDDED}.safetensors") as path:
-                _load_weights(module, path)
+            _load_weights(module, embedded_file(".safetensors"))
             if backbone_digest(module.state_dict()) != EMBEDDED_DIGEST:
                 raise CorruptFile(
                     "the embedded backbone's weights differ from those that were shipped.",
@@ -168,13 +188,10 @@ def wrap_backbone(
 
 def backbone_digest(state: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 over sorted (name, shape, float32 little-endian bytes), in hex."""
-    sha = hashlib.sha256()
-    for name in sorted(state):
-        values = state[name].detach().to("cpu", torch.float32).contiguous().numpy()
-        sha.update(name.encode())
-        sha.update(str(tuple(values.shape)).encode())
-        sha.update(values.astype("<f4", copy=False).tobytes())
-    return sha.hexdigest()
+    return weights_digest(
+        (name, state[name].detach().to("cpu", torch.float32).contiguous().numpy())
+        for name in sorted(state)
+    )
 
 
 def cls_features(view: Any, x: Tensor) -> Tensor:
@@ -195,39 +212,34 @@ def leading_tokens(view: Any, x: Tensor) -> Tensor:
     *first, last = view.blocks
     for block in first:
         tokens = block(tokens)
-    normed: Tensor = view.norm(_leading(last, tokens, view.num_prefix_tokens))
+    count: int = view.num_prefix_tokens
+    if not torch.compiler.is_exporting():  # a graph fits every batch
+        count = max(count, -(-_FEWEST_ROWS // max(len(tokens), 1)))
+    normed: Tensor = view.norm(_leading(last, tokens, count))
     return normed
 
 
-def _leading(block: Any, tokens: Tensor, least: int) -> Tensor:
-    """Return a block's output for its leading tokens, at least so many."""
+def _leading(block: Any, tokens: Tensor, count: int) -> Tensor:
+    """Return a block's output for so many leading tokens, or for all."""
     if type(block) is not Block or block._forward_hooks:  # noqa: SLF001  a hook sees all of it
         return block(tokens)  # type: ignore[no-any-return]
-    count = max(least, -(-_FEWEST_ROWS // max(len(tokens), 1)))
     attended = block.drop_path1(block.ls1(block.attn(block.norm1(tokens))))
     tokens = (tokens + attended)[:, :count]
     out: Tensor = tokens + block.drop_path2(block.ls2(block.mlp(block.norm2(tokens))))
     return out
 
 
-def probe_images(info: BackboneInfo) -> NDArray[np.uint8]:
-    """Return the four probe pictures that ship with the package, preprocessed: (4, S, S, 3)."""
-    pictures = [(_DATA / "probe" / name).read_bytes() for name in PROBES]
-    return np.stack([preprocess(decode(data), info.preprocessing) for data in pictures])
-
-
-def probe_features(backbone: Backbone) -> NDArray[np.float32]:
-    """Return the features of the probe pictures, (4, d): the way of every image, end to end.
-
-    Two sides compare them (`statistics.compare_probes`) before they learn together.
-    """
-    return backbone.features(probe_images(backbone.info))
-
-
 def _embedded() -> Any:
     return VisionTransformer(
         img_size=32, patch_size=4, embed_dim=128, depth=6, num_heads=4, mlp_ratio=4, num_classes=0
     )
+
+
+def choose_device(name: str) -> str:
+    """Return the torch device that a choice means here: with ``auto``, a GPU if there is one."""
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _check_device(device: str) -> None:
@@ -303,7 +315,7 @@ def _load_weights(module: Any, path: Path) -> None:
             f"the weights file {path} cannot be read as safetensors: {str(error)[:200]}.",
             action="Give the path of a safetensors file of this model.",
         ) from error
-    state = {k: v for k, v in loaded.items() if not k.startswith("head.")}
+    state = {k: v for k, v in loaded.items() if not k.startswith(HEAD)}
     wanted: dict[str, Tensor] = module.state_dict()
     faults = [f"missing {n}" for n in sorted(wanted.keys() - state.keys())]
     faults += [f"unexpected {n}" for n in sorted(state.keys() - wanted.keys())]

@@ -42,6 +42,7 @@ from fcil_adapters.averaging_rules import PLAIN, Averaging, AveragingRule, cappe
 from fcil_adapters.cadence import Cadence, Largest
 from fcil_adapters.claims import Claim
 from fcil_adapters.economies import Economy
+from fcil_adapters.forgetting import entangled
 from fcil_adapters.forms import EXACT, Forms
 from fcil_adapters.privacy import OFF, Privacy, Statistic, no_statistics
 from fcil_protocol.ids import ClientId
@@ -308,7 +309,8 @@ class Predictor(Protocol):
 class Model(Protocol):
     """How a broadcast and a backbone become logits over the seen classes.
 
-    Evaluation, prediction and export use only this.
+    Evaluation, prediction and export use only this. Exported can be what `compose` returns as a
+    `scoring.Scorer` or a `frozen_features.FeatureScorer`: the file holds their very score.
     """
 
     def compose(self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Any) -> Predictor:
@@ -359,10 +361,13 @@ class Method:
             mean take effect where it calls `averaging.average`.
         uncapped: hparams -> why no weight is capped at ``ctx.max_weight_share`` and what would
             cap it, for the operator who set one; empty: weights are capped.
+        forgets: hparams -> why no client can be forgotten exactly; empty: one can (`forgetting`).
         statistics: (hparams, kind of exchange, task) -> what the learner makes of noised sums when
             ``ctx.privacy`` is on; other tensors, apart from counts, it does not protect. May raise
             ConfigError for options that do not go with noise.
         needs_backbone: False for methods that work on pixels or numbers alone.
+        frozen: learner and model see of the backbone what `frozen_features.Extractor` says and
+            nothing else, and import no torch: any engine will do for a client.
         half: the kinds of tensors that its aggregator commits (`Forms.commit`), which may
             therefore travel in half precision.
         forms: in which form its tensors travel; `registry.in_forms` sets it for a run.
@@ -383,10 +388,12 @@ class Method:
     model: str
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
     needs_backbone: bool = True
+    frozen: bool = False
     cadence: Mapping[str, Cadence] = field(default_factory=lambda: MappingProxyType({}))
     largest: Callable[[Any, BackboneInfo, TaskInfo, int], Largest] = _as_schemas
     averagings: Callable[[Any], tuple[AveragingRule, ...]] = mean_only
     uncapped: Callable[[Any], str] = capped
+    forgets: Callable[[Any], str] = entangled
     statistics: Callable[[Any, str, TaskInfo], tuple[Statistic, ...]] = no_statistics
     half: tuple[Kind, ...] = ()
     forms: Forms = EXACT

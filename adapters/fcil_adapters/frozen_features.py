@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,16 +43,21 @@ def feature_batches(ctx: Context, data: ImageSet) -> Iterator[tuple[F32, I64]]:
 class FeatureScorer:
     """A classifier on frozen features (`contract.Predictor`).
 
+    Its score is written with what numpy's arrays and torch's tensors share (`array_scores`), so
+    that the same function is computed here with numpy and goes into an export with torch.
+
     Attributes:
         classes: candidate ids, one per column.
-        extractor: gives the features.
-        score: features (b, d) -> scores (b, C).
+        extractor: gives the features; None: the pixels themselves, (b, S, S, 3) in [0, 255].
+        score: features (b, d) and the weights -> scores (b, C); it asks nobody for b.
+        weights: the numbers of the score, float64; in an export they are float32.
         micro_batch: largest b; None: as many as fit one pass by default.
     """
 
     classes: tuple[int, ...]
-    extractor: Extractor
-    score: Callable[[F32], NDArray[np.floating]]
+    extractor: Extractor | None
+    score: Callable[..., Any]
+    weights: tuple[NDArray[np.float64], ...]
     micro_batch: int | None
 
     def logits(self, images: NDArray[np.uint8]) -> F32:
@@ -61,5 +66,6 @@ class FeatureScorer:
         size = self.micro_batch or _BATCH
         for start in range(0, len(images), size):
             some = slice(start, start + size)
-            scores[some] = self.score(self.extractor.features(images[some]))
+            seen = images[some] if self.extractor is None else self.extractor.features(images[some])
+            scores[some] = self.score(seen.astype(np.float64), *self.weights)
         return scores

@@ -140,7 +140,9 @@ class FolderSource(ImageSource):
         """Return a file's bytes."""
         try:
             with (self.path / entry.name).open("rb") as file:
-                return _bounded(file.read(MAX_FILE_BYTES + 1), entry.name)
+                # Python sets aside as much as is asked for.
+                size = min(os.fstat(file.fileno()).st_size, MAX_FILE_BYTES)
+                return _bounded(file.read(size + 1), entry.name)
         except (OSError, ValueError) as error:
             raise _unreadable(entry.name, error) from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fcil_adapters import machine
 from fcil_adapters.contract import Preprocessing
 from fcil_adapters.images import Entry, ImageSource, decode, digest, preprocess
 from fcil_protocol.errors import DataError
@@ -57,7 +57,7 @@ class ImageStore:
         self.faults: list[str] = []
         self.alive: Callable[[], None] = _nobody
         self._kept = _Kept(memory_bytes // (3 * preprocessing.size**2))
-        self._pool = ThreadPoolExecutor(threads or min(8, os.cpu_count() or 1))
+        self._pool = ThreadPoolExecutor(threads or min(8, machine.cores()))
 
     def close(self) -> None:
         """Give back threads, files and memory."""

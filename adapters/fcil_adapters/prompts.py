@@ -151,6 +151,8 @@ def query_features(
     Returns:
         (B, d) float32 on the backbone's device.
     """
+    if torch.compiler.is_exporting():  # nothing is remembered in a graph
+        return cls_features(backbone.module, backbone.normalise(images))
     if len(images) and images.dtype in (np.uint8, torch.uint8):
         plain = images if isinstance(images, np.ndarray) else images.cpu().numpy()
 

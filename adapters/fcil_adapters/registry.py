@@ -8,7 +8,7 @@ import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,21 +22,31 @@ from fcil_protocol.payload import Payload
 from fcil_protocol.schema import PayloadSchema
 
 GROUP = "fcil.methods"
+_TORCH = ("torch", "timm", "torchvision")
+
+
+def installed() -> EntryPoints:
+    """Return the doors of all installed methods; every installed package is read for it."""
+    return entry_points(group=GROUP)
 
 
 def method_names() -> list[str]:
     """Return the names of all installed methods, sorted."""
-    return sorted({e.name for e in entry_points(group=GROUP)})
+    return sorted({e.name for e in installed()})
 
 
-def load_method(name: str) -> Method:
+def load_method(name: str, doors: EntryPoints | None = None) -> Method:
     """Load a manifest (no torch).
+
+    Args:
+        name: of the method.
+        doors: what `installed` returned, where several methods are loaded.
 
     Raises:
         ConfigError: no installed package offers the name, or two do, or its door leads to no
             manifest.
     """
-    entries = _entries(name)
+    entries = _entries(name, doors)
     if len({e.value for e in entries}) > 1:
         packages = " and ".join(sorted(_package(e) for e in entries))
         raise ConfigError(
@@ -56,8 +66,8 @@ def package_of(name: str) -> str:
     return _package(entries[0]) if entries else ""
 
 
-def _entries(name: str) -> list[EntryPoint]:
-    return [e for e in entry_points(group=GROUP) if e.name == name]
+def _entries(name: str, doors: EntryPoints | None = None) -> list[EntryPoint]:
+    return [e for e in (installed() if doors is None else doors) if e.name == name]
 
 
 def _package(entry: EntryPoint) -> str:
@@ -82,9 +92,23 @@ def _load(entry: EntryPoint) -> Method:
 
 
 def load_half(path: str) -> Any:
-    """Instantiate a learner, aggregator or model given as ``package.module:Class``."""
+    """Instantiate a learner, aggregator or model given as ``package.module:Class``.
+
+    Raises:
+        ConfigError: it needs torch, and torch is not installed.
+    """
     module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)()
+    try:
+        half = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _TORCH:
+            raise
+        raise ConfigError(
+            f"{module} needs {missing}, which is not installed here.",
+            action="Install it: pip install 'fcil[client]'",
+        ) from error
+    return half()
 
 
 def make_hparams(method: Method, options: dict[str, Any]) -> Hparams:

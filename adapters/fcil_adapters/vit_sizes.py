@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from fcil_adapters.contract import BackboneInfo
 from fcil_adapters.describe import NO_BACKBONE
+from fcil_adapters.embedded import EMBEDDED, EMBEDDED_NAMES
 from fcil_protocol.errors import ConfigError
 
 _MLP_RATIO = 4
@@ -18,7 +19,6 @@ _SIZES = {
     "large": (1024, 24, 16),
     "huge": (1280, 32, 16),
 }
-_EMBEDDED = ("embedded", "vit_nano_patch4_32")
 _EMBEDDED_SIZE = (128, 6, 4)
 # timm's names of plain transformers with a class token: vit_base_patch16_224.dino,
 # deit3_small_patch16_384, vit_large_patch14_clip_336, vit_small_patch14_reg4_dinov2.
@@ -36,8 +36,8 @@ def backbone_by_name(name: str) -> BackboneInfo:
     Raises:
         ConfigError: the name does not tell the sizes.
     """
-    if name in _EMBEDDED:
-        name, size = _EMBEDDED[1], _EMBEDDED_SIZE
+    if name in EMBEDDED_NAMES:
+        name, size = EMBEDDED, _EMBEDDED_SIZE
     elif found := _NAME.fullmatch(name):
         size = _SIZES[found["size"]]
     else:

@@ -21,19 +21,13 @@ from pathlib import Path
 from typing import IO
 
 from fcil_adapters.contract import Progress
+from fcil_adapters.memory_bound import own_memory
 from fcil_adapters.memory_files import Blob
+from fcil_adapters.worker_end import End, why
 from fcil_adapters.worker_pipe import AsyncPipe, Blobs, Fields
+from fcil_adapters.worker_rest import Rest
 from fcil_adapters.worker_watch import Quiet, oom_kills
-from fcil_protocol.errors import (
-    FcilError,
-    InternalError,
-    OutOfMemory,
-    WireError,
-    WorkerDied,
-    WorkerError,
-    WorkerStalled,
-    from_code,
-)
+from fcil_protocol.errors import FcilError, InternalError, WireError, WorkerError, from_code
 from fcil_protocol.files import storage_errors
 
 MAX_LOG_BYTES = 1 << 20  # then the log starts anew; one older log is kept
@@ -55,6 +49,7 @@ class WorkerHost:
 
     Attributes:
         starts, deaths: how often one was started, and how often it ended unasked.
+        rest: lets it stand still; time at rest is no time without progress.
     """
 
     def __init__(
@@ -65,6 +60,7 @@ class WorkerHost:
         env: Mapping[str, str] | None = None,
         threads: int | None = None,
         nice: int = 0,
+        memory_bytes: int = 0,
         idle_s: float | None = None,
         stall_s: float | None = None,
         log: Path | None = None,
@@ -77,6 +73,7 @@ class WorkerHost:
             env: added to this process's environment.
             threads: threads of its numeric libraries; None or 0: theirs to choose.
             nice: added to its niceness.
+            memory_bytes: what it and this process may take together; 0: no bound.
             idle_s: without a call for so long it is released; None: never.
             stall_s: without a word in a call for so long it is ended; None: never.
             log: file (0600) for its output; None: this process's stderr.
@@ -84,6 +81,7 @@ class WorkerHost:
         self.name = name
         self._module = module
         self._nice = nice
+        self._memory = memory_bytes
         self._idle_s = idle_s
         self._stall_s = stall_s
         self._log = log
@@ -96,6 +94,7 @@ class WorkerHost:
         self._stopped_by_us = False
         self._stalled = ""  # why it was ended, if it was silent for too long
         self._oom_kills: int | None = None  # in the system, when it was started
+        self.rest = Rest()
         self.starts = 0
         self.deaths = 0
 
@@ -133,6 +132,7 @@ class WorkerHost:
         async with self._lock:
             self._hold()
             self._rotate()
+            await self.rest.allowed.wait()
             quiet = Quiet(self._stall_s or float("inf"))
             watch = asyncio.ensure_future(self._watch(quiet)) if self._stall_s else None
             try:
@@ -183,9 +183,9 @@ class WorkerHost:
         """End a worker that says nothing for too long; also one that was stopped (SIGSTOP)."""
         clock = asyncio.get_running_loop().time
         while True:
-            before = clock()
+            before = clock() - self.rest.rested_s
             await asyncio.sleep(quiet.step_s)
-            if quiet.passed(clock() - before):
+            if quiet.passed(clock() - self.rest.rested_s - before):
                 what = f" while {quiet.doing}" if quiet.doing else ""
                 self._stalled = f"made no progress for {quiet.allowed_s:.0f} s{what}"
                 if self._process is not None:  # where it hangs, into its log
@@ -205,6 +205,8 @@ class WorkerHost:
         while True:
             message, payloads = await pipe.recv()
             quiet.heard(message.get("alive", ""))
+            if self._process is not None:
+                self.rest.spoke(self._process)
             if "alive" in message:
                 continue
             if "progress" in message:
@@ -245,6 +247,8 @@ class WorkerHost:
         command = [sys.executable, "-m", self._module, "--fd", str(theirs.fileno())]
         if self._nice:
             command += ["--nice", str(self._nice)]
+        if self._memory:
+            command += ["--memory", str(self._memory), "--others", str(own_memory())]
         self._stopped_by_us, self._stalled, self._oom_kills = False, "", oom_kills()
         try:
             with theirs, contextlib.ExitStack() as stack:
@@ -291,49 +295,20 @@ class WorkerHost:
         self.deaths += bool(stalled) or not ours
         process = self._process
         await self._end()
-        code = process.returncode if process is not None else None
-        if stalled:
-            return WorkerStalled(
-                f"the {self.name} worker {stalled}, and was ended.",
-                action="Look at its log; on a machine that is only slow, raise the work timeout.",
-            )
-        if ours:
-            return WorkerDied(f"the {self.name} worker was stopped in the middle of its work.")
-        if code == -signal.SIGKILL and (oom_kills() or 0) > (self._oom_kills or 0):
-            return OutOfMemory(
-                f"the kernel ended the {self.name} worker: the machine ran out of memory.",
-                action="Use a smaller micro-batch or fewer threads, or free memory.",
-            )
-        if code == -signal.SIGKILL:
-            return WorkerDied(
-                f"the {self.name} worker was killed (signal 9), perhaps for lack of memory.",
-                action="Use a smaller micro-batch or fewer threads.",
-            )
-        if code is not None and code < 0:
-            return WorkerDied(
-                f"the {self.name} worker ended by signal {-code} ({_signal_name(-code)})"
-                f"{self._last_words()}.",
-            )
-        return WorkerDied(
-            f"the {self.name} worker ended with exit code {code}{self._last_words()}."
+        end = End(
+            self.name,
+            process.returncode if process is not None else None,
+            ours=ours,
+            stalled=stalled,
+            oom_killed=(oom_kills() or 0) > (self._oom_kills or 0),
+            bound=self._memory,
         )
-
-    def _last_words(self) -> str:
-        """Return the last line of the log, which for a failed start names the cause."""
-        if self._log is None:
-            return ""
-        try:
-            with self._log.open("rb") as file:
-                file.seek(max(0, self._log.stat().st_size - 4096))
-                lines = file.read().decode(errors="replace").split("\n")
-        except OSError:
-            return ""
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f": {last[:200].rstrip('.')}; see {self._log}" if last else ""
+        return why(end, self._log)
 
     async def _end(self) -> None:
         """Close the pipe, wait for the process, and kill it if it does not go."""
         process, pipe = self._process, self._pipe
+        self.rest.release()
         if pipe is not None:
             pipe.hang_up()
         if process is not None:
@@ -350,6 +325,7 @@ class WorkerHost:
         self._forget()
 
     def _forget(self) -> None:
+        self.rest.release()
         if self._pipe is not None:
             self._pipe.close()
         self._process, self._pipe = None, None
@@ -386,10 +362,3 @@ async def _answer(on_request: OnRequest | None, fields: Fields) -> Answer:
         raise InternalError("the worker asked for something in a call that offers nothing.")
     answer = on_request(fields)
     return await answer if inspect.isawaitable(answer) else answer
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unknown"

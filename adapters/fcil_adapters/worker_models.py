@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fcil_adapters import evaluation, registry
+from fcil_adapters import engines, evaluation, memory_bound, registry
 from fcil_adapters.contract import BackboneInfo, Context, ImageSet, Method
 from fcil_adapters.describe import backbone_fields, preprocessing_digest
 from fcil_adapters.forms import Forms
 from fcil_adapters.memory_files import Blob
+from fcil_adapters.probes import probe_features
 from fcil_adapters.worker_ops import Call, Reply, context_from
 from fcil_adapters.worker_pipe import Fields
 from fcil_protocol.errors import BackboneMismatch, WireError
@@ -25,12 +25,12 @@ class Engine:
 
     Which backbone is meant stands in every call, under ``backbone``: ``{name, weights,
     device}``, with ``weights`` a path or None and ``device`` also ``auto``; a client adds its
-    choice of ``precision``. So a worker that was started anew loads it again by itself. Methods
-    that need none import no torch.
+    choice of ``precision`` and ``engine``, which is torch otherwise. So a worker that was started
+    anew loads it again by itself. Only the engine torch imports torch.
     """
 
     def __init__(self) -> None:
-        self._meant: tuple[str, str | None, str] | None = None
+        self._meant: tuple[str, str, str | None, str] | None = None
         self._loaded: Any = None
         self._methods: dict[str, Method] = {}  # to find one, every installed package is read
 
@@ -42,12 +42,10 @@ class Engine:
         ``probe``, the probe images' features (4, d).
         """
         loaded = self._load(call, call.fields)
-        from fcil_adapters.backbone import probe_features
-
         fields = {
             "info": backbone_fields(loaded.info),
             "device": loaded.device,
-            "description": _describe(loaded.device, loaded.precision),
+            "description": loaded.description,
         }
         return fields, [Payload({"probe": probe_features(loaded)})]
 
@@ -66,6 +64,7 @@ class Engine:
         method = self._methods.get(name) or registry.load_method(name)
         self._methods[name] = method
         if not method.needs_backbone:
+            memory_bound.enforce()
             ctx = context_from(call.fields["context"], method, progress=call.progress)
             return registry.in_forms(method, ctx.forms), ctx
         loaded = self._load(call, call.fields["backbone"])
@@ -80,21 +79,17 @@ class Engine:
         return registry.in_forms(method, ctx.forms), ctx
 
     def _load(self, call: Call, wanted: Fields) -> Any:
-        name, weights = wanted["name"], wanted["weights"]
-        if self._loaded is None:  # torch, the device and the weights may take their time
-            call.alive(f"loading {name}")
-        device = _choose_device(wanted["device"])
-        if (name, weights, device) != self._meant:
-            from fcil_adapters.backbone import load_backbone
-
-            call.alive(f"loading {name}")
+        name, weights, device = wanted["name"], wanted["weights"], wanted["device"]
+        engine = wanted.get("engine", "torch")
+        if (engine, name, weights, device) != self._meant:
+            call.alive(f"loading {name}")  # torch, the device and the weights take their time
             self._loaded = self._meant = None  # two backbones need not fit at once
-            self._loaded = load_backbone(name, Path(weights) if weights else None, device)
-            self._meant = (name, weights, device)
+            path = Path(weights) if weights else None
+            self._loaded = engines.load(engine, name, path, device)
+            self._meant = (engine, name, weights, device)
             call.alive.over()
-        from fcil_adapters.mixed_precision import precision_of
-
-        self._loaded.precision = precision_of(wanted.get("precision", "fp32"), device)
+        if engine == "torch":
+            self._loaded.choose_precision(wanted.get("precision", "fp32"))
         self._loaded.alive = call.alive  # every pass through it is a sign of life
         return self._loaded
 
@@ -136,20 +131,3 @@ def _check_same(ours: BackboneInfo, theirs: BackboneInfo) -> None:
             f"the run as {theirs.preprocessing}.",
             action="Install the same version of timm on every device.",
         )
-
-
-def _choose_device(name: str) -> str:
-    if name != "auto":
-        return name
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _describe(device: str, precision: str) -> str:
-    import torch
-
-    mixed = "" if precision == "fp32" else f", trains in {precision}"
-    if device.startswith("cuda"):
-        return f"{device} ({torch.cuda.get_device_name(device)}{mixed})"
-    return f"{device} ({platform.machine()}, {torch.get_num_threads()} threads{mixed})"

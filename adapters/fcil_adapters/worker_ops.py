@@ -7,7 +7,6 @@ Torch-free; operations import what they need when they are called.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import errno
 import faulthandler
 import os
@@ -21,9 +20,9 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
+from fcil_adapters import memory_bound, worker_manners
 from fcil_adapters.averaging_rules import Averaging
 from fcil_adapters.contract import Context, Method, Progress, TaskInfo
 from fcil_adapters.describe import backbone_fields, backbone_from_fields
@@ -36,14 +35,12 @@ from fcil_protocol.schema import Kind
 
 PROGRESS_S = 0.1
 ALIVE_S = 1.0  # between two signs of life
-# Of a machine that runs out of memory the kernel ends the worker, and never the daemon.
-OOM_SCORE = "500"
 
 # What libraries say where they have no exception for a lack of memory.
 _NO_MEMORY = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory",
     "bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
-    "can't start new thread",
+    "can't start new thread", "could not create a memory object",
 )  # fmt: skip
 
 Reply = tuple[Fields, Blobs]
@@ -204,7 +201,8 @@ def _named(error: Exception) -> FcilError:
     kind, text = type(error).__name__, " ".join(str(error).split())[:300]
     if _lacks_memory(error, text):
         return OutOfMemory(
-            f"the worker ran out of memory ({kind}{': ' * bool(text)}{text[:120]}).",
+            f"the worker ran out of memory ({kind}{': ' * bool(text)}{text[:120]})."
+            f"{memory_bound.hint(text)}",
             action="Use a smaller micro-batch or fewer threads, or free memory.",
         )
     return InternalError(f"the worker failed with {kind}: {text}", action="See the worker's log.")
@@ -222,17 +220,23 @@ def _lacks_memory(error: Exception, text: str) -> bool:
 
 
 def main(operations: Mapping[str, Operation], arguments: Sequence[str] | None = None) -> None:
-    """Run a worker process: ``--fd`` is its end of the pipe, ``--nice`` its priority."""
+    """Run a worker process.
+
+    ``--fd`` is its end of the pipe, ``--nice`` its priority, ``--memory`` the bytes that it and
+    its daemon may take together, ``--others`` how many of them the daemon has.
+    """
     parser = argparse.ArgumentParser(description="started by a daemon, not by hand")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--nice", type=int, default=0)
+    parser.add_argument("--memory", type=int, default=0)
+    parser.add_argument("--others", type=int, default=0)
     options = parser.parse_args(arguments)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # the daemon asks a worker that hangs where it is
-    if options.nice:
-        os.nice(options.nice)
-    with contextlib.suppress(OSError):  # not on Linux
-        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
+    worker_manners.give_way(options.nice)
+    worker_manners.die_first()
+    worker_manners.die_with_daemon()
+    memory_bound.configure(options.memory, options.others)
     os.set_inheritable(options.fd, False)
     pipe = Pipe(socket.socket(fileno=options.fd))
     threading.Thread(target=_exit_with_daemon, args=(options.fd,), daemon=True).start()

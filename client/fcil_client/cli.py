@@ -8,9 +8,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fcil_client import cli_model
+from fcil_client.cli_backbone import app as backbone_app
+from fcil_client.cli_doctor import doctor
+from fcil_client.manners_options import (
+    HoursOption,
+    ImagesOption,
+    MaxMemoryOption,
+    MaxTemperatureOption,
+    MaxThreadsOption,
+    MinBatteryOption,
+    NiceOption,
+    OnMainsOption,
+    PatienceOption,
+    ThreadsOption,
+    WhenIdleOption,
+)
 from fcil_protocol.errors import UsageError
 from fcil_protocol.logs import LogFormat, LogFormatOption, LogOption, LogSizeOption
-from fcil_protocol.options import FormatOption, JsonOption
+from fcil_protocol.options import AliveOption, FormatOption, JsonOption
 from fcil_protocol.terminal import Format, chosen, emit, errors, printable, run_app
 
 if TYPE_CHECKING:
@@ -44,21 +60,36 @@ def join(
     server: Annotated[
         str | None, typer.Option(help="Which server, if several could be meant: name or address.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    engine: Annotated[
+        str, typer.Option(help="What runs the backbone: torch, onnx, or auto: torch if installed.")
+    ] = "auto",
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda or cuda:N; with onnx also tensorrt.")
+    ] = "auto",
     precision: Annotated[
         str, typer.Option(help="Of training: fp32, amp (mixed), or auto, which is fp32.")
     ] = "auto",
     weights: Annotated[
-        Path | None, typer.Option(help="Local safetensors file with the backbone's weights.")
+        Path | None,
+        typer.Option(help="Local file with the backbone's weights: .safetensors, .onnx for onnx."),
     ] = None,
-    threads: Annotated[int, typer.Option(min=0, help="Threads of the worker; 0: all cores.")] = 0,
+    max_threads: MaxThreadsOption = 0,
+    threads: ThreadsOption = 0,
+    nice: NiceOption = 10,
+    max_memory: MaxMemoryOption = None,
+    memory_mb: ImagesOption = 0,
     micro_batch: Annotated[
         int, typer.Option(min=0, help="Most images in one pass; 0: the method's batch.")
     ] = 0,
-    memory_mb: Annotated[int, typer.Option(min=16, help="Memory for decoded images, MB.")] = 2000,
     work_timeout: Annotated[
         float, typer.Option(min=0, help="Longest time without progress in training, s; 0: any.")
     ] = 1800,
+    only_on_mains: OnMainsOption = False,
+    min_battery: MinBatteryOption = 0,
+    only_when_idle: WhenIdleOption = False,
+    hours: HoursOption = None,
+    max_temperature: MaxTemperatureOption = 0.0,
+    patience: PatienceOption = 120.0,
     min_noise: Annotated[
         float, typer.Option(min=0, help="Decline rounds with a smaller noise multiplier.")
     ] = 0.0,
@@ -100,10 +131,13 @@ def join(
             raise UsageError("--method, -c and --format are for --dry-run.")
         import asyncio
 
+        from fcil_adapters.engines import check_engine
         from fcil_adapters.precision import check_choice
         from fcil_client.enrolment import find
         from fcil_client.home import find_data
+        from fcil_client.manners_options import rules
         from fcil_client.privacy import Limits
+        from fcil_client.resources import read_bound
         from fcil_client.rotation import finish
         from fcil_client.rounds import Options
         from fcil_protocol.files import DirectoryLock
@@ -111,6 +145,16 @@ def join(
         from fcil_protocol.service import Service
 
         check_choice(precision)
+        check_engine(engine)
+        bound = read_bound(max_memory)
+        manners = rules(
+            only_on_mains=only_on_mains,
+            min_battery=min_battery,
+            only_when_idle=only_when_idle,
+            hours=hours,
+            max_temperature=max_temperature,
+            patience=patience,
+        )
         folder = find_data(str(data))
         file = open_log(log, log_format, log_mb)
         asyncio.run(finish(folder))
@@ -120,12 +164,16 @@ def join(
             home, enrolment = find(folder, server)
         options = Options(
             data=folder,
+            engine=engine,
             device=device,
             precision=precision,
             weights=weights,
-            threads=threads,
+            threads=max_threads or threads,
+            nice=nice,
             micro_batch=micro_batch or None,
-            memory_bytes=memory_mb * 1_000_000,
+            max_memory=bound,
+            image_bytes=memory_mb * 1_000_000,
+            manners=manners,
             work_timeout_s=work_timeout,
             limits=Limits(min_noise, max_epsilon, min_count, allow_partial),
         )
@@ -192,6 +240,7 @@ async def _redeem(source: Path, folder: Path) -> tuple[Home, Enrolment]:
 @app.command()
 def status(
     data: Annotated[Path | None, typer.Option(help="Only the client of this folder.")] = None,
+    alive: AliveOption = False,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
@@ -199,10 +248,12 @@ def status(
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_client.home import Home
-        from fcil_client.show_status import one_status, show_status
+        from fcil_client.show_status import check_alive, one_status, show_status
 
         homes = Home.known(data) if data is not None else Home.all()
         rows = [one_status(h) for h in homes]
+        if alive:
+            check_alive(rows)
         emit({"clients": rows}, form, lambda: show_status(rows), rows=rows)
 
 
@@ -316,6 +367,14 @@ def privacy(
         homes = Home.known(data) if data is not None else Home.all()
         rows = [one_privacy(home, one_status(home)) for home in homes]
         emit({"clients": rows}, form, lambda: show_privacy(rows), rows=rows)
+
+
+app.command()(doctor)
+app.add_typer(backbone_app, name="backbone")
+
+
+app.command()(cli_model.predict)
+app.command()(cli_model.export)
 
 
 def main() -> None:

@@ -22,6 +22,8 @@ class Connection:
 
     Attributes:
         server: the server's keys, pinned at enrolment or of its newest certificate.
+        clock_s: how far this clock is behind the server's, at least and at most, as of the last
+            Welcome; None: no server has said.
 
     Raises:
         TrustError: the certificate from the enrolment is not to be believed.
@@ -40,6 +42,8 @@ class Connection:
         self._make = make
         self._channel = Channel(keys, self.server)
         self._welcomed = False
+        self._begun_s = time.time()
+        self.clock_s: tuple[float, float] | None = None
         self._unsent: dict[tuple[str, int, str, int], Decline] = {}
         self._link: ClientLink
 
@@ -85,6 +89,7 @@ class Connection:
         """Begin a new session; its first message is a Hello with `nonce`."""
         self._channel = Channel(self._keys, self.server)
         self._welcomed = False
+        self._begun_s = time.time()
 
     def lose(self) -> None:
         """Note that the link is gone, and the session with it."""
@@ -101,6 +106,10 @@ class Connection:
         self._channel.peer_nonce = welcome.server_nonce
         self.server = server
         self._welcomed = True
+        if welcome.clock_ms:
+            # Written at some moment between these two: no symmetry of the ways is assumed.
+            said = welcome.clock_ms / 1000
+            self.clock_s = (said - time.time(), said - self._begun_s)
         unsent, self._unsent = self._unsent, {}
         for message in unsent.values():
             if message.run == welcome.run:

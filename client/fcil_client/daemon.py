@@ -22,6 +22,8 @@ from fcil_client.greeting import FATAL, Terms
 from fcil_client.home import Enrolment, Home
 from fcil_client.inventory import Inventory
 from fcil_client.jobs import Jobs, defect
+from fcil_client.manners_facts import Sensors, System
+from fcil_client.manners_loop import Watch
 from fcil_client.notes import Note, Notes
 from fcil_client.rounds import Options, RoundWork
 from fcil_client.session import Session
@@ -67,6 +69,7 @@ class Client:
         say: shows a note in the terminal or the log.
         make: starts a link to one of the server's addresses.
         service: signals, and what a supervisor is told.
+        sensors: say whether this device may work; None: its own.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Client:
         say: Callable[[Note], None],
         make: Dial = dial,
         service: Service | None = None,
+        sensors: Sensors | None = None,
     ) -> None:
         self.home = home
         self.enrolment = enrolment
@@ -99,6 +103,15 @@ class Client:
             self._work.outbox,
         )  # fmt: skip
         self._session = Session.resume(*self._transfers.waiting())
+        self._session.patience_s = options.manners.patience_s
+        self._manners = Watch(
+            options.manners,
+            sensors or System(use=options.manners.only_when_idle),
+            self.notes,
+            hold=self._work.hold,
+            feed=self._feed,
+            changed=self._stood,
+        )
         self._timers: dict[events.Event, asyncio.TimerHandle] = {}
         self._answer: asyncio.TimerHandle | None = None
         self._service = service or Service()
@@ -116,12 +129,15 @@ class Client:
         """
         self._service.catch(self._stopping.set, lambda text: self.notes("info", text))
         door = await control.serve(self.home.directory, self._command)
+        await self._manners.look()  # before anybody can ask for anything
         self._line.open()
         # At once: a client whose server is away does its work all the same, which is to wait.
         self._service.ready(lambda: telling.line(self._session, self.counted))
         self._jobs.spawn(self._receive())
         self._jobs.spawn(self._jobs.watch())
         self._jobs.spawn(self._transfers.watch())
+        self._jobs.spawn(self._manners.run())
+        self._jobs.spawn(self._manners.pace())
         try:
             await self._stopping.wait()
         finally:
@@ -183,7 +199,7 @@ class Client:
             case events.Train(order):
                 self._jobs.train(order, self._known_terms, self._line.server)
             case events.CancelWork(key):
-                self.notes("info", f"{key} is over; its work is stopped")
+                self.notes("info", f"{key}: its work is stopped")
                 self._jobs.cancel_round()
                 self._transfers.stop()
             case events.Offer(digest):
@@ -353,6 +369,7 @@ class Client:
             self.notes("warning", str(error))
         try:
             self.terms = greeting.read_terms(welcome)
+            self._work.choose_engine(self.terms)
         except FcilError as error:
             self._fail(error)  # in a session that stands, so the server learns why
             return
@@ -378,6 +395,13 @@ class Client:
     def _trained(self, done: int, total: int) -> None:
         self._report("working", done, total)
 
+    def _stood(self) -> None:
+        """Say at once that the work stands still, or goes on."""
+        self._service.news()
+        if self.progress is not None:
+            self._last_progress = float("-inf")
+            self._report(*self.progress)
+
     def _report(self, phase: str, done: int, total: int) -> None:
         self.progress = (phase, done, total)
         now, key = time.monotonic(), self._session.key
@@ -385,9 +409,8 @@ class Client:
         if key is None or not online or now - self._last_progress < PROGRESS_S:
             return
         self._last_progress = now
-        self._line.send(
-            Progress(**vars(key), phase=phase, done=done, total=total)  # type: ignore[arg-type]
-        )
+        said = {**vars(key), "phase": phase, "done": done, "total": total}
+        self._line.send(Progress.model_validate({**said, "paused": bool(self._session.barred)}))
 
     async def _command(self, op: str, _fields: dict[str, Any]) -> dict[str, Any]:
         if op == "stop":
@@ -402,9 +425,13 @@ class Client:
         inventory = self._jobs.inventory
         return {
             "running": True,
+            "package": version("fcil"),
+            "clock_s": self._line.clock_s,
             **telling.membership(self.home, self.enrolment),
             **telling.doing(self._session, self.progress),
             **telling.terms_of(self.terms, self._limits),
+            "manners": self._manners.status(),
+            "resources": self._work.resources.told,
             "up_s": round(time.monotonic() - self._began, 1),
             "device": self._work.device,
             "micro_batch": dict(self._work.effort.fits),

@@ -173,7 +173,7 @@ def files(directory: Path) -> list[Path]:
 
 def _number(path: Path) -> int:
     text = path.name.split(".")[1]
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 def read(directory: Path) -> tuple[list[dict[str, Any]], int]:

@@ -141,9 +141,10 @@ def installed_methods() -> tuple[list[str], list[str]]:
     """Return ``name==version`` of every method that loads here, and why others do not."""
     found: list[str] = []
     faults: list[str] = []
-    for name in registry.method_names():
+    doors = registry.installed()
+    for name in sorted(doors.names):
         try:
-            found.append(f"{name}=={registry.load_method(name).version}")
+            found.append(f"{name}=={registry.load_method(name, doors).version}")
         except ConfigError as error:  # a broken package must not keep the others from joining
             faults.append(str(error))
     return found, faults

@@ -9,6 +9,7 @@ One directory per (federation, data folder)::
         keys.json              private keys (0600); keys.next.json until a ticket is used
         outbox/<digest>.update sealed updates that the server has not acknowledged
         parts/<digest>.part    sealed parts of broadcasts
+        model.json  model/     the current model, for predict and export (`current_model`)
         incoming/              parts that are still arriving
         state.safetensors      the method's state after the last counted update
         provisional/<digest>.safetensors  states whose updates are not counted yet
@@ -146,6 +147,7 @@ class Home:
                 self.prune_parts(set())  # they are sealed for the old keys
             else:
                 self.reset_state()
+                self.drop_model()
             with storage_errors("replace the keys", self.keys_path):
                 path.replace(self.keys_path)
             for other in self.directory.glob("keys.*.json"):  # of tickets that came to nothing
@@ -253,6 +255,11 @@ class Home:
         """Return the digests of the updates that the server has not acknowledged."""
         return sorted(p.stem for p in (self.directory / "outbox").glob("*.update"))
 
+    def drop_notes(self) -> None:
+        """Remove what earlier versions wrote beside each update; it is read no more."""
+        for path in (self.directory / "outbox").glob("*.json"):
+            _remove(path)
+
     def drop_outgoing(self, digest: str) -> None:
         """Remove an update."""
         _remove(self.outbox_path(digest))
@@ -271,6 +278,24 @@ class Home:
             for path in (self.directory / name).glob("*"):
                 if path.stem not in keep:
                     _remove(path)
+
+    # --- the current model ------------------------------------------------------------------
+
+    @property
+    def model_path(self) -> Path:
+        """What the current model is."""
+        return self.directory / "model.json"
+
+    @property
+    def model_folder(self) -> Path:
+        """Its parts, sealed."""
+        return self.directory / "model"
+
+    def drop_model(self) -> None:
+        """Forget the current model: it was another member's."""
+        _remove(self.model_path)
+        for path in self.model_folder.glob("*"):
+            _remove(path)
 
     # --- the method's state -----------------------------------------------------------------
 

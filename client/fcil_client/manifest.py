@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fcil_adapters import machine
 from fcil_adapters.images import Entry, ImageSource, decode, digest
 from fcil_client.split import SIDES, Fractions, Side, split
-from fcil_protocol.errors import CorruptFile, DataError
+from fcil_protocol.errors import CorruptFile, DataError, StorageError
 from fcil_protocol.files import storage_errors, write_atomic
 
 FORMAT = 1
@@ -80,6 +80,7 @@ def scan(
     *,
     threads: int = 0,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    keep: bool = True,
 ) -> Manifest:
     """Find all images, decode each new one once to see that it is readable, and split them.
 
@@ -94,11 +95,13 @@ def scan(
         fractions: expected shares of train, select and test.
         threads: threads that decode; 0: one per core, at most 8.
         on_progress: called with files done and files in all.
+        keep: write the cache. Where the disk is full, the images count all the same, with a
+            note, and are looked at again by the next scan.
 
     Raises:
         DataError: the source as a whole cannot be used.
         CorruptFile: the cache is of another salt, or of a newer fcil.
-        StorageError: the cache cannot be written.
+        StorageError: the cache cannot be read.
     """
     listing = source.listing()
     old, damage = _load(cache, salt)
@@ -115,12 +118,23 @@ def scan(
     record.notes = result.notes
     for name in result.left_out:
         files[name][6] = False
-    if cache is not None and record != old:
-        if damage:
+    notes = [damage] if damage else []
+    if cache is not None and keep and record != old:
+        notes += _keep(cache, record, damaged=bool(damage))
+    manifest = _manifest(record)
+    return replace(manifest, notes=(*manifest.notes, *notes))
+
+
+def _keep(cache: Path, record: _Record, *, damaged: bool) -> list[str]:
+    """Write the manifest's file; returns a sentence if that is not possible now."""
+    try:
+        if damaged:
             _set_aside(cache)
         write_atomic(cache, json.dumps(vars(record) | {"format": FORMAT}).encode())
-    manifest = _manifest(record)
-    return replace(manifest, notes=(*manifest.notes, damage)) if damage else manifest
+    except StorageError as error:
+        # The next scan finds the same: sides follow from the images and the salt.
+        return [f"what is known of the images could not be kept: {error}"]
+    return []
 
 
 def load(cache: Path, salt: bytes) -> Manifest | None:
@@ -181,7 +195,7 @@ def _examine(
             rows[entry.name] = _row(entry, known[4], "")
     fresh = [e for e in entries if e.name not in rows]
     done = len(rows)
-    with ThreadPoolExecutor(threads or min(8, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(threads or min(8, machine.cores())) as pool:
         for entry, (content, fault) in zip(fresh, pool.map(_look(source), fresh), strict=True):
             rows[entry.name] = _row(entry, content, fault)
             done += 1

@@ -33,6 +33,7 @@ class Outbox:
         The states that came with them stay until the next round: an update that is half
         removed may be one that the server has, and its verdict comes.
         """
+        self._home.drop_notes()
         found: tuple[RoundOpen | None, str] = (None, "")
         by_age = sorted(
             self._home.outbox(), key=lambda d: self._home.outbox_path(d).stat().st_mtime

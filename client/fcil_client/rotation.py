@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fcil_client.enrolment import load_keys
 from fcil_client.home import Enrolment, Home
+from fcil_client.model_keeping import rewrap
 from fcil_client.visit import answer, visit
 from fcil_protocol.dialling import Dial, dial
 from fcil_protocol.errors import LinkError, Locked, TrustError, UnknownClient
@@ -65,5 +66,6 @@ async def rotate(home: Home, enrolment: Enrolment, make: Dial = dial) -> PublicK
     except UnknownClient:
         async with visit(enrolment, new, make):
             pass  # the server has taken them; only its answer was lost
+    rewrap(home, old, new.public)
     home.take_keys(home.next_keys_path, keep_state=True)
     return new.public

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import fcil_protocol
-from fcil_adapters import describe, registry
+from fcil_adapters import describe, engines, registry
 from fcil_adapters.contract import BackboneInfo, Context, Part, TaskInfo
 from fcil_adapters.forms import lost_words
 from fcil_adapters.privacy import Privacy
@@ -25,9 +24,12 @@ from fcil_client.greeting import Terms, check_backbone
 from fcil_client.home import Enrolment, Home
 from fcil_client.inventory import Inventory
 from fcil_client.keeping import Keeping
+from fcil_client.manners import ALWAYS, Rules
+from fcil_client.model_keeping import ModelKeeper
 from fcil_client.outbox import Outbox
 from fcil_client.privacy import NO_LIMITS, Limits, PrivacyLedger
 from fcil_client.registry_part import read_registry
+from fcil_client.resources import NICE, resources
 from fcil_client.session_events import RoundKey, key_of
 from fcil_protocol.envelope import Core, seal, wrap_key
 from fcil_protocol.errors import DataError, EgressRefused, SchemaMismatch, TooLarge
@@ -48,12 +50,16 @@ class Options:
     """What a client decides for itself: data, resources, limits; never hyper-parameters."""
 
     data: Path
+    engine: str = "auto"
     device: str = "auto"
     precision: str = "auto"
     weights: Path | None = None
     threads: int = 0
+    nice: int = NICE
     micro_batch: int | None = None
-    memory_bytes: int = 2_000_000_000
+    max_memory: int = 0
+    image_bytes: int = 0
+    manners: Rules = ALWAYS
     work_timeout_s: float = WORK_TIMEOUT_S
     limits: Limits = NO_LIMITS
 
@@ -90,6 +96,7 @@ class RoundWork:
         names: ids of the classes that this client holds, as the last round said.
         effort: how many images fit into one pass, as far as failures have shown.
         tell: told in words when the worker failed and what is tried next.
+        resources: what it takes of the machine.
     """
 
     def __init__(
@@ -102,6 +109,7 @@ class RoundWork:
         self.names: dict[str, int] = {}
         self.effort = Effort(options.micro_batch)
         self.tell: Callable[[str], None] = _quiet
+        self._engine = "torch"
         self._home = home
         self._enrolment = enrolment
         self._keys = keys
@@ -111,10 +119,19 @@ class RoundWork:
         self._opened: dict[str, Payload] = {}  # small parts of the last order, by digest
         self._turn = asyncio.Lock()  # the worker does one thing at a time
         self._keeping = Keeping(home, self.outbox)
+        self._model = ModelKeeper(home, enrolment.federation, options.weights)
+        self.resources = resources(
+            threads=options.threads,
+            nice=options.nice,
+            bound=options.max_memory,
+            image_bytes=options.image_bytes,
+        )
         self._host = WorkerHost(
             "fcil_client.worker",
             name="client",
-            threads=options.threads or os.cpu_count() or 1,
+            threads=self.resources.threads,
+            nice=options.nice,
+            memory_bytes=options.max_memory,
             idle_s=WORKER_IDLE_S,
             stall_s=options.work_timeout_s or None,
             log=home.directory / "worker.log",
@@ -129,13 +146,27 @@ class RoundWork:
         """End the worker."""
         await self._host.stop()
 
+    def hold(self, still: bool) -> None:
+        """Let the worker stand still where it is, or go on."""
+        (self._host.rest.hold if still else self._host.rest.go)()
+
     # --- backbone and data ------------------------------------------------------------------
+
+    def choose_engine(self, terms: Terms) -> None:
+        """Choose what computes the backbone's features.
+
+        Raises:
+            MethodMismatch: the server's method cannot run with what is installed here.
+        """
+        if terms.method.needs_backbone:
+            self._engine = engines.choose_for(terms.method, self._options.engine)
 
     def _backbone_fields(self, terms: Terms) -> dict[str, Any]:
         weights = self._options.weights
         return {
             "name": terms.backbone.name,
             "weights": str(weights) if weights else None,
+            "engine": self._engine,
             "device": self._options.device,
             "precision": self._options.precision,
         }
@@ -149,6 +180,8 @@ class RoundWork:
         if not terms.method.needs_backbone:
             self.device, self.claim = "cpu", None
             return
+        if self._engine == "onnx" and (clash := engines.installed().clash):
+            self.tell(clash)
         async with self._turn:
             fields = self._backbone_fields(terms)
             reply, blobs = await persist(self._host, self.effort, "backbone", fields)
@@ -167,7 +200,8 @@ class RoundWork:
             "data": str(self._options.data.resolve()),
             "cache": str(self._home.directory),
             "salt": self._home.salt(),
-            "memory_bytes": self._options.memory_bytes,
+            "memory_bytes": self.resources.image_bytes,
+            "threads": self.resources.threads,
         }
 
     async def scan(self) -> Inventory:
@@ -240,7 +274,8 @@ class RoundWork:
             privacy=Privacy(terms.privacy.noise_multiplier, terms.privacy.clip),
             forms=terms.method.forms,
         )
-        state, payload = await self._compute(ctx, terms, begun, progress)
+        async with self._model.beside(order, terms, ctx, self.names, self.tell):
+            state, payload = await self._compute(ctx, terms, begun, progress)
         del begun  # the parts need not be in memory together with what is sealed now
         envelope, digest = await asyncio.to_thread(
             self._seal_update, payload, order, terms, task, server

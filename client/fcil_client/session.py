@@ -28,6 +28,7 @@ from fcil_client.session_events import (
     Announced,
     BackboneFailed,
     BackboneReady,
+    Barred,
     CancelWork,
     Drop,
     EnterRun,
@@ -36,6 +37,7 @@ from fcil_client.session_events import (
     FetchFailed,
     FolderChanged,
     Forget,
+    Freed,
     Greet,
     HelloRefused,
     HoldNothing,
@@ -51,6 +53,7 @@ from fcil_client.session_events import (
     OfferFailed,
     PartsLost,
     PartsReady,
+    PatienceOver,
     Refuse,
     RetryDue,
     RoundKey,
@@ -68,7 +71,7 @@ from fcil_client.session_events import (
     WorkFailed,
     key_of,
 )
-from fcil_protocol.errors import CorruptFile
+from fcil_protocol.errors import CorruptFile, NotNow
 from fcil_protocol.messages import RoundOpen, Verdict
 
 # Nacks that speak of the server's state, not of what was sent: it is offered again.
@@ -83,6 +86,7 @@ OVER = frozenset({
 })  # fmt: skip
 RETRY_S = 10.0  # before something is offered again to a server that could not take it
 PAUSE_S = 60.0  # before the worker tries again what failed on this side
+PATIENCE_S = 120.0  # work may stand still for so long before the others go on without it
 
 
 def _settle(verdict: Verdict | None) -> list[Instruction]:
@@ -104,6 +108,10 @@ class Session:
         scanning: a scan is under way.
         folder_changed: since the last scan began.
         withdrawn: the server refused what the last scan found; the list is empty since.
+        barred: why the device may not work now; empty: it may.
+        bars: how often it was barred.
+        rests: it declined a round for that, and must say when it may work again.
+        patience_s: how long work may stand still before the round goes on without it.
     """
 
     link: Link = Link.OFFLINE
@@ -118,6 +126,10 @@ class Session:
     scanning: bool = False
     folder_changed: bool = False
     withdrawn: bool = False
+    barred: str = ""
+    bars: int = 0
+    rests: bool = False
+    patience_s: float = PATIENCE_S
 
     @classmethod
     def resume(cls, order: RoundOpen | None, outgoing: str) -> Session:
@@ -233,6 +245,9 @@ class Session:
     def _start(self, event: RoundOpened, *end: Instruction) -> list[Instruction]:
         if event.order.run != self.run:  # its terms are not known
             return _settle(event.order.verdict)
+        if self.barred:  # at once: nobody need wait
+            self.work, self.order, self.outgoing = Work.IDLE, None, ""
+            return [*_settle(event.order.verdict), *end, self._rest(key_of(event.order))]
         if not self._has(event.order):
             self.refetched = 0
         self.work, self.order, self.outgoing = Work.FETCHING, event.order, ""
@@ -334,6 +349,31 @@ class Session:
             out += self._abandon("its round is over")
         return [*out, *self._idle()]
 
+    # --- what the device's owner allows -----------------------------------------------------
+
+    def _rest(self, key: RoundKey) -> Instruction:
+        self.rests = True
+        return Refuse(key, NotNow.code, f"{self.barred}.")
+
+    def _bar(self, event: Barred) -> list[Instruction]:
+        if self.barred:
+            self.barred = event.text
+            return []
+        self.barred, self.bars = event.text, self.bars + 1
+        return [Later(PatienceOver(self.bars), self.patience_s)]
+
+    def _tired(self, event: PatienceOver) -> list[Instruction]:
+        unfinished = self.work in (Work.FETCHING, Work.WORKING)
+        if not self.barred or event.bar != self.bars or self.key is None or not unfinished:
+            return []
+        refusal = self._rest(self.key)
+        return [*self._abandon("the device may not work"), refusal]
+
+    def _free(self, _: Freed) -> list[Instruction]:
+        self.barred, rested, self.rests = "", self.rests, False
+        # The server asks nobody that rests; a list of classes says that it may ask again.
+        return [Announce()] if rested and self.link is Link.READY else []
+
     TABLE: ClassVar[dict[tuple[Link | Work | None, type], Callable[..., list[Instruction]]]] = {
         (None, LinkUp): _up,
         (None, LinkDown): _down,
@@ -347,6 +387,9 @@ class Session:
         (Link.ANNOUNCING, Announced): _announced,
         (Link.ANNOUNCING, InventoryRefused): _unannounced,
         (Link.READY, InventoryRefused): _unannounced,
+        (None, Barred): _bar,
+        (None, Freed): _free,
+        (None, PatienceOver): _tired,
         (None, FolderChanged): _changed,
         (Work.IDLE, RoundOpened): _start,
         (Work.FETCHING, RoundOpened): _start,

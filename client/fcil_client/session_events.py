@@ -120,6 +120,33 @@ class TryAgain:
 
 
 @dataclass(frozen=True)
+class Barred:
+    """The device may not work now; what the worker does stands still.
+
+    Attributes:
+        text: why, in words; they stay here.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Freed:
+    """The device may work again; what stood still goes on."""
+
+
+@dataclass(frozen=True)
+class PatienceOver:
+    """Work has stood still for as long as others may be kept waiting.
+
+    Attributes:
+        bar: the how manyeth `Barred` it is about.
+    """
+
+    bar: int
+
+
+@dataclass(frozen=True)
 class FolderChanged:
     """Images came or went in the data folder, or it is to be looked through again."""
 
@@ -229,9 +256,9 @@ class RoundOver:
 
 Event = (
     LinkUp | LinkDown | Welcomed | HelloRefused | BackboneReady | BackboneFailed | Scanned
-    | ScanFailed | Announced | InventoryRefused | TryAgain | FolderChanged | RoundOpened
-    | PartsReady | FetchFailed | PartsLost | WorkDone | WorkFailed | OfferFailed | Acked | Nacked
-    | RetryDue | RoundOver
+    | ScanFailed | Announced | InventoryRefused | TryAgain | Barred | Freed | PatienceOver
+    | FolderChanged | RoundOpened | PartsReady | FetchFailed | PartsLost | WorkDone | WorkFailed
+    | OfferFailed | Acked | Nacked | RetryDue | RoundOver
 )  # fmt: skip
 
 # --- instructions ---------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from fcil_adapters.privacy_terms import describe_terms
-from fcil_client import egress
+from fcil_client import current_model, egress
 from fcil_client.home import Home
 from fcil_client.show_privacy import describe_limits
 from fcil_protocol import control
@@ -43,6 +43,7 @@ def who(home: Home) -> dict[str, Any]:
 
 def one_status(home: Home) -> dict[str, Any]:
     """Return what a client's daemon says, or what is known without it."""
+    model = current_model.summary(home)
     try:
         said = control.ask(home.directory, "status", STATUS_S)
     except (Unreachable, Timeout) as error:
@@ -54,8 +55,22 @@ def one_status(home: Home) -> dict[str, Any]:
             "server": _addresses(home),
             "directory": str(home.directory),
             "outbox": len(home.outbox()),
+            "model": model,
         }
-    return {**said, "answers": True, "damaged": ""}
+    return {**said, "answers": True, "damaged": "", "model": model}
+
+
+def check_alive(rows: list[dict[str, Any]]) -> None:
+    """Refuse anything but daemons that answer, for who watches over them.
+
+    Raises:
+        Unreachable: one does not, or there is none.
+    """
+    silent = [str(row["data"]) for row in rows if not row["answers"]]
+    if silent or not rows:
+        raise Unreachable(
+            f"no client's daemon answers{' for ' if silent else ''}{', '.join(silent)}."
+        )
 
 
 def _addresses(home: Home) -> list[str]:
@@ -101,13 +116,20 @@ def show_status(rows: list[dict[str, Any]]) -> None:
             typer.echo(
                 f"  not running{waiting}; start: fcil-client join --data {printable(row['data'])}"
             )
+            _show_model(row)
             continue
         typer.echo(f"  link     {row['link']} to {', '.join(row['server'])}")
         doing = f"{row['work']} {row['round']}" if row["round"] else row["work"]
         if row["progress"] and row["round"]:
             phase, done, total = row["progress"]
             doing += f", {phase} {100 * done // max(total, 1)} %"
+        manners = row["manners"]
+        if manners["share"] == 0:
+            doing += ", paused"
         typer.echo(f"  work     {doing}")
+        if manners["rules"] or manners["why"]:
+            typer.echo(f"  manners  {_manners_line(manners)}")
+        typer.echo(f"  takes    {row['resources']['words']}; {_sensors_line(manners)}")
         if row["run"]:
             typer.echo(f"  run      {row['run']}, {row['method']} on {row['backbone']}")
         if row["privacy"]:
@@ -119,6 +141,30 @@ def show_status(rows: list[dict[str, Any]]) -> None:
             train = sum(c["train"] for c in row["classes"].values())
             typer.echo(f"  images   {train} for training in {len(row['classes'])} classes")
         typer.echo(f"  counted  {row['counted']} updates since the start")
+        _show_model(row)
+
+
+def _show_model(row: dict[str, Any]) -> None:
+    typer.echo(f"  model    {printable(current_model.words(row['model']))}")
+
+
+def _manners_line(manners: dict[str, Any]) -> str:
+    rules = ", ".join(manners["rules"]) or "works at any time"
+    return f"{rules}; now {printable(manners['why']) or 'it may work'}"
+
+
+def _sensors_line(manners: dict[str, Any]) -> str:
+    power = {True: "on mains", False: "on battery", None: "no battery is told"}
+    said = [power[manners["on_mains"]]]
+    if manners["battery"] is not None:
+        said[0] += f" ({manners['battery']:.0f} %)"
+    hottest = manners["hottest"]
+    if hottest is None:
+        said.append("no temperature is told")
+    else:
+        name, now, mark = hottest
+        said.append(f"{printable(name)} {now:.0f} °C" + (f" of {mark:.0f} °C" if mark else ""))
+    return ", ".join(said)
 
 
 def _terms_line(fields: dict[str, Any]) -> str:

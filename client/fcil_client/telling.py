@@ -49,10 +49,11 @@ def doing(session: Session, progress: tuple[str, int, int] | None) -> dict[str, 
 def terms_of(terms: Terms | None, limits: Limits) -> dict[str, Any]:
     """Return what the server's run is, and the terms of privacy beside the client's own limits."""
     if terms is None:
-        return dict.fromkeys(("run", "method", "backbone", "privacy"))
+        return dict.fromkeys(("run", "method", "backbone", "backbone_digest", "privacy"))
     return {
         "run": terms.run,
         "method": terms.method.name,
         "backbone": terms.backbone.name,
+        "backbone_digest": terms.backbone.digest if terms.method.needs_backbone else None,
         "privacy": {**terms.privacy.model_dump(), "own": vars(limits)},
     }

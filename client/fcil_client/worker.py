@@ -107,6 +107,7 @@ class ClientWorker:
                 source,
                 _manifest_path(fields),
                 fields["salt"],
+                threads=fields.get("threads", 0),
                 on_progress=lambda done, total: call.progress(Progress(done, total)),
             )
         except BaseException:
@@ -132,6 +133,7 @@ class ClientWorker:
                 self._manifest,
                 preprocessing,
                 memory_bytes=call.fields["memory_bytes"],
+                threads=call.fields.get("threads", 0),
             )
         self._data.tell(call.alive)
         return self._data

@@ -4,8 +4,12 @@ Needs numpy, safetensors, msgpack, cryptography, pyzmq and pydantic; never torch
 ``PROTOCOL.md`` beside this package is the authority on every byte.
 """
 
-from fcil_protocol.payload import Payload, pack, unpack
-from fcil_protocol.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fcil_protocol.payload import Payload, pack, unpack
+    from fcil_protocol.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
 
 # The version of the wire, independent of the package's version. A side that speaks n
 # also speaks n - 1.
@@ -23,3 +27,13 @@ __all__ = [
     "pack",
     "unpack",
 ]
+
+_PAYLOAD = ("Payload", "pack", "unpack")
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is asked for: most commands need no numpy, which is a third of their start."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "payload" if name in _PAYLOAD else "schema"
+    return getattr(import_module(f"fcil_protocol.{module}"), name)

@@ -42,6 +42,7 @@ The tree (each class says what happened, what to do, and carries a stable code):
     |   +-- OutOfMemory        out_of_memory         1
     |   +-- WorkerDied         worker_died           1
     |   |   +-- WorkerStalled  worker_stalled        1
+    +-- NotNow                 not_now               1
     +-- RunFailed              run_failed            1
     +-- Timeout                timeout               3
     +-- NotYet                 not_yet               3
@@ -456,6 +457,16 @@ class WorkerStalled(WorkerDied):
     """
 
     code = "worker_stalled"
+
+
+class NotNow(FcilError):
+    """The device may not work now: on battery, in use, outside its hours, or too hot.
+
+    Nothing to do: it asks in again by itself when it may; ``fcil-client status`` on the device
+    says what it waits for.
+    """
+
+    code = "not_now"
 
 
 class RunFailed(FcilError):

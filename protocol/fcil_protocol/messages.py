@@ -123,6 +123,7 @@ class Welcome(Message):
     privacy: PrivacyTerms = NO_PRIVACY
     half: list[Name] = Field(default_factory=list, max_length=16)  # kinds in half precision
     verdict: Verdict | None = None
+    clock_ms: Count = 0  # unix time of the server; 0: it does not say
 
 
 class PartRef(Strict):
@@ -187,6 +188,7 @@ class Progress(Message):
     phase: Literal["fetching", "working", "sending"]
     done: Count
     total: Count
+    paused: bool = False
 
 
 class Update(Message):

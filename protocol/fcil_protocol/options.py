@@ -10,3 +10,6 @@ from fcil_protocol.terminal import Format
 
 FormatOption = Annotated[Format, typer.Option("--format", help="Form of the data on stdout.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
+AliveOption = Annotated[
+    bool, typer.Option("--alive", help="Fail, with code 2 or 3, where no daemon answers.")
+]

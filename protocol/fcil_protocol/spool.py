@@ -232,6 +232,19 @@ class Spool:
                 last.open_end = False
             self._empty(self._wasteful(_COPY_AT))
 
+    def purge(self, keys: Iterable[str]) -> int:
+        """Remove records and, if the disk has room to copy the others, their bytes at once.
+
+        Returns how many of the keys there were. Raises as `remove` and `sync` do.
+        """
+        victims = [key for key in keys if key in self._index]
+        if victims:
+            self.remove(victims)
+            self.sync()
+            with self._guard:
+                self._empty([s for s in self._segments.values() if s.number not in self._dirty])
+        return len(victims)
+
     def _note_removal(self, key: str, holder: Segment) -> None:
         segment = self._open_segment(len(key.encode()))
         segment.append(RecordKind.REMOVED, key)

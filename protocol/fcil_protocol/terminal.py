@@ -127,7 +127,7 @@ class Lines:
 
         self._out = _Patient()
         file = cast("IO[str]", self._out)
-        self._console = Console(file=file, highlight=False, soft_wrap=True)
+        self._console = Console(file=file, highlight=False, soft_wrap=True, emoji=False)
 
     @property
     def is_terminal(self) -> bool:

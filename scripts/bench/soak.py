@@ -56,6 +56,7 @@ def settings(clients: int, tasks: int, rounds: int) -> list[str]:
         "round.deadline_s": 86_400.0,
         "round.grace_s": 3600.0,
         "federation.heartbeat_s": 1.0,
+        "run.plots": False,
     }
     arguments = []
     for key, value in given.items():

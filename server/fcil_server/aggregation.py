@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters import describe, registry
+from fcil_adapters import describe, machine, registry
 from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method, Part, State
 from fcil_adapters.memory_files import Blob, MemoryFile
 from fcil_adapters.worker_effort import UNKNOWN_BATCH, Effort, persist
@@ -39,6 +38,7 @@ from fcil_protocol.payload import Payload, unpack
 from fcil_protocol.spool import Spool
 from fcil_protocol.stored import StoredEnvelope
 from fcil_server.config import Config
+from fcil_server.kept import KeptUpdates
 from fcil_server.ledger_rows import UpdateRow
 
 TRIES = 2  # failures of one aggregation before its updates are tried singly
@@ -46,7 +46,7 @@ TRIES = 2  # failures of one aggregation before its updates are tried singly
 
 def threads_of(config: Config) -> int:
     """Return how many threads the server's worker computes with."""
-    return config.run.threads or os.cpu_count() or 1
+    return config.run.threads or machine.cores()
 
 
 class Aggregation:
@@ -71,6 +71,7 @@ class Aggregation:
         self._info: BackboneInfo | None = None
         self._keys: PrivateKeys | None = None
         self._spool: Spool | None = None
+        self._kept: KeptUpdates | None = None
         self._effort = Effort()
         self._host = WorkerHost(
             "fcil_server.worker",
@@ -81,9 +82,15 @@ class Aggregation:
             log=log,
         )
 
-    def use(self, info: BackboneInfo, keys: PrivateKeys, spool: Spool) -> None:
-        """Give what updates are opened with."""
-        self._info, self._keys, self._spool = info, keys, spool
+    def use(
+        self,
+        info: BackboneInfo,
+        keys: PrivateKeys,
+        spool: Spool,
+        kept: KeptUpdates | None = None,
+    ) -> None:
+        """Give what updates are opened with, and where they stay once they are counted."""
+        self._info, self._keys, self._spool, self._kept = info, keys, spool, kept
 
     @property
     def worker(self) -> WorkerHost:
@@ -182,9 +189,26 @@ class Aggregation:
 
     def open_update(self, row: UpdateRow) -> Payload:
         """Open one accepted update from the spool."""
+        return unpack(self._opened(row))
+
+    def keep(self, rows: Sequence[UpdateRow]) -> None:
+        """Put updates on disk for good, if the run keeps them.
+
+        Raises:
+            CorruptFile, DiskFull, StorageError.
+        """
+        if self._kept is not None:
+            self._kept.put((row.update_id, self._opened(row)) for row in rows)
+
+    def keep_not(self, rows: Sequence[UpdateRow]) -> None:
+        """Take back `keep`, for a state that is not committed."""
+        if self._kept is not None:
+            self._kept.remove(row.update_id for row in rows)
+
+    def _opened(self, row: UpdateRow) -> bytes:
         plain = io.BytesIO()
         self._open_to(row, plain.write)
-        return unpack(plain.getvalue())
+        return plain.getvalue()
 
     def _shared(self, row: UpdateRow) -> MemoryFile:
         """Open an accepted update into memory that the worker maps."""
@@ -193,12 +217,15 @@ class Aggregation:
         return file
 
     def _open_to(self, row: UpdateRow, write: Callable[[bytes], object]) -> None:
-        """Decrypt an update from the spool, without reading it twice.
+        """Decrypt an update from the spool, without reading it twice; a kept one is read.
 
         The envelope authenticates every byte. Where it does not open, the spool's own checksum
         tells whether the disk is to blame.
         """
         assert self._spool is not None
+        if self._kept is not None and row.update_id in self._kept:
+            write(self._kept.get(row.update_id))
+            return
         assert self._keys is not None
         data = memoryview(self._spool.get(row.update_id, check=False))
         try:

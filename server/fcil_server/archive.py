@@ -4,6 +4,7 @@
 
     federation.toml   certificate   [keys.sealed]   ledger.sqlite
     runs/<id>/states/NNNNNN.safetensors and .json
+    runs/<id>/kept/<update>.update
     manifest.json     what it is, and the SHA-256 and size of every other member
 
 A manifest at the end says also that the file is complete. What is read from a backup is
@@ -35,7 +36,8 @@ MAX_MANIFEST_BYTES = 16 << 20
 _STEP_BYTES = 1 << 20
 _NAME = re.compile(
     r"federation\.toml|certificate|keys\.sealed|ledger\.sqlite|manifest\.json|"
-    r"runs/r\d{8}-\d{6}-[0-9a-f]{4}/states/\d{6,12}\.(safetensors|json)"
+    r"runs/r\d{8}-\d{6}-[0-9a-f]{4}/"
+    r"(states/\d{6,12}\.(safetensors|json)|kept/[0-9a-f]{64}\.update)"
 )
 
 

@@ -24,7 +24,15 @@ def available(kit: Kit, at: Position, peers: Iterable[Peer], now: float) -> list
     if at.task is not None and at.step is not None:
         keys = kit.classes.keys_of(at.task.seen if evaluating else at.task.classes)
     part = "test" if evaluating else "train"
-    return [Available(peer.client, peer.holds(keys, part), now) for peer in peers]
+    task = at.task.index if at.task is not None and not evaluating else -1
+    return [
+        Available(
+            peer.client,
+            peer.holds(keys, part) and (peer.client, task) not in kit.forgotten,
+            now,
+        )
+        for peer in peers
+    ]
 
 
 async def ask(

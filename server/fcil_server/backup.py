@@ -1,8 +1,9 @@
 """``fcil-server backup``: one consistent file of a federation, also while its server runs.
 
 The ledger is copied through SQLite's backup interface, as it is at one moment; then the states
-that this copy names as kept. Updates of an open round are not in it: they belong to a run that
-a restored federation does not continue, but fork. Parts are sealed anew from the state.
+that this copy names as kept, and the counted updates that a run keeps. Updates of an open round
+are not in it: they belong to a run that a restored federation does not continue, but fork. Parts
+are sealed anew from the state.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from fcil_protocol.errors import (
     WireError,
 )
 from fcil_protocol.files import place_new, read_private, scratch, storage_errors, sync_data
+from fcil_protocol.ids import RunId
 from fcil_protocol.keys import Certificate
 from fcil_protocol.passphrase import seal_with_passphrase
 from fcil_server.archive import CERTIFICATE, KEYS, Manifest, Writer
 from fcil_server.config import load
 from fcil_server.federation import CONFIG
 from fcil_server.fork import check_state, states_folder
+from fcil_server.kept import SUFFIX, KeptUpdates, kept_folder
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger_rows import StateRow
 from fcil_server.store import StateStore
@@ -150,6 +153,7 @@ def _write(
             newest = ledger.newest_state(run.run_id) if run else None
             for row in ledger.runs():
                 _add_states(writer, directory, ledger.states(row.run_id), newest)
+                _add_kept(writer, directory, ledger, row.run_id)
         manifest = Manifest(
             fcil=version("fcil"),
             created_at=created,
@@ -222,3 +226,12 @@ def _add_states(
             continue  # pruned meanwhile, or damaged: `check` names it
         for suffix, data in zip(("safetensors", "json"), pieces, strict=True):
             writer.add(f"runs/{row.run}/states/{row.state:06d}.{suffix}", data)
+
+
+def _add_kept(writer: Writer, directory: Path, ledger: Ledger, run: RunId) -> None:
+    """Add the counted updates that a run keeps; `check` names those that are missing."""
+    kept = KeptUpdates(kept_folder(directory, run))
+    counted = ledger.counted_ids(run)
+    for update in kept.names():
+        if update in counted:  # not of a round that closed after the ledger was copied
+            writer.add_file(f"runs/{run}/kept/{update}{SUFFIX}", kept.path(update))

@@ -18,21 +18,29 @@ from fcil_protocol.errors import CorruptFile, FcilError
 from fcil_protocol.ids import Digest
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.segment import Damage, Record, RecordKind, Segment
+from fcil_server.config import parse
 from fcil_server.findings import Finding, failure, fine, warning
+from fcil_server.forget import leftovers
 from fcil_server.fork import check_state, states_folder
 from fcil_server.greeting import keys_of
+from fcil_server.kept import KeptUpdates, kept_folder
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Run, RunStatus, StateRow, UpdateRow, UpdateStatus
 from fcil_server.store import PartStore, StateStore
 
+_SHOWN = 5  # faults of one kind
 _RESTORE = "Restore a backup: fcil-server restore FILE --dir NEW"
 
 
 def check_run(ledger: Ledger, directory: Path, run: Run, *, newest: bool) -> Iterator[Finding]:
     """Look at one run; at the newest, which a server would go on with, in depth."""
     about = f"run {run.run_id}"
+    if run.emptied_at is not None:
+        yield from _emptied(directory, run, about)
+        return
     found = [
         *_states(ledger, directory, run, about, newest=newest),
+        *_kept(ledger, directory, run, about),
         *_history(ledger, run, about),
         *_classes(ledger, run, about),
     ]
@@ -43,6 +51,40 @@ def check_run(ledger: Ledger, directory: Path, run: Run, *, newest: bool) -> Ite
     tasks, rounds = len(ledger.tasks(run.run_id)), len(ledger.rounds(run.run_id))
     states = len(ledger.states(run.run_id))
     yield fine(about, f"{run.status.value}; {tasks} tasks, {rounds} rounds, {states} states")
+
+
+def _emptied(directory: Path, run: Run, about: str) -> Iterator[Finding]:
+    left = leftovers(directory, run.run_id)
+    if left:
+        text = f"a client was forgotten in it, and {', '.join(p.name for p in left)} are still here"
+        yield failure(about, text, "Start the server, or forget once more: it finishes that first.")
+    else:
+        yield fine(about, "a client was forgotten in it: states and updates removed, tables stay")
+
+
+def _kept(ledger: Ledger, directory: Path, run: Run, about: str) -> Iterator[Finding]:
+    """Look at the counted updates that a run keeps: each there, and whole."""
+    kept = KeptUpdates(kept_folder(directory, run.run_id))
+    names, counted = kept.names(), ledger.counted_ids(run.run_id)
+    wanted = names or parse(run.config).run.keep_updates
+    if not wanted:
+        return
+    faults = [f"{update[:16]} is missing" for update in sorted(counted - set(names))]
+    for update in names:
+        try:
+            kept.get(update)
+        except CorruptFile as error:
+            faults.append(error.message)
+    for fault in faults[:_SHOWN]:
+        action = "The run goes on; a client can be forgotten exactly only with all of them."
+        yield warning(about, f"kept updates: {fault}", action)
+    if set(names) - counted:
+        text = f"{len(set(names) - counted)} kept updates are counted in no state"
+        yield warning(about, text, "The server removes them when it starts.")
+    if len(faults) > _SHOWN:
+        yield warning(about, f"{len(faults) - _SHOWN} more kept updates are missing or damaged")
+    size = f"{kept.size_bytes() / 1e6:.1f} MB"
+    yield fine(about, f"keeps {len(names)} counted updates, {size}")
 
 
 def _states(

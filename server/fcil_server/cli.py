@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fcil_protocol.logs import LogFormat, LogFormatOption, LogOption, LogSizeOption
-from fcil_protocol.options import FormatOption, JsonOption
+from fcil_protocol.options import AliveOption, FormatOption, JsonOption
 from fcil_protocol.terminal import Format, chosen, emit, errors, run_app
-from fcil_server import cli_classes, cli_members, cli_relay, cli_rounds, cli_storage
+from fcil_server import (
+    cli_classes,
+    cli_export,
+    cli_forget,
+    cli_members,
+    cli_relay,
+    cli_rounds,
+    cli_storage,
+)
 from fcil_server.cli_metrics import (
     MetricsCertOption,
     MetricsKeyOption,
@@ -120,6 +128,7 @@ async def _serve(federation: Any, log: LogFile | None, **flags: bool) -> None:
 @app.command()
 def status(
     directory: DirOption = DEFAULT_DIRECTORY,
+    alive: AliveOption = False,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
@@ -128,11 +137,11 @@ def status(
     with errors(form):
         from fcil_server.show import show_status
 
-        data = _status(directory)
+        data = _status(directory, alive=alive)
         emit(data, form, lambda: show_status(data))
 
 
-def _status(directory: Path) -> dict[str, Any]:
+def _status(directory: Path, *, alive: bool) -> dict[str, Any]:
     from fcil_protocol import control
     from fcil_protocol.errors import Unreachable
     from fcil_server.federation import find_directory
@@ -143,6 +152,8 @@ def _status(directory: Path) -> dict[str, Any]:
     try:
         return control.ask(directory, "status", STATUS_S)
     except Unreachable:
+        if alive:
+            raise
         with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
             return stopped_status(ledger, str(directory.resolve()))
 
@@ -234,6 +245,7 @@ def run_ls(
                     "rounds": len(ledger.rounds(r.run_id)),
                     "created_at": r.created_at,
                     "parent": r.parent_run and {"run": r.parent_run, "state": r.parent_state},
+                    "emptied_at": r.emptied_at,
                 }
                 for r in ledger.runs()
             ]
@@ -245,6 +257,7 @@ def run_ls(
                 typer.echo(
                     f"{r['id']}  {r['status']:8}  {r['method']}, {r['tasks']} tasks, "
                     f"{r['rounds']} rounds{forked_from(r)}"
+                    f"{'' if r['emptied_at'] is None else ', emptied: a client was forgotten'}"
                 )
 
         emit({"runs": rows}, form, show, rows=rows)
@@ -359,7 +372,9 @@ def stop(
 
 
 app.add_typer(cli_members.app)
+app.add_typer(cli_forget.app)
 app.add_typer(cli_storage.app)
+app.add_typer(cli_export.app)
 runs.command("rollback")(cli_storage.rollback)
 app.add_typer(cli_relay.app)
 app.add_typer(cli_rounds.app)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fcil_protocol.errors import UsageError
+from fcil_protocol.sizes import read_size
 
 DEFAULT_DIRECTORY = Path("federation")
 DirOption = Annotated[Path, typer.Option("--dir", help="The federation's directory.")]
@@ -24,9 +23,6 @@ BudgetOption = Annotated[
     ),
 ]
 
-_UNITS = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?i?b)\s*", re.IGNORECASE | re.ASCII)
-
 
 def read_budget(text: str) -> int:
     """Read a size such as ``2 MB``, ``500kB`` or ``1.5 MiB``: bytes.
@@ -34,14 +30,12 @@ def read_budget(text: str) -> int:
     Raises:
         UsageError: it is none, or none that is above zero.
     """
-    found = _SIZE.fullmatch(text)
-    size = float(found[1]) * _UNITS[found[2].lower()] if found else 0.0
-    if not 1 <= size < float("inf"):
-        raise UsageError(
-            f"a budget is a size such as '2 MB' or '500 kB', got {text[:40]!r}.",
-            action="Give the bytes that one client may cost in one round, up and down together.",
-        )
-    return round(size)
+    return read_size(
+        text,
+        "a budget",
+        "'2 MB' or '500 kB'",
+        "Give the bytes that one client may cost in one round, up and down together.",
+    )
 
 
 def with_budget(settings: list[str] | None, budget: str | None) -> tuple[str, ...]:

@@ -99,11 +99,14 @@ class Closing:
             phases = {"collect_s": collect_s, "aggregate_s": aggregated - began}
             if state is None:
                 return self._ruined(key, close, excluded, phases)
+            counted = [u for u in updates if u.client not in excluded]
+            await asyncio.to_thread(kit.aggregation.keep, counted)
             number, digest = await save(kit, at, state, task)
             if self._usable(key) == updates:
                 break
             # Somebody was revoked meanwhile: what it sent must not be in the state.
             kit.states.discard_after(at.number)
+            kit.aggregation.keep_not(updates)
         else:
             return self._commit(key, close, {"collect_s": collect_s})
         self._in_vain = 0
@@ -217,7 +220,7 @@ class Closing:
             peer = self.kit.peers.by_client(client)
             if peer is None:
                 continue
-            peer.progress = None
+            peer.progress, peer.paused = None, False
             message = RoundClosed(
                 run=self.kit.run,
                 task=key.task,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from fcil_protocol.errors import UsageError
 from fcil_protocol.keys import PublicKeys
 from fcil_server.class_changes import apply_change
+from fcil_server.erase import Going, erase, tidy
 from fcil_server.gauges import gauges
 from fcil_server.ledger_rows import Role, RunStatus
 from fcil_server.outlook import outlook
 from fcil_server.position import Mode
-from fcil_server.roster import Roster, check_name
+from fcil_server.roster import Roster, check_name, ever_named
 from fcil_server.status import status
 
 if TYPE_CHECKING:
@@ -43,6 +46,8 @@ async def answer(server: Server, op: str, fields: dict[str, Any]) -> dict[str, A
             return issue_ticket(server.roster, server.addresses(), fields, _actor(fields))
         case "revoke":
             return _revoke(server, fields)
+        case "erase":
+            return await _erase(server, fields)
         case "stop":
             _audit(server, fields, "stop")
             server.stop()
@@ -172,3 +177,22 @@ def _revoke(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
     keep = fields.get("keep") is True
     server.revoke(row, keep=keep, actor=_actor(fields), why=str(fields.get("why", "")))
     return {"client": row.client_id, "name": row.name}
+
+
+async def _erase(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
+    row = ever_named(server.ledger, str(fields.get("name", "")))
+    kit = server.open.coordinator.kit
+    under_way = server.ledger.open_round(kit.run)
+    rows = server.ledger.updates(under_way.key) if under_way else []
+    going = Going(kit.run, kit.spool, {str(u.update_id) for u in rows})
+    done = erase(server.roster, server.federation.directory, row, _actor(fields), going)
+    server.open.coordinator.revoked(row.client_id)
+    server.journal.rename(row.name, done.pseudonym)
+    server.peers.refused.pop(row.client_id, None)
+    peer = server.peers.by_client(row.client_id)
+    if peer is not None:
+        peer.name = done.pseudonym
+        server.cut(peer)
+    server.note("warning", "erased", f"{done.pseudonym} is what remains of a member", row.client_id)
+    more = await asyncio.to_thread(tidy, server.ledger.path, server.federation.directory)
+    return {**asdict(done), "stays": [*done.stays, *more]}

@@ -115,15 +115,34 @@ def validate(fields: dict[str, Any]) -> Config:
     return config
 
 
+# Around a file that a person may edit: half of it can be TOML as well, and would mean defaults.
+BEGINNING = "# fcil: the last line says that this file is whole; keep both.\n"
+END = "# fcil: end of the file.\n"
+
+
+def as_file(config: Config) -> str:
+    """Return what a federation's own file holds: every key with its meaning, between two marks."""
+    return f"{BEGINNING}\n{to_toml(config, comments=True)}{END}"
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        fields = tomllib.loads(text)
     except FileNotFoundError as error:
         raise ConfigError(f"there is no configuration file {path}.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}.") from error
     except _NO_TOML as error:
         raise ConfigError(f"{path} is not TOML: {error}.") from error
+    if BEGINNING.strip() in text and END.strip() not in text:
+        missing = ", ".join(f"[{name}]" for name in Config.model_fields if name not in fields)
+        raise ConfigError(
+            f"{path} has no end: expected the line {END.strip()!r}, so it was cut short"
+            f"{f'; {missing} would be as if never set' if missing else ''}.",
+            action="Restore it from a backup. If it is as you want it, put that line at its end.",
+        )
+    return fields
 
 
 def _fault(error: dict[str, Any]) -> str:

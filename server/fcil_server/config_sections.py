@@ -70,7 +70,16 @@ class RunSection(Section):
         1800.0, ge=0, description="time without progress after which it is ended; 0: never"
     )
     evaluate: bool = Field(True, description="clients evaluate the global model after each task")
+    keep_updates: bool = Field(
+        False,
+        description="keep every counted update, so that a client can be forgotten exactly "
+        "(docs/forget.md; methods without training on clients)",
+    )
     central_test: str = Field("", description="folder of test images that the server evaluates on")
+    plots: bool = Field(
+        True,
+        description="a run's end draws its PNGs; false: only `fcil-server report` does",
+    )
 
 
 class MethodSection(BaseModel):

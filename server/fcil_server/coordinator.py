@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from fcil_adapters.contract import TaskInfo
-from fcil_protocol.errors import UsageError
+from fcil_protocol.errors import NotNow, UsageError
 from fcil_protocol.ids import ClientId
 from fcil_protocol.messages import Verdict
 from fcil_server import round_events as machine
@@ -22,7 +22,7 @@ from fcil_server.asking import ask, available, describe_wait
 from fcil_server.closing import Closing, save
 from fcil_server.config_sections import RoundSection
 from fcil_server.discovery import Discovery, OldClasses
-from fcil_server.ledger_rows import OPENING, Answer, RoundKey, UpdateStatus
+from fcil_server.ledger_rows import OPENING, Answer, RoundKey
 from fcil_server.peers import Peer
 from fcil_server.plan import EVALUATE, Step, next_step, task_steps
 from fcil_server.position import Kit, Mode, Position, context, stamp
@@ -31,6 +31,7 @@ from fcil_server.recovery import needed_updates
 from fcil_server.roster import WITHDRAWN
 from fcil_server.round import Round
 from fcil_server.round_events import Phase, Rules
+from fcil_server.round_restore import restore
 from fcil_server.turns import Turns
 
 
@@ -83,7 +84,8 @@ class Coordinator:
         if self.at.round is not None and self.at.is_open and key == self.at.key(self.kit.run):
             if self.at.round.answers.get(client) is machine.Answer.NONE:
                 self.kit.ledger.set_answer(key, client, Answer.DECLINED, reason)
-            self._events.put_nowait(machine.Declined(client, reason, self._now()))
+            resting = reason == NotNow.code
+            self._events.put_nowait(machine.Declined(client, reason, self._now(), resting=resting))
 
     def revoked(self, client: ClientId) -> None:
         """A client was taken off the list; unless its update was kept, it declines the round."""
@@ -319,23 +321,7 @@ class Coordinator:
         if row is None or row.key != key:
             held, since = self.at.mode is not Mode.RUNNING, self.at.unheld_since
             return Round(rules=rules, seed=seed, held=held, unheld_since=since)
-        answers = dict.fromkeys(row.asked, machine.Answer.NONE)
-        barred = [u.client for u in ledger.updates(key) if u.status is UpdateStatus.EXCLUDED]
-        for update in ledger.updates(key):
-            gone = update.status is UpdateStatus.EXCLUDED
-            answers[update.client] = machine.Answer.DECLINED if gone else machine.Answer.UPDATED
-        for answer in ledger.answers(key):
-            if answer.answer is Answer.DECLINED:
-                answers[answer.client] = machine.Answer.DECLINED
-        return Round.restore(
-            rules,
-            seed,
-            asked=answers,
-            remaining_s=row.remaining_s or 0.0,
-            now=self._now(),
-            reopens=row.reopened,
-            barred=barred,
-        )
+        return restore(ledger, row, rules, seed, self._now())
 
     def _set_timer(self, at: float) -> None:
         loop = asyncio.get_running_loop()
@@ -348,7 +334,8 @@ class Coordinator:
             case machine.Unheld(until):
                 self._note_unheld(None if until is None else until - self._now())
             case machine.Unable(until):
-                text = round_notes.unable(kit, self.at, until - self._now())
+                left = None if until is None else until - self._now()
+                text = round_notes.unable(kit, self.at, left)
                 kit.notify("warning", "all_declined", text)
             case machine.Opened(asked):
                 self._unheld_noted = -1

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 
 from fcil_protocol import control
 from fcil_protocol.channel import Channel
-from fcil_protocol.errors import BadSignature, FcilError, InternalError, WireError
+from fcil_protocol.errors import BadSignature, FcilError, InternalError, NotNow, WireError
 from fcil_protocol.ids import ClientId
 from fcil_protocol.messages import (
     LEFT,
@@ -92,6 +92,7 @@ class Server:
         self.journal = Journal(federation.ledger, say)
         self.note = self.journal.note
         self.began = time.monotonic()
+        self.started_at = time.time()  # once: a figure that trembles looks like restarts
         self.lag = LagMeter()
         self.books = Books(self)
         self.port = 0
@@ -302,7 +303,8 @@ class Server:
         self._guests.check_size(incoming)
         received = parse(incoming.frames)
         if isinstance(received.message, Hello):
-            self._hello(incoming, received, received.message)
+            if not self._guests.explain(incoming, received, received.message):
+                self._hello(incoming, received, received.message)
             return
         if isinstance(received.message, Enrol):
             self._guests.enrol(incoming, received, received.message)
@@ -333,9 +335,11 @@ class Server:
             case Decline():
                 key = RoundKey(coordinator.kit.run, message.task, message.kind, message.round)
                 self.note("info", "declined", f"{peer.name}: {message.reason}", peer.client)
+                peer.resting = message.reason == NotNow.code
                 coordinator.declined(peer.client, key, message.reason)
             case Progress():
                 peer.progress = (message.phase, message.done, message.total)
+                peer.paused = message.paused
             case Rotate():
                 row = self.ledger.client(peer.client)
                 assert row is not None, "it has a session"
@@ -377,6 +381,10 @@ class Server:
             self._turn_away(peer, error)
             self.send(peer, nack_of(error))
             return
+        if peer.ready and hello.backbone is not None:
+            peer.agreement = greeting.agreement(self.open.house, hello.backbone)
+            text = f"features of {peer.name} agree to {peer.agreement:.1e} on {hello.device}"
+            self.note("info", "features", text, peer.client)
         self._replace(peer)
         verdict = self.open.coordinator.verdict(peer.client)
         nonce = peer.channel.nonce
@@ -386,6 +394,7 @@ class Server:
             ready=peer.ready,
             verdict=verdict,
             clients=len(self.peers),
+            clock_s=self.ledger.now,
         )
         self.send(peer, answer)
 
@@ -506,6 +515,12 @@ class Server:
             self._link.cut(peer.conn)
         text = f"{row.name} is off the list: {why or REVOKED}"
         self.note("warning", "revoked", text, row.client_id)
+
+    def cut(self, peer: Peer) -> None:
+        """End a client's connection, and drop what has come of its envelopes."""
+        for digest in list(peer.inflow.under_way):
+            self._intake.forget(peer, digest)
+        self._link.cut(peer.conn)
 
 
 def _raise_descriptor_limit() -> None:

@@ -31,7 +31,7 @@ from fcil_protocol.errors import (
 from fcil_protocol.files import DirectoryLock, make_private, storage_errors, write_atomic
 from fcil_protocol.ids import Digest, FederationId, RunId, is_run_id
 from fcil_protocol.keys import Certificate, PrivateKeys, RootKey
-from fcil_server.config import Config, load, to_toml
+from fcil_server.config import Config, as_file, load
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger_file import log_path
 from fcil_server.ledger_wal import lost_frames
@@ -85,6 +85,8 @@ class Federation:
                 action="Restore it from a backup, or give another one once: "
                 "fcil-server serve --config FILE",
             )
+        if not new and config_path is None and not own.stat().st_size:
+            raise CorruptFile(f"{own} is empty.", action="Restore it from a backup.")
         path = config_path or (None if new else own)
         config = load(path, overrides)
         with storage_errors("create the federation directory", directory):
@@ -95,8 +97,7 @@ class Federation:
         try:
             if new:
                 # Overrides are for this start only: the file has what the user gave as a file.
-                text = to_toml(load(config_path), comments=True)
-                write_atomic(own, text.encode())
+                write_atomic(own, as_file(load(config_path)).encode())
             return cls(directory, config, lock)
         except BaseException:
             lock.release()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from fcil_protocol.errors import CorruptFile, UsageError
 from fcil_protocol.files import storage_errors
-from fcil_protocol.ids import RunId, new_run_id
+from fcil_protocol.ids import ClientId, RunId, new_run_id
+from fcil_server.kept import KeptUpdates, kept_folder
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Run, StateRow
 from fcil_server.store import StateStore
@@ -38,9 +39,7 @@ def fork(
         CorruptFile: the state is missing or damaged.
         DiskFull, StorageError: nothing was changed.
     """
-    run = new_run_id()
-    while ledger.run(run) is not None:
-        run = new_run_id()
+    run = new_id(ledger)
     old, target = StateStore(states_folder(directory, source)), states_folder(directory, run)
     digests = {row.state: row.digest for row in ledger.states(source)}
     check_state(old, state, digests)
@@ -51,12 +50,41 @@ def fork(
         if number < state and _is_whole(old, number, digests):
             old.copy_to(new, number)
     old.copy_to(new, state)
+    share_kept(ledger, directory, source, run)
     with ledger.transaction():
         ledger.fork_run(source, state, run)
         ledger.add_audit(actor, action, f"{run} from state {state} of {source}")
     row = ledger.run(run)
     assert row is not None, "it was just written"
     return row
+
+
+def share_kept(
+    ledger: Ledger,
+    directory: Path,
+    source: RunId,
+    run: RunId,
+    *,
+    without: ClientId | None = None,
+) -> None:
+    """Let a fork keep the updates that its parent keeps; what it does not count goes later.
+
+    Raises:
+        DiskFull, StorageError.
+    """
+    theirs = KeptUpdates(kept_folder(directory, source))
+    ids = ledger.counted_ids(source)
+    if without is not None:
+        ids -= {u.update_id for u in ledger.updates_of(source, without)}
+    theirs.share(KeptUpdates(kept_folder(directory, run)), sorted(ids))
+
+
+def new_id(ledger: Ledger) -> RunId:
+    """Draw the id of a new run."""
+    run = new_run_id()
+    while ledger.run(run) is not None:
+        run = new_run_id()
+    return run
 
 
 def check_state(store: StateStore, state: int, digests: Mapping[int, str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 from fcil_protocol.ids import ClientId
@@ -30,7 +29,7 @@ def gauges(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
     ids = wanted[:MAX_TOLD_APART] if isinstance(wanted, list) else []
     return {
         "pid": os.getpid(),
-        "started_at": time.time() - (time.monotonic() - server.began),
+        "started_at": server.started_at,
         "run": coordinator.kit.run,
         "phase": at.phase,
         "mode": at.mode.value,

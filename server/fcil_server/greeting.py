@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 import fcil_protocol
 from fcil_adapters.contract import BackboneInfo, Hparams, Method
 from fcil_adapters.describe import backbone_fields, preprocessing_digest
+from fcil_adapters.probes import TOLERANCE
 from fcil_adapters.statistics import compare_probes
 from fcil_protocol.channel import Channel
 from fcil_protocol.errors import (
@@ -39,8 +40,6 @@ from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Client, Role
 from fcil_server.peers import Peer
 from fcil_server.roster import refusal
-
-PROBE_TOLERANCE = 1e-3  # largest relative error of features between two devices
 
 
 @dataclass(frozen=True)
@@ -183,8 +182,26 @@ def _check_backbone(house: House, claim: BackboneClaim) -> None:
             f"the client prepares images otherwise than the server ({info.preprocessing}).",
             action="Use the same timm version on every device.",
         )
+    error = agreement(house, claim)
+    if error is not None and not error <= TOLERANCE:
+        raise BackboneMismatch(
+            f"the client's features of the probe images differ by {error:.2g} relative, allowed "
+            f"is {TOLERANCE:g}.",
+            action="Check its versions of torch and timm, or of onnxruntime, and that it computes "
+            "in float32.",
+        )
+
+
+def agreement(house: House, claim: BackboneClaim) -> float | None:
+    """Return how far a client's features of the probe images are from the server's (relative).
+
+    None if the server has none to compare with.
+
+    Raises:
+        BackboneMismatch: they are not of the same number.
+    """
     if house.probe is None:
-        return
+        return None
     expected = house.probe.size * 4
     if len(claim.probe) != expected:
         raise BackboneMismatch(
@@ -192,13 +209,7 @@ def _check_backbone(house: House, claim: BackboneClaim) -> None:
             action=BackboneMismatch.default_action(),
         )
     theirs = np.frombuffer(claim.probe, dtype="<f4")
-    error = compare_probes(theirs.reshape(house.probe.shape), house.probe)
-    if not error <= PROBE_TOLERANCE:
-        raise BackboneMismatch(
-            f"the client's features of the probe images differ by {error:.2g} relative, allowed "
-            f"is {PROBE_TOLERANCE:g}.",
-            action="Check its torch and timm versions, and that it computes in float32.",
-        )
+    return compare_probes(theirs.reshape(house.probe.shape), house.probe)
 
 
 def leaving(bye: Bye) -> FcilError:
@@ -211,9 +222,15 @@ def leaving(bye: Bye) -> FcilError:
 
 
 def welcome(
-    house: House, *, nonce: bytes, ready: bool, verdict: Verdict | None, clients: int = 1
+    house: House,
+    *,
+    nonce: bytes,
+    ready: bool,
+    verdict: Verdict | None,
+    clients: int = 1,
+    clock_s: float = 0.0,
 ) -> Welcome:
-    """Build the answer to a Hello that passed, as one of so many clients."""
+    """Build the answer to a Hello that passed, as one of so many clients at this moment."""
     return Welcome(
         protocol=fcil_protocol.PROTOCOL_VERSION,
         server_nonce=nonce,
@@ -232,4 +249,5 @@ def welcome(
         privacy=house.privacy,
         half=house.method.forms.names,
         verdict=verdict,
+        clock_ms=max(0, int(clock_s * 1000)),
     )

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fcil_protocol.channel import Channel
-from fcil_protocol.errors import BadSignature, BadTicket, FcilError, TooLarge
+from fcil_protocol.errors import BadSignature, BadTicket, FcilError, TooLarge, UnknownClient
 from fcil_protocol.keys import PrivateKeys, PublicKeys, verify_signature
-from fcil_protocol.messages import Enrol, Enrolled, Message, Received
+from fcil_protocol.messages import Enrol, Enrolled, Hello, Message, Received
 from fcil_protocol.ticket import PROOF, proof_text
 from fcil_protocol.transport import Incoming
 from fcil_server.intake import nack_of
 from fcil_server.ledger_rows import Ticket
-from fcil_server.roster import Roster
+from fcil_server.roster import Roster, check_ticket
 
 MAX_GUEST_BYTES = 8192
 SHOWN_OUT_S = 5.0  # for the answer to arrive before the connection is cut
@@ -85,6 +85,27 @@ class Guests:
         self.send(incoming.route, channel.frames(answer))
         # Its key is a guest's even now: the member comes back with keys of its own.
         self._show_out(incoming)
+
+    def explain(self, incoming: Incoming, received: Received, message: Hello) -> bool:
+        """Tell a ticket's holder that says Hello what its ticket is worth; it stays unused.
+
+        Returns False for anybody else: who was a member hears elsewhere why it is none.
+        """
+        ledger = self.roster.federation.ledger
+        member = self.roster.door.is_member(incoming.key)
+        ticket = None if member else ledger.ticket(incoming.key)
+        if ticket is None:
+            return False
+        channel = Channel(self.keys, _guest(ticket))
+        channel.peer_nonce = message.nonce
+        try:
+            channel.check(received)
+            check_ticket(ticket, ledger.now)
+            raise UnknownClient("this ticket has not been used yet.")
+        except FcilError as error:
+            self.send(incoming.route, channel.frames(nack_of(error)))
+        self._show_out(incoming)
+        return True
 
     def _enrolled(self, ticket: Ticket, message: Enrol) -> Enrolled:
         keys = PublicKeys.from_fields(

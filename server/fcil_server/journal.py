@@ -7,12 +7,13 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fcil_protocol.errors import FcilError
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger import Ledger
+from fcil_server.ledger_forget import as_word
 
 KEPT_NOTES = 200
 
@@ -54,6 +55,12 @@ class Journal:
         self._say(note)
         with contextlib.suppress(FcilError):
             self._ledger.add_event(level, code, text, run=self.run, client=client)
+
+    def rename(self, name: str, pseudonym: str) -> None:
+        """Call somebody otherwise in the notes that are still here."""
+        notes = [replace(n, text=as_word(name).sub(pseudonym, n.text)) for n in self._notes]
+        self._notes.clear()
+        self._notes.extend(notes)
 
     def refusal(self, client: ClientId | None, error: FcilError) -> None:
         """Count a refused message."""

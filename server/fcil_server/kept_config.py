@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 FIXED_SECTIONS = ("method", "run", "tasks", "wire", "privacy")
 FREE_KEYS = {
     "tasks": {"admit"},
-    "run": {"device", "threads", "worker_idle_s", "weights", "central_test"},
+    "run": {
+        "central_test",
+        "device",
+        "plots",
+        "threads",
+        "weights",
+        "work_timeout_s",
+        "worker_idle_s",
+    },
     "wire": {"max_payload_mb", "window_mb"},
     "privacy": {"evaluate_min_count", "share_names"},
 }

@@ -2,9 +2,9 @@
 
 `Ledger` is the whole of it; its tables live in four modules: here clients, runs, states and
 parts; in `ledger_trust` tickets; in `ledger_rounds` what was learned; in `ledger_accounts`
-what it cost. `ledger_fork` begins a run with another one's history. Rows are the dataclasses
-of `ledger_rows`. After a kill at any moment, `Ledger.open_round` and `Ledger.accepted` say
-where to go on.
+what it cost. `ledger_fork` begins a run with another one's history, `ledger_forget` takes
+somebody out. Rows are the dataclasses of `ledger_rows`. After a kill at any moment,
+`Ledger.open_round` and `Ledger.accepted` say where to go on.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fcil_protocol.errors import UsageError
 from fcil_protocol.ids import ClientId, Digest, RunId
 from fcil_protocol.keys import PublicKeys
 from fcil_server.ledger_accounts import AccountTables
+from fcil_server.ledger_forget import ForgetTables
 from fcil_server.ledger_fork import ForkTables
 from fcil_server.ledger_rounds import HistoryTables
 from fcil_server.ledger_rows import (
     OPENING,
     Client,
-    Erased,
     PartRow,
     Role,
     RoundKey,
@@ -35,7 +35,7 @@ from fcil_server.ledger_trust import TrustTables
 LEDGER_NAME = "ledger.sqlite"
 
 
-class Ledger(HistoryTables, AccountTables, TrustTables, ForkTables):
+class Ledger(HistoryTables, AccountTables, TrustTables, ForkTables, ForgetTables):
     """Everything the server must know after a restart. See `LedgerFile` for how it is opened."""
 
     # Clients.
@@ -56,9 +56,10 @@ class Ledger(HistoryTables, AccountTables, TrustTables, ForkTables):
         """Enrol a client with its public keys.
 
         Raises:
-            UsageError: the name or the key belongs to another client.
+            UsageError: the name or the key belongs to another client, or to an erased one.
         """
         with self.transaction():
+            self.refuse_erased_key(curve)
             if self.client_by_name(name) is not None:
                 raise UsageError(
                     f"a client named {name!r} is enrolled.",
@@ -134,31 +135,6 @@ class Ledger(HistoryTables, AccountTables, TrustTables, ForkTables):
             "UPDATE clients SET curve = ?, signing = ?, sealing = ? WHERE client_id = ?",
             (keys.curve, keys.signing, keys.sealing, client_id),
         )
-
-    def erase_client(self, client_id: ClientId) -> Erased:
-        """Remove what is stored about a client: name, keys, device, statistics, events.
-
-        Its id stays in the history of rounds, where it says nothing more. Updates that were
-        counted are part of the states and cannot be taken out; the answer says how many.
-        """
-        with self.transaction():
-            counted = self._number(
-                "SELECT count(*) FROM updates WHERE client = ? AND status = 'counted'",
-                (client_id,),
-            )
-            self._execute(
-                "UPDATE classes SET first_seen_by = NULL WHERE first_seen_by = ?", (client_id,)
-            )
-            self._execute("DELETE FROM refusals WHERE client = ?", (client_id,))
-            evaluations = self._write("DELETE FROM evaluations WHERE client = ?", (client_id,))
-            events = self._write("DELETE FROM events WHERE client = ?", (client_id,))
-            self._execute(
-                "UPDATE clients SET name = ?, curve = x'', signing = x'', sealing = x'', "
-                "device = '', last_seen = NULL, revoked_at = ifnull(revoked_at, ?) "
-                "WHERE client_id = ?",
-                (f"erased-{client_id[:8]}", self.now, client_id),
-            )
-        return Erased(evaluations=evaluations, events=events, counted=counted)
 
     # Runs.
 

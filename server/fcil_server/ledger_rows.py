@@ -158,12 +158,16 @@ class Erased:
     """What erasing a client removed, and what of it cannot be taken back.
 
     Attributes:
+        pseudonym: what the client is called from now on.
         counted: how many of its updates are averaged into states.
+        audited: how many lines of the audit log name it.
     """
 
+    pseudonym: str
     evaluations: int
     events: int
     counted: int
+    audited: int
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,7 @@ class Run:
         config: the TOML that it started with.
         parent_run, parent_state: what it was forked from.
         inherited: how many of its first rounds are copies of its parent's.
+        emptied_at: since when its states and updates are gone, for a client was forgotten.
     """
 
     run_id: RunId
@@ -190,6 +195,7 @@ class Run:
     parent_state: int | None
     environment: Mapping[str, Any] = field(metadata=_JSON)
     inherited: int = 0
+    emptied_at: float | None = None
 
 
 @dataclass(frozen=True)

@@ -306,6 +306,17 @@ ALTER TABLE rounds ADD COLUMN why TEXT NOT NULL DEFAULT '';
 ALTER TABLE classes ADD COLUMN admitted INTEGER NOT NULL DEFAULT 1 CHECK (admitted IN (0, 1));
 """
 
+_V7 = """
+-- A run that somebody was forgotten from: its states and updates are gone. Digests of the CURVE
+-- keys of erased clients, which are never enrolled again.
+ALTER TABLE runs ADD COLUMN emptied_at REAL;
+CREATE TABLE erased (
+  client     TEXT PRIMARY KEY REFERENCES clients,
+  erased_at  REAL NOT NULL,
+  key_digest BLOB NOT NULL
+);
+"""
+
 # Script n takes a ledger from version n to version n + 1.
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6)
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7)
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -95,7 +95,8 @@ class LocalFederation:
         self, name: str, data: Path, *arguments: str, env: Mapping[str, str] | None = None
     ) -> None:
         """Start a client daemon on a folder."""
-        command = ["fcil_client", "join", "--data", str(data), *arguments]
+        # Server and clients are one program here: none of them gives way to another.
+        command = ["fcil_client", "join", "--data", str(data), "--nice", "0", *arguments]
         self.clients[name] = self._start(name, command, env)
 
     def status(self) -> dict[str, Any] | None:

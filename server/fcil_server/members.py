@@ -48,6 +48,8 @@ def member_rows(ledger: Ledger, live: Mapping[str, str]) -> list[dict[str, Any]]
 
 
 def _state(client: Client, now: float, live: Mapping[str, str]) -> str:
+    if not client.curve:
+        return "erased"
     if client.revoked_at is not None:
         return "revoked"
     if not client.may_join(now):

@@ -24,7 +24,10 @@ class Peer:
         names: the class names as the client spells them.
         inflow: envelopes on their way in.
         progress: what it last said of its work in the current round.
+        paused: its work stands still, as it last said.
+        resting: it may not work now, and says so when it may by announcing its classes again.
         untrained: names of classes that it brings and that were learned before.
+        agreement: how far its features of the probe images are from the server's (relative).
     """
 
     client: ClientId
@@ -41,7 +44,10 @@ class Peer:
     names: tuple[str, ...] = ()
     inflow: Inflow = field(default_factory=lambda: Inflow(MIN_WINDOW_BYTES), repr=False)
     progress: tuple[str, int, int] | None = None
+    paused: bool = False
+    resting: bool = False
     untrained: tuple[str, ...] = ()
+    agreement: float | None = None
 
     @property
     def announced(self) -> bool:
@@ -110,4 +116,4 @@ class Peers:
 
     def announced(self) -> list[Peer]:
         """Return the sessions that may be asked, in ClientId order."""
-        return [p for p in self if p.announced]
+        return [p for p in self if p.announced and not p.resting]

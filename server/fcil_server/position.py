@@ -15,6 +15,7 @@ from fcil_server.aggregation import Aggregation
 from fcil_server.broadcast import Publisher, Stamp
 from fcil_server.classes import ClassRegistry
 from fcil_server.config import Config
+from fcil_server.kept import KeptUpdates
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import RoundKey
 from fcil_server.peers import Peer, Peers
@@ -33,6 +34,8 @@ class Kit:
         send: sends a message to a client's session; False if it is gone.
         notify: tells the operator: (level, code, text).
         lag: returns how late the loop was since the last call.
+        kept: where counted updates stay; None: they go with the state after next.
+        forgotten: clients with the tasks for which they are not asked any more.
     """
 
     run: RunId
@@ -51,6 +54,8 @@ class Kit:
     send: Callable[[Peer, Message], bool]
     notify: Callable[[str, str, str], None]
     lag: Callable[[], Lag] = Lag
+    kept: KeptUpdates | None = None
+    forgotten: frozenset[tuple[ClientId, int]] = frozenset()
 
     def name_of(self, client: str) -> str:
         """Return a client's name for people."""

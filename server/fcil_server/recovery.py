@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fcil_adapters.contract import State
 from fcil_protocol.errors import CorruptFile, FcilError, RunFailed, TrustError, WireError
-from fcil_protocol.ids import RunId
+from fcil_protocol.ids import ClientId, RunId
 from fcil_protocol.payload import pack, unpack
 from fcil_server import rundir
 from fcil_server.fork import fork, kept_states
@@ -155,7 +155,7 @@ class Recovery:
             return [[]]
         rows = [u for u in self._kit.ledger.updates(_key(row)) if u.samples > 0]
         counted = [u for u in rows if u.status is UpdateStatus.COUNTED]
-        held = set(self._kit.spool.keys())
+        held = {*self._kit.spool.keys(), *(self._kit.kept.names() if self._kit.kept else ())}
         lost = [u for u in counted if u.update_id not in held]
         if lost or not counted:
             raise CorruptFile(f"{len(lost)} of its {len(counted)} updates are not kept.")
@@ -163,24 +163,34 @@ class Recovery:
         return [given] if given == counted else [given, counted]
 
     async def _step(self, row: StateRow, base: State | None, updates: list[UpdateRow]) -> State:
-        kit = self._kit
-        task = kit.classes.task_info(row.task)
-        if row.kind == OPENING:
-            ctx = context(kit, task, Step(OPENING, 0, 1))
-            before = base if base is not None else await kit.aggregation.init(ctx)
-            return await kit.aggregation.open_task(ctx, before)
-        assert base is not None, "a round starts from a state"
-        steps = task_steps(
-            kit.method.exchanges(kit.hparams, kit.info),
-            kit.config.round.rounds_per_task,
-            evaluate=False,
-        )
-        ours = [s for s in steps if (s.kind, s.round) == (row.kind, row.round)]
-        step = ours[0] if ours else Step(row.kind, row.round, row.round + 1)
-        state, _ = await kit.aggregation.aggregate(context(kit, task, step), base, updates)
+        state, _ = await take_step(self._kit, row, base, updates)
         if state is None:
             raise CorruptFile("none of its updates can be used any more.")
         return state
+
+
+async def take_step(
+    kit: Kit, row: StateRow, base: State | None, updates: list[UpdateRow]
+) -> tuple[State | None, dict[ClientId, str]]:
+    """Compute what a state row says was computed, from a base and updates.
+
+    Returns:
+        The state, and whose updates are left out and why; None where that is everybody.
+    """
+    task = kit.classes.task_info(row.task)
+    if row.kind == OPENING:
+        ctx = context(kit, task, Step(OPENING, 0, 1))
+        before = base if base is not None else await kit.aggregation.init(ctx)
+        return await kit.aggregation.open_task(ctx, before), {}
+    assert base is not None, "a round starts from a state"
+    steps = task_steps(
+        kit.method.exchanges(kit.hparams, kit.info),
+        kit.config.round.rounds_per_task,
+        evaluate=False,
+    )
+    ours = [s for s in steps if (s.kind, s.round) == (row.kind, row.round)]
+    step = ours[0] if ours else Step(row.kind, row.round, row.round + 1)
+    return await kit.aggregation.aggregate(context(kit, task, step), base, updates)
 
 
 def _fall_back(kit: Kit, directory: Path, newest: StateRow, error: CorruptFile) -> Run:

@@ -152,21 +152,7 @@ class Roster:
             row = self._ledger.client(ticket.client)
             if row is not None and row.curve == keys.curve and row.signing == keys.signing:
                 return row.client_id  # the first answer was lost
-            raise TicketUsed(
-                f"this ticket was used on {day(ticket.used_at)} by another device.",
-                action=TicketUsed.default_action(),
-            )
-        if ticket.withdrawn_at is not None:
-            raise BadTicket(
-                f"this ticket was withdrawn on {day(ticket.withdrawn_at)}; a newer one was issued.",
-                action=BadTicket.default_action(),
-            )
-        if self._ledger.now >= ticket.expires_at:
-            raise TicketExpired(
-                f"this ticket expired on {day(ticket.expires_at)} by the server's clock, "
-                f"which says {day(self._ledger.now)}.",
-                action=TicketExpired.default_action(),
-            )
+        check_ticket(ticket, self._ledger.now)
         with self._ledger.transaction():
             client = self._add(ticket.name, keys, device, role=ticket.role, via=ticket.via)
             self._ledger.use_ticket(ticket.curve, client)
@@ -293,22 +279,63 @@ class Roster:
             self.changed(relay)
         return True
 
+    def erase(self, row: ledger_rows.Client, actor: str) -> ledger_rows.Erased:
+        """Take a client off the list and remove its name, keys and tests from the ledger.
+
+        Its key gets no explanation any more; the audit log is told its id alone.
+        """
+        with self._ledger.transaction():
+            self._leave_out(row.client_id)
+            erased = self._ledger.erase_client(row.client_id)
+            self._ledger.add_audit(actor, "erase", row.client_id)
+        self.door.forget(row.curve)
+        self.changed(row.client_id if row.via is None else row.via)
+        return erased
+
     def named(self, name: str) -> ledger_rows.Client:
         """Return the member with this name, or whose id begins so.
 
         Raises:
             UsageError: none or several.
         """
-        row = self._ledger.client_by_name(name)
-        rows = [row] if row else [
-            r for r in self._ledger.clients() if len(name) >= 4 and r.client_id.startswith(name)
-        ]  # fmt: skip
-        if len(rows) != 1:
+        return named(self._ledger, name)
+
+
+def named(ledger: Ledger, name: str) -> ledger_rows.Client:
+    """Return the member with this name, or whose id begins so.
+
+    Raises:
+        UsageError: none or several.
+    """
+    row = ledger.client_by_name(name)
+    rows = [row] if row else [
+        r for r in ledger.clients() if len(name) >= 4 and r.client_id.startswith(name)
+    ]  # fmt: skip
+    if len(rows) != 1:
+        raise UsageError(
+            f"{'no' if not rows else 'more than one'} client is called {name[:80]!r}.",
+            action="List them with: fcil-server clients",
+        )
+    return rows[0]
+
+
+def ever_named(ledger: Ledger, name: str) -> ledger_rows.Client:
+    """Return the client with this name, also one whose membership is over.
+
+    Raises:
+        UsageError: none or several.
+    """
+    if ledger.client_by_name(name) is None:
+        former = [r for r in ledger.clients() if r.name == name]
+        if len(former) == 1:
+            return former[0]
+        if former:
+            ids = ", ".join(r.client_id[:8] for r in former)
             raise UsageError(
-                f"{'no' if not rows else 'more than one'} client is called {name[:80]!r}.",
-                action="List them with: fcil-server clients",
+                f"{len(former)} former members were called {name[:80]!r}: {ids}.",
+                action="Name one by the beginning of its id.",
             )
-        return rows[0]
+    return named(ledger, name)
 
 
 def check_name(name: Any) -> str:
@@ -323,6 +350,30 @@ def check_name(name: Any) -> str:
             action="Choose a name such as camera-3.",
         )
     return name
+
+
+def check_ticket(ticket: ledger_rows.Ticket, now: float) -> None:
+    """Refuse a ticket that lets nobody in any more.
+
+    Raises:
+        TicketUsed, TicketExpired, BadTicket: why, in words for the person at the client.
+    """
+    if ticket.client is not None:
+        raise TicketUsed(
+            f"this ticket was used on {day(ticket.used_at)} by another device.",
+            action=TicketUsed.default_action(),
+        )
+    if ticket.withdrawn_at is not None:
+        raise BadTicket(
+            f"this ticket was withdrawn on {day(ticket.withdrawn_at)}; a newer one was issued.",
+            action=BadTicket.default_action(),
+        )
+    if now >= ticket.expires_at:
+        raise TicketExpired(
+            f"this ticket expired on {day(ticket.expires_at)} by the server's clock, which says "
+            f"{day(now)}.",
+            action=TicketExpired.default_action(),
+        )
 
 
 def refusal(row: ledger_rows.Client | None, now: float) -> TrustError:

@@ -15,6 +15,7 @@ daemon passes in, so deadlines do not run while it is down.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -62,6 +63,7 @@ class Round:
         timed: its end has a timer.
         barred: asked clients that cannot answer any more: revoked, or sent an update that is void.
         stuck_until: set while all that were asked have declined.
+        resting: asked clients that declined and will ask in again.
     """
 
     rules: Rules
@@ -79,6 +81,7 @@ class Round:
     timed: bool = False
     barred: set[ClientId] = field(default_factory=set)
     stuck_until: float | None = None
+    resting: set[ClientId] = field(default_factory=set)
 
     @classmethod
     def restore(
@@ -91,6 +94,7 @@ class Round:
         now: float,
         reopens: int = 0,
         barred: Iterable[ClientId] = (),
+        resting: Iterable[ClientId] = (),
     ) -> Round:
         """Go on with a round that was open when the server stopped.
 
@@ -107,6 +111,7 @@ class Round:
             deadline=now + max(remaining_s, rules.grace_s),
             reopens=reopens,
             barred=set(barred),
+            resting=set(resting),
         )
 
     def handle(self, event: Event) -> list[Instruction]:
@@ -205,12 +210,19 @@ class Round:
         if self.stuck_until is not None and event.client not in self.answers:
             return self._ask_others(event.now)
         again = [Answer.NONE, Answer.LOST]
-        if self.stuck_until is not None and event.holds and event.client not in self.barred:
-            again.append(Answer.DECLINED)  # its folder changed, say
-        if self.answers.get(event.client) in again:
-            self.answers[event.client], self.stuck_until = Answer.NONE, None
+        # Its folder changed, say; or it may work again.
+        renewed = self.stuck_until is not None or event.client in self.resting
+        self.resting.discard(event.client)
+        if renewed and event.holds and event.client not in self.barred:
+            again.append(Answer.DECLINED)
+        if self.answers.get(event.client) not in again:
+            return []
+        waited = self.stuck_until == math.inf  # perhaps for longer than a round may take
+        self.answers[event.client], self.stuck_until = Answer.NONE, None
+        if not waited:
             return [Ask(event.client)]
-        return []
+        self.deadline = event.now + self.rules.deadline_s
+        return [Ask(event.client), SetTimer(self.deadline)]
 
     def _away(self, event: Left) -> list[Instruction]:
         self.connected.pop(event.client, None)
@@ -230,6 +242,9 @@ class Round:
             self.reasons[event.client] = event.reason
         if event.final:
             self.barred.add(event.client)
+        if event.resting:
+            self.resting.add(event.client)
+            self.connected.pop(event.client, None)
         return self._settle(event.now)
 
     def _withdrawn(self, event: Withdrawn) -> list[Instruction]:
@@ -260,7 +275,7 @@ class Round:
         if self.rules.take and counts[Answer.UPDATED] >= self.rules.take:
             return self._close(Outcome.DONE, Why.TAKEN)
         if counts[Answer.NONE] == 0 and (self._quorum() or not counts[Answer.LOST]):
-            if self.rules.retry_s and not counts[Answer.UPDATED]:
+            if (self.rules.retry_s or self.resting) and not counts[Answer.UPDATED]:
                 return self._all_declined(now)
             return self._close(Outcome.DONE if self._quorum() else Outcome.SHORT, Why.ANSWERED)
         if now < self.deadline:
@@ -289,24 +304,34 @@ class Round:
         others = self._ask_others(now)
         if others:
             return others
-        if not set(self.answers) - self.barred:
+        able = set(self.answers) - self.barred
+        if not able:
             return self._close(Outcome.SHORT, Why.ANSWERED)
+        if able <= self.resting:
+            return self._wait_for_rested()
         # Not closed at once: the next round would fare the same, and a run be over in a moment.
         if self.stuck_until is None:
             self.stuck_until = now + self.rules.retry_s * 4**self.reopens
             return [Unable(self.stuck_until), SetTimer(self.stuck_until)]
         if now < self.stuck_until:
             return []
-        self.stuck_until = None
         if self.rules.on_short != "reopen" or self.reopens >= self.rules.max_reopens:
+            if self.resting:
+                return self._wait_for_rested()
             return self._close(Outcome.SHORT, Why.ANSWERED)
+        self.stuck_until = None
         self.reopens += 1
         self.deadline = now + self.rules.deadline_s
-        again = sorted(set(self.answers) - self.barred)
+        again = sorted(able - self.resting)
         here = [c for c in again if c in self.connected]
         self.answers.update({c: Answer.NONE if c in here else Answer.LOST for c in again})
         reopened = Reopened(tuple(again), self.deadline, declined=True)
         return [reopened, *(Ask(c) for c in here), SetTimer(self.deadline)]
+
+    def _wait_for_rested(self) -> list[Instruction]:
+        """Wait, however long: those that rest ask in again by themselves."""
+        begins, self.stuck_until = self.stuck_until != math.inf, math.inf
+        return [Unable(None)] if begins else []
 
     def _counts(self) -> Counter[Answer]:
         return Counter(self.answers.values())

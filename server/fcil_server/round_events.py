@@ -123,12 +123,14 @@ class Declined:
 
     Attributes:
         final: nor can it later, in this round.
+        resting: it asks in again by itself; until then it counts as one that is not here.
     """
 
     client: ClientId
     reason: str
     now: float
     final: bool = False
+    resting: bool = False
 
 
 @dataclass(frozen=True)
@@ -231,10 +233,11 @@ class Unable:
     """Say that all that were asked declined.
 
     Attributes:
-        until: when they are asked again, or the round is skipped.
+        until: when they are asked again, or the round is skipped; None: it waits for those that
+            rest.
     """
 
-    until: float
+    until: float | None
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def reopened(kit: Kit, at: Position, what: machine.Reopened) -> str:
     return f"{_name(at)}: the deadline passed without a quorum; still missing: {names}"
 
 
-def unable(kit: Kit, at: Position, until_s: float) -> str:
+def unable(kit: Kit, at: Position, until_s: float | None) -> str:
     """Say that all asked clients have declined, why, and what follows in so many seconds."""
     assert at.round is not None
     rules, reasons = at.round.rules, at.round.reasons
@@ -38,6 +38,8 @@ def unable(kit: Kit, at: Position, until_s: float) -> str:
     again = rules.on_short == "reopen" and at.round.reopens < rules.max_reopens
     end = "they are asked again" if again else "the round is skipped"
     names = _names(kit, sorted(at.round.answers))
+    if until_s is None:
+        return f"{_name(at)}: all have declined ({why}): {names}; it waits until one may work again"
     return f"{_name(at)}: all have declined ({why}): {names}; in {until_s:.0f} s {end}"
 
 

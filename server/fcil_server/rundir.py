@@ -53,12 +53,17 @@ _PACKAGES = (
 
 
 def write(
-    ledger: Ledger, run: RunId, directory: Path, *, states: StateStore | None = None
+    ledger: Ledger,
+    run: RunId,
+    directory: Path,
+    *,
+    states: StateStore | None = None,
+    plots: bool = True,
 ) -> list[Path]:
     """Write all files of a run's directory anew, each atomically, and return their paths.
 
     ``states`` is where the final model is copied from; without it, and before the first
-    state, there is none. PNGs need matplotlib and are left out where it is missing.
+    state, there is none. PNGs are drawn where ``plots`` says so and matplotlib is there.
 
     Raises:
         UsageError: there is no such run.
@@ -81,10 +86,10 @@ def write(
         path = states.path(final.number)
         with storage_errors("read", path):
             files[FINAL_MODEL] = path.read_bytes()
-    if importlib.util.find_spec("matplotlib") is not None:
-        from fcil_server import plots
+    if plots and importlib.util.find_spec("matplotlib") is not None:
+        from fcil_server.plots import draw
 
-        files.update(plots.draw(data))
+        files.update(draw(data))
     files["summary.json"] = _json(content)  # the last one: where it is, the others are
     for name, content_bytes in files.items():
         write_atomic(directory / name, content_bytes)

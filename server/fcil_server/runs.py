@@ -27,11 +27,9 @@ from fcil_protocol.errors import (
     StorageError,
     UsageError,
 )
-from fcil_protocol.files import storage_errors
 from fcil_protocol.ids import ClientId, new_run_id
 from fcil_protocol.payload import Payload
 from fcil_protocol.schema import class_key
-from fcil_protocol.spool import Spool
 from fcil_server import config as configuration
 from fcil_server import rundir
 from fcil_server.aggregation import Aggregation, threads_of
@@ -40,16 +38,16 @@ from fcil_server.budget import applied, fitted, over_budget
 from fcil_server.classes import ClassRegistry
 from fcil_server.config import Config
 from fcil_server.coordinator import Coordinator
+from fcil_server.forget import finish_emptying
 from fcil_server.greeting import House
 from fcil_server.ignored import tell_ignored
 from fcil_server.kept_config import config_of
+from fcil_server.kits import Desk, Terms, make_kit
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import ByteCount, RoundKey, Run, RunStatus
 from fcil_server.peers import Peer
-from fcil_server.position import Kit
 from fcil_server.recovery import ensure_state
 from fcil_server.rundata import format_bytes
-from fcil_server.store import PartStore, StateStore
 
 if TYPE_CHECKING:
     from fcil_server.daemon import Server
@@ -96,11 +94,12 @@ class OpenRun:
 
     async def write_results(self) -> None:
         """Write the run directory anew, off the loop."""
-        path, run = self.server.ledger.path, self.coordinator.kit.run
+        path, kit = self.server.ledger.path, self.coordinator.kit
 
         def write() -> None:
             with Ledger(path, read_only=True) as ledger:
-                rundir.write(ledger, run, self.directory, states=self.coordinator.kit.states)
+                drawn = kit.config.run.plots
+                rundir.write(ledger, kit.run, self.directory, states=kit.states, plots=drawn)
 
         await self.server.books.settled()
         self.server.accounts.flush()
@@ -157,7 +156,8 @@ class OpenRun:
             train[key] += int(n)
             test[key] += int(m)
         peer.train, peer.test = dict(train), dict(test)
-        peer.names = tuple(names)
+        peer.train, peer.test = dict(train), dict(test)
+        peer.names, peer.resting = tuple(names), False
         images = sum(peer.train.values())
         self.server.note(
             "info",
@@ -184,6 +184,7 @@ async def open_run(server: Server, *, new: bool) -> OpenRun:
         EgressRefused: the method would have clients send what may not leave them.
     """
     ledger = server.ledger
+    finish_emptying(ledger, server.federation.directory)
     row = None if new else ledger.newest_run()
     if row is not None and row.status is RunStatus.STOPPED:
         row = None
@@ -206,21 +207,21 @@ async def open_run(server: Server, *, new: bool) -> OpenRun:
         registry.check_uploads(method, hparams, info)
         check_privacy(method, hparams, info, config.privacy.terms)
         digest = registry.schema_digest(method, hparams, info, config.privacy.terms)
-        tell_ignored(server.note, method, hparams, config.trust)
+        tell_ignored(server.note, method, hparams, config)
         if row is None:
             facts = rundir.describe_environment(aggregation.described, threads=threads_of(config))
             if choice is not None:
                 facts["budget"] = choice.fields()
             row = _begin(server, config, method, hparams, info, digest, facts)
         else:
-            _check_resumed(row, method, info, digest)
-        terms = (config, method, hparams, info, probe, digest, aggregation)
-        opened = _assemble(server, row, *terms)
+            check_resumed(row, method, info, digest)
+        terms = Terms(config, method, hparams, info, digest, aggregation)
+        opened = _assemble(server, row, terms, probe)
         fork = await ensure_state(opened.coordinator.kit, server.federation.directory)
         if fork is None:
             return opened
         opened.coordinator.kit.spool.close()
-        return _assemble(server, fork, *terms)
+        return _assemble(server, fork, terms, probe)
     except BaseException:
         await aggregation.close()
         raise
@@ -254,7 +255,12 @@ def _begin(
     return row
 
 
-def _check_resumed(row: Run, method: Method, info: BackboneInfo, digest: str) -> None:
+def check_resumed(row: Run, method: Method, info: BackboneInfo, digest: str) -> None:
+    """Refuse to go on with a run that was begun with something else.
+
+    Raises:
+        BackboneMismatch, RunFailed: with both, and what to do.
+    """
     if row.backbone.get("digest") != info.digest:
         raise BackboneMismatch(
             f"run {row.run_id} was started with backbone weights "
@@ -269,58 +275,9 @@ def _check_resumed(row: Run, method: Method, info: BackboneInfo, digest: str) ->
         )
 
 
-def _assemble(
-    server: Server,
-    row: Run,
-    config: Config,
-    method: Method,
-    hparams: Hparams,
-    info: BackboneInfo,
-    probe: NDArray[np.float32] | None,
-    digest: str,
-    aggregation: Aggregation,
-) -> OpenRun:
-    directory = server.federation.run_directory(row.run_id)
-    with storage_errors("create the run directory", directory):
-        directory.mkdir(mode=0o700, exist_ok=True)
-        for name in ("states", "parts", "spool", "incoming"):
-            (directory / name).mkdir(mode=0o700, exist_ok=True)
-    spool = Spool(directory / "spool", segment_bytes=config.storage.segment_mb << 20)
-    for text in spool.recovered:
-        server.note("warning", "spool_recovered", text)
-    aggregation.use(info, server.federation.keys, spool)
-    publisher = Publisher(
-        federation=server.federation.id,
-        run=row.run_id,
-        keys=server.federation.keys,
-        ledger=server.ledger,
-        store=PartStore(directory / "parts"),
-        max_plain_bytes=int(config.wire.max_payload_mb * 1e6),
-        send=server.send,
-    )
-    kit = Kit(
-        run=row.run_id,
-        config=config,
-        method=method,
-        hparams=hparams,
-        info=info,
-        schema_digest=digest,
-        ledger=server.ledger,
-        classes=ClassRegistry(
-            server.ledger,
-            row.run_id,
-            quota=config.trust.max_classes_per_client,
-            confirm=config.tasks.admit == "confirm",
-        ),
-        states=StateStore(directory / "states", keep=config.storage.keep_states),
-        spool=spool,
-        publisher=publisher,
-        aggregation=aggregation,
-        peers=server.peers,
-        send=server.send,
-        notify=server.note,
-        lag=server.lag.take,
-    )
+def _assemble(server: Server, row: Run, terms: Terms, probe: NDArray[np.float32] | None) -> OpenRun:
+    desk = Desk(notify=server.note, peers=server.peers, send=server.send, lag=server.lag.take)
+    kit = make_kit(server.federation, row, terms, desk)
     coordinator = Coordinator(
         kit=kit,
         drain=server.drain,
@@ -332,18 +289,19 @@ def _assemble(
         federation=server.federation.id,
         certificate=server.federation.certificate.to_bytes(),
         run=row.run_id,
-        method=method,
-        hparams=hparams,
-        info=info,
+        method=kit.method,
+        hparams=kit.hparams,
+        info=kit.info,
         probe=probe,
-        schema_digest=digest,
-        max_payload_bytes=int(config.wire.max_payload_mb * 1e6),
-        credit=config.wire.credit,
-        privacy=config.privacy.terms,
+        schema_digest=kit.schema_digest,
+        max_payload_bytes=int(kit.config.wire.max_payload_mb * 1e6),
+        credit=kit.config.wire.credit,
+        privacy=kit.config.privacy.terms,
         package=version("fcil"),
-        method_package=registry.package_of(method.name),
+        method_package=registry.package_of(kit.method.name),
     )
-    return OpenRun(server, directory, coordinator, publisher, aggregation, house)
+    directory = server.federation.run_directory(row.run_id)
+    return OpenRun(server, directory, coordinator, kit.publisher, kit.aggregation, house)
 
 
 def run_named(ledger: Ledger, run: str | None) -> Run:

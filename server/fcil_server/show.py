@@ -38,7 +38,7 @@ ANSWERS = {
 
 
 def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True, markup=False)
+    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def show_status(data: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ def _show_clients(out: Console, clients: list[dict[str, Any]], answers: dict[str
         doing = answers.get(row["id"], "")
         if doing == "none" and progress:
             phase, done, total = progress
-            doing = f"{phase} {100 * done // max(total, 1)} %"
+            doing = f"{phase} {100 * done // max(total, 1)} %" + ", paused" * row["paused"]
         table.add_row(
             printable(row["name"]),
             row["state"],
@@ -206,7 +206,7 @@ def show_comparison(runs: Sequence[tuple[str, RunData]], folder: Path) -> None:
 
 def show_report(ledger: Ledger, run: RunId, folder: Path) -> None:
     """Print a run's numbers and where its files are."""
-    out = Console(highlight=False, markup=False)
+    out = Console(highlight=False, markup=False, emoji=False)
     for table in summary_tables(ledger, run):
         out.print(table)
     row = ledger.run(run)

@@ -12,7 +12,7 @@ from fcil_protocol.terminal import printable
 
 def show_classes(rows: list[dict[str, Any]]) -> None:
     """Print one line per class name."""
-    out = Console(highlight=False, soft_wrap=True, markup=False)
+    out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     if not rows:
         out.print("no class name yet")
         return

@@ -15,7 +15,7 @@ from fcil_server.show import ago
 
 def show_members(rows: list[dict[str, Any]], tickets: list[dict[str, Any]]) -> None:
     """Print members, the newest refusal of each, and open tickets."""
-    out = Console(highlight=False, soft_wrap=True, markup=False)
+    out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     if not rows:
         out.print("no client yet; invite one with: fcil-server enrol NAME")
     else:

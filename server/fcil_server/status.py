@@ -98,6 +98,8 @@ async def _clients(server: Server) -> list[dict[str, Any]]:
         why = server.peers.refused.get(row.client_id, "")
         away = "refused" if why else "away"
         state = away if peer is None else "ready" if peer.announced else "preparing"
+        if peer is not None and peer.resting:
+            state = "resting"
         if row.role is Role.RELAY:
             state = "ready" if server.is_up(row.client_id) else away
         rows.append(
@@ -108,11 +110,13 @@ async def _clients(server: Server) -> list[dict[str, Any]]:
                 "why": why,
                 "role": row.role.value,
                 "device": row.device,
+                "agreement": peer.agreement if peer else None,
                 # The ledger notes when a client came; one that is connected is here now.
                 "last_seen": row.last_seen if state == away else now,
                 "images": sum((peer.train or {}).values()) if peer else None,
                 "classes": len(peer.names) if peer else None,
                 "progress": peer.progress if peer else None,
+                "paused": bool(peer and peer.paused),
                 "learned_before": list(peer.untrained) if peer else [],
                 # What they left behind is fetched with the next round that it is asked for.
                 "missed_tasks": sorted(learned - took_part.get(row.client_id, set())),

@@ -9,6 +9,7 @@ whoever is slow, silent or greedy is cut. uvicorn speaks HTTP, Starlette finds t
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import re
 import socket
@@ -22,6 +23,7 @@ from fcil_server.addresses import Certificate, split_address
 
 MAX_CONNECTIONS = 32
 MAX_HEAD_BYTES = 8192  # of a request: its line and headers
+HANDSHAKE_S = 5.0  # of TLS, which comes before what is bounded below
 FIRST_S = 2.0  # from a connection to its first request: who says nothing leaves room soon
 REQUEST_S = 10.0  # from the first request, or the last answer, to the end of the next answer
 KEEP_ALIVE_S = 5.0  # without a request
@@ -173,7 +175,23 @@ def make_server(app: App, certificate: Certificate) -> Any:
         ssl_certfile=certificate.chain or None,
         ssl_keyfile=certificate.key or None,
     )
-    return uvicorn.Server(config)
+
+    class Door(uvicorn.Server):
+        """uvicorn's server, with an end to patience before the first word of HTTP, too."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            """Listen; who does not finish the handshake of TLS is cut after `HANDSHAKE_S`."""
+            loop = asyncio.get_running_loop()
+            if config.ssl is not None:
+                # uvicorn knows no such limit, and asyncio's own is a minute.
+                bounded = functools.partial(loop.create_server, ssl_handshake_timeout=HANDSHAKE_S)
+                loop.create_server = bounded  # type: ignore[method-assign]
+            try:
+                await super().startup(sockets)
+            finally:
+                vars(loop).pop("create_server", None)
+
+    return Door(config)
 
 
 def _bounded() -> type[asyncio.Protocol]:

@@ -14,16 +14,17 @@ import torch
 
 from adapters.kit import DIM, SIZE, toy_backbone
 from fcil_adapters import backbone as backbones
+from fcil_adapters import probes
 from fcil_adapters.backbone import (
     EMBEDDED_DIGEST,
     backbone_digest,
     cls_features,
     load_backbone,
-    probe_features,
-    probe_images,
 )
 from fcil_adapters.bridge import to_numpy, to_torch
+from fcil_adapters.embedded import embedded_file
 from fcil_adapters.images import decode
+from fcil_adapters.probes import probe_features, probe_images
 from fcil_adapters.statistics import (
     class_means,
     class_sums,
@@ -168,11 +169,17 @@ class TestFeatures:
 class TestProbes:
     def test_shipped_pictures_are_those_of_the_script(self):
         drawn = runpy.run_path(str(SCRIPT))["PICTURES"]
-        assert tuple(drawn) == backbones.PROBES
+        assert tuple(drawn) == probes.PROBES
         for name, draw in drawn.items():
-            shipped = decode((backbones._DATA / "probe" / name).read_bytes())
+            shipped = decode((probes._FOLDER / name).read_bytes())
             assert shipped.size == (64, 48)
             np.testing.assert_array_equal(np.asarray(shipped), draw())
+
+    def test_the_features_that_the_package_brings_are_those_of_its_backbone(self, embedded):
+        """The doctor compares with them; this is how the file was made."""
+        shipped = np.load(embedded_file(".probe.npy"))
+        assert (shipped.dtype, shipped.shape) == (np.float32, (4, 128))
+        assert compare_probes(probe_features(embedded), shipped) < 1e-5
 
     def test_features_are_finite_and_differ_between_pictures(self, embedded):
         features = probe_features(embedded)

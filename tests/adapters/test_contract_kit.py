@@ -17,6 +17,7 @@ from adapters.kit import Federation, client_id, make_tasks, toy_backbone, toy_im
 from fcil_adapters.backbone import backbone_digest
 from fcil_adapters.cadence import Cadence
 from fcil_adapters.contract import State, Update
+from fcil_adapters.forgetting import classes_with_images
 from fcil_adapters.registry import load_half, make_hparams, method_names
 from fcil_adapters.update_list import UpdateList
 from fcil_protocol.payload import pack, unpack
@@ -245,6 +246,24 @@ def test_an_upload_of_another_task_is_refused(fed):
     exchange = next(e for e in fed.exchanges if e.kind == kind)
     fed.open(TASKS[1])
     assert exchange.upload.check(sent, fed.dims) != []
+
+
+def test_who_can_be_forgotten_has_left_nothing_in_what_others_send(fed, name, options, backbone):
+    """A method says so in its manifest; here the others of a client come and go."""
+    if why := fed.method.forgets(fed.hparams):
+        assert not why.endswith("."), "it becomes part of a sentence"
+        return
+    alone = Federation.of(name, CLIENTS[:1], backbone, **options)
+    for task in TASKS:
+        for f in (fed, alone):
+            f.open(task)
+        for kind in kinds(fed):
+            sent = fed.upload(kind, 0)
+            assert pack(sent) == pack(alone.upload(kind, 0))
+            held = set(CLIENTS[0].labels.tolist()) & set(task.classes)
+            assert classes_with_images(sent, task.classes) == held
+            for f in (fed, alone):
+                f.round(kind)
 
 
 def test_names_and_entry_points_agree(fed, name):

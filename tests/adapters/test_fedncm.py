@@ -9,8 +9,8 @@ import pytest
 
 from adapters.frozen_kit import WIDTH, Colours, pooled
 from adapters.kit import Federation, client_id, make_tasks, toy_images
+from fcil_adapters.array_scores import cosines, negative_distances
 from fcil_adapters.contract import Update
-from fcil_adapters.methods.fedncm.model import cosines, negative_distances
 from fcil_adapters.tasks import of_task
 from fcil_adapters.update_list import UpdateList
 from fcil_protocol.payload import Payload, pack, unpack

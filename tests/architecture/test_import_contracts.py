@@ -115,6 +115,11 @@ def test_no_module_reads_files_that_can_run_code(name: str) -> None:
     assert unsafe_calls(SOURCES[name]) == []
 
 
+def test_only_one_command_reads_checkpoints() -> None:
+    readers = {n for n, tree in SOURCES.items() if "torch.load" in dict(calls(tree))}
+    assert readers == {"fcil_adapters/weights_convert.py"}
+
+
 def test_only_the_transport_imports_zmq() -> None:
     assert {name for name, tree in SOURCES.items() if "zmq" in tops(tree)} == ZMQ_OWNER
 

@@ -10,7 +10,7 @@ from fcil_client import daemon, jobs, session
 from fcil_client.home import Enrolment, Home
 from fcil_protocol.ids import ClientId
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from fcil_adapters.methods.running_mean import METHOD
 from fcil_client import daemon
 from fcil_client.home import Enrolment, Home
 from fcil_client.inventory import Inventory
+from fcil_client.manners import ALWAYS, Facts
 from fcil_client.rounds import Options, RoundWork
 from fcil_client.session_events import key_of
 from fcil_protocol import PROTOCOL_VERSION
@@ -167,10 +168,27 @@ class Server:
         self.say(Ack(digest=await self.inventory(names=["cat"])))
 
 
+class FakeSensors:
+    """Says what a test sets: what comes next, if there is any, and then the same for ever."""
+
+    def __init__(self, facts):
+        self.facts = facts
+        self.next = []
+        self.reads = 0
+
+    def read(self):
+        self.reads += 1
+        if self.next:
+            self.facts = self.next.pop(0)
+        return self.facts
+
+
 class Running:
     """One client that runs against a `Server`; ``async with`` starts and stops it."""
 
-    def __init__(self, tmp_path, monkeypatch, server, *, addresses=("a:1",)):
+    def __init__(
+        self, tmp_path, monkeypatch, server, *, addresses=("a:1",), manners=ALWAYS, facts=None
+    ):
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
         monkeypatch.setattr(daemon, "RoundWork", Work)
         data = tmp_path / "images"
@@ -184,9 +202,11 @@ class Running:
         self.notes = []
         self.tried = []
         self.dealer = None
+        self.sensors = FakeSensors(facts or Facts())
         self.client = daemon.Client(
-            self.home, enrolment, Options(data), say=self.notes.append, make=self._make
-        )
+            self.home, enrolment, Options(data, manners=manners), say=self.notes.append,
+            make=self._make, sensors=self.sensors,
+        )  # fmt: skip
         self.work = self.client._work
         server.client = self.client._keys.public
 

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -168,9 +169,9 @@ def test_a_context_comes_through_its_fields_unchanged():
 
 def test_a_backbone_with_another_digest_than_the_runs_is_refused():
     engine = Engine()
-    engine._meant = ("embedded", None, "cpu")
+    engine._meant = ("torch", "embedded", None, "cpu")
     other = replace(NO_BACKBONE, digest="1" * 64)
-    engine._loaded = type("Loaded", (), {"info": other, "device": "cpu"})()
+    engine._loaded = SimpleNamespace(info=other, device="cpu", choose_precision=str)
     fields = fields_of("pilora", context("pilora"))
     with pytest.raises(BackboneMismatch, match="has digest 1{12}, the run's 'none' has 0{12}"):
         engine.prepare(Call(fields, [], None))

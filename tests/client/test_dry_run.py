@@ -351,7 +351,7 @@ def play(far, scenario):
     server, home, enrolment = far
 
     async def main():
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await asyncio.gather(
                 say_hello(home, enrolment, dialled(server, [])),
                 scenario(server),

@@ -363,6 +363,7 @@ class TestFile:
     def test_another_file_in_the_directory_is_not_taken_for_a_full_one(self, tmp_path, monkeypatch):
         monkeypatch.setattr(egress, "SEGMENT_BYTES", 1)
         (tmp_path / "egress.old.jsonl").write_text("mine")
+        (tmp_path / "egress.\N{ARABIC-INDIC DIGIT NINE}.jsonl").write_text("mine")
         journal = Journal(tmp_path)
         journal.sent("1" * 64)
         journal.sent("2" * 64)

@@ -82,7 +82,7 @@ class Server:
         async def both() -> Any:
             door = await control.serve(self.directory, self._handle)
             try:
-                return await asyncio.wait_for(asyncio.to_thread(work), 20)
+                return await asyncio.wait_for(asyncio.to_thread(work), 60)
             finally:
                 door.close()
                 await door.wait_closed()

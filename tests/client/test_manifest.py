@@ -13,7 +13,7 @@ from fcil_adapters.images import digest, open_source
 from fcil_client import manifest as manifest_module
 from fcil_client.manifest import Manifest, diff, load, scan
 from fcil_client.split import Fractions, position
-from fcil_protocol.errors import ConfigError, CorruptFile, DataError
+from fcil_protocol.errors import ConfigError, CorruptFile, DataError, DiskFull
 
 SALT = b"s" * 16
 
@@ -369,3 +369,36 @@ def test_progress_counts_up_to_the_number_of_files(tmp_path):
         fill(tmp_path, "cat", range(4)), on_progress=lambda done, total: seen.append((done, total))
     )
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+class TestFullDisk:
+    @pytest.fixture
+    def full(self, monkeypatch):
+        def refuse(path, *_data, **_options):
+            raise DiskFull(f"cannot write {path}: its disk is full.")
+
+        def fill_up():
+            monkeypatch.setattr(manifest_module, "write_atomic", refuse)
+
+        return fill_up
+
+    def test_what_was_found_counts_although_it_cannot_be_kept(self, tmp_path, full):
+        root, cache = fill(tmp_path / "data", "cat", range(12)), tmp_path / "manifest.json"
+        full()
+        first, second = scanned(root, cache), scanned(root, cache)
+        assert not cache.exists()
+        assert len(first.images) == 12
+        assert sides(first) == sides(second)
+        assert "disk is full" in first.notes[-1]
+
+    def test_a_damaged_one_stays_as_it_is_until_there_is_room(self, tmp_path, full):
+        root, cache = fill(tmp_path / "data", "cat", range(3)), tmp_path / "manifest.json"
+        cache.write_bytes(b"{")
+        full()
+        assert len(scanned(root, cache).images) == 3
+        assert cache.read_bytes() == b"{"
+
+    def test_a_scan_that_is_not_to_be_kept_writes_nothing(self, tmp_path):
+        root, cache = fill(tmp_path / "data", "cat", range(3)), tmp_path / "manifest.json"
+        assert scanned(root, cache, keep=False).notes == scanned(root, None).notes
+        assert list(tmp_path.iterdir()) == [tmp_path / "data"]

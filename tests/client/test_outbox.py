@@ -300,3 +300,12 @@ class TestWaiting:
         assert len(os.listdir("/proc/self/fd")) == before + 1
         box.forget(digest)
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_notes_that_earlier_versions_wrote_beside_updates_are_removed_at_the_start(
+    home: Home,
+) -> None:
+    note = home.directory / "outbox" / f"{HEX}.json"
+    note.write_text("{}")
+    Outbox(home).waiting()
+    assert not note.exists()

@@ -189,7 +189,7 @@ def test_a_round_that_is_stopped_while_its_update_is_written_leaves_nothing_behi
         def slow(*args):
             real(*args)
             loop.call_soon_threadsafe(begun.set)
-            assert written.wait(20)
+            assert written.wait(60)
 
         monkeypatch.setattr(outbox, "write_envelope", slow)
         work = make(home, enrolment, tmp_path)
@@ -197,7 +197,7 @@ def test_a_round_that_is_stopped_while_its_update_is_written_leaves_nothing_behi
         part = pack(Payload({"n": np.ones(1, np.int64)}))
         work._host.answer = ({"faults": []}, [part, part])
         task = asyncio.create_task(work.run(ORDER, TERMS, SERVER.public, lambda *_: None))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await begun.wait()
         assert len(home.outbox()) == 1
         task.cancel()

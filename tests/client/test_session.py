@@ -25,6 +25,7 @@ from fcil_client.session_events import (
     Announced,
     BackboneFailed,
     BackboneReady,
+    Barred,
     CancelWork,
     Drop,
     EnterRun,
@@ -33,6 +34,7 @@ from fcil_client.session_events import (
     FetchFailed,
     FolderChanged,
     Forget,
+    Freed,
     Greet,
     HelloRefused,
     HoldNothing,
@@ -48,6 +50,7 @@ from fcil_client.session_events import (
     OfferFailed,
     PartsLost,
     PartsReady,
+    PatienceOver,
     Refuse,
     RetryDue,
     RoundKey,
@@ -127,6 +130,9 @@ SAMPLES: dict[type, Event] = {
         Announced(),
         InventoryRefused("schema_mismatch"),
         TryAgain(Link.GREETING),
+        Barred("on battery"),
+        Freed(),
+        PatienceOver(1),
         FolderChanged(),
         RoundOpened(order()),
         PartsReady(KEY),
@@ -324,6 +330,84 @@ class TestRuns:
         made.handle(LinkUp())
         out = made.handle(Welcomed(RUN2, ready=False))
         assert out == [Drop(D1, "another run has begun"), EnterRun(RUN2), LoadBackbone()]
+
+
+class TestManners:
+    """What the session makes of a device that may not work now."""
+
+    PATIENCE = Session().patience_s
+
+    def barred(self, work: Work = Work.IDLE) -> Session:
+        made = session(work)
+        made.handle(Barred("on battery"))
+        return made
+
+    def test_an_order_is_declined_at_once_and_nothing_is_fetched(self) -> None:
+        made = self.barred()
+        verdict = Verdict(update=D1, counted=True)
+        assert made.handle(RoundOpened(order(verdict=verdict))) == [
+            Settle(verdict), Refuse(KEY, "not_now", "on battery."),
+        ]  # fmt: skip
+        assert (made.work, made.order) == (Work.IDLE, None)
+
+    def test_when_it_may_work_again_it_announces_itself_so_that_it_is_asked(self) -> None:
+        made = self.barred()
+        made.handle(RoundOpened(order()))
+        assert made.handle(Freed()) == [Announce()]
+        assert made.handle(RoundOpened(order())) == [Fetch(order())]
+
+    def test_who_declined_nothing_announces_nothing(self) -> None:
+        assert self.barred().handle(Freed()) == []
+
+    def test_offline_the_welcome_brings_the_announcement(self) -> None:
+        made = self.barred()
+        made.handle(RoundOpened(order()))
+        made.handle(LinkDown())
+        assert made.handle(Freed()) == []
+
+    @pytest.mark.parametrize("work", [Work.FETCHING, Work.WORKING])
+    def test_begun_work_is_kept_until_patience_is_over(self, work: Work) -> None:
+        made = session(work)
+        assert made.handle(Barred("on battery")) == [Later(PatienceOver(1), self.PATIENCE)]
+        assert made.work is work
+        assert made.handle(PatienceOver(1)) == [
+            CancelWork(KEY), Refuse(KEY, "not_now", "on battery."),
+        ]  # fmt: skip
+        assert (made.work, made.order) == (Work.IDLE, None)
+
+    def test_work_that_may_go_on_in_time_is_not_given_up(self) -> None:
+        made = self.barred(Work.WORKING)
+        assert made.handle(Freed()) == []
+        assert made.handle(PatienceOver(1)) == []
+        assert made.handle(WorkDone(KEY, D1)) == [Offer(D1)]
+
+    def test_patience_begins_anew_with_every_pause(self) -> None:
+        made = self.barred(Work.WORKING)
+        made.handle(Freed())
+        assert made.handle(Barred("hot")) == [Later(PatienceOver(2), self.PATIENCE)]
+        assert made.handle(PatienceOver(1)) == []
+        assert CancelWork(KEY) in made.handle(PatienceOver(2))
+
+    def test_another_reason_is_no_new_pause(self) -> None:
+        made = self.barred(Work.WORKING)
+        assert made.handle(Barred("on battery; hot")) == []
+        assert made.handle(PatienceOver(1))[-1] == Refuse(KEY, "not_now", "on battery; hot.")
+
+    def test_an_update_that_is_ready_is_sent_all_the_same(self) -> None:
+        made = self.barred(Work.SENDING)
+        assert made.handle(PatienceOver(1)) == []
+        assert made.handle(RoundOpened(order())) == [Offer(D1)]
+        assert made.handle(Acked(D1))[0] == Forget(D1)
+
+    def test_a_newer_order_ends_older_work_and_is_declined(self) -> None:
+        made = self.barred(Work.WORKING)
+        assert made.handle(RoundOpened(order(1))) == [
+            CancelWork(KEY), Refuse(OTHER, "not_now", "on battery."),
+        ]  # fmt: skip
+        made = self.barred(Work.SENDING)
+        assert made.handle(RoundOpened(order(1))) == [
+            Drop(D1, "another round has begun"), Refuse(OTHER, "not_now", "on battery."),
+        ]  # fmt: skip
 
 
 class TestReconnect:
@@ -767,6 +851,7 @@ plain = [
 ]
 events = st.one_of(
     st.sampled_from(plain),
+    st.sampled_from([Barred("on battery"), Freed(), PatienceOver(1), PatienceOver(2)]),
     st.builds(Welcomed, runs, st.booleans(), verdicts),
     st.builds(BackboneReady, runs),
     st.builds(BackboneFailed, runs),
@@ -842,6 +927,7 @@ def test_fuzz_from_any_state_a_good_link_leads_to_work_again(script: list[Event]
         made.handle(Welcomed(RUN, ready=True))
     made.handle(Scanned())
     made.handle(Announced())
+    made.handle(Freed())
     assert made.link is Link.READY
     final = order(7)
     assert Fetch(final) in made.handle(RoundOpened(final))

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from fcil_adapters.describe import backbone_from_fields
 from fcil_adapters.worker_effort import Effort, batch_of, persist
 from fcil_adapters.worker_host import WorkerHost
 from fcil_client.worker import ClientWorker
+from fcil_protocol.errors import ConfigError
 from fcil_protocol.payload import Payload, unpack
 from fcil_server.worker import ServerWorker
 
@@ -88,3 +90,20 @@ def test_a_lack_of_memory_in_training_changes_the_passes_and_not_the_update(
     assert "kernel ended the client worker: the machine ran out of memory" in said[0]
     assert passes.count(8) > 1
     assert_alike(large, small)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is bounded on Linux only")
+def test_a_bound_below_what_torch_takes_is_told_before_any_weights_are_loaded():
+    async def go():
+        host = WorkerHost("fcil_client.worker", name="client", threads=1, memory_bytes=300_000_000)
+        try:
+            await persist(host, Effort(), "backbone", fields_of_backbone())
+        finally:
+            await host.stop()
+
+    with pytest.raises(ConfigError, match="max-memory is 300 MB, and what is loaded here needs"):
+        asyncio.run(go())
+
+
+def fields_of_backbone():
+    return {"name": "embedded", "weights": None, "device": "cpu", "engine": "torch"}

@@ -70,7 +70,8 @@ def full_server(scene: Scene, disk: Path) -> None:
     with scene.copy() as federation:
         moved = federation.federation.rename(federation.federation.with_name("moved"))
         federation.federation.mkdir()
-        mount("-t", "tmpfs", "-o", "size=3m", "x", federation.federation)
+        # Room for the ledger's log, which grows to 4 MB or so before it is brought in.
+        mount("-t", "tmpfs", "-o", "size=12m", "x", federation.federation)
         subprocess.run(["cp", "-a", f"{moved}/.", str(federation.federation)], check=True)
         keeper = EndsOnADisk(federation, scene, extra=ROUNDS)
         keeper.serve()

@@ -39,7 +39,7 @@ def with_daemon(directory: Path, handler: control.Handler, work: Callable[[], An
     async def both() -> Any:
         door = await control.serve(directory, handler)
         try:
-            return await asyncio.wait_for(asyncio.to_thread(work), 20)
+            return await asyncio.wait_for(asyncio.to_thread(work), 60)
         finally:
             door.close()
             await door.wait_closed()

@@ -929,3 +929,15 @@ def test_any_sequence_of_operations_matches_a_dictionary(tmp_path_factory, opera
     own.close()
     assert segments(directory) == []
     shutil.rmtree(directory)
+
+
+def test_what_is_purged_leaves_the_disk_and_nothing_else_does(tmp_path):
+    spool_ = filled(tmp_path, ("a", b"secret" * 9), ("b", b"stays" * 9), segment_bytes=1 << 20)
+    spool_.append("c", b"secret" * 7)  # not synced yet
+    assert spool_.purge(["a", "c", "unknown"]) == 2
+    assert content(spool_) == {"b": b"stays" * 9}
+    assert b"secret" not in b"".join(p.read_bytes() for p in segments(tmp_path))
+    spool_.append("a", b"another")
+    spool_.sync()
+    spool_.close()
+    assert content(Spool(tmp_path)) == {"b": b"stays" * 9, "a": b"another"}

@@ -19,7 +19,7 @@ UP, DOWN = LinkNews("up"), LinkNews("down")
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 10))
+    asyncio.run(asyncio.wait_for(test(), 60))
 
 
 async def connected(

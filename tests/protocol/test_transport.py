@@ -38,7 +38,7 @@ KNOWN = {ALICE.public.curve, BOB.public.curve}
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def limited() -> None:
-        await asyncio.wait_for(test(), 30)
+        await asyncio.wait_for(test(), 120)
 
     asyncio.run(limited())
 
@@ -82,7 +82,7 @@ async def client(
 
 
 async def news(dealer: Dealer) -> LinkNews:
-    item = await asyncio.wait_for(dealer.recv(), 10)
+    item = await asyncio.wait_for(dealer.recv(), 60)
     assert isinstance(item, LinkNews), item
     return item
 
@@ -92,7 +92,7 @@ async def up(dealer: Dealer) -> None:
 
 
 async def heard(router: Router) -> Incoming:
-    return await asyncio.wait_for(router.recv(), 10)
+    return await asyncio.wait_for(router.recv(), 60)
 
 
 async def echo(router: Router, dealer: Dealer, text: bytes) -> Incoming:
@@ -101,7 +101,7 @@ async def echo(router: Router, dealer: Dealer, text: bytes) -> Incoming:
     got = await heard(router)
     assert got.frames == (text,)
     assert router.send(got.route, [b"re:" + text])
-    assert await asyncio.wait_for(dealer.recv(), 10) == (b"re:" + text,)
+    assert await asyncio.wait_for(dealer.recv(), 60) == (b"re:" + text,)
     return got
 
 
@@ -651,7 +651,7 @@ class Counter:
             assert self.up <= up, (self.up, up)
             assert self.down <= down, (self.down, down)
             self.changed.clear()
-            await asyncio.wait_for(self.changed.wait(), 10)
+            await asyncio.wait_for(self.changed.wait(), 60)
 
     async def stop(self) -> None:
         self.listener.close()

@@ -306,7 +306,7 @@ class Member:
 
 async def until(true):
     """Let other tasks go on until something holds."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0)
 

@@ -205,7 +205,7 @@ class TestBackup:
         thread = threading.Thread(target=write)
         thread.start()
         try:
-            assert begun.wait(10)
+            assert begun.wait(60)
             for i in range(3):
                 done = backup(built.directory, tmp_path / f"{i}.tar", passphrase=None)
                 restored = again(done.file, tmp_path / f"new{i}", Keys(fresh=True))

@@ -43,6 +43,7 @@ class Scene:
         self.ledger.new_task(RUN, 0, [0, 1])
         self.notes, self.results, self.round = [], [], 0
         self.discarded, self.seen, self.told = [], [], []
+        self.kept, self.kept_at_save = set(), []
         self.meanwhile = self.while_saving = lambda: None
         monkeypatch.setattr(closing, "context", lambda *_: None)
 
@@ -52,6 +53,7 @@ class Scene:
             return self.results.pop(0)
 
         def save(*_):
+            self.kept_at_save.append(sorted(self.kept))
             return digest("new")
 
         async def in_thread(function, *args):
@@ -64,12 +66,20 @@ class Scene:
             run=RUN, ledger=self.ledger, spool=Spool(), notify=lambda *n: self.notes.append(n),
             name_of=str, peers=SimpleNamespace(by_client=lambda _: SimpleNamespace()),
             send=lambda _, message: self.told.append(message),
-            aggregation=SimpleNamespace(aggregate=aggregate, far_apart=[]),
+            aggregation=SimpleNamespace(
+                aggregate=aggregate, far_apart=[], keep=self.keep, keep_not=self.keep_not
+            ),
             states=SimpleNamespace(discard_after=self.discarded.append, save=save, prune=lambda: None),
             classes=SimpleNamespace(names=dict), lag=Lag,
         )  # fmt: skip
         self.at = Position(round=SimpleNamespace(reasons={}))
         self.closing = closing.Closing(self.kit, self.at)
+
+    def keep(self, rows):
+        self.kept |= {row.client for row in rows}
+
+    def keep_not(self, rows):
+        self.kept -= {row.client for row in rows}
 
     def play(self, state, excluded):
         """Let both clients send, and close the round with this result."""
@@ -179,6 +189,15 @@ def test_who_is_revoked_while_a_state_is_made_is_not_in_it(scene, moment):
     row = scene.closed(key)
     assert (row.outcome, row.new_state) == (Outcome.DONE, 0)
     assert [u.client for u in scene.ledger.accepted(key)] == [ALICE]
+    assert scene.kept_at_save[-1] == [ALICE]
+
+
+def test_what_counts_is_kept_before_the_state_is_on_disk_and_nothing_else_is(scene):
+    scene.play(GOOD, {ALICE: "far out"})
+    assert scene.kept_at_save == [[BOB]]
+    scene.kept.clear()
+    scene.play(None, BOTH)
+    assert not scene.kept
 
 
 def test_a_round_whose_last_sender_is_revoked_meanwhile_leaves_the_state(scene):

@@ -16,6 +16,7 @@ from fcil_server.addresses import split_address
 from fcil_server.config import (
     ELSEWHERE,
     Config,
+    as_file,
     known_keys,
     load,
     parse,
@@ -65,6 +66,25 @@ class TestReading:
             load(file)
         with pytest.raises(ConfigError, match="cannot read"):
             load(tmp_path)
+
+    def test_a_file_that_was_cut_between_two_lines_does_not_pass_for_one_with_defaults(
+        self, file: Path
+    ) -> None:
+        text = as_file(Config())
+        file.write_text(text)
+        assert load(file) == Config()
+        lines = text.splitlines(keepends=True)
+        for count in range(1, len(lines)):
+            file.write_text("".join(lines[:count]))
+            with pytest.raises(ConfigError, match="cut short"):
+                load(file)
+        file.write_text("".join(lines[: lines.index("[trust]\n")]))
+        with pytest.raises(ConfigError, match=r"\[trust\]"):
+            load(file)
+
+    def test_a_file_of_the_operators_own_needs_no_end(self, file: Path) -> None:
+        file.write_text("[round]\nquorum = 3\n")
+        assert load(file).round.quorum == 3
 
     def test_a_snapshot_that_is_damaged_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="not TOML"):

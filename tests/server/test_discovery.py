@@ -119,7 +119,7 @@ def test_it_waits_until_somebody_brings_a_new_name_and_says_for_what(kit) -> Non
         assert at.waiting_for == "1 client (0 here) with at least 1 new class (0 waiting)"
         kit.here.append(peer(ALICE, "alice", dog=2))
         discovery.news.set()
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 60)
 
     asyncio.run(story())
     assert at.phase == "waiting"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from fcil_adapters import registry
-from fcil_adapters.describe import NO_BACKBONE
+from fcil_adapters.describe import NO_BACKBONE, preprocessing_digest
 from fcil_adapters.methods.running_mean import METHOD
 from fcil_protocol import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION
-from fcil_protocol.errors import FcilError, MethodMismatch, StorageError
-from fcil_protocol.messages import Bye, Hello
-from fcil_server.greeting import House, check, leaving, welcome
+from fcil_protocol.errors import BackboneMismatch, FcilError, MethodMismatch, StorageError
+from fcil_protocol.messages import BackboneClaim, Bye, Hello
+from fcil_server.greeting import House, agreement, check, leaving, welcome
 
 RUN = "r20260102-030405-0a0b"
 HPARAMS = METHOD.hparams()
@@ -59,6 +60,23 @@ def test_without_a_known_package_there_is_still_something_to_do() -> None:
     with pytest.raises(MethodMismatch) as caught:
         check(replace(HOUSE, method_package=""), hello(methods=[]))
     assert "the package that brings the method" in caught.value.action
+
+
+def test_features_of_the_probes_agree_within_the_tolerance_or_are_refused() -> None:
+    ours = np.eye(4, 8, dtype=np.float32)
+    house = replace(HOUSE, probe=ours)
+
+    def claim(theirs: np.ndarray) -> BackboneClaim:
+        preprocessing = preprocessing_digest(NO_BACKBONE.preprocessing)
+        probe = theirs.astype("<f4").tobytes()
+        return BackboneClaim(digest=NO_BACKBONE.digest, preprocessing=preprocessing, probe=probe)
+
+    close, far = claim(ours * np.float32(1 + 5e-4)), claim(ours * np.float32(1.01))
+    assert check(house, hello(backbone=close))
+    assert agreement(house, close) == pytest.approx(5e-4, rel=1e-3)
+    with pytest.raises(BackboneMismatch, match=r"differ by 0.01 relative, allowed is 0.001"):
+        check(house, hello(backbone=far))
+    assert agreement(HOUSE, far) is None, "a method without backbone compares nothing"
 
 
 def test_a_welcome_names_the_package() -> None:

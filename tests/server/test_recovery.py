@@ -98,7 +98,7 @@ def scene(tmp_path: Path):
             run=built.run, config=load(None, ["method.name=running_mean"]), method=method,
             hparams=registry.make_hparams(method, {}), info=NO_BACKBONE, ledger=ledger,
             classes=ClassRegistry(ledger, built.run), states=states, spool=spool,
-            aggregation=Sums(), notify=lambda *note: notes.append(note),
+            aggregation=Sums(), notify=lambda *note: notes.append(note), kept=None,
         )  # fmt: skip
         yield Scene(built, ledger, kit, notes, kit.aggregation)
         spool.close()
@@ -213,6 +213,15 @@ def test_without_its_updates_the_run_goes_back(scene: Scene, how: str) -> None:
     assert fork.parent_state == 1
     said = "1 of its 2 updates are not kept" if how == "not kept" else "the keys were changed"
     assert said in scene.notes[0][2]
+
+
+def test_updates_that_a_run_keeps_are_as_good_as_those_in_the_spool(scene: Scene) -> None:
+    flip(scene.built.state(2))
+    ids = scene.kit.spool.keys()
+    scene.kit.spool.remove(ids)
+    scene.kit.kept = SimpleNamespace(names=lambda: ids)
+    assert scene.ensure() is None
+    assert scene.notes[0][1] == "state_recomputed"
 
 
 def test_a_failure_that_may_pass_gives_nothing_up(scene: Scene) -> None:

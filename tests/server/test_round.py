@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import get_args
@@ -449,6 +450,53 @@ class TestClosing:
         close = close_of(going.handle(Updated(D, now=54.0)))
         assert (close.outcome, close.answers[D]) == (Outcome.DONE, Answer.UPDATED)
 
+    def test_one_that_rests_leaves_the_denominator_and_asks_in_again(self) -> None:
+        going = opened()
+        assert going.handle(Declined(A, "not_now", now=1.0, resting=True)) == []
+        assert A not in going.connected
+        assert going.handle(Updated(B, now=2.0)) == []
+        assert going.handle(Available(A, holds=True, now=3.0)) == [Ask(A)]
+        assert going.handle(Updated(C, now=4.0)) == [], "it is waited for again"
+        close = close_of(going.handle(Updated(A, now=5.0)))
+        assert set(close.answers.values()) == {Answer.UPDATED}
+
+    def test_a_decline_for_another_reason_is_not_taken_back(self) -> None:
+        going = opened()
+        going.handle(Declined(A, "data_invalid", now=1.0))
+        assert going.handle(Available(A, holds=True, now=3.0)) == []
+
+    def test_a_round_is_not_skipped_while_one_that_it_asked_rests(self) -> None:
+        going = opened(Rules(on_short="close", retry_s=0, deadline_s=100.0), (A, B))
+        going.handle(Declined(A, "not_now", now=1.0, resting=True))
+        assert going.handle(Declined(B, "not_now", now=1.0, resting=True)) == [Unable(None)]
+        for now in (101.0, 10_000.0):
+            assert going.handle(Tick(now=now)) == []
+        assert going.handle(Available(B, holds=True, now=10_001.0)) == [
+            Ask(B), SetTimer(10_101.0),
+        ]  # fmt: skip
+        assert going.handle(Tick(now=10_002.0)) == []
+        assert close_of(going.handle(Updated(B, now=10_003.0))).outcome is Outcome.DONE
+
+    def test_others_are_asked_again_while_one_rests_and_then_it_is_waited_for(self) -> None:
+        going = opened(Rules(max_reopens=1, retry_s=30.0, deadline_s=100.0), (A, B))
+        going.handle(Declined(A, "not_now", now=1.0, resting=True))
+        assert going.handle(Declined(B, "disk_full", now=1.0))[0] == Unable(31.0)
+        assert going.handle(Tick(now=31.0))[:2] == [
+            Reopened((B,), 131.0, declined=True), Ask(B),
+        ]  # fmt: skip
+        assert going.handle(Declined(B, "disk_full", now=32.0))[0] == Unable(152.0)
+        assert going.handle(Tick(now=152.0)) == [Unable(None)]
+        assert going.handle(Tick(now=500.0)) == []
+        assert going.handle(Stop(now=501.0))[0].outcome is Outcome.SKIPPED  # type: ignore[union-attr]
+
+    def test_one_that_rested_when_the_server_stopped_is_waited_for_again(self) -> None:
+        answers = {A: Answer.DECLINED, B: Answer.DECLINED}
+        going = Round.restore(
+            RULES, (1,), asked=answers, remaining_s=5.0, now=0.0, resting=[A, B]
+        )  # fmt: skip
+        assert going.handle(Tick(now=1.0)) == [Unable(None)]
+        assert going.handle(Available(A, holds=True, now=2.0))[0] == Ask(A)
+
     def test_those_whose_update_is_void_are_not_asked_again(self) -> None:
         going = opened(clients=(A, B))
         going.handle(Declined(A, "made from nothing", now=1.0, final=True))
@@ -782,7 +830,7 @@ def event_of(move: tuple[str, ClientId, bool], now: float) -> Event:
         case "updated":
             return Updated(client, now)
         case "declined":
-            return Declined(client, "reason", now)
+            return Declined(client, "reason", now, resting=not holds)
         case "withdrawn":
             return Withdrawn(client, "revoked", now)
         case "hold":
@@ -864,7 +912,8 @@ class Watcher:
             updated = sum(a is Answer.UPDATED for a in after.values())
             assert updated < self.round.rules.take, "it has as many as it takes"
         if self.round.phase is Phase.OPEN and self.round.stuck_until is not None:
-            assert self.round.stuck_until in self.timers, "nobody would be asked again"
+            waits = self.round.stuck_until == math.inf and self.round.resting
+            assert waits or self.round.stuck_until in self.timers, "nobody would be asked again"
             assert not {Answer.NONE, Answer.UPDATED} & {*after.values()}
         since, limit = self.round.unheld_since, self.round.rules.no_holder_s
         if self.round.phase is Phase.GATHERING and since is not None and limit is not None:
@@ -892,6 +941,10 @@ def test_fuzz_no_order_of_events_breaks_a_promise_and_ticks_always_end_it(
         watcher.fire(until=now)
         watcher.feed(event_of(move, now))
     watcher.fire(until=now + 10_000)
+    if watcher.round.stuck_until == math.inf:
+        for client in sorted(watcher.round.resting):
+            watcher.feed(Available(client, holds=True, now=now + 10_000))
+        watcher.fire(until=now + 20_000)
     assert watcher.round.phase is not Phase.OPEN, "its own timers end every round"
 
 

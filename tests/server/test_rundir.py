@@ -96,6 +96,13 @@ class TestFiles:
         assert {p.name for p in written.iterdir()} == expected
         assert {p.stat().st_mode & 0o777 for p in written.iterdir()} == {0o600}
 
+    def test_pictures_are_left_out_where_they_are_not_wanted(
+        self, ledger: Ledger, tmp_path: Path
+    ) -> None:
+        names = {f.name for f in rundir.write(ledger, RUN, tmp_path, plots=False)}
+        assert names >= {"summary.json", "report.html"}
+        assert not [name for name in names if name.endswith(".png")]
+
     def test_writing_again_gives_the_same_bytes(self, ledger: Ledger, written: Path) -> None:
         before = {p.name: p.read_bytes() for p in written.iterdir()}
         for path in written.iterdir():
@@ -191,7 +198,7 @@ class TestFiles:
         for path in (written.parent / "states").iterdir():
             (states.directory / path.name).write_bytes(path.read_bytes())
         states.path(9).write_bytes(b"x")
-        rundir.write(ledger, RUN, tmp_path / "run", states=states)
+        rundir.write(ledger, RUN, tmp_path / "run", states=states, plots=False)
         assert not (tmp_path / "run" / "final.safetensors").exists()
         assert rundir.is_complete(tmp_path / "run")
 
@@ -200,7 +207,7 @@ class TestFiles:
     ) -> None:
         """The summary is written last, so a kill before it is noticed."""
         assert not rundir.is_complete(tmp_path)
-        rundir.write(ledger, RUN, tmp_path)
+        rundir.write(ledger, RUN, tmp_path, plots=False)
         assert rundir.is_complete(tmp_path)
         real = rundir.write_atomic
         with pytest.MonkeyPatch.context() as patch:
@@ -213,7 +220,7 @@ class TestFiles:
                 lambda p, d: real(p, d) if "html" not in p.name else fail(full),
             )
             with pytest.raises(DiskFull):
-                rundir.write(ledger, RUN, tmp_path)
+                rundir.write(ledger, RUN, tmp_path, plots=False)
         assert not rundir.is_complete(tmp_path)
         (tmp_path / "summary.json").write_text("{")
         assert not rundir.is_complete(tmp_path)
@@ -246,7 +253,7 @@ class TestFiles:
         empty.new_task(RUN, 0, [0])
         empty.add_class(RUN, "cat", "cat", class_id=0)
         empty.add_evaluation(RUN, 0, CENTRAL, {0: (3, 4)})
-        rundir.write(empty, RUN, tmp_path / "run")
+        rundir.write(empty, RUN, tmp_path / "run", plots=False)
         data = json.loads((tmp_path / "run" / "summary.json").read_text())["data"]
         assert (data["faa"], data["evaluation"]) == (75.0, None)
         assert "the server's test folder" in html_report(collect(empty, RUN))
@@ -260,7 +267,7 @@ class TestFiles:
         self, ledger: Ledger, written: Path, tmp_path: Path
     ) -> None:
         with Ledger(ledger.path, read_only=True) as reader:
-            rundir.write(reader, RUN, tmp_path)
+            rundir.write(reader, RUN, tmp_path, plots=False)
         assert (tmp_path / "rounds.jsonl").read_bytes() == (written / "rounds.jsonl").read_bytes()
 
 

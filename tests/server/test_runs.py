@@ -72,13 +72,24 @@ def test_a_cap_on_weights_that_a_method_does_not_obey_is_told(
         lambda *line: noted.append(line),
         method,
         registry.make_hparams(method, config.method.options),
-        config.trust,
+        config,
     )
     warning = (
         "[trust] max_weight_share = 0.3 has no effect: analytic counts every image once "
         '(method.weights = "images"); with "capped" it obeys, and its result is no longer exact'
     )
     assert noted == ([("warning", "ignored", warning)] if told else [])
+
+
+def test_a_wish_to_keep_updates_that_is_of_no_use_is_told() -> None:
+    noted: list[str] = []
+    for name in ("pilora", "analytic"):
+        method, config = registry.load_method(name), load(None, ["run.keep_updates=true"])
+        hparams = registry.make_hparams(method, {})
+        tell_ignored(lambda *line: noted.append(line[2]), method, hparams, config)
+    why = "its clients train on what the server broadcast, so later updates of all hold traces"
+    what = "[run] keep_updates has no effect: pilora cannot forget a client exactly, for"
+    assert noted == [f"{what} {why}"]
 
 
 class ToldError(Exception):
@@ -124,6 +135,13 @@ def test_a_run_keeps_its_forms_and_says_so() -> None:
     assert (config.wire.half, config.wire.window_mb) == ("none", 2)
     assert len(noted) == 1
     assert noted[0].startswith("[wire] half: other than run r1 was started with")
+
+
+def test_patience_and_plots_of_a_run_may_change_while_it_goes_on() -> None:
+    given = ["run.work_timeout_s=7200", "run.plots=false"]
+    config, noted = kept(["run.work_timeout_s=60"], given)
+    assert (config.run.work_timeout_s, config.run.plots) == (7200, False)
+    assert noted == []
 
 
 def test_a_default_that_has_changed_is_nobody_s_wish() -> None:

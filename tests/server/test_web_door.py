@@ -54,7 +54,7 @@ async def door(application=None, certificate=NO_CERTIFICATE):
         yield sock.getsockname()[1]
     finally:
         server.should_exit = True
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 60)
         sock.close()
 
 
@@ -65,7 +65,7 @@ async def ask(port: int, request: str, *, tls=None) -> str:
     try:
         writer.write(request.encode("latin-1"))
         with contextlib.suppress(ConnectionError):  # cut: what came until then
-            while more := await asyncio.wait_for(reader.read(1 << 16), 15):
+            while more := await asyncio.wait_for(reader.read(1 << 16), 60):
                 got += more
     finally:
         writer.close()
@@ -169,7 +169,7 @@ def test_who_does_not_read_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
             reader._transport.resume_reading()
             got = 0
             with contextlib.suppress(ConnectionError):
-                while more := await asyncio.wait_for(reader.read(1 << 16), 10):
+                while more := await asyncio.wait_for(reader.read(1 << 16), 60):
                     got += len(more)
             writer.close()
             return got
@@ -197,7 +197,7 @@ def test_many_connections_leave_room_for_those_that_were_there(
             for _ in range(3):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 with contextlib.suppress(ConnectionError):
-                    beyond.append(await asyncio.wait_for(reader.read(), 5))
+                    beyond.append(await asyncio.wait_for(reader.read(), 60))
                 writer.close()
             reader, writer = kept[0]
             writer.write(get().encode())
@@ -282,6 +282,19 @@ def test_with_a_certificate_it_speaks_tls_alone(certificate: Certificate) -> Non
     sealed, clear = asyncio.run(work())
     assert sealed.endswith("hello\n")
     assert clear == ""
+
+
+def test_who_never_finishes_the_handshake_of_tls_is_cut(
+    certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_door, "HANDSHAKE_S", 0.2)
+
+    async def work() -> list[str]:
+        async with door(certificate=certificate) as port:
+            assert "create_server" not in vars(asyncio.get_running_loop())
+            return [await ask(port, silence) for silence in ("", "\x16\x03\x01\x02\x00")]
+
+    assert asyncio.run(work()) == ["", ""]  # `ask` ends with the connection
 
 
 def test_the_names_in_the_certificate_are_its_own(certificate: Certificate) -> None:

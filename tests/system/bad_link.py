@@ -80,7 +80,7 @@ class BadLink:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
 
     def _run(self):
         asyncio.set_event_loop(self._loop)

@@ -35,6 +35,7 @@ def settings(**extra) -> list[str]:
         "round.min_clients": 2,
         "round.grace_s": 2.0,
         "federation.heartbeat_s": 1.0,
+        "run.plots": False,  # a quarter of what a small federation computes
     } | {k.replace("__", "."): v for k, v in extra.items()}
     arguments = []
     for key, value in given.items():

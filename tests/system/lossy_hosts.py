@@ -100,7 +100,7 @@ class Host(threading.Thread):
 def main(directory, kilobytes, loss, delay_s):
     host = Host("t1", CLIENT, SERVER)
     host.start()
-    if not host.made.wait(10):
+    if not host.made.wait(60):
         sys.exit("no second host")
     line = Line(device("t0", SERVER, CLIENT), host.fd, loss, delay_s)
     line.start()

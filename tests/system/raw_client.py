@@ -26,7 +26,7 @@ from fcil_protocol.payload import Payload, pack
 from fcil_protocol.transport import Dealer, LinkNews
 from fcil_protocol.wellknown import INVENTORY
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 class RawClient:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from fcil_adapters.exported import ExportedModel
 from fcil_protocol import control
 from fcil_server.ledger_rows import Outcome, RunStatus, UpdateStatus
 from fcil_server.local import LocalFederation
@@ -24,7 +25,7 @@ def summary_of(federation):
 
 def test_a_run_of_two_tasks_ends_with_all_its_results(tmp_path):
     with LocalFederation(tmp_path) as federation:
-        federation.serve("--until-done", *settings())
+        federation.serve("--until-done", *settings(run__plots=True))
         federation.join("a", write_client(tmp_path / "a", range(4)))
         federation.join("b", write_client(tmp_path / "b", range(4), offset=12))
         assert federation.server.wait(120) == 0, federation.last_words("server")
@@ -44,6 +45,17 @@ def test_a_run_of_two_tasks_ends_with_all_its_results(tmp_path):
             assert row.outcome is Outcome.DONE
             assert len(ledger.updates(row.key)) == 2
             assert {u.status for u in ledger.updates(row.key)} == {UpdateStatus.COUNTED}
+    export_it(federation, tmp_path / "model.onnx", images=tmp_path / "a")
+
+
+def export_it(federation, file, images):
+    """The model of the run as one file, that knows all classes by name."""
+    command = [sys.executable, "-m", "fcil_server", "export", "--dir", federation.federation]
+    subprocess.run([*command, "--onnx", file, "--calibrate", images], check=True)
+    info = ExportedModel.load(file, "cpu", 1).info
+    assert info.names == ("0", "1", "2", "3")
+    assert info.checked.images > 4  # beside the probe images
+    assert info.checked.agreement == 1
 
 
 def test_a_client_killed_in_the_middle_is_done_without_and_can_come_back(tmp_path):
@@ -155,10 +167,10 @@ def test_ctrl_c_on_either_side_ends_cleanly(tmp_path):
         federation.until("announced")
         client = federation.clients.pop("a")
         os.kill(client.pid, signal.SIGINT)
-        assert client.wait(30) == 0, federation.last_words("a")
+        assert client.wait(120) == 0, federation.last_words("a")
         federation.until("left")
         os.kill(federation.server.pid, signal.SIGINT)
-        assert federation.server.wait(30) == 0, federation.last_words("server")
+        assert federation.server.wait(120) == 0, federation.last_words("server")
     assert "Traceback" not in federation.log("server").read_text()
     assert "Traceback" not in federation.log("a").read_text()
 

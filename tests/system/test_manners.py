@@ -3,17 +3,13 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
-from importlib import import_module
-from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
 from fcil_protocol import control
 from fcil_server.local import LocalFederation
@@ -89,10 +85,10 @@ def test_systemd_hears_of_server_and_client_from_ready_to_stopping(tmp_path):
         assert "\nMONOTONIC_USEC=" in next(n for n in heard if n.startswith("RELOADING"))
         federation.clients["a"].send_signal(signal.SIGTERM)
         assert without_status(client.until("STOPPING=1")) == ["STOPPING=1"]
-        assert federation.clients.pop("a").wait(30) == 0
+        assert federation.clients.pop("a").wait(120) == 0
         federation.server.send_signal(signal.SIGTERM)
         assert without_status(server.until("STOPPING=1")) == ["STOPPING=1"]
-        assert federation.server.wait(30) == 0
+        assert federation.server.wait(120) == 0
 
 
 def test_the_watchdog_hears_nothing_from_a_daemon_that_is_stuck(tmp_path):
@@ -126,7 +122,7 @@ def test_a_second_signal_ends_at_once_and_costs_no_acknowledged_update(tmp_path)
             process.send_signal(signal.SIGTERM)
             process.send_signal(signal.SIGCONT)
         for process in stopped:
-            assert process.wait(30) in (128 + signal.SIGINT, 128 + signal.SIGTERM)
+            assert process.wait(120) in (128 + signal.SIGINT, 128 + signal.SIGTERM)
         with open_ledger(federation) as ledger:
             run = ledger.newest_run().run_id
             accepted = {u.update_id for r in ledger.rounds(run) for u in ledger.updates(r.key)}
@@ -165,7 +161,7 @@ def test_a_hang_up_reopens_the_log_and_settings_are_not_read_again(tmp_path):
         assert [json.loads(n)["code"] for n in log.read_text().splitlines()] == ["signal"]
         federation.clients["a"].send_signal(signal.SIGHUP)  # it lives on, and ends when asked
         federation.clients["a"].send_signal(signal.SIGTERM)
-        assert federation.clients.pop("a").wait(30) == 0
+        assert federation.clients.pop("a").wait(120) == 0
     assert "SIGHUP: the log file is open anew" in mine.read_text()
     assert federation.log("server").read_text() == ""  # no terminal: said once, in the log
 
@@ -187,7 +183,7 @@ def test_a_reader_that_goes_away_changes_nothing_and_a_closed_terminal_is_a_ctrl
         federation.until("announced")  # it had a lot to say since
         for process in (federation.clients.pop("a"), federation.server):
             process.send_signal(signal.SIGHUP)
-            assert process.wait(30) == 0
+            assert process.wait(120) == 0
 
 
 def test_without_any_stream_and_under_nohup_the_server_serves(tmp_path):
@@ -206,7 +202,7 @@ def test_without_any_stream_and_under_nohup_the_server_serves(tmp_path):
         federation.server.send_signal(signal.SIGHUP)
         assert federation.status() is not None
         federation.server.send_signal(signal.SIGTERM)
-        assert federation.server.wait(30) == 0
+        assert federation.server.wait(120) == 0
 
 
 def test_under_nohup_a_hang_up_still_opens_the_log_anew_and_refuses_a_pipe(tmp_path):
@@ -227,7 +223,7 @@ def test_under_nohup_a_hang_up_still_opens_the_log_anew_and_refuses_a_pipe(tmp_p
         federation.server.send_signal(signal.SIGHUP)
         federation.until("signal", text="open anew")
         federation.server.send_signal(signal.SIGTERM)
-        assert federation.server.wait(30) == 0
+        assert federation.server.wait(120) == 0
     assert "expected a file, got a pipe" in old.read_text()
     assert "SIGHUP: the log file is open anew" in log.read_text()
 
@@ -283,24 +279,3 @@ def test_status_says_so_if_the_daemon_hangs(tmp_path):
     assert "did not answer within 5 s" in server[1]
     assert client[2] == 0
     assert "does not answer" in client[0]
-
-
-@pytest.mark.parametrize("side", ["server", "client"])
-def test_a_unit_file_is_valid_and_starts_a_command_that_exists(side, tmp_path):
-    unit = Path(__file__).parents[2] / "deploy" / "systemd" / f"fcil-{side}.service"
-    lines = unit.read_text().splitlines()
-    [start] = [line.removeprefix("ExecStart=") for line in lines if line.startswith("ExecStart=")]
-    program, *arguments = start.split()
-    assert program == f"/opt/fcil/bin/fcil-{side}"
-    command = get_command(import_module(f"fcil_{side}.cli").app)
-    with command.make_context(f"fcil-{side}", arguments) as context:
-        name, verb, rest = command.resolve_command(context, arguments)
-        verb.make_context(name, rest).close()  # it would refuse an option that is not there
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd-analyze is not installed here: the unit's form is not checked")
-    here = tmp_path / unit.name
-    here.write_text(unit.read_text().replace(program, sys.executable))
-    done = subprocess.run(
-        ["systemd-analyze", "verify", here], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")

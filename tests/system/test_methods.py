@@ -99,9 +99,9 @@ def late_and_missing(federation, case, tmp_path):
     federation.serve(*discovered(case))
     write_client(a, (0, 1), per_class=PER_CLASS)
     write_client(b, (0, 1), per_class=PER_CLASS, offset=PER_CLASS)
-    join(federation, "a", a)
-    join(federation, "b", b)
-    federation.until("task_done", text="task 0")
+    for name, folder in (("a", a), ("b", b)):  # both load torch at the same time
+        federation.join(name, folder, "--threads", "1")
+    federation.until("task_done", text="task 0", timeout_s=300)
     federation.kill_client("b")
     federation.until("left", text=":b")
     write_client(a, (2,), per_class=PER_CLASS)  # one new class alone opens no task

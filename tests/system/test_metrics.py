@@ -121,6 +121,8 @@ def _grows(seen: list[dict[tuple[str, ...], float]]) -> None:
         for key, value in earlier.items():
             if key[0].endswith("_total") and not key[0].startswith(process):
                 assert later[key] >= value, key
+    # Alerts count its changes: it is the same while the server runs.
+    assert len({one.get(("fcil_server_start_time_seconds",)) for one in seen} - {None}) == 1
     phases = {k[1] for one in seen for k, v in one.items() if k[0] == "fcil_round_phase" and v}
     assert len(phases) > 1
 

@@ -89,7 +89,7 @@ def test_a_learner_may_fail_in_every_way_and_its_daemon_takes_part_in_the_next_r
             tasks__classes=[["0", "1"]], round__rounds_per_task=len(rounds), round__quorum=1
         )
         federation.serve("--until-done", *arguments)
-        options = ("--work-timeout", "2", "--micro-batch", "2")
+        options = ("--work-timeout", "4", "--micro-batch", "2")
         troubled = (options, odd(tmp_path, learner=script))
         together(federation, tmp_path, range(2), a=troubled)
         ends(federation)
@@ -99,7 +99,7 @@ def test_a_learner_may_fail_in_every_way_and_its_daemon_takes_part_in_the_next_r
     assert status is RunStatus.DONE
     assert [who for kind, _, _, who in rows if kind == "train"] == [who for _, who in rounds]
     for sentence in (
-        "made no progress for 2 s, and was ended", "Trying once more", "killed (signal 9)",
+        "made no progress for 4 s, and was ended", "Trying once more", "killed (signal 9)",
         "Trying again with one image in one pass", "even with one image at a time",
         "must not leave the device", "ZeroDivisionError: planted", "(2 times)",
     ):  # fmt: skip
@@ -115,7 +115,7 @@ def test_a_servers_worker_that_dies_or_hangs_at_any_operation_changes_nothing(tm
     ]  # fmt: skip
     env = odd(tmp_path, aggregator=troubles)
     with LocalFederation(tmp_path) as federation:
-        arguments = settings(tasks__classes=[["0", "1"]], run__work_timeout_s=2.0)
+        arguments = settings(tasks__classes=[["0", "1"]], run__work_timeout_s=4.0)
         federation.serve("--until-done", *arguments, env=env)
         together(federation, tmp_path, range(2))
         ends(federation)
@@ -129,7 +129,7 @@ def test_a_servers_worker_that_dies_or_hangs_at_any_operation_changes_nothing(tm
 def test_an_update_at_which_the_servers_worker_hangs_is_left_out_and_named(tmp_path):
     env = odd(tmp_path, aggregator=[])
     with LocalFederation(tmp_path) as federation:
-        arguments = settings(tasks__classes=[["0", "1"]], run__work_timeout_s=2.0)
+        arguments = settings(tasks__classes=[["0", "1"]], run__work_timeout_s=4.0)
         federation.serve("--until-done", *arguments, env=env)
         control.ask(federation.federation, "pause")
         together(federation, tmp_path, range(2), start=False)
@@ -139,7 +139,7 @@ def test_an_update_at_which_the_servers_worker_hangs_is_left_out_and_named(tmp_p
         control.ask(federation.federation, "resume")
         note = federation.until("excluded")
         ends(federation)
-    assert "made no progress for 2 s" in note["text"]
+    assert "made no progress for 4 s" in note["text"]
     status, rows = history(federation)
     assert status is RunStatus.DONE
     assert rows[0][3] == {"a": "counted", "b": "excluded"}

@@ -211,7 +211,7 @@ def test_a_client_that_leaves_is_off_the_list_and_its_device_is_clean(tmp_path):
         done = command(federation, "fcil_client", "leave", "--data", str(data["b"]), state=state)
         assert done.returncode == 0, done.stderr
         assert "has left" in done.stderr
-        assert federation.clients.pop("b").wait(30) == 0  # its daemon was ended
+        assert federation.clients.pop("b").wait(120) == 0  # its daemon was ended
         assert not keys.exists()
         assert {p.name for p in keys.parent.iterdir()} == {"lock", "egress.jsonl", "left.json"}
         assert len(list(data["b"].rglob("*.png"))) == 24  # images stay
@@ -241,12 +241,12 @@ def test_keys_change_on_both_sides_and_a_sleeper_finds_the_way_back(tmp_path):
             state=tmp_path / "b" / "state",
         )  # fmt: skip
         assert rotated.returncode == 0, rotated.stderr
-        federation.clients.pop("b").wait(30)
+        federation.clients.pop("b").wait(120)
         after = _public_keys(federation)
         assert after["a"] == before["a"]
         assert not set(after["b"]) & set(before["b"])
         control.ask(federation.federation, "stop")
-        assert federation.server.wait(30) == 0
+        assert federation.server.wait(120) == 0
         done = command(federation, "fcil_server", "rotate-keys")
         assert done.returncode == 0, done.stderr
         federation.serve(*arguments)
@@ -341,13 +341,13 @@ def test_a_server_runs_while_its_root_key_is_kept_elsewhere(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings())
         control.ask(federation.federation, "stop")
-        assert federation.server.wait(30) == 0
+        assert federation.server.wait(120) == 0
         root = federation.federation / "keys" / "root.json"
         root.rename(tmp_path / "root.json")
         federation.serve(*settings())
         assert not root.exists()  # above all, no other root is drawn
         control.ask(federation.federation, "stop")
-        assert federation.server.wait(30) == 0
+        assert federation.server.wait(120) == 0
         done = command(federation, "fcil_server", "rotate-keys")
         assert done.returncode == 2
         assert "root.json" in done.stderr

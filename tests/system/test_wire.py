@@ -27,7 +27,7 @@ class Tap:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
 
     def _run(self):
         asyncio.set_event_loop(self._loop)

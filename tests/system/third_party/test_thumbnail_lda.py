@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 from thumbnail_lda import METHOD, check_upload
-from thumbnail_lda.features import thumbnails
+from thumbnail_lda.features import areas, thumbnails
 
-from adapters.kit import Federation, Images, make_tasks, toy_backbone, toy_images
+from adapters.kit import SIZE, Federation, Images, make_tasks, toy_backbone, toy_images
+from fcil_adapters.export import export_model
+from fcil_adapters.exported import ExportedModel, Origin
 from fcil_protocol.payload import Payload
 
 ALONE = toy_images({0: 20, 1: 9, 2: 1, 3: 12, 4: 8}, 1)
@@ -41,7 +43,7 @@ def test_two_clients_learn_what_one_with_all_images_learns():
 
 def test_the_covariance_is_that_of_all_images_around_the_means_of_their_classes():
     images = together(ALONE, OTHER)
-    small = thumbnails(images.pictures, 4)
+    small = thumbnails(images.pictures, areas(SIZE, 4))
     apart = [small[images.labels == c] for c in range(5)]
     centred = np.concatenate([x - x.mean(axis=0) for x in apart])
     expected = np.cov(centred.T, bias=True)
@@ -53,9 +55,11 @@ def test_the_covariance_is_that_of_all_images_around_the_means_of_their_classes(
 def test_with_all_weight_on_the_identity_the_nearest_mean_wins():
     predictor = learn(ALONE, OTHER, shrinkage=1.0).predictor()
     images = toy_images({0: 3, 2: 3, 4: 3}, 5)
-    small = thumbnails(images.pictures, 8)
+    small = thumbnails(images.pictures, areas(SIZE, 8))
     pool = together(ALONE, OTHER)
-    means = [thumbnails(pool.of([c]).pictures, 8).mean(axis=0) for c in predictor.classes]
+    means = [
+        thumbnails(pool.of([c]).pictures, areas(SIZE, 8)).mean(axis=0) for c in predictor.classes
+    ]
     nearest = np.square(small[:, None] - np.array(means)).sum(axis=2).argmin(axis=1)
     assert (predictor.logits(images.pictures).argmax(axis=1) == nearest).all()
 
@@ -64,6 +68,17 @@ def test_a_class_that_nobody_has_is_no_candidate():
     predictor = learn(toy_images({0: 5, 3: 2}), toy_images({})).predictor()
     assert set(predictor.classes) == {0, 3}
     assert predictor.logits(ALONE.pictures).shape == (len(ALONE), 2)
+
+
+def test_the_exported_file_scores_as_the_model_does(tmp_path):
+    federation = learn(ALONE, OTHER)
+    ctx, parts, file = federation.context("evaluate"), federation.parts(), tmp_path / "model.onnx"
+    origin = Origin("federation", "run", task=2, state=1, names={0: "ant"})
+    info = export_model(METHOD, ctx, parts, origin, file, images=ALONE.pictures)
+    assert info.checked.agreement == 1
+    scores = ExportedModel.load(file, "cpu").logits(OTHER.pictures)
+    right = federation.predictor().logits(OTHER.pictures)
+    np.testing.assert_allclose(scores, right, rtol=1e-4)
 
 
 def test_who_was_away_in_the_first_exchange_sends_no_scatter_of_a_class_without_mean():

@@ -16,6 +16,7 @@ from fcil_adapters.cadence import Cadence, Largest
 from fcil_adapters.class_reports import count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
 from fcil_adapters.economies import Economy
+from fcil_adapters.forgetting import separable
 from fcil_adapters.methods.analytic.forms import (
     FACTOR,
     REST,
@@ -115,9 +116,11 @@ METHOD = Method(
     learner="fcil_adapters.methods.analytic.learner:Learner",
     aggregator="fcil_adapters.methods.analytic.aggregator:Aggregator",
     model="fcil_adapters.methods.analytic.model:Model",
+    frozen=True,
     cadence={"current": Cadence.COUNTED, "projection": Cadence.RUN},
     largest=largest,
     statistics=statistics,
+    forgets=separable,
     uncapped=uncapped,
     economies=tuple(
         Economy(f"a projection to {width}", "directions of the features", {"projection": width})

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fcil_adapters.array_scores import unit_rows
 from fcil_adapters.methods.analytic.options import AnalyticHparams
 
 F64 = NDArray[np.float64]
@@ -20,26 +21,36 @@ I64 = NDArray[np.int64]
 Lift = Callable[[NDArray[Any]], F64]  # features (B, d) -> phi (B, D)
 
 SEED_WORDS = 4
-_TINY = np.finfo(np.float64).tiny
 
 
 def make_lift(h: AnalyticHparams, d: int, seed: I64) -> Lift:
-    """Return the map from features to phi.
+    """Return the map from features to phi; its arguments are those of `lift_matrices`."""
+    matrices = lift_matrices(h, d, seed)
+
+    def in_double(features: NDArray[Any]) -> F64:
+        phi: F64 = lift(features.astype(np.float64), *matrices)
+        return phi
+
+    return in_double
+
+
+def lift_matrices(h: AnalyticHparams, d: int, seed: I64) -> tuple[F64, ...]:
+    """Return what `lift` takes beside the features.
 
     Args:
         h: which map, and how wide.
         d: width of the backbone's features.
         seed: `SEED_WORDS` whole numbers >= 0, the server's; they determine the projection.
     """
-    if h.features == "linear":
-        return _unit_rows
-    matrix = projection(seed, d, h.projection)
+    return () if h.features == "linear" else (projection(seed, d, h.projection),)
 
-    def lift(features: NDArray[Any]) -> F64:
-        phi: F64 = np.maximum(_unit_rows(features) @ matrix, 0.0)
-        return phi
 
-    return lift
+def lift(features: Any, *matrices: Any) -> Any:
+    """Return phi (B, D) of features (B, d); arrays or tensors, see `array_scores`."""
+    rows = unit_rows(features)
+    for matrix in matrices:
+        rows = (rows @ matrix).clip(0.0)
+    return rows
 
 
 def projection(seed: I64, d: int, width: int) -> F64:
@@ -53,10 +64,3 @@ def projection(seed: I64, d: int, width: int) -> F64:
     heads = np.bitwise_count(words).astype(np.float64)  # mean 32, variance 16
     matrix: F64 = (heads.reshape(d, width) - 32) / 4 * np.sqrt(2 / width)
     return matrix
-
-
-def _unit_rows(features: NDArray[Any]) -> F64:
-    """Return features of length 1 (B, d); zero stays."""
-    x = features.astype(np.float64)
-    rows: F64 = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), _TINY)
-    return rows

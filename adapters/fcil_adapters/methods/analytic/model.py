@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fcil_adapters.contract import Context, Predictor
-from fcil_adapters.frozen_features import F32, Extractor, FeatureScorer
-from fcil_adapters.methods.analytic.lift import make_lift
+from fcil_adapters.frozen_features import Extractor, FeatureScorer
+from fcil_adapters.methods.analytic.lift import lift, lift_matrices
 from fcil_adapters.methods.analytic.parts import read_seed
 from fcil_adapters.tasks import CURRENT, find_part
 from fcil_protocol.payload import Payload
@@ -23,11 +23,12 @@ class Model:
     ) -> Predictor:
         """Read the rows and derive the projection."""
         head = find_part(broadcast, CURRENT)
-        lift = make_lift(ctx.hparams, ctx.backbone_info.dim, read_seed(broadcast))
         weight = head.f32("weight").astype(np.float64)  # (C, D)
+        matrices = lift_matrices(ctx.hparams, ctx.backbone_info.dim, read_seed(broadcast))
+        classes = tuple(head.i64("classes").tolist())
+        return FeatureScorer(classes, backbone, score, (weight, *matrices), ctx.micro_batch)
 
-        def score(features: F32) -> NDArray[np.float64]:
-            scores: NDArray[np.float64] = lift(features) @ weight.T
-            return scores
 
-        return FeatureScorer(tuple(head.i64("classes").tolist()), backbone, score, ctx.micro_batch)
+def score(features: Any, weight: Any, *matrices: Any) -> Any:
+    """Return W phi(x): features (B, d) and rows (C, D) -> (B, C)."""
+    return lift(features, *matrices) @ weight.T

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from fcil_adapters.cadence import Cadence
 from fcil_adapters.class_reports import count_faults, count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
+from fcil_adapters.forgetting import separable
 from fcil_adapters.methods.fedncm.options import FedncmHparams
 from fcil_adapters.privacy import Statistic
 from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
@@ -60,6 +61,8 @@ METHOD = Method(
     learner="fcil_adapters.methods.fedncm.learner:Learner",
     aggregator="fcil_adapters.methods.fedncm.aggregator:Aggregator",
     model="fcil_adapters.methods.fedncm.model:Model",
+    frozen=True,
     cadence={"task": Cadence.TASK},
     statistics=statistics,
+    forgets=separable,
 )

@@ -17,6 +17,7 @@ from fcil_adapters.cadence import Cadence, Largest
 from fcil_adapters.class_reports import count_faults, count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
 from fcil_adapters.economies import Economy
+from fcil_adapters.forgetting import separable
 from fcil_adapters.gaussians import gaussian_faults, gaussian_specs, max_factor_rows, triangle_size
 from fcil_adapters.methods.gaussian_head.options import GaussianHeadHparams
 from fcil_adapters.privacy import Statistic
@@ -92,9 +93,11 @@ METHOD = Method(
     learner="fcil_adapters.methods.gaussian_head.learner:Learner",
     aggregator="fcil_adapters.methods.gaussian_head.aggregator:Aggregator",
     model="fcil_adapters.methods.gaussian_head.model:Model",
+    frozen=True,
     cadence={"current": Cadence.COUNTED},
     largest=largest,
     statistics=statistics,
+    forgets=separable,
     economies=(
         Economy("covariances of rank 4", "all but 4 eigenvalues", {"cov_rank": 4}),
         Economy("diagonal covariances", "how features vary together", {"cov": "diag"}),

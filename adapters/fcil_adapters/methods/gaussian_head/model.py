@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
+from fcil_adapters.array_scores import linear
 from fcil_adapters.contract import Context, Predictor
-from fcil_adapters.frozen_features import F32, Extractor, FeatureScorer
+from fcil_adapters.frozen_features import Extractor, FeatureScorer
 from fcil_adapters.tasks import CURRENT, find_part
 from fcil_protocol.payload import Payload
 
@@ -18,10 +21,9 @@ class Model:
     ) -> Predictor:
         """Read the head."""
         head = find_part(broadcast, CURRENT)
-        weight, bias = head.f32("weight"), head.f32("bias")  # (C, d), (C,)
-
-        def score(features: F32) -> F32:
-            scores: F32 = features @ weight.T + bias
-            return scores
-
-        return FeatureScorer(tuple(head.i64("classes").tolist()), backbone, score, ctx.micro_batch)
+        weights = (
+            head.f32("weight").astype(np.float64),  # (C, d)
+            head.f32("bias").astype(np.float64),  # (C,)
+        )
+        classes = tuple(head.i64("classes").tolist())
+        return FeatureScorer(classes, backbone, linear, weights, ctx.micro_batch)

@@ -15,6 +15,7 @@ from pydantic import Field
 from fcil_adapters.cadence import Cadence
 from fcil_adapters.contract import BackboneInfo, Exchange, Hparams, Method, TaskInfo
 from fcil_adapters.economies import Economy
+from fcil_adapters.forgetting import separable
 from fcil_adapters.privacy import Statistic
 from fcil_protocol.payload import Payload
 from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
@@ -86,5 +87,6 @@ METHOD = Method(
     needs_backbone=False,
     cadence={"task": Cadence.TASK},
     statistics=statistics,
+    forgets=separable,
     economies=(Economy("thumbnails of 4 x 4 pixels", "detail", {"side": 4}),),
 )

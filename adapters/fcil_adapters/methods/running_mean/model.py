@@ -4,30 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fcil_adapters.array_scores import negative_distances
 from fcil_adapters.contract import Context, Predictor
-from fcil_adapters.methods.running_mean.thumbnails import thumbnails
+from fcil_adapters.frozen_features import FeatureScorer
+from fcil_adapters.methods.running_mean.thumbnails import area_weights, grey_areas
 from fcil_protocol.payload import Payload
-
-
-@dataclass(frozen=True)
-class NearestMean:
-    """Candidate ids, and one mean thumbnail (pixels,) per candidate."""
-
-    classes: tuple[int, ...]
-    means: NDArray[np.float32]  # (C, pixels)
-    side: int
-
-    def logits(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Return the negative squared distances to the means: (B, C)."""
-        apart = thumbnails(images, self.side)[:, None, :] - self.means  # (B, C, pixels)
-        scores: NDArray[np.float32] = -np.square(apart).sum(axis=2, dtype=np.float32)
-        return scores
 
 
 class Model:
@@ -42,7 +27,14 @@ class Model:
             known = part.i64("count") > 0
             means = np.concatenate([means, part.f32("mean")[known]])
             classes.extend(part.i64("classes")[known].tolist())
-        return NearestMean(tuple(classes), means, ctx.hparams.side)
+        areas = area_weights(ctx.backbone_info.preprocessing.size, ctx.hparams.side)
+        weights = (areas, means.astype(np.float64))
+        return FeatureScorer(tuple(classes), None, score, weights, ctx.micro_batch)
+
+
+def score(pixels: Any, areas: Any, means: Any) -> Any:
+    """Return the negative squared distances of thumbnails to the means: (B, C)."""
+    return negative_distances(grey_areas(pixels, areas), means)
 
 
 def _order(part: str) -> tuple[bool, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,10 +12,15 @@ F64 = NDArray[np.float64]
 
 def thumbnails(images: NDArray[np.uint8], side: int) -> F64:
     """Return grey thumbnails of images (B, S, S, 3): (B, side * side) in [0, 1]."""
+    small: F64 = grey_areas(images, area_weights(images.shape[1], side))
+    return small
+
+
+def grey_areas(images: Any, areas: Any) -> Any:
+    """Return grey thumbnails by `area_weights`; arrays or tensors, see `array_scores`."""
     grey = images.mean(axis=3) / 255  # (B, S, S)
-    areas = area_weights(images.shape[1], side)  # (side, S)
-    small: F64 = areas @ grey @ areas.T  # (B, side, side)
-    return small.reshape(len(images), side * side)
+    small = areas @ grey @ areas.T  # (B, side, side)
+    return small.reshape(-1, len(areas) ** 2)
 
 
 def area_weights(size: int, side: int) -> F64:

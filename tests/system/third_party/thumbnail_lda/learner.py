@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from fcil_adapters.contract import Context, ImageSet, Progress, State
 from fcil_adapters.statistics import class_means, class_positions, class_sums
 from fcil_protocol.payload import Payload
-from thumbnail_lda.features import thumbnails
+from thumbnail_lda.features import areas, thumbnails
 
 BATCH = 256  # decoded images in memory at a time
 
@@ -37,9 +37,10 @@ class Learner:
 
 def read(ctx: Context, data: ImageSet) -> NDArray[np.float64]:
     """Return the thumbnails of all images (N, pixels)."""
+    mean = areas(data.size, ctx.hparams.side)
     small = np.zeros((len(data), ctx.hparams.side**2))
     for start in range(0, len(data), BATCH):
         index = np.arange(start, min(start + BATCH, len(data)))
-        small[index] = thumbnails(data.take(index), ctx.hparams.side)
+        small[index] = thumbnails(data.take(index), mean)
         ctx.progress(Progress(int(index[-1]) + 1, len(data)))
     return small

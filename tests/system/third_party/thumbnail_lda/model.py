@@ -1,30 +1,14 @@
 """From means and covariance to a linear classifier over all classes seen so far."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fcil_adapters.contract import Context, Predictor
+from fcil_adapters.frozen_features import FeatureScorer
 from fcil_protocol.payload import Payload
-from thumbnail_lda.features import thumbnails
-
-
-@dataclass(frozen=True)
-class Linear:
-    """The candidate classes, with weights (C, pixels) and biases (C,)."""
-
-    classes: tuple[int, ...]
-    weights: NDArray[np.float64]
-    bias: NDArray[np.float64]
-    side: int
-
-    def logits(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Score images (B, S, S, 3): (B, C)."""
-        scores = thumbnails(images, self.side) @ self.weights.T + self.bias
-        return scores.astype(np.float32)
+from thumbnail_lda.features import areas, thumbnails
 
 
 class Model:
@@ -39,5 +23,12 @@ class Model:
         count = np.concatenate([part.i64("count") for part in tasks])
         classes = np.concatenate([part.i64("classes") for part in tasks])[count > 0]
         mu = np.concatenate([part.f32("mean") for part in tasks])[count > 0]  # (C, pixels)
+        mean = areas(ctx.backbone_info.preprocessing.size, side)
         weights = mu @ precision
-        return Linear(tuple(classes.tolist()), weights, -(weights * mu).sum(axis=1) / 2, side)
+        numbers = (mean, weights, -(weights * mu).sum(axis=1) / 2)
+        return FeatureScorer(tuple(classes.tolist()), None, score, numbers, ctx.micro_batch)
+
+
+def score(pixels: Any, mean: Any, weights: Any, bias: Any) -> Any:
+    """Score images (B, S, S, 3) by weights (C, pixels) and biases (C,): (B, C)."""
+    return thumbnails(pixels, mean) @ weights.T + bias

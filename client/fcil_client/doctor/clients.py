@@ -1,0 +1,183 @@
+"""One client of this user, or one who wants to become one, looked at from all sides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fcil_adapters import registry
+from fcil_adapters.describe import backbone_from_fields
+from fcil_adapters.embedded import EMBEDDED, EMBEDDED_DIGEST
+from fcil_client import current_model
+from fcil_client.doctor import look_client, look_disk, look_network
+from fcil_client.doctor.backbone import Wanted
+from fcil_client.doctor.daemon import DaemonFacts
+from fcil_client.doctor.disk import HoldingFacts
+from fcil_client.doctor.membership import MemberFacts, TicketFacts
+from fcil_client.doctor.network import NetworkFacts, ServerFacts
+from fcil_client.enrolment import find_server
+from fcil_client.greeting import Terms
+from fcil_client.home import Home
+from fcil_client.inquiry import look as look_at_run
+from fcil_protocol.errors import FcilError
+
+_WITHOUT_SESSION = ("offline", "greeting")
+
+
+@dataclass(frozen=True)
+class ClientFacts:
+    """What is known of one client.
+
+    Attributes:
+        wanted: the backbone that its run uses; None: nobody says.
+    """
+
+    home: Home
+    member: MemberFacts
+    daemon: DaemonFacts
+    holding: HoldingFacts
+    network: NetworkFacts
+    wanted: Wanted | None
+
+    @property
+    def name(self) -> str:
+        """Its name, or the directory's where it has none."""
+        enrolment = self.member.enrolment
+        return enrolment.name if enrolment else self.member.former or self.home.directory.name
+
+    @property
+    def data(self) -> Path | None:
+        """Its folder, if that is known."""
+        return Path(self.member.enrolment.data) if self.member.enrolment else None
+
+
+def look(home: Home) -> ClientFacts:
+    """Gather what is known of one client; its session, if it has one, is not disturbed."""
+    member = look_client.look_member(home)
+    enrolment = member.enrolment
+    daemon = look_client.look_daemon(home, enrolment.data if enrolment else "")
+    network, terms = NetworkFacts(server=ServerFacts(skipped="the folder is not enrolled")), None
+    if enrolment is not None:
+        addresses = look_network.look_addresses(enrolment.addresses)
+        if daemon.status is not None or daemon.hangs:
+            server = _as_the_daemon_says(daemon)
+        elif not any(a.took_s is not None for a in addresses):
+            server = ServerFacts(skipped="nobody answers there")
+        else:
+            server, terms = look_network.say_hello(home, enrolment)
+        network = NetworkFacts(addresses, bool(enrolment.link_key), server)
+    return ClientFacts(
+        home=home,
+        member=member,
+        daemon=daemon,
+        holding=look_disk.look_holding(home),
+        network=network,
+        wanted=_wanted(home, daemon.status, terms),
+    )
+
+
+def _as_the_daemon_says(daemon: DaemonFacts) -> ServerFacts:
+    status = daemon.status
+    if status is None:
+        return ServerFacts(skipped="the client runs and does not answer, and has the session")
+    link = str(status["link"])
+    asked = "asked through the client that runs"
+    if link in _WITHOUT_SESSION:
+        told = f"the client has no session now (link {link}); {asked}"
+        return ServerFacts("daemon", told, waits=True, clock_s=status.get("clock_s"))
+    told = f"the client has a session with {_first(status)} (link {link}); {asked}"
+    return ServerFacts("daemon", told, clock_s=status.get("clock_s"))
+
+
+def _first(status: Mapping[str, Any]) -> str:
+    return str(next(iter(status.get("server", ())), "the server"))
+
+
+# --- which backbone -------------------------------------------------------------------------
+
+
+def _wanted(home: Home, status: Mapping[str, Any] | None, terms: Terms | None) -> Wanted | None:
+    """Return the backbone of the client's run, from whoever knows best."""
+    record = _record(home)
+    weights = (record.weights or "") if record is not None else ""
+    if terms is not None:
+        return replace(of_terms(terms, "as the server says"), weights=weights)
+    if status is not None and status.get("run") and status.get("backbone"):
+        digest = str(status.get("backbone_digest") or "")
+        source = f"as the client that runs says (run {status['run']})"
+        return Wanted(str(status["backbone"]), digest, source, bool(digest), weights=weights)
+    return _of_record(record) if record is not None else None
+
+
+def _of_record(record: current_model.Record) -> Wanted | None:
+    try:
+        method = registry.load_method(record.method)
+        info = backbone_from_fields(record.context["backbone_info"])
+    except (FcilError, KeyError):  # of a method that is installed no more: join says so
+        return None
+    source = f"as the model that is kept here uses it (run {record.run})"
+    needed, gradient = method.needs_backbone, not method.frozen
+    return Wanted(info.name, info.digest, source, needed, gradient, record.weights or "")
+
+
+def _record(home: Home) -> current_model.Record | None:
+    try:
+        return current_model.read_record(home)
+    except FcilError:  # it is damaged: predict and export say so
+        return None
+
+
+def of_terms(terms: Terms, source: str) -> Wanted:
+    """Return the backbone of a run's terms."""
+    info, method = terms.backbone, terms.method
+    source = f"{source} (run {terms.run})" if terms.run else source
+    return Wanted(info.name, info.digest, source, method.needs_backbone, not method.frozen)
+
+
+def embedded() -> Wanted:
+    """Return the backbone that ships with the package."""
+    return Wanted(EMBEDDED, EMBEDDED_DIGEST, "the one that ships with fcil: no run is known")
+
+
+# --- who is not enrolled --------------------------------------------------------------------
+
+
+def look_stranger(
+    data: Path | None, server: str | None, ticket: TicketFacts | None
+) -> tuple[NetworkFacts, TicketFacts | None, Wanted | None]:
+    """Gather what somebody who is not enrolled would meet: at a ticket's server, or one here."""
+    if ticket is not None:
+        ticket, network = look_ticket(ticket)
+        return network, ticket, None
+    try:
+        join = find_server(server)
+        if join is None:
+            nobody = "no ticket was given, and no server of this user runs on this machine"
+            return NetworkFacts(server=ServerFacts(skipped=nobody)), None, None
+        addresses = look_network.look_addresses(join.addresses)
+        if data is None:
+            here = ServerFacts("control", f"the server {join.name} of this user says it runs here")
+            return NetworkFacts(addresses, server=here), None, None
+        outlook, _ = look_at_run(data, server, None, [])
+        facts = ServerFacts("control", f"it would take the folder: {outlook.told}")
+        wanted = of_terms(outlook.terms, "as the server on this machine says")
+        return NetworkFacts(addresses, server=facts), None, wanted
+    except FcilError as error:
+        return NetworkFacts(server=ServerFacts("control", error=error)), None, None
+
+
+def look_ticket(facts: TicketFacts) -> tuple[TicketFacts, NetworkFacts]:
+    """Try the way that a ticket names, and ask there what it is worth, without using it."""
+    ticket = facts.ticket
+    if ticket is None or ticket.relay:
+        return facts, NetworkFacts(server=ServerFacts(skipped="the ticket leads nowhere"))
+    addresses = look_network.look_addresses(ticket.addresses)
+    if not any(a.took_s is not None for a in addresses):
+        server = ServerFacts(skipped="nobody answers there")
+        return facts, NetworkFacts(addresses, ticket.via, server)
+    asked, answer = look_network.show_ticket(ticket)
+    told = "it is the server, or leads to it: the ticket was looked at there, and not used"
+    server = ServerFacts("hello", told) if asked else ServerFacts(skipped="it gave no answer")
+    return replace(facts, asked=asked, answer=answer), NetworkFacts(addresses, ticket.via, server)

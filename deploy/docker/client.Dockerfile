@@ -1,0 +1,59 @@
+# A client that trains with torch, on x86-64. From the root of the repository:
+#   docker build -f deploy/docker/client.Dockerfile -t fcil-client:cpu .
+#   docker build -f deploy/docker/client.Dockerfile -t fcil-client:cuda --build-arg TORCH=cuda .
+# Without torch: edge.Dockerfile. On a Jetson: jetson.Dockerfile.
+ARG BASE=docker.io/library/python:3.11-slim-bookworm
+
+# hadolint ignore=DL3006
+FROM ${BASE} AS build
+# cpu: PyTorch's own index of builds without CUDA. cuda: PyPI's, with CUDA 13 (several GB).
+ARG TORCH=cpu
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /src
+RUN python -m venv /opt/fcil
+ENV PATH=/opt/fcil/bin:$PATH
+COPY constraints.txt ./
+RUN case "$TORCH" in \
+      cpu) pip install --constraint constraints.txt --no-deps --index-url "$TORCH_INDEX" torch torchvision ;; \
+      cuda) pip install --constraint constraints.txt torch torchvision ;; \
+      *) echo "TORCH is cpu or cuda, got $TORCH" >&2; exit 4 ;; \
+    esac
+COPY pyproject.toml README.md LICENSE ./
+COPY protocol protocol
+COPY adapters adapters
+COPY client client
+COPY server server
+RUN pip install --constraint constraints.txt setuptools \
+ && pip install --constraint constraints.txt --no-build-isolation ".[client]"
+
+# hadolint ignore=DL3006
+FROM ${BASE}
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="fcil client" \
+      org.opencontainers.image.description="Federated class-incremental learning: client" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+# Debian keeps one version of tini in a release.
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends tini \
+ && rm -rf /var/lib/apt/lists/* \
+ && groupadd --gid 10001 fcil \
+ && useradd --uid 10001 --gid fcil --home-dir /nonexistent --no-create-home --shell /usr/sbin/nologin fcil \
+ && install -d -o fcil -g fcil -m 0700 /var/lib/fcil /tickets
+COPY --from=build /opt/fcil /opt/fcil
+# What is cached (a backbone from timm's hub) lies beside what is kept.
+ENV PATH=/opt/fcil/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    XDG_STATE_HOME=/var/lib/fcil/state \
+    XDG_CACHE_HOME=/var/lib/fcil/cache
+USER 10001:10001
+WORKDIR /var/lib/fcil
+VOLUME ["/var/lib/fcil"]
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=2m --timeout=20s --start-period=5m \
+  CMD ["fcil-client", "status", "--alive"]
+# tini is process 1: it hands SIGTERM on and buries what workers leave behind.
+ENTRYPOINT ["/usr/bin/tini", "--", "fcil-client"]
+CMD ["join", "--data", "/images"]

@@ -1,0 +1,51 @@
+# A client without torch, for methods that need no gradient (docs/edge.md), on x86-64 and aarch64.
+# From the root of the repository:
+#   docker build -f deploy/docker/edge.Dockerfile -t fcil-client:edge .
+#   docker build -f deploy/docker/edge.Dockerfile -t fcil-client:edge --platform linux/arm64 .
+ARG BASE=docker.io/library/python:3.11-slim-bookworm
+
+# hadolint ignore=DL3006
+FROM ${BASE} AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /src
+RUN python -m venv /opt/fcil
+ENV PATH=/opt/fcil/bin:$PATH
+COPY constraints.txt pyproject.toml README.md LICENSE ./
+COPY protocol protocol
+COPY adapters adapters
+COPY client client
+COPY server server
+RUN pip install --constraint constraints.txt setuptools \
+ && pip install --constraint constraints.txt --no-build-isolation ".[edge]"
+
+# hadolint ignore=DL3006
+FROM ${BASE}
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="fcil edge client" \
+      org.opencontainers.image.description="Federated class-incremental learning: client without torch" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+# Debian keeps one version of tini in a release.
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends tini \
+ && rm -rf /var/lib/apt/lists/* \
+ && groupadd --gid 10001 fcil \
+ && useradd --uid 10001 --gid fcil --home-dir /nonexistent --no-create-home --shell /usr/sbin/nologin fcil \
+ && install -d -o fcil -g fcil -m 0700 /var/lib/fcil /tickets
+COPY --from=build /opt/fcil /opt/fcil
+# onnxruntime would write down a device id and report to its maker.
+ENV PATH=/opt/fcil/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    ORT_DISABLE_TELEMETRY=1 \
+    XDG_STATE_HOME=/var/lib/fcil/state \
+    XDG_CACHE_HOME=/var/lib/fcil/cache
+USER 10001:10001
+WORKDIR /var/lib/fcil
+VOLUME ["/var/lib/fcil"]
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=2m --timeout=20s --start-period=5m \
+  CMD ["fcil-client", "status", "--alive"]
+# tini is process 1: it hands SIGTERM on and buries what workers leave behind.
+ENTRYPOINT ["/usr/bin/tini", "--", "fcil-client"]
+CMD ["join", "--data", "/images"]

@@ -1,0 +1,77 @@
+"""Forget a client in a federation whose server is stopped: open the run, compute, commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fcil_adapters import registry
+from fcil_adapters.describe import backbone_from_fields
+from fcil_adapters.forms import forms_of
+from fcil_server import config as configuration
+from fcil_server.aggregation import Aggregation
+from fcil_server.doorkeeper import Doorkeeper
+from fcil_server.federation import Federation
+from fcil_server.forget import Forgetting, Forgotten, finish_emptying, plan, why_not
+from fcil_server.kits import Desk, Terms, make_kit
+from fcil_server.ledger_rows import Run
+from fcil_server.peers import Peers
+from fcil_server.roster import Roster, ever_named
+from fcil_server.runs import check_resumed, run_named
+
+REVOKED_WITH_IT = "the operator forgot it"
+
+Note = Callable[[str, str, str], None]
+
+
+async def forget(
+    federation: Federation, name: str, run: str | None, *, actor: str, note: Note, revoke: bool
+) -> Forgotten:
+    """Go on as if a client had never taken part in a run.
+
+    Args:
+        federation: open, and so not served.
+        name: the client's, or the beginning of its id; also a former member's.
+        run: the run's id or its beginning; None: the newest.
+        actor: who asks, for the audit log.
+        note: tells the operator: (level, code, text).
+        revoke: end its membership too.
+
+    Raises:
+        UsageError: there is nothing to forget, or not exactly; says what can be done instead.
+        BackboneMismatch, RunFailed: the run cannot be computed with what is installed.
+        CorruptFile, DiskFull, StorageError: the run is as it was.
+    """
+    ledger, directory = federation.ledger, federation.directory
+    finish_emptying(ledger, directory)  # of one that a kill interrupted
+    row, roster = run_named(ledger, run), Roster(federation, Doorkeeper())
+    client = ever_named(ledger, name)
+    terms = _terms(federation, row, note)
+    prepared = plan(ledger, directory, row, client, why_not(terms))
+    if revoke:
+        roster.revoke(client, REVOKED_WITH_IT, actor)
+    try:
+        info, _ = await terms.aggregation.load_backbone()
+        privacy = terms.config.privacy.terms
+        digest = registry.schema_digest(terms.method, terms.hparams, info, privacy)
+        check_resumed(row, terms.method, info, digest)
+        kit = make_kit(federation, row, terms, Desk(notify=note, peers=Peers()))
+        try:
+            work = Forgetting(kit, prepared, directory)
+            fork, states = await work.run()
+        finally:
+            kit.spool.close()
+    finally:
+        await terms.aggregation.close()
+    return work.commit(fork, states, actor)
+
+
+def _terms(federation: Federation, row: Run, note: Note) -> Terms:
+    config = configuration.parse(row.config)  # as the run was begun
+    method = registry.load_method(config.method.name)
+    method = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))
+    hparams = registry.make_hparams(method, config.method.options)
+    log = federation.directory / "worker.log"
+    aggregation = Aggregation(method, hparams, config, log=log)
+    aggregation.tell = lambda text: note("warning", "worker", text)
+    info = backbone_from_fields(dict(row.backbone))
+    return Terms(config, method, hparams, info, row.schema_digest, aggregation)

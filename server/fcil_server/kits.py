@@ -1,0 +1,115 @@
+"""Make a run's kit: the stores in its directory, and what else its coordinator works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fcil_adapters.contract import BackboneInfo, Hparams, Method
+from fcil_protocol.files import storage_errors
+from fcil_protocol.ids import RunId
+from fcil_protocol.messages import Message
+from fcil_protocol.spool import Spool
+from fcil_server.aggregation import Aggregation
+from fcil_server.broadcast import Publisher
+from fcil_server.classes import ClassRegistry
+from fcil_server.config import Config
+from fcil_server.federation import Federation
+from fcil_server.kept import KeptUpdates, kept_folder
+from fcil_server.ledger_rows import Run
+from fcil_server.peers import Peer, Peers
+from fcil_server.position import Kit
+from fcil_server.store import PartStore, StateStore
+from fcil_server.turns import Lag
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run computes with."""
+
+    config: Config
+    method: Method
+    hparams: Hparams
+    info: BackboneInfo
+    schema_digest: str
+    aggregation: Aggregation
+
+    @property
+    def keeps(self) -> bool:
+        """Whether counted updates stay: as wished, where it is of use."""
+        return self.config.run.keep_updates and not self.method.forgets(self.hparams)
+
+
+@dataclass(frozen=True)
+class Desk:
+    """The daemon's side of a kit; as it is by default, nobody is connected."""
+
+    notify: Callable[[str, str, str], None]
+    peers: Peers
+    send: Callable[..., bool] = lambda *_: False
+    lag: Callable[[], Lag] = Lag
+
+
+def make_kit(federation: Federation, row: Run, terms: Terms, desk: Desk) -> Kit:
+    """Open a run's stores, and make what they need.
+
+    Raises:
+        StorageError: the directory cannot be used.
+    """
+    run, ledger, config = row.run_id, federation.ledger, terms.config
+    directory = federation.run_directory(run)
+    with storage_errors("create the run directory", directory):
+        directory.mkdir(mode=0o700, exist_ok=True)
+        for name in ("states", "parts", "spool", "incoming"):
+            (directory / name).mkdir(mode=0o700, exist_ok=True)
+    spool = Spool(directory / "spool", segment_bytes=config.storage.segment_mb << 20)
+    for text in spool.recovered:
+        desk.notify("warning", "spool_recovered", text)
+    kept = _kept(federation, run) if terms.keeps else None
+    terms.aggregation.use(terms.info, federation.keys, spool, kept)
+    return Kit(
+        run=run,
+        config=config,
+        method=terms.method,
+        hparams=terms.hparams,
+        info=terms.info,
+        schema_digest=terms.schema_digest,
+        ledger=ledger,
+        classes=ClassRegistry(
+            ledger,
+            run,
+            quota=config.trust.max_classes_per_client,
+            confirm=config.tasks.admit == "confirm",
+        ),
+        states=StateStore(directory / "states", keep=config.storage.keep_states),
+        spool=spool,
+        publisher=_publisher(federation, row, config, desk.send),
+        aggregation=terms.aggregation,
+        peers=desk.peers,
+        send=desk.send,
+        notify=desk.notify,
+        lag=desk.lag,
+        kept=kept,
+        forgotten=ledger.forgotten(run),
+    )
+
+
+def _kept(federation: Federation, run: RunId) -> KeptUpdates:
+    """Return the updates that a run keeps, without those of a round that a kill ended."""
+    kept = KeptUpdates(kept_folder(federation.directory, run))
+    kept.remove(set(kept.names()) - federation.ledger.counted_ids(run))
+    return kept
+
+
+def _publisher(
+    federation: Federation, row: Run, config: Config, send: Callable[[Peer, Message], bool]
+) -> Publisher:
+    return Publisher(
+        federation=federation.id,
+        run=row.run_id,
+        keys=federation.keys,
+        ledger=federation.ledger,
+        store=PartStore(federation.run_directory(row.run_id) / "parts"),
+        max_plain_bytes=int(config.wire.max_payload_mb * 1e6),
+        send=send,
+    )

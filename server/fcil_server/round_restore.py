@@ -1,0 +1,38 @@
+"""A round that was open when the server stopped, as the ledger remembers it."""
+
+from __future__ import annotations
+
+from fcil_protocol.errors import NotNow
+from fcil_server.ledger import Ledger
+from fcil_server.ledger_rows import Answer as Kept
+from fcil_server.ledger_rows import Round as RoundRow
+from fcil_server.ledger_rows import UpdateStatus
+from fcil_server.round import Round
+from fcil_server.round_events import Answer, Rules
+
+
+def restore(
+    ledger: Ledger, row: RoundRow, rules: Rules, seed: tuple[int, ...], now: float
+) -> Round:
+    """Return the round's machine: whoever declined has declined, whoever rests still rests."""
+    answers = dict.fromkeys(row.asked, Answer.NONE)
+    barred, resting = [], []
+    for update in ledger.updates(row.key):
+        gone = update.status is UpdateStatus.EXCLUDED
+        answers[update.client] = Answer.DECLINED if gone else Answer.UPDATED
+        barred += [update.client] if gone else []
+    for kept in ledger.answers(row.key):
+        # One that declined may have been asked again, and have sent an update since.
+        if kept.answer is Kept.DECLINED and answers.get(kept.client) is Answer.NONE:
+            answers[kept.client] = Answer.DECLINED
+            resting += [kept.client] if kept.reason == NotNow.code else []
+    return Round.restore(
+        rules,
+        seed,
+        asked=answers,
+        remaining_s=row.remaining_s or 0.0,
+        now=now,
+        reopens=row.reopened,
+        barred=barred,
+        resting=resting,
+    )

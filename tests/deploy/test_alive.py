@@ -1,0 +1,87 @@
+"""``status --alive``: what a container's health check asks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import fcil_client.cli
+import fcil_server.cli
+from fcil_client.show_status import check_alive
+from fcil_protocol import control
+from fcil_protocol.errors import Unreachable
+from fcil_server.ledger import LEDGER_NAME, Ledger
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Path:
+    (tmp_path / "federation.toml").touch()
+    Ledger(tmp_path / LEDGER_NAME).close()
+    return tmp_path
+
+
+@contextmanager
+def daemon(directory: Path):
+    """Answer on a directory's control socket, from a thread."""
+    ready, loop, over = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
+
+    async def answer(op, _fields):
+        return {"running": True, "asked": op}
+
+    async def run():
+        server = await control.serve(directory, answer)
+        ready.set()
+        await over.wait()
+        server.close()
+        await server.wait_closed()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
+    thread.start()
+    assert ready.wait(30)
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join()
+        loop.close()
+
+
+def server_status(directory: Path, *options: str):
+    return CliRunner().invoke(
+        fcil_server.cli.app, ["status", "--dir", str(directory), "--json", *options]
+    )
+
+
+def test_a_server_that_does_not_run_is_no_failure_unless_one_asks_whether_it_lives(federation):
+    assert server_status(federation).exit_code == 0
+    found = server_status(federation, "--alive")
+    assert found.exit_code == 2
+    assert "no daemon runs" in found.output
+
+
+def test_a_server_that_answers_is_alive(federation):
+    with daemon(federation):
+        found = server_status(federation, "--alive")
+    assert found.exit_code == 0
+    assert '"running": true' in found.stdout
+
+
+def test_where_no_client_is_enrolled_none_is_alive(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    run = CliRunner()
+    assert run.invoke(fcil_client.cli.app, ["status"]).exit_code == 0
+    found = run.invoke(fcil_client.cli.app, ["status", "--alive"])
+    assert found.exit_code == 2
+    assert "no client's daemon answers" in found.output
+
+
+def test_every_client_has_to_answer():
+    here, away = {"data": "/a", "answers": True}, {"data": "/b", "answers": False}
+    check_alive([here])
+    with pytest.raises(Unreachable, match="answers for /b"):
+        check_alive([here, away])

@@ -1,0 +1,33 @@
+"""Shell scripts: nothing that shellcheck warns of."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from deploy.kit import BIN, ROOT
+
+
+def is_script(path: Path) -> bool:
+    return path.is_file() and path.read_bytes()[:64].split(b"\n")[0].endswith((b"bash", b"/sh"))
+
+
+def scripts() -> list[Path]:
+    return [p for f in ("scripts", ".ci", "deploy") for p in (ROOT / f).rglob("*") if is_script(p)]
+
+
+def check(*paths: Path) -> str:
+    command = [str(BIN / "shellcheck"), "--format=gcc", *map(str, paths)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def test_shellcheck_finds_nothing():
+    names = {path.name for path in scripts()}
+    assert {"test", "venv", "quickstart", "fuzz", "run"} <= names
+    assert check(*scripts()) == ""
+
+
+def test_shellcheck_finds_what_is_wrong(tmp_path):
+    path = tmp_path / "wrong"
+    path.write_text("#!/bin/bash\ncd $1\nrm -r *\n", encoding="utf-8")
+    assert "SC2086" in check(path)

@@ -1,0 +1,91 @@
+"""Federations of the analytic method: run one to its end, and look at the classifier."""
+
+import os
+import signal
+
+import numpy as np
+
+from adapters.frozen_kit import exact_ridge
+from fcil_adapters.backbone import load_backbone
+from fcil_adapters.images import open_source
+from fcil_adapters.methods.analytic.lift import make_lift
+from fcil_adapters.methods.analytic.options import AnalyticHparams
+from fcil_client.home import Home, data_digest
+from fcil_client.local_data import LocalData
+from fcil_client.manifest import scan
+from fcil_protocol import control
+from fcil_server.fork import states_folder
+from fcil_server.rundata import collect
+from fcil_server.store import StateStore
+from system.kit import open_ledger, settings
+
+WIDTH = 300  # of the random projection
+
+
+def options(tasks, clients):
+    given = {
+        "method.name": "analytic",
+        "method.projection": WIDTH,
+        "method.precision": "double",
+        "tasks.classes": tasks,
+        "round.min_clients": clients,
+        "federation.heartbeat_s": 10.0,  # a stopped process keeps its connection
+    }
+    return settings(**{k.replace(".", "__"): v for k, v in given.items()})
+
+
+def outcome(federation, folders):
+    """Return the classifier of the newest run and that of one machine with all train images."""
+    with open_ledger(federation) as ledger:
+        run = ledger.newest_run()
+        data = collect(ledger, run.run_id)
+    store = StateStore(states_folder(federation.federation, run.run_id))
+    state = store.load(store.numbers()[-1])
+    names = [data.class_names[c] for c in state.i64("classes").tolist()]
+    backbone = load_backbone()
+    doors = [door(federation, folder, names, backbone) for folder in folders]
+    labels = np.concatenate([labels for labels, _ in doors])
+    features = np.concatenate([features for _, features in doors])
+    h = AnalyticHparams(projection=WIDTH)
+    phi = make_lift(h, backbone.info.dim, state.i64("seed"))(features)
+    _, weight = exact_ridge(phi, labels, h.rho, h.balance)
+    counts = np.bincount(labels, minlength=len(names)).tolist()
+    assert state.f32("total.count").tolist() == counts, "every train image counts once"
+    return state.f32("weight").astype(float), weight, data.headline[0]
+
+
+def door(federation, folder, names, backbone):
+    """Return places in ``names`` and features of the images that a client trains with."""
+    (home,) = (federation.directory / "state").rglob(data_digest(folder))
+    source = open_source(folder)
+    manifest = scan(source, None, Home(home).salt(), threads=1)
+    data = LocalData(source, manifest, backbone.info.preprocessing, memory_bytes=1 << 20, threads=1)
+    own = data.learner_door({name: i for i, name in enumerate(names)}, 1)
+    features = backbone.features(own.take(np.arange(len(own))))
+    labels = np.asarray(own.labels)
+    data.close()
+    return labels, features
+
+
+def learn(federation, folders, tasks, *more, late=None, env=None):
+    """Run a federation of these clients to its end; ``late`` sends when the others have sent.
+
+    ``env`` has by client what is added to its environment.
+    """
+    federation.serve("--until-done", *more, *options(tasks, len(folders)))
+    control.ask(federation.federation, "pause")
+    for folder in folders:
+        federation.join(folder.name, folder, "--threads", "1", env=(env or {}).get(folder.name))
+    for _ in folders:
+        federation.until("announced", timeout_s=300)
+    if late:
+        os.kill(federation.clients[late].pid, signal.SIGSTOP)
+    control.ask(federation.federation, "resume")
+    if late:
+        for _ in folders[1:]:
+            federation.until("update")
+        os.kill(federation.clients[late].pid, signal.SIGCONT)
+    assert federation.server.wait(300) == 0, federation.last_words("server")
+    for name in list(federation.clients):
+        federation.kill_client(name)
+    return outcome(federation, folders)

@@ -1,0 +1,55 @@
+"""A device on battery, with its owner's rules, in a federation of real processes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fcil_server.ledger_rows import Answer
+from fcil_server.local import LocalFederation
+from system.kit import open_ledger, settings, write_client
+
+pytestmark = pytest.mark.processes
+
+LAPTOP = str(Path(__file__).parent / "laptop")
+
+
+def test_a_laptop_on_battery_is_not_waited_for_and_takes_part_again_on_mains(tmp_path):
+    power = tmp_path / "power"
+    power.write_text("mains")
+    env = {"PYTHONPATH": LAPTOP, "FCIL_TEST_POWER": str(power)}
+    with LocalFederation(tmp_path / "f") as federation:
+        federation.serve("--until-done", *settings(round__deadline_s=3600))
+        federation.join(
+            "laptop", write_client(tmp_path / "laptop", range(4), offset=12), "--only-on-mains",
+            env=env,
+        )  # fmt: skip
+        federation.until("announced", text=":laptop")
+        power.write_text("battery")
+        while "paused: on battery" not in federation.log("laptop").read_text():
+            pass
+        federation.join("desk", write_client(tmp_path / "desk", range(4)))
+        assert "not_now" in federation.until("declined", text=":laptop")["text"]
+        federation.until("update", text=":desk")
+        while (status := federation.status())["now"]["phase"] != "gathering":
+            pass
+        states = {c["name"].rpartition(":")[2]: c["state"] for c in status["clients"]}
+        assert states == {"desk": "ready", "laptop": "resting"}
+        said = subprocess.run(
+            [sys.executable, "-m", "fcil_client", "status", "--data", tmp_path / "laptop", "--json"],
+            env=federation.environment(), capture_output=True, check=True,
+        )  # fmt: skip
+        [row] = json.loads(said.stdout)["data"]["clients"]
+        assert (row["manners"]["why"], row["manners"]["rules"]) == ("on battery", ["only on mains"])
+        power.write_text("mains")
+        assert federation.server.wait(120) == 0, federation.last_words("server")
+    with open_ledger(federation) as ledger:
+        run = ledger.newest_run().run_id
+        names = {c.client_id: c.name.rpartition(":")[2] for c in ledger.clients()}
+        train = [row for row in ledger.rounds(run) if row.kind == "train"]
+        took = [sorted(names[u.client] for u in ledger.updates(row.key)) for row in train]
+        silent = [(names[a.client], a.answer, a.reason) for a in ledger.answers(train[0].key)]
+    assert took == [["desk"], ["desk", "laptop"]]
+    assert silent == [("laptop", Answer.DECLINED, "not_now")]
