@@ -37,7 +37,7 @@ from fcil_adapters.exported import (
     sealed,
 )
 from fcil_adapters.frozen_features import FeatureScorer
-from fcil_adapters.onnx_trace import OPSET, OPSETS, trace, undress
+from fcil_adapters.onnx_trace import OPSET, OPSETS, share_equal, trace, undress
 from fcil_adapters.probes import probe_images
 from fcil_adapters.scoring import Scorer
 from fcil_protocol.errors import ConfigError, DataError
@@ -188,6 +188,7 @@ def _graph(predictor: Predictor, name: str, info: BackboneInfo, opset: int) -> A
         raise _not_a_graph(name, str(error.__cause__ or error)) from error
     if not model.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
         raise _not_a_graph(name, "it was made for one number of images")
+    share_equal(model.graph)
     undress(model, name)
     return model
 

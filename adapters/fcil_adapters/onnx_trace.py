@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import warnings
 from typing import Any
@@ -64,6 +65,22 @@ def trace(
             ) from error
     assert program is not None, "dynamo exports return a program"
     return program.model_proto
+
+
+def share_equal(graph: Any) -> None:
+    """Keep one of each weight that is in a graph more than once, as of a backbone that runs twice."""
+    first: dict[tuple[int, tuple[int, ...], bytes], str] = {}
+    renamed: dict[str, str] = {}
+    for place in reversed(range(len(graph.initializer))):
+        tensor = graph.initializer[place]
+        key = (tensor.data_type, tuple(tensor.dims), hashlib.sha256(tensor.raw_data).digest())
+        if tensor.raw_data and key in first:
+            renamed[tensor.name] = first[key]
+            del graph.initializer[place]
+        else:
+            first[key] = tensor.name
+    for node in graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
 
 
 def undress(model: Any, name: str) -> None:
