@@ -68,7 +68,7 @@ def trace(
 
 
 def share_equal(graph: Any) -> None:
-    """Keep one of each weight that is in a graph more than once, as of a backbone that runs twice."""
+    """Keep one of each weight that a graph has twice, as when a backbone runs in two passes."""
     first: dict[tuple[int, tuple[int, ...], bytes], str] = {}
     renamed: dict[str, str] = {}
     for place in reversed(range(len(graph.initializer))):

@@ -1,7 +1,7 @@
 """Name the images that appear in a folder, each once, as soon as it is whole.
 
-Events of the file system say that something happened; nothing is asked at intervals but a file
-that is being written, until it is at rest.
+Events of the file system say that something happened; a file that is being written is looked at
+until it is at rest. Now and then everything is looked at, since events can be lost.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from fcil_protocol.errors import DataError
 
 REST_S = 0.2  # without a change: a file that was not touched for so long is taken to be whole
 PATIENCE_S = 5.0  # a file at rest that cannot be decoded may have a slow writer: so long
+# Events get lost: the system drops them when too many come at once, and rarely without that.
+SWEEP_S = 5.0  # so all files are looked at now and then
+SWEEP_SHARE = 200  # and longer than that apart where it takes so long that it would be felt
 STEP_MS = 50
 DEBOUNCE_MS = 100
 
@@ -96,6 +99,7 @@ class FolderWatch:
         self._say = say
         self._clock = clock
         self._files = Settling()
+        self._sweep_at = 0.0
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Watch until cancelled.
@@ -123,13 +127,21 @@ class FolderWatch:
         """Take what comes until the folder is gone."""
         while self._folder.is_dir():
             await self._serve()
-            changed = await ears.hear(self._files.wait_s(self._clock()))
+            now = self._clock()
+            until_sweep = max(0.0, self._sweep_at - now)
+            wait_s = self._files.wait_s(now)
+            changed = await ears.hear(until_sweep if wait_s is None else min(wait_s, until_sweep))
             for path in changed or [*self._files.hot]:
                 self._note(path)
+            if self._clock() >= self._sweep_at:
+                self._look_through()
 
     def _look_through(self) -> None:
+        began = self._clock()
         for path in walk(self._folder):
             self._note(path)
+        took = self._clock() - began
+        self._sweep_at = began + took + max(SWEEP_S, SWEEP_SHARE * took)
 
     def _note(self, path: Path) -> None:
         if path.is_dir():  # moved here whole: of what is in it there was no event

@@ -245,6 +245,25 @@ def test_a_folder_that_the_system_cannot_watch_ends_it_with_a_sentence(client, f
     asyncio.run(main())
 
 
+def test_an_image_whose_event_is_lost_is_found(client, folder, monkeypatch):
+    """Systems drop events when too many come at once."""
+    monkeypatch.setattr(predict_watch, "SWEEP_S", 0.1)
+
+    async def deaf(*_args, **_options):
+        await asyncio.Event().wait()
+        yield set()
+
+    monkeypatch.setattr(predict_watch, "awatch", deaf)
+
+    async def scenario(scene):
+        (folder / "new.png").write_bytes(picture(4))
+        assert await scene.row() == ("new.png", 4)
+        (folder / "next.png").write_bytes(picture(1))
+        assert await scene.row() == ("next.png", 1)
+
+    play(client, folder, scenario)
+
+
 def test_rows_are_data(client, folder):
     async def scenario(scene):
         (folder / "new.png").write_bytes(picture(4))

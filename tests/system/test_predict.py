@@ -91,7 +91,7 @@ def test_a_folder_of_new_images_is_named(federation, shots, client):
     assert told["model"]["calibrated"]
     assert told["failed"] == 0
     assert len(told["images"]) == 48
-    assert share_right(told["images"]) > 0.75
+    assert share_right(told["images"]) > 0.6
     for row in told["images"]:
         p = [one["probability"] for one in row["top"]]
         assert p == sorted(p, reverse=True)
