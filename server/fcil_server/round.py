@@ -244,7 +244,8 @@ class Round:
         if event.final:
             self._bar(event.client)
         elif event.resting:
-            self.resting.add(event.client)
+            if event.client in set(self.answers) - self.barred:
+                self.resting.add(event.client)
             self.connected.pop(event.client, None)
         return self._settle(event.now)
 

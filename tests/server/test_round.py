@@ -512,6 +512,14 @@ class TestClosing:
         assert going.handle(Declined(B, "disk_full", now=3.0))[0] == Unable(33.0)
         assert close_of(going.handle(Tick(now=33.0))).outcome is Outcome.SKIPPED
 
+    @pytest.mark.parametrize("asked", [(A, B), (B,)])
+    def test_nobody_waits_for_one_that_rests_and_cannot_take_part(self, asked: Sequence) -> None:
+        going = opened(Rules(max_reopens=0, retry_s=30.0, deadline_s=100.0), asked)
+        going.handle(Withdrawn(A, "revoked", now=1.0))
+        going.handle(Declined(A, "not_now", now=2.0, resting=True))
+        assert going.handle(Declined(B, "disk_full", now=3.0))[0] == Unable(33.0)
+        assert close_of(going.handle(Tick(now=33.0))).outcome is Outcome.SKIPPED
+
     def test_nobody_waits_for_one_that_rested_and_has_no_data_any_more(self) -> None:
         going = opened(Rules(max_reopens=0, retry_s=30.0, deadline_s=100.0), (A,))
         assert going.handle(Declined(A, "not_now", now=1.0, resting=True)) == [Unable(None)]
