@@ -217,7 +217,7 @@ class Round:
             again.append(Answer.DECLINED)
         if self.answers.get(event.client) not in again:
             # Perhaps it was the last one that rested, and has no data any more.
-            return self._settle(event.now) if self.stuck_until is not None else []
+            return [SetTimer(event.now)] if self.stuck_until == math.inf else []
         waited = self.stuck_until == math.inf  # perhaps for longer than a round may take
         self.answers[event.client], self.stuck_until = Answer.NONE, None
         if not waited:

@@ -523,7 +523,8 @@ class TestClosing:
     def test_nobody_waits_for_one_that_rested_and_has_no_data_any_more(self) -> None:
         going = opened(Rules(max_reopens=0, retry_s=30.0, deadline_s=100.0), (A,))
         assert going.handle(Declined(A, "not_now", now=1.0, resting=True)) == [Unable(None)]
-        assert going.handle(Available(A, holds=False, now=5.0)) == [Unable(35.0), SetTimer(35.0)]
+        assert going.handle(Available(A, holds=False, now=5.0)) == [SetTimer(5.0)]
+        assert going.handle(Tick(now=5.0)) == [Unable(35.0), SetTimer(35.0)]
         assert close_of(going.handle(Tick(now=35.0))).outcome is Outcome.SKIPPED
 
     @pytest.mark.parametrize("on_short", ["close", "reopen"])
@@ -957,7 +958,8 @@ class Watcher:
             updated = sum(a is Answer.UPDATED for a in after.values())
             assert updated < self.round.rules.take, "it has as many as it takes"
         if self.round.phase is Phase.OPEN and self.round.stuck_until is not None:
-            waits = self.round.stuck_until == math.inf and self.round.resting
+            waits = self.round.stuck_until == math.inf
+            waits = waits and (self.round.resting or event.now in self.pending)
             assert waits or self.round.stuck_until in self.timers, "nobody would be asked again"
             assert not {Answer.NONE, Answer.UPDATED} & {*after.values()}
         since, limit = self.round.unheld_since, self.round.rules.no_holder_s
