@@ -513,7 +513,9 @@ class TestClosing:
         assert close_of(going.handle(Tick(now=33.0))).outcome is Outcome.SKIPPED
 
     @pytest.mark.parametrize("asked", [(A, B), (B,)])
-    def test_nobody_waits_for_one_that_rests_and_cannot_take_part(self, asked: Sequence) -> None:
+    def test_nobody_waits_for_one_that_rests_and_cannot_take_part(
+        self, asked: Sequence[ClientId]
+    ) -> None:
         going = opened(Rules(max_reopens=0, retry_s=30.0, deadline_s=100.0), asked)
         going.handle(Withdrawn(A, "revoked", now=1.0))
         going.handle(Declined(A, "not_now", now=2.0, resting=True))
@@ -533,7 +535,7 @@ class TestClosing:
     ) -> None:
         rules = Rules(
             on_short=on_short, max_reopens=0, min_clients=2, deadline_s=100.0, grace_s=10.0
-        )  # type: ignore[arg-type]
+        )
         going = opened(rules, (A, B, C))
         going.handle(Declined(A, "not_now", now=1.0, resting=True))
         going.handle(Left(B, now=2.0))
@@ -958,8 +960,8 @@ class Watcher:
             updated = sum(a is Answer.UPDATED for a in after.values())
             assert updated < self.round.rules.take, "it has as many as it takes"
         if self.round.phase is Phase.OPEN and self.round.stuck_until is not None:
-            waits = self.round.stuck_until == math.inf
-            waits = waits and (self.round.resting or event.now in self.pending)
+            may_come = bool(self.round.resting) or event.now in self.pending
+            waits = self.round.stuck_until == math.inf and may_come
             assert waits or self.round.stuck_until in self.timers, "nobody would be asked again"
             assert not {Answer.NONE, Answer.UPDATED} & {*after.values()}
         since, limit = self.round.unheld_since, self.round.rules.no_holder_s
