@@ -213,7 +213,10 @@ def load(
 
         if device == "cpu" or not _GPU.intersection(installed().providers()):
             memory_bound.enforce()  # a GPU's driver maps more of main memory than it uses
-        return load_onnx_backbone(name, weights, device, threads)
+        loaded = load_onnx_backbone(name, weights, device, threads)
+        if loaded.runtime.device == "cpu":  # also where the GPU that was hoped for does not work
+            memory_bound.enforce()
+        return loaded
     try:
         torch_side = importlib.import_module("fcil_adapters.backbone")
     except (ImportError, OSError) as error:

@@ -79,7 +79,9 @@ def enforce(device: str = "cpu", least: int = LEAST_ROOM) -> None:
         )
     import resource
 
-    resource.setrlimit(resource.RLIMIT_DATA, (room, room))
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard == resource.RLIM_INFINITY or room < hard:  # a tighter one of the system's stays
+        resource.setrlimit(resource.RLIMIT_DATA, (room, room))
     _mine.enforced = True
 
 

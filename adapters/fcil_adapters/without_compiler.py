@@ -48,9 +48,9 @@ def _mark(function: Callable[..., Any] | None = None, recursive: bool = True, **
 def without_compiler() -> Iterator[None]:
     """Within this, imports of torchvision and timm do not load the compiler.
 
-    Where it is loaded already nothing is changed.
+    Where it is loaded already, or torch has another way to mark, nothing is changed.
     """
-    if _UTILS in sys.modules:
+    if _UTILS in sys.modules or not hasattr(torch, "_disable_dynamo"):
         yield
         return
     real, sys.modules[_UTILS] = torch.compiler.disable, _Utils(_UTILS)

@@ -123,13 +123,12 @@ def show_status(rows: list[dict[str, Any]]) -> None:
         if row["progress"] and row["round"]:
             phase, done, total = row["progress"]
             doing += f", {phase} {100 * done // max(total, 1)} %"
-        manners = row["manners"]
-        if manners["share"] == 0:
+        manners = row.get("manners")  # a daemon that an earlier version started has none
+        if manners and manners["share"] == 0:
             doing += ", paused"
         typer.echo(f"  work     {doing}")
-        if manners["rules"] or manners["why"]:
-            typer.echo(f"  manners  {_manners_line(manners)}")
-        typer.echo(f"  takes    {row['resources']['words']}; {_sensors_line(manners)}")
+        if manners:
+            _show_manners(manners, row["resources"])
         if row["run"]:
             typer.echo(f"  run      {row['run']}, {row['method']} on {row['backbone']}")
         if row["privacy"]:
@@ -146,6 +145,12 @@ def show_status(rows: list[dict[str, Any]]) -> None:
 
 def _show_model(row: dict[str, Any]) -> None:
     typer.echo(f"  model    {printable(current_model.words(row['model']))}")
+
+
+def _show_manners(manners: dict[str, Any], resources: dict[str, Any]) -> None:
+    if manners["rules"] or manners["why"]:
+        typer.echo(f"  manners  {_manners_line(manners)}")
+    typer.echo(f"  takes    {resources['words']}; {_sensors_line(manners)}")
 
 
 def _manners_line(manners: dict[str, Any]) -> str:

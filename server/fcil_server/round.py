@@ -62,7 +62,7 @@ class Round:
             of the task goes on with it.
         timed: its end has a timer.
         barred: asked clients that cannot answer any more: revoked, or sent an update that is void.
-        stuck_until: set while all that were asked have declined.
+        stuck_until: set while no update has come and nobody that was asked is at work.
         resting: asked clients that declined and will ask in again.
     """
 
@@ -216,7 +216,8 @@ class Round:
         if renewed and event.holds and event.client not in self.barred:
             again.append(Answer.DECLINED)
         if self.answers.get(event.client) not in again:
-            return []
+            # Perhaps it was the last one that rested, and has no data any more.
+            return [SetTimer(event.now)] if self.stuck_until == math.inf else []
         waited = self.stuck_until == math.inf  # perhaps for longer than a round may take
         self.answers[event.client], self.stuck_until = Answer.NONE, None
         if not waited:
@@ -241,9 +242,10 @@ class Round:
             self.answers[event.client] = Answer.DECLINED
             self.reasons[event.client] = event.reason
         if event.final:
-            self.barred.add(event.client)
-        if event.resting:
-            self.resting.add(event.client)
+            self._bar(event.client)
+        elif event.resting:
+            if event.client in set(self.answers) - self.barred:
+                self.resting.add(event.client)
             self.connected.pop(event.client, None)
         return self._settle(event.now)
 
@@ -251,9 +253,13 @@ class Round:
         if event.client in self.answers:
             self.answers[event.client] = Answer.DECLINED
             self.reasons[event.client] = event.reason
-            self.barred.add(event.client)
+            self._bar(event.client)
             self.away_since.pop(event.client, None)
         return self._settle(event.now)
+
+    def _bar(self, client: ClientId) -> None:
+        self.barred.add(client)
+        self.resting.discard(client)  # nobody waits for it
 
     def _tick(self, event: Tick) -> list[Instruction]:
         for client, since in list(self.away_since.items()):
@@ -288,6 +294,10 @@ class Round:
             waiting = (Answer.NONE, Answer.LOST)
             missing = tuple(sorted(c for c, a in self.answers.items() if a in waiting))
             return [Reopened(missing, self.deadline), SetTimer(self.deadline)]
+        if self.resting and not counts[Answer.UPDATED]:
+            silent = [c for c, a in self.answers.items() if a is Answer.NONE]
+            self.answers.update(dict.fromkeys(silent, Answer.LOST))
+            return self._wait_for_rested()
         return self._close(Outcome.SHORT, Why.DEADLINE)
 
     def _ask_others(self, now: float) -> list[Instruction]:
@@ -310,7 +320,8 @@ class Round:
         if able <= self.resting:
             return self._wait_for_rested()
         # Not closed at once: the next round would fare the same, and a run be over in a moment.
-        if self.stuck_until is None:
+        waited = self.stuck_until == math.inf and not self.resting  # for one that is gone
+        if self.stuck_until is None or waited:
             self.stuck_until = now + self.rules.retry_s * 4**self.reopens
             return [Unable(self.stuck_until), SetTimer(self.stuck_until)]
         if now < self.stuck_until:

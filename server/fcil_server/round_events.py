@@ -230,7 +230,7 @@ class Unheld:
 
 @dataclass(frozen=True)
 class Unable:
-    """Say that all that were asked declined.
+    """Say that no update has come, and that none is on its way.
 
     Attributes:
         until: when they are asked again, or the round is skipped; None: it waits for those that

@@ -39,7 +39,8 @@ def unable(kit: Kit, at: Position, until_s: float | None) -> str:
     end = "they are asked again" if again else "the round is skipped"
     names = _names(kit, sorted(at.round.answers))
     if until_s is None:
-        return f"{_name(at)}: all have declined ({why}): {names}; it waits until one may work again"
+        end = "it waits until one may work again; fcil-server close-round goes on without them"
+        return f"{_name(at)}: no update from {names} ({why}); {end}"
     return f"{_name(at)}: all have declined ({why}): {names}; in {until_s:.0f} s {end}"
 
 

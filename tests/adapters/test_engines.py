@@ -164,6 +164,14 @@ class TestLoad:
             assert loaded.device == "cpu"
             assert loaded.description.startswith("cpu (")
 
+    def test_memory_is_bounded_where_the_gpu_that_was_hoped_for_does_not_work(self, monkeypatch):
+        bounded = []
+        gpu = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+        monkeypatch.setattr(engines.Engines, "providers", lambda _: gpu)
+        monkeypatch.setattr(engines.memory_bound, "enforce", lambda: bounded.append(True))
+        assert load("onnx").runtime.device == "cpu"
+        assert bounded
+
     def test_torch_takes_the_weights_of_an_exported_graph(self):
         assert load("torch", "embedded", embedded_file(".onnx")).info.digest == EMBEDDED_DIGEST
 

@@ -49,3 +49,15 @@ with without_compiler():
     print(torch.compiler.disable is real)
 """
     assert run(code) == ["False", "2", "3", "True", "module", "True", "True"]
+
+
+def test_a_torch_that_marks_in_another_way_is_left_alone():
+    code = """
+from fcil_adapters.without_compiler import without_compiler
+import torch
+del torch._disable_dynamo
+real = torch.compiler.disable
+with without_compiler():
+    print(torch.compiler.disable is real, "torch._dynamo.utils" in sys.modules)
+"""
+    assert run(code) == ["True", "False"]

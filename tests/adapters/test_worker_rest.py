@@ -293,3 +293,16 @@ class TestEnds:
             assert type(why(End("client", code), log)) is WorkerDied, "without a bound a crash"
         log.write_text("ValueError: x\n")
         assert type(why(End("client", 1, bound=500_000_000), log)) is WorkerDied
+
+
+def test_a_tighter_bound_of_the_system_stays():
+    code = (
+        "import resource\n"
+        "from fcil_adapters import memory_bound\n"
+        "limits = (2_000_000_000, 2_000_000_000)\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, limits)\n"
+        "memory_bound.configure(4_000_000_000, 120_000_000)\n"
+        "memory_bound.enforce()\n"
+        "assert resource.getrlimit(resource.RLIMIT_DATA) == limits\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

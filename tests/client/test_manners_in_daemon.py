@@ -161,3 +161,13 @@ def test_a_machine_that_tells_nothing_is_said_to(play, capsys):
     shown = capsys.readouterr().out
     assert "no battery is told, no temperature is told" in shown
     assert "manners" not in shown
+
+
+def test_a_daemon_that_an_earlier_version_started_is_shown_too(play, capsys):
+    async def story(server, client):
+        await server.take_in()
+        said = {**client.client.status(), "answers": True, "damaged": "", "model": None}
+        show_status([{k: v for k, v in said.items() if k not in ("manners", "resources")}])
+
+    play(story)
+    assert "work     idle\n" in capsys.readouterr().out

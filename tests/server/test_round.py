@@ -497,6 +497,54 @@ class TestClosing:
         assert going.handle(Tick(now=1.0)) == [Unable(None)]
         assert going.handle(Available(A, holds=True, now=2.0))[0] == Ask(A)
 
+    def test_nobody_waits_for_one_that_rested_and_was_revoked(self) -> None:
+        going = opened(Rules(max_reopens=0, retry_s=30.0, deadline_s=100.0), (A, B))
+        going.handle(Declined(A, "not_now", now=1.0, resting=True))
+        going.handle(Declined(B, "disk_full", now=1.0))
+        assert going.handle(Tick(now=31.0)) == [Unable(None)], "it waits for A"
+        assert going.handle(Withdrawn(A, "revoked", now=40.0))[0] == Unable(70.0)
+        assert close_of(going.handle(Tick(now=70.0))).outcome is Outcome.SKIPPED
+
+    def test_nobody_waits_for_one_that_was_revoked_and_rested(self) -> None:
+        going = opened(Rules(max_reopens=0, retry_s=30.0, deadline_s=100.0), (A, B))
+        going.handle(Declined(A, "not_now", now=1.0, resting=True))
+        going.handle(Withdrawn(A, "revoked", now=2.0))
+        assert going.handle(Declined(B, "disk_full", now=3.0))[0] == Unable(33.0)
+        assert close_of(going.handle(Tick(now=33.0))).outcome is Outcome.SKIPPED
+
+    @pytest.mark.parametrize("asked", [(A, B), (B,)])
+    def test_nobody_waits_for_one_that_rests_and_cannot_take_part(
+        self, asked: Sequence[ClientId]
+    ) -> None:
+        going = opened(Rules(max_reopens=0, retry_s=30.0, deadline_s=100.0), asked)
+        going.handle(Withdrawn(A, "revoked", now=1.0))
+        going.handle(Declined(A, "not_now", now=2.0, resting=True))
+        assert going.handle(Declined(B, "disk_full", now=3.0))[0] == Unable(33.0)
+        assert close_of(going.handle(Tick(now=33.0))).outcome is Outcome.SKIPPED
+
+    def test_nobody_waits_for_one_that_rested_and_has_no_data_any_more(self) -> None:
+        going = opened(Rules(max_reopens=0, retry_s=30.0, deadline_s=100.0), (A,))
+        assert going.handle(Declined(A, "not_now", now=1.0, resting=True)) == [Unable(None)]
+        assert going.handle(Available(A, holds=False, now=5.0)) == [SetTimer(5.0)]
+        assert going.handle(Tick(now=5.0)) == [Unable(35.0), SetTimer(35.0)]
+        assert close_of(going.handle(Tick(now=35.0))).outcome is Outcome.SKIPPED
+
+    @pytest.mark.parametrize("on_short", ["close", "reopen"])
+    def test_a_round_with_one_that_rests_and_one_that_is_lost_or_silent_is_not_skipped(
+        self, on_short: str
+    ) -> None:
+        rules = Rules(
+            on_short=on_short, max_reopens=0, min_clients=2, deadline_s=100.0, grace_s=10.0
+        )
+        going = opened(rules, (A, B, C))
+        going.handle(Declined(A, "not_now", now=1.0, resting=True))
+        going.handle(Left(B, now=2.0))
+        assert going.handle(Tick(now=100.0)) == [Unable(None)]
+        assert going.handle(Tick(now=500.0)) == []
+        assert going.handle(Available(A, holds=True, now=600.0)) == [Ask(A), SetTimer(700.0)]
+        assert going.handle(Updated(A, now=601.0)) == [], "the others may come until the deadline"
+        assert close_of(going.handle(Tick(now=700.0))).answers[A] is Answer.UPDATED
+
     def test_those_whose_update_is_void_are_not_asked_again(self) -> None:
         going = opened(clients=(A, B))
         going.handle(Declined(A, "made from nothing", now=1.0, final=True))
@@ -912,7 +960,8 @@ class Watcher:
             updated = sum(a is Answer.UPDATED for a in after.values())
             assert updated < self.round.rules.take, "it has as many as it takes"
         if self.round.phase is Phase.OPEN and self.round.stuck_until is not None:
-            waits = self.round.stuck_until == math.inf and self.round.resting
+            may_come = bool(self.round.resting) or event.now in self.pending
+            waits = self.round.stuck_until == math.inf and may_come
             assert waits or self.round.stuck_until in self.timers, "nobody would be asked again"
             assert not {Answer.NONE, Answer.UPDATED} & {*after.values()}
         since, limit = self.round.unheld_since, self.round.rules.no_holder_s
