@@ -244,8 +244,9 @@ class TestRefusals:
             (one, *_) = ledger.updates_of(whole.run, client_id(0))
         flip(KeptUpdates(kept_folder(tmp_path, whole.run)).path(one.update_id))
         with pytest.raises(CorruptFile, match="does not match its checksum"):
-            whole.forget("ben")
+            whole.forget("ben", revoke=True)
         with whole.ledger() as ledger:
+            assert ledger.client_by_name("ben") is not None, "nor has its membership ended"
             assert len(ledger.runs()) == 1
             assert ledger.runs()[0].emptied_at is None
         assert "damaged" in " ".join(f.text for f in check(tmp_path) if f.level is Level.WARNING)
