@@ -12,6 +12,7 @@ from fcil_protocol.ids import ClientId, RunId
 from fcil_protocol.segment import Segment
 from fcil_protocol.spool import Spool
 from fcil_server import rundir
+from fcil_server.forget import finish_emptying
 from fcil_server.kept import KeptUpdates, kept_folder
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_forget import as_word
@@ -89,6 +90,8 @@ def erase(
         erased = roster.erase(row, actor)
     else:
         erased = Erased(row.name, evaluations=0, events=0, counted=0, audited=0)
+    if going is None:
+        finish_emptying(ledger, directory)  # a fork that a kill left has its updates too
     sealed = kept = 0
     for run in ledger.runs():
         ids = [str(u.update_id) for u in ledger.updates_of(run.run_id, row.client_id)]

@@ -17,7 +17,7 @@ from fcil_adapters.contract import State
 from fcil_adapters.forgetting import classes_with_images
 from fcil_protocol.errors import InternalError, UsageError
 from fcil_protocol.files import storage_errors
-from fcil_protocol.ids import ClientId, Digest, RunId
+from fcil_protocol.ids import ClientId, Digest, RunId, is_run_id
 from fcil_protocol.payload import pack, unpack
 from fcil_protocol.wellknown import EVALUATE
 from fcil_server import rundir
@@ -317,17 +317,28 @@ def finish_emptying(ledger: Ledger, directory: Path) -> None:
     """Remove the states and stored updates of runs that somebody was forgotten from.
 
     Also those that a kill left: the ledger says which runs they are. Tables and plots stay.
+    With them go forks that a kill or a fault left before the ledger knew them: they share states
+    and kept updates, also of somebody who is forgotten or erased after that.
 
     Raises:
         StorageError: something cannot be removed.
     """
-    for run in ledger.emptied_runs():
-        for path in leftovers(directory, run.run_id):
-            with storage_errors("remove", path):
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+    emptied = [path for run in ledger.emptied_runs() for path in leftovers(directory, run.run_id)]
+    for path in (*emptied, *_unborn(ledger, directory)):
+        with storage_errors("remove", path):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def _unborn(ledger: Ledger, directory: Path) -> list[Path]:
+    """Return the folders of forks that no ledger row names, and that no server has opened."""
+    runs = directory / "runs"
+    with storage_errors("list", runs):
+        folders = sorted(p for p in runs.iterdir() if is_run_id(p.name)) if runs.is_dir() else []
+        unknown = [p for p in folders if p.is_dir() and ledger.run(RunId(p.name)) is None]
+        return [p for p in unknown if {q.name for q in p.iterdir()} <= {"states", "kept"}]
 
 
 def leftovers(directory: Path, run: RunId) -> list[Path]:

@@ -39,7 +39,7 @@ async def forget(
     Raises:
         UsageError: there is nothing to forget, or not exactly; says what can be done instead.
         BackboneMismatch, RunFailed: the run cannot be computed with what is installed.
-        CorruptFile, DiskFull, StorageError: the run is as it was.
+        CorruptFile, DiskFull, StorageError: run and membership are as they were.
     """
     ledger, directory = federation.ledger, federation.directory
     finish_emptying(ledger, directory)  # of one that a kill interrupted
@@ -47,8 +47,6 @@ async def forget(
     client = ever_named(ledger, name)
     terms = _terms(federation, row, note)
     prepared = plan(ledger, directory, row, client, why_not(terms))
-    if revoke:
-        roster.revoke(client, REVOKED_WITH_IT, actor)
     try:
         info, _ = await terms.aggregation.load_backbone()
         privacy = terms.config.privacy.terms
@@ -62,6 +60,8 @@ async def forget(
             kit.spool.close()
     finally:
         await terms.aggregation.close()
+    if revoke:
+        roster.revoke(client, REVOKED_WITH_IT, actor)
     return work.commit(fork, states, actor)
 
 
