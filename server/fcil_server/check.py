@@ -194,7 +194,7 @@ def _runs(ledger: Ledger, directory: Path) -> Iterator[Finding]:
     for name in names:
         if name not in known and not name.startswith("."):
             text = f"{folder / name} belongs to no run of the ledger"
-            action = "A rollback that was interrupted leaves such a folder; remove it."
+            action = "A rollback or forget that was interrupted leaves such a folder; remove it."
             yield warning("leftovers", text, action)
 
 

@@ -135,7 +135,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error}.") from error
     except _NO_TOML as error:
         raise ConfigError(f"{path} is not TOML: {error}.") from error
-    if BEGINNING.strip() in text and END.strip() not in text:
+    begins = BEGINNING.strip() in text or (text and BEGINNING.startswith(text))
+    if begins and END.strip() not in text:
         missing = ", ".join(f"[{name}]" for name in Config.model_fields if name not in fields)
         raise ConfigError(
             f"{path} has no end: expected the line {END.strip()!r}, so it was cut short"

@@ -156,7 +156,6 @@ class OpenRun:
             train[key] += int(n)
             test[key] += int(m)
         peer.train, peer.test = dict(train), dict(test)
-        peer.train, peer.test = dict(train), dict(test)
         peer.names, peer.resting = tuple(names), False
         images = sum(peer.train.values())
         self.server.note(

@@ -1,11 +1,13 @@
 """What the system tests share: real digits as folders, and a federation of processes."""
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
+from watchfiles import watch
 
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.local import LocalFederation
@@ -42,6 +44,16 @@ def settings(**extra) -> list[str]:
         text = value if isinstance(value, str) else json.dumps(value)
         arguments += ["-c", f"{key}={text}"]
     return arguments
+
+
+def until_log(federation: LocalFederation, name: str, words: str, timeout_s: float = 120.0) -> None:
+    """Wait until a process's log holds these words."""
+    log = federation.log(name)
+    changes = watch(log, rust_timeout=5000, yield_on_timeout=True)
+    ends = time.monotonic() + timeout_s
+    while words not in log.read_text(errors="replace"):
+        assert time.monotonic() < ends, f"{name} did not say {words!r}"
+        next(changes)
 
 
 def open_ledger(federation: LocalFederation) -> Ledger:

@@ -1,6 +1,7 @@
 """A device on battery, with its owner's rules, in a federation of real processes."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from fcil_server.ledger_rows import Answer
 from fcil_server.local import LocalFederation
-from system.kit import open_ledger, settings, write_client
+from system.kit import open_ledger, settings, until_log, write_client
 
 pytestmark = pytest.mark.processes
 
@@ -19,7 +20,8 @@ LAPTOP = str(Path(__file__).parent / "laptop")
 def test_a_laptop_on_battery_is_not_waited_for_and_takes_part_again_on_mains(tmp_path):
     power = tmp_path / "power"
     power.write_text("mains")
-    env = {"PYTHONPATH": LAPTOP, "FCIL_TEST_POWER": str(power)}
+    path = os.pathsep.join(filter(None, (LAPTOP, os.environ.get("PYTHONPATH"))))
+    env = {"PYTHONPATH": path, "FCIL_TEST_POWER": str(power)}
     with LocalFederation(tmp_path / "f") as federation:
         federation.serve("--until-done", *settings(round__deadline_s=3600))
         federation.join(
@@ -28,8 +30,7 @@ def test_a_laptop_on_battery_is_not_waited_for_and_takes_part_again_on_mains(tmp
         )  # fmt: skip
         federation.until("announced", text=":laptop")
         power.write_text("battery")
-        while "paused: on battery" not in federation.log("laptop").read_text():
-            pass
+        until_log(federation, "laptop", "paused: on battery")
         federation.join("desk", write_client(tmp_path / "desk", range(4)))
         assert "not_now" in federation.until("declined", text=":laptop")["text"]
         federation.until("update", text=":desk")
