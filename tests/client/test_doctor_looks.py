@@ -183,7 +183,8 @@ def test_an_enrolled_folder_that_was_never_scanned_gets_no_salt(home, tmp_path):
 def test_broken_files_refused_names_and_copies_in_two_classes_are_all_found(tmp_path):
     data = write_images(tmp_path / "data")
     (data / "cat" / "broken.png").write_bytes(b"no image")
-    (data / "dog" / "copy.png").write_bytes((data / "cat" / "0.png").read_bytes())
+    for copy in ("cat/1000.png", "dog/copy.png"):
+        (data / copy).write_bytes((data / "cat" / "0.png").read_bytes())
     write_images(data, classes=["zebra", "ZEBRA"], per_class=1)
     write_images(data, classes=["x" * 200], per_class=1)
     write_images(data, classes=["rare"], per_class=2)

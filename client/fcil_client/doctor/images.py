@@ -26,7 +26,7 @@ class ImageFacts:
         unreadable: sentences about files that are no readable image.
         files: image files that the layout takes. unlooked: of these, not read for want of time.
         counts: class -> side -> images.
-        duplicates: for each image in several classes, these classes and the files' names.
+        duplicates: for each image in several classes, these and the name of one file in each.
         notes: sentences about the split into sides.
         enrolled: the split is the client's own; else the next one may fall otherwise.
     """

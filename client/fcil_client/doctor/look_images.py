@@ -120,7 +120,8 @@ def _duplicates(manifest: Manifest) -> tuple[tuple[tuple[str, ...], tuple[str, .
         by_digest[image.digest].append(image.entry)
     found = []
     for entries in by_digest.values():
-        classes = {entry.class_name for entry in entries}
-        if len(classes) > 1:
-            found.append((tuple(sorted(classes)), tuple(entry.name for entry in entries)))
+        first = {entry.class_name: entry.name for entry in reversed(entries)}  # one of each class
+        if len(first) > 1:
+            classes = tuple(sorted(first))
+            found.append((classes, tuple(first[name] for name in classes)))
     return tuple(found)
