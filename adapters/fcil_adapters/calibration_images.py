@@ -37,7 +37,7 @@ def sample(folder: Path, p: Preprocessing, most: int = MOST) -> NDArray[np.uint8
 
 def _read(path: Path, p: Preprocessing) -> NDArray[np.uint8] | None:
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:  # a pipe never ends
             return None
         return preprocess(decode(path.read_bytes()), p)
     except (OSError, DataError):  # one picture of many

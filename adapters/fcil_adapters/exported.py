@@ -100,7 +100,7 @@ class ExportInfo(_Model):
     backbone: BackboneName
     precision: Precision
     opset: int
-    temperature: float | None = Field(default=None, gt=0)
+    temperature: float | None = Field(default=None, gt=1e-9)  # less overflows
     tolerance: Tolerance
     checked: Checked
     created: str
@@ -109,7 +109,10 @@ class ExportInfo(_Model):
     def _consistent(self) -> ExportInfo:
         if len(self.names) != len(self.classes):
             raise ValueError("there are not as many names as classes")
-        if not 1 <= self.preprocessing.size <= 4096:
+        if not self.classes:
+            raise ValueError("there is no class")
+        p = self.preprocessing
+        if not 1 <= p.size <= 4096 or not 0.1 <= p.crop_pct <= 1:
             raise ValueError("images of this size are not possible")
         return self
 
@@ -175,6 +178,11 @@ class ExportedModel:
         info = read_info(metadata[KEY], path)
         if not digest:
             raise _changed(path)
+        if not _fits(session, info):
+            raise CorruptFile(
+                f"the graph in {path} is of another form than the file says of itself.",
+                action=_ACTION,
+            )
         return cls(info, runtime, session)
 
     def logits(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -183,6 +191,34 @@ class ExportedModel:
             return np.zeros((0, len(self.info.classes)), np.float32)
         scores: NDArray[np.float32] = self._session.run([OUTPUT], {INPUT: images})[0]
         return scores
+
+
+def _fits(session: Any, info: ExportInfo) -> bool:
+    """Say whether a graph takes the pixels and returns the scores that a file speaks of."""
+    size = info.preprocessing.size
+    takes = [(i.name, i.type, i.shape[1:]) for i in session.get_inputs()]
+    gives = [(o.name, o.type, len(o.shape), o.shape[-1:]) for o in session.get_outputs()]
+    return takes == [(INPUT, "tensor(uint8)", [size, size, 3])] and gives == [
+        (OUTPUT, "tensor(float)", 2, [len(info.classes)])
+    ]
+
+
+def check_target(target: Path) -> None:
+    """Refuse a place where no model file can be written, before any work.
+
+    Raises:
+        DataError: it is something else than a file, such as a device or a link, or in no folder.
+    """
+    try:
+        free = target.parent.is_dir() and not target.is_symlink()
+        free = free and (target.is_file() or not target.exists())
+    except OSError:  # too long a name, or none that this user may see
+        free = False
+    if not free:
+        raise DataError(
+            f"{str(target)[:200]} cannot be written: expected a file in a folder that exists.",
+            action="Give the path of a file: --onnx model.onnx",
+        )
 
 
 def read_info(text: str, path: Path) -> ExportInfo:

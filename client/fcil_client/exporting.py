@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fcil_adapters import engines
 from fcil_adapters.contract import Predictor
-from fcil_adapters.exported import ExportInfo, Origin
+from fcil_adapters.exported import ExportInfo, Origin, check_target
 from fcil_adapters.images import open_source
 from fcil_client import current_model
 from fcil_client import manifest as manifests
@@ -23,7 +23,7 @@ from fcil_client.current_model import CurrentModel
 from fcil_client.home import Home
 from fcil_client.local_data import LocalData
 from fcil_client.predict import Current, Means
-from fcil_protocol.errors import ConfigError, DataError, FcilError
+from fcil_protocol.errors import ConfigError, FcilError
 
 U8 = NDArray[np.uint8]
 
@@ -55,11 +55,7 @@ def export_current(
     Raises:
         FcilError: it cannot be exported; the message says why.
     """
-    if target.is_dir() or not target.parent.is_dir():
-        raise DataError(
-            f"{target} cannot be written: expected a file in a folder that exists.",
-            action="Give the path of a file: --onnx model.onnx",
-        )
+    check_target(target)
     module = _module()
     given: dict[str, Any] = {} if opset is None else {"opset": opset}
     options = module.Options(precision=precision, force=force, **given)

@@ -14,6 +14,7 @@ from fcil_client import session_events as events
 from fcil_client.greeting import Terms
 from fcil_client.inventory import Inventory
 from fcil_client.notes import Notes
+from fcil_client.predict_watch import is_about_a_name
 from fcil_client.registry_part import Learned
 from fcil_client.rounds import RoundWork
 from fcil_client.session_events import key_of
@@ -166,8 +167,12 @@ class Jobs:
                 await anext(changes)
             except StopAsyncIteration:
                 return
-            # Gone, the system watches too much already, or a name that is no text.
-            except (OSError, RuntimeError, UnicodeError) as error:
+            except ExceptionGroup as group:
+                if not group.subgroup(is_about_a_name):
+                    raise
+                changes = awatch(self._work.data, debounce=2000, step=500)
+            # Gone, or the system watches too much already.
+            except (OSError, RuntimeError) as error:
                 self._notes(
                     "warning",
                     f"the folder cannot be watched ({error}); images that come or go are noticed "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import stat
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -78,27 +79,34 @@ def find(asked: Sequence[str], stdin: bytes | None) -> tuple[list[Picture], list
         stdin: what came there.
 
     Raises:
-        DataError: an argument is neither, or a folder without images.
+        DataError: an argument is neither, cannot be looked at, or a folder without images.
     """
     found: list[Picture] = []
     faults: list[str] = []
     for one in asked:
-        path = Path(one)
         if one == STDIN:
             found.append(Picture(STDIN, stdin or b""))
-        elif path.is_dir():
-            inside = [Picture(str(p)) for p in walk(path, faults)]
+        elif _is_folder(one):
+            inside = [Picture(str(p)) for p in walk(Path(one), faults)]
             if not inside and not faults:
                 raise DataError(
                     f"there is no image in {one}.",
                     action=f"Images are files that end in {', '.join(sorted(IMAGE_SUFFIXES))}.",
                 )
             found += inside
-        elif path.exists():
-            found.append(Picture(one))
         else:
-            raise DataError(f"there is no image or folder {one}.", action="Check the path.")
+            found.append(Picture(one))
     return found, faults
+
+
+def _is_folder(asked: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(asked).st_mode)  # noqa: PTH116  Path makes "." of ""
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(
+            f"there is no image or folder {asked[:200]} ({reason}).", action="Check the path."
+        ) from error
 
 
 def batches(
@@ -134,7 +142,11 @@ def _decode(picture: Picture, preprocessing: Preprocessing) -> Decoded:
 
 def _read(name: str) -> bytes:
     try:
-        with open(name, "rb") as file:  # noqa: PTH123
+        # A pipe would be waited on for ever.
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(fd, "rb") as file:  # noqa: PTH123
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise DataError("it is no file; an image from a program comes in with -.")
             data = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

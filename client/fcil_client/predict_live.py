@@ -73,14 +73,17 @@ class Live:
         self, paths: list[Path], last: Callable[[Path], bool], show: Show
     ) -> list[Path]:
         """Name images; return those that cannot be read yet."""
-        async with self._turn:
-            rows = await asyncio.to_thread(self._rows, paths)
         later = []
-        for path, row in zip(paths, rows, strict=True):
-            if "error" in row and not last(path):
-                later.append(path)
-            else:
-                show(row)
+        size = self._means.batch
+        for start in range(0, len(paths), size):  # shown as they come; Ctrl-C waits for one batch
+            some = paths[start : start + size]
+            async with self._turn:
+                rows = await asyncio.to_thread(self._rows, some)
+            for path, row in zip(some, rows, strict=True):
+                if "error" in row and not last(path):
+                    later.append(path)
+                else:
+                    show(row)
         return later
 
     def _rows(self, paths: list[Path]) -> list[dict[str, Any]]:

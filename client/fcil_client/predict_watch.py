@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -193,9 +193,8 @@ class Ears:
 
     def __init__(self, folder: Path, *, recursive: bool) -> None:
         self._folder = folder
-        self._changes = awatch(
-            folder, watch_filter=None, debounce=DEBOUNCE_MS, step=STEP_MS, recursive=recursive
-        )
+        self._recursive = recursive
+        self._changes = self._begin()
         self._coming: asyncio.Task[set[tuple[Change, str]]] = self._ask()
 
     @classmethod
@@ -211,6 +210,15 @@ class Ears:
             await asyncio.wait({ears._coming})
             await ears._changes.aclose()
 
+    def _begin(self) -> AsyncGenerator[set[tuple[Change, str]], None]:
+        return awatch(
+            self._folder,
+            watch_filter=None,
+            debounce=DEBOUNCE_MS,
+            step=STEP_MS,
+            recursive=self._recursive,
+        )
+
     def _ask(self) -> asyncio.Task[set[tuple[Change, str]]]:
         async def ask() -> set[tuple[Change, str]]:
             return await anext(self._changes)
@@ -220,6 +228,8 @@ class Ears:
     async def hear(self, timeout_s: float | None) -> set[Path]:
         """Return what has changed; nothing if nothing has for so long, or the folder is gone.
 
+        The folder itself is returned where the system cannot say what: everything may have.
+
         Raises:
             DataError: the system cannot tell.
         """
@@ -228,13 +238,22 @@ class Ears:
             return set()
         try:
             batch = self._coming.result()
-        # It watches too much already, or a name that is no text.
-        except (OSError, RuntimeError, UnicodeError, StopAsyncIteration) as error:
+        # It watches too much already, or there is a name that is no text.
+        except (OSError, RuntimeError, StopAsyncIteration, ExceptionGroup) as error:
             if not self._folder.is_dir():
                 return set()
+            if isinstance(error, ExceptionGroup) and error.subgroup(is_about_a_name):
+                self._changes = self._begin()
+                self._coming = self._ask()
+                return {self._folder}
             raise DataError(
                 f"{self._folder} cannot be watched ({error}).",
                 action="See how many files may be watched: sysctl fs.inotify.max_user_watches.",
             ) from error
         self._coming = self._ask()
         return {Path(name) for _, name in batch}
+
+
+def is_about_a_name(error: BaseException) -> bool:
+    """Say whether events have ended over a name that is no UTF-8, which watchfiles cannot take."""
+    return isinstance(error, RuntimeError) and "Unable to decode path" in str(error)

@@ -14,9 +14,9 @@ from fcil_adapters import engines, registry
 from fcil_adapters.calibration_images import sample
 from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method
 from fcil_adapters.describe import NO_BACKBONE
-from fcil_adapters.exported import ExportInfo, Origin
+from fcil_adapters.exported import ExportInfo, Origin, check_target
 from fcil_adapters.forms import forms_of
-from fcil_protocol.errors import ConfigError, DataError, UsageError
+from fcil_protocol.errors import ConfigError, UsageError
 from fcil_protocol.files import storage_errors
 from fcil_protocol.keys import Certificate
 from fcil_protocol.payload import Payload
@@ -61,11 +61,7 @@ def export_state(
     Raises:
         FcilError: it cannot be exported; the message says why.
     """
-    if target.is_dir() or not target.parent.is_dir():
-        raise DataError(
-            f"{target} cannot be written: expected a file in a folder that exists.",
-            action="Give the path of a file: --onnx model.onnx",
-        )
+    check_target(target)
     exporter = _exporter()
     wanted = exporter.Options(**options)
     config = _config(row, directory, overrides)

@@ -304,6 +304,24 @@ def metadata(path, **changes: Any) -> bytes:
     return b"".join(sealed(model.SerializeToString()))
 
 
+def prepared(path, **changes: Any) -> dict[str, Any]:
+    """How the file says that images are prepared, with changes."""
+    fields = {p.key: p.value for p in onnx.load(path).metadata_props}
+    return {**json.loads(fields[KEY])["preprocessing"], **changes}
+
+
+def with_name(path, end: str) -> bytes:
+    """The file with another name for its input or output, sealed again."""
+    model = onnx.load(path)
+    (value,) = getattr(model.graph, end)
+    for node in model.graph.node:
+        names = getattr(node, end)
+        names[:] = ["other" if name == value.name else name for name in names]
+    value.name = "other"
+    model.metadata_props.pop()
+    return b"".join(sealed(model.SerializeToString()))
+
+
 def without_metadata(path) -> bytes:
     model = onnx.load(path)
     del model.metadata_props[:]
@@ -322,6 +340,13 @@ def without_metadata(path) -> bytes:
         (lambda p: metadata(p, format=None), DataError, "has format None"),
         (lambda p: metadata(p, names=["a"]), CorruptFile, "not as many names as classes"),
         (lambda p: metadata(p, classes="x"), CorruptFile, "classes: Input should be a valid"),
+        (lambda p: metadata(p, classes=[], names=[]), CorruptFile, "there is no class"),
+        (lambda p: metadata(p, classes=[1], names=["a"]), CorruptFile, "of another form"),
+        (lambda p: metadata(p, temperature=1e-300), CorruptFile, "temperature"),
+        (lambda p: metadata(p, preprocessing=prepared(p, crop_pct=0.0)), CorruptFile, "this size"),
+        (lambda p: metadata(p, preprocessing=prepared(p, size=8)), CorruptFile, "of another form"),
+        (lambda p: with_name(p, "input"), CorruptFile, "of another form"),
+        (lambda p: with_name(p, "output"), CorruptFile, "of another form"),
     ],
 )
 def test_what_is_no_whole_model_of_this_format_is_refused(change, error, said, mean, tmp_path):

@@ -1,5 +1,7 @@
 """The client's daemon against a server in memory: what goes wrong is said, and it goes on."""
 
+import asyncio
+
 import pytest
 
 from client.daemon_kit import DIGEST, RUN, RUN2, order
@@ -110,6 +112,27 @@ class TestFailures:
             server.say(order())
             await server.envelope()
             assert len(running.said("cannot be watched")) == 1
+
+        play(scenario)
+
+    def test_a_file_whose_name_is_no_text_ends_nothing(self, play, monkeypatch):
+        begun = []
+
+        async def watch(*_args, **_options):
+            begun.append(1)
+            if len(begun) == 1:  # as watchfiles ends then
+                error = RuntimeError('Unable to decode path "/x/\\xFF.png" to string')
+                raise ExceptionGroup("unhandled errors in a TaskGroup", [error])
+            await asyncio.Event().wait()
+            yield
+
+        monkeypatch.setattr(jobs, "awatch", watch)
+
+        async def scenario(server, running):
+            await server.take_in()
+            server.say(order())
+            await server.envelope()
+            assert len(begun) == 2
 
         play(scenario)
 

@@ -1,6 +1,7 @@
 """``fcil-client predict`` on a small made-up client, without a server: words, data, errors, codes."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -157,6 +158,14 @@ def test_broken_images_are_named_the_others_go_on_and_the_code_says_so(client, s
     assert "b0.png: the image cannot be decoded" in done.stderr
 
 
+@pytest.mark.timeout(60)
+def test_nobody_waits_for_a_pipe_among_the_images(client, shots):
+    os.mkfifo(shots / "pipe.png")
+    found = rows(shots, code=1)[0]
+    assert "it is no file" in found["pipe.png"]["error"]
+    assert "top" in found["a.png"]
+
+
 def test_only_broken_images_is_no_crash(client, tmp_path):
     (tmp_path / "x.png").write_bytes(b"")
     assert "empty" in rows(tmp_path / "x.png", code=1)[0]["x.png"]["error"]
@@ -166,6 +175,8 @@ def test_only_broken_images_is_no_crash(client, tmp_path):
     ("arguments", "words"),
     [
         (["nowhere.png"], "there is no image or folder nowhere.png"),
+        (["n" * 300], "(File name too long)"),
+        ([""], "there is no image or folder"),
         (["-", "-"], "standard input is one image"),
         (["x", "--data", "nowhere"], "nowhere is not enrolled with a federation"),
         (["x", "--engine", "abacus", "--model", "m.onnx"], "holds everything"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 from dataclasses import replace
 
@@ -243,6 +244,35 @@ def test_a_folder_that_the_system_cannot_watch_ends_it_with_a_sentence(client, f
             await scene.live.run(scene.rows.put_nowait)
 
     asyncio.run(main())
+
+
+def test_a_name_that_is_no_text_ends_nothing(client, folder):
+    async def scenario(scene):
+        (folder / os.fsdecode(b"no-text-\xff.png")).write_bytes(picture(4))
+        assert await scene.row() == ("no-text-\udcff.png", 4)
+        (folder / "next.png").write_bytes(picture(1))
+        assert await scene.row() == ("next.png", 1)
+
+    play(client, folder, scenario)
+
+
+def test_many_at_once_are_shown_batch_by_batch(client, folder, monkeypatch):
+    sizes, rows = [], Live._rows
+
+    def recorded(self, paths):
+        sizes.append(len(paths))
+        return rows(self, paths)
+
+    async def scenario(scene):
+        scene.live._means = Means(batch=2)
+        for i in range(5):
+            (folder.parent / f"{i}.png").write_bytes(picture(i))
+            (folder.parent / f"{i}.png").rename(folder / f"{i}.png")
+        assert {(await scene.row())[0] for _ in range(5)} == {f"{i}.png" for i in range(5)}
+        assert max(sizes) <= 2
+
+    monkeypatch.setattr(Live, "_rows", recorded)
+    play(client, folder, scenario)
 
 
 def test_an_image_whose_event_is_lost_is_found(client, folder, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,7 +135,9 @@ def test_what_cannot_be_is_said_in_one_sentence(
 
 
 def test_a_place_that_is_no_file_is_refused_before_any_work(built: Built) -> None:
-    for place in ("no/model.onnx", "."):
+    Path("link.onnx").symlink_to(os.devnull)
+    os.mkfifo("pipe.onnx")
+    for place in ("no/model.onnx", ".", "m" * 300, "link.onnx", "pipe.onnx"):
         assert "expected a file in a folder that exists" in export("--onnx", place, code=4).stderr
 
 
