@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fcil_adapters import memory_bound, worker_manners
+from fcil_adapters import memory_bound, worker_host, worker_manners
 from fcil_adapters.worker_effort import Effort, persist
 from fcil_adapters.worker_end import End, why
 from fcil_adapters.worker_host import WorkerHost
@@ -216,6 +216,11 @@ def fields(each, batch=16, **more):
 @LINUX
 class TestBound:
     MEMORY = 400_000_000
+
+    @pytest.fixture(autouse=True)
+    def daemon(self, monkeypatch):
+        """The daemon is this process, which may have grown large over many tests."""
+        monkeypatch.setattr(worker_host, "own_memory", lambda: memory_bound.DAEMON_BYTES)
 
     def test_what_does_not_fit_is_done_with_fewer_images_at_once(self):
         said, effort = [], Effort()

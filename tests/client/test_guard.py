@@ -101,7 +101,7 @@ def test_a_method_that_declares_what_may_not_leave_ends_the_client_with_one_sent
     play, monkeypatch, method, words
 ):
     """Nothing is announced; the server's operator reads the same sentence."""
-    monkeypatch.setattr(greeting.registry, "load_method", lambda _name: method)
+    monkeypatch.setattr(greeting.registry, "load_method", lambda *_: method)
     digest = registry.schema_digest(method, HPARAMS, NO_BACKBONE)
 
     async def scenario(server, running):

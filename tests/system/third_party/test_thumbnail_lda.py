@@ -70,6 +70,7 @@ def test_a_class_that_nobody_has_is_no_candidate():
     assert predictor.logits(ALONE.pictures).shape == (len(ALONE), 2)
 
 
+@pytest.mark.full
 def test_the_exported_file_scores_as_the_model_does(tmp_path):
     federation = learn(ALONE, OTHER)
     ctx, parts, file = federation.context("evaluate"), federation.parts(), tmp_path / "model.onnx"
