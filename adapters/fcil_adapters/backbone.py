@@ -243,6 +243,11 @@ def choose_device(name: str) -> str:
 
 
 def _check_device(device: str) -> None:
+    if device == "tensorrt":
+        raise ConfigError(
+            "TensorRT is a device of onnxruntime, and this is torch.",
+            action="Choose --engine onnx, or the device cuda.",
+        )
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

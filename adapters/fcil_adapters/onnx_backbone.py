@@ -78,6 +78,13 @@ class OnnxBackbone:
             (features,) = self._session.run([FEATURES], {PIXELS: images})
         except Exception as error:  # onnxruntime has classes of its own, outside the usual tree
             raise _failed(error) from error
+        expected = (len(images), self.info.dim)
+        if np.shape(features) != expected:  # numpy would repeat a single row
+            raise WorkerError(
+                f"the backbone's graph gave features of shape {np.shape(features)}, expected "
+                f"{expected}.",
+                action=_EXPORT,
+            )
         return np.asarray(features, dtype=np.float32)
 
 

@@ -19,7 +19,9 @@ app = typer.Typer()
 
 @app.command()
 def export(
-    onnx: Annotated[Path, typer.Option("--onnx", help="The file to write.")],
+    onnx: Annotated[
+        Path, typer.Option("--onnx", help="The file to write; one that is there is replaced.")
+    ],
     directory: DirOption = DEFAULT_DIRECTORY,
     run: RunOption = None,
     task: Annotated[

@@ -93,6 +93,10 @@ class TestEmbedded:
         with pytest.raises(ConfigError, match="'abacus'"):
             load_backbone(device="abacus")
 
+    def test_a_device_of_the_other_engine_names_it(self):
+        with pytest.raises(ConfigError, match="--engine onnx"):
+            load_backbone(device="tensorrt")
+
 
 class TestDigest:
     def test_depends_on_name_shape_and_values_but_not_on_order_or_dtype(self):

@@ -117,6 +117,15 @@ class TestFeatures:
             onnx_side.features(digits(1))
         assert type(caught.value) is kind
 
+    def test_of_a_graph_for_one_image_are_not_repeated(self, onnx_side, monkeypatch):
+        class OfOne:
+            def run(self, *_):
+                return [np.zeros((1, 128), np.float32)]
+
+        monkeypatch.setattr(onnx_side, "_session", OfOne())
+        with pytest.raises(WorkerError, match=r"shape \(1, 128\), expected \(2, 128\)"):
+            onnx_side.features(digits(2))
+
 
 class TestExport:
     def test_gives_the_graph_that_ships(self, exported, torch_side):
