@@ -25,14 +25,8 @@ def may_mount():
 
 
 @pytest.mark.skipif(not may_mount(), reason="no user namespaces with mounts here")
-@pytest.mark.parametrize(
-    "case",
-    [
-        "full_client",
-        pytest.param("full_server", marks=pytest.mark.full),
-        pytest.param("read_only_server", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("case", ["full_client", "full_server", "read_only_server"])
 def test_a_federation_gets_over(case, tmp_path):
     search = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
     script = str(TESTS / "faults" / "small_disk.py")

@@ -46,6 +46,7 @@ def change(federation, statement):
     ledger.close()
 
 
+@pytest.mark.full  # tests/faults/test_crash_walk.py kills at chosen points in the ordinary run
 def test_after_random_kills_everything_acknowledged_is_counted_once_and_nothing_is_left(
     tmp_path, checks
 ):
