@@ -9,6 +9,7 @@ the way costs nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import platform
 import time
 
@@ -21,7 +22,14 @@ from fcil_protocol.messages import Enrol, Enrolled, Nack, parse
 from fcil_protocol.ticket import PROOF, Ticket, proof_text
 
 ANSWER_S = 15.0  # for an address to answer before the next one is tried
+# A server lets one key knock once a second, and somebody may have asked with it just now
+# (`fcil-client doctor --ticket`); so who is turned away knocks once more.
+AGAIN_S = 1.5
 _UNKNOWN_KEY = "unknown_client"
+
+
+class _TurnedAway(Exception):
+    """The gate did not let the ticket's key in."""
 
 
 async def show(
@@ -36,6 +44,22 @@ async def show(
         Unreachable: nobody answers there.
         TrustError: the server refuses the ticket, or is not the one that the ticket means.
     """
+    with contextlib.suppress(_TurnedAway):
+        return await _show(ticket, keys, address, make)
+    await asyncio.sleep(AGAIN_S)
+    try:
+        return await _show(ticket, keys, address, make)
+    except _TurnedAway:
+        raise BadTicket(
+            f"the server at {address} does not know this ticket: it was altered, belongs to "
+            "another server, or was removed there; or too many came at once.",
+            action="Try again; then ask the operator for a new one: fcil-server enrol NAME.",
+        ) from None
+
+
+async def _show(
+    ticket: Ticket, keys: PrivateKeys, address: str, make: Dial
+) -> tuple[Enrolled, Certificate]:
     guest = ticket.guest_keys()
     # Of the server only its link key is known yet; its certificate brings the others.
     server = PublicKeys(curve=ticket.server_key, signing=bytes(32), sealing=b"")
@@ -61,11 +85,7 @@ async def _up(link: ClientLink, address: str) -> None:
         if not isinstance(news, LinkNews) or news.state == "up":
             return
         if news.state == "refused" and news.reason == _UNKNOWN_KEY:
-            raise BadTicket(
-                f"the server at {address} does not know this ticket: it was altered, belongs to "
-                "another server, or was removed there; or too many came at once.",
-                action="Try again; then ask the operator for a new one: fcil-server enrol NAME.",
-            )
+            raise _TurnedAway
         if news.state == "refused":
             raise TrustError(f"{address}: {REFUSALS[news.reason]}")
 
