@@ -158,19 +158,28 @@ def test_status_says_how_old_the_model_is(federation):
 def test_a_watched_folder_names_what_arrives_until_ctrl_c(federation, shots, tmp_path):
     camera = tmp_path / "camera"
     camera.mkdir()
+    data = federation.directory / "a"
+    images = {name: min((shots / name).iterdir()) for name in ("zero", "three")}
+    said = {
+        name: rows(federation, image, "--data", data)["images"][0]["top"][0]["name"]
+        for name, image in images.items()
+    }
     command = ["fcil_client", "predict", str(camera), "--watch", "--format", "jsonl"]
     with subprocess.Popen(
-        [sys.executable, "-m", *command, "--data", str(federation.directory / "a")],
+        [sys.executable, "-m", *command, "--data", str(data)],
         env=federation.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as watch:  # fmt: skip
-        while "watching" not in watch.stderr.readline():
-            assert watch.poll() is None
-        for name in ("zero", "three"):
-            image = min((shots / name).iterdir())
-            shutil.copy(image, camera / f"{name}.png")
-            row = json.loads(watch.stdout.readline())
-            assert (row["image"], row["top"][0]["name"]) == (str(camera / f"{name}.png"), name)
-        watch.send_signal(signal.SIGINT)
-        rest = watch.communicate(timeout=60)
+        try:
+            while "watching" not in watch.stderr.readline():
+                assert watch.poll() is None
+            for name, image in images.items():
+                shutil.copy(image, camera / f"{name}.png")
+                row = json.loads(watch.stdout.readline())
+                top = row["top"][0]["name"]
+                assert (row["image"], top) == (str(camera / f"{name}.png"), said[name])
+            watch.send_signal(signal.SIGINT)
+            rest = watch.communicate(timeout=60)
+        finally:
+            watch.kill()
     assert watch.returncode == 0
     assert rest == ("", "stopped\n")
