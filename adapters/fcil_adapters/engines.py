@@ -184,6 +184,25 @@ def frozen_methods() -> list[str]:
     return [m.name for m in methods if m.frozen or not m.needs_backbone]
 
 
+def exporter(extra: str) -> Any:
+    """Return `fcil_adapters.export`, which needs torch and onnx.
+
+    Args:
+        extra: which of the package's extras this program came with, for the error.
+
+    Raises:
+        ConfigError: they are not installed.
+    """
+    choose("torch")
+    try:
+        return importlib.import_module("fcil_adapters.export")
+    except ImportError as error:
+        raise ConfigError(
+            f"writing an ONNX file needs packages that are not installed ({error}).",
+            action=f"pip install 'fcil[{extra},export,edge]'",
+        ) from error
+
+
 def load(
     engine: str,
     name: str = "embedded",

@@ -32,9 +32,15 @@ class Share:
 
 def cores(root: Path = ROOT) -> int:
     """Return how many cores this process may keep busy: at least 1, and no half ones."""
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    quota = share(root).quota
-    return max(1, min(here or 1, math.ceil(quota) if quota else here or 1))
+    here, quota = allowed_cores(), share(root).quota
+    return max(1, min(here, math.ceil(quota) if quota else here))
+
+
+def allowed_cores() -> int:
+    """Return how many cores this process may run on, whatever time it gets there."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def memory(root: Path = ROOT) -> tuple[int, bool]:

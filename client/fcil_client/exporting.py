@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -23,7 +22,7 @@ from fcil_client.current_model import CurrentModel
 from fcil_client.home import Home
 from fcil_client.local_data import LocalData
 from fcil_client.predict import Current, Means
-from fcil_protocol.errors import ConfigError, FcilError
+from fcil_protocol.errors import FcilError
 
 U8 = NDArray[np.uint8]
 
@@ -56,7 +55,7 @@ def export_current(
         FcilError: it cannot be exported; the message says why.
     """
     check_target(target)
-    module = _module()
+    module = engines.exporter("client")
     given: dict[str, Any] = {} if opset is None else {"opset": opset}
     options = module.Options(precision=precision, force=force, **given)
     model = current_model.load(home)
@@ -78,18 +77,6 @@ def export_current(
         tell,
     )
     return info
-
-
-def _module() -> Any:
-    """Return `fcil_adapters.export`, which needs torch and onnx."""
-    engines.choose("torch")
-    try:
-        return importlib.import_module("fcil_adapters.export")
-    except ImportError as error:
-        raise ConfigError(
-            f"writing an ONNX file needs packages that are not installed ({error}).",
-            action="pip install 'fcil[client,export,edge]'",
-        ) from error
 
 
 def _origin(

@@ -5,7 +5,6 @@ It reads the ledger and a state, and computes in the process of the command, nev
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method
 from fcil_adapters.describe import NO_BACKBONE
 from fcil_adapters.exported import ExportInfo, Origin, check_target
 from fcil_adapters.forms import forms_of
-from fcil_protocol.errors import ConfigError, UsageError
+from fcil_protocol.errors import UsageError
 from fcil_protocol.files import storage_errors
 from fcil_protocol.keys import Certificate
 from fcil_protocol.payload import Payload
@@ -62,7 +61,7 @@ def export_state(
         FcilError: it cannot be exported; the message says why.
     """
     check_target(target)
-    exporter = _exporter()
+    exporter = engines.exporter("server")
     wanted = exporter.Options(**options)
     config = _config(row, directory, overrides)
     method = registry.load_method(row.method)
@@ -120,18 +119,6 @@ def choose(
         )
     check_state(store, fitting[-1].state, {r.state: r.digest for r in rows})
     return fitting[-1]
-
-
-def _exporter() -> Any:
-    """Return `fcil_adapters.export`, which needs torch and onnx."""
-    engines.choose("torch")
-    try:
-        return importlib.import_module("fcil_adapters.export")
-    except ImportError as error:
-        raise ConfigError(
-            f"writing an ONNX file needs packages that are not installed ({error}).",
-            action="pip install 'fcil[server,export,edge]'",
-        ) from error
 
 
 def _config(row: Run, directory: Path, overrides: Sequence[str]) -> Config:

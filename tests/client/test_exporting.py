@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from client.model_kit import give_model, picture
+from fcil_adapters import engines
 from fcil_adapters.images import open_source
-from fcil_client import cli, current_model, exporting, manifest
+from fcil_client import cli, current_model, manifest
 from fcil_client.exporting import own_images
 
 SHADES = {"black": 0, "dark": 1, "white": 4, "strange": 7}
@@ -85,7 +86,7 @@ def test_where_torch_or_onnx_is_missing_it_says_what_to_install(client, tmp_path
     def missing(name):
         raise ModuleNotFoundError(f"No module named {name!r}")
 
-    monkeypatch.setattr(exporting.importlib, "import_module", missing)
+    monkeypatch.setattr(engines.importlib, "import_module", missing)
     said = run("export", "--onnx", tmp_path / "m.onnx", code=4).stderr
     assert "fcil[client,export,edge]" in said
 

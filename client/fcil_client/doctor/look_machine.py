@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +27,7 @@ def look(root: Path = Path("/")) -> MachineFacts:
         arch=platform.machine(),
         python=platform.python_version(),
         fcil=version("fcil"),
-        cores=_cores(),
+        cores=limits.allowed_cores(),
         quota=share.quota,
         total_bytes=int(memory.total),
         available_bytes=int(memory.available),
@@ -46,12 +45,6 @@ def nvidia_driver(root: Path = Path("/")) -> str:
         return "" if not (root / "dev/nvidiactl").exists() else "of an unknown version"
     numbers = [word for word in words[0].split() if word[:1].isdigit() and "." in word]
     return numbers[0] if numbers else "of an unknown version"
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _text(path: Path) -> str:
