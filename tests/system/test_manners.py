@@ -18,6 +18,14 @@ from system.kit import open_ledger, settings, write_client
 pytestmark = pytest.mark.processes
 
 
+@pytest.fixture(autouse=True, scope="module")
+def hang_ups_are_heard():
+    """Daemons inherit what is ignored: under nohup, which the whole suite may run under, SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 class Supervisor:
     """Hears what a daemon tells systemd."""
 
