@@ -27,6 +27,26 @@ HTML_NAME = '<script>alert("x")</script>'
 TASKS = ((HTML_NAME, "Käse"), ("cat", "dog"), ("maple", "oak"))
 MATRIX = ((90.0,), (70.0, 80.0), (60.0, 85.0, 95.0))
 STEPS = (("prepare", 0), ("train", 0), ("train", 1), ("evaluate", 0))
+# What its server says of itself in the middle of the last task (`daemon` status).
+LIVE = {
+    "pid": 1,
+    "started_at": 1_767_322_000.0,
+    "phase": "collecting",
+    "task": 2,
+    "kind": "train",
+    "round": 1,
+    "remaining_s": 12.5,
+    "asked": 3,
+    "answered": 2,
+    "connected": 3,
+    "ready": 2,
+    "here": {ALICE: True, BOB: False},
+    "worker_pid": 2,
+    "worker_starts": 2,
+    "worker_deaths": 1,
+    "loop_lag_max_s": 0.05,
+    "loop_lag_p99_s": 0.01,
+}
 
 
 class Clock:

@@ -200,11 +200,11 @@ def cls_features(view: Any, x: Tensor) -> Tensor:
     return features
 
 
-def leading_tokens(view: Any, x: Tensor) -> Tensor:
+def leading_tokens(view: Any, x: Tensor, least: int = 1) -> Tensor:
     """Return the class token, and perhaps some after it, after the final norm: (B, n, d).
 
     It is timm's ``forward_features``, except that the last block's MLP, which looks at one token
-    at a time, does not run for tokens that nobody reads.
+    at a time, does not run for tokens that nobody reads; the first ``least`` are read.
     """
     if type(view).forward_features is not VisionTransformer.forward_features:
         return view.forward_features(x)  # type: ignore[no-any-return]
@@ -212,7 +212,7 @@ def leading_tokens(view: Any, x: Tensor) -> Tensor:
     *first, last = view.blocks
     for block in first:
         tokens = block(tokens)
-    count: int = view.num_prefix_tokens
+    count: int = max(view.num_prefix_tokens, least)
     if not torch.compiler.is_exporting():  # a graph fits every batch
         count = max(count, -(-_FEWEST_ROWS // max(len(tokens), 1)))
     normed: Tensor = view.norm(_leading(last, tokens, count))

@@ -24,6 +24,9 @@ class Cadence(StrEnum):
     OWN = "own"  # a part for each task: its rounds replace it, later ones leave it; all are needed
     TRAINED = "trained"  # one part, replaced by ``train`` rounds alone
     OPENING = "opening"  # one part, replaced when a task opens
+    LEARNED = "learned"  # one part, replaced when a task opens and by ``train`` rounds
+    FINISHED = "finished"  # one part, replaced by ``finish`` rounds; they bring the rows of classes
+    CLOSED = "closed"  # every ``finish`` round adds one, with its task's classes; all are needed
     RUN = "run"  # one part, the same from the first round to the last
 
 

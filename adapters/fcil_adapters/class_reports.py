@@ -30,14 +30,14 @@ def count_spec(name: str, rows: int | str) -> TensorSpec:
     return TensorSpec(name, Kind.COUNT, (rows,), dtype="I64", non_negative=True)
 
 
-def report_specs() -> tuple[TensorSpec, ...]:
+def report_specs(mean: str = "mean") -> tuple[TensorSpec, ...]:
     """Return the tensors of a report; ``c`` is the number of the task's classes, ``d`` the width.
 
-    ``mean`` (owned, d) and ``owned`` (owned,) hold the classes with enough images, ``classes``
-    and ``count`` (c,) all of the task, ``n`` (1,) the images.
+    ``mean`` (owned, d), or as it is called, and ``owned`` (owned,) hold the classes with enough
+    images, ``classes`` and ``count`` (c,) all of the task, ``n`` (1,) the images.
     """
     return (
-        TensorSpec("mean", Kind.PROTOTYPE, ("owned", "d"), exact=True),
+        TensorSpec(mean, Kind.PROTOTYPE, ("owned", "d"), exact=True),
         count_spec("owned", "owned"),
         count_spec("classes", "c"),
         count_spec("count", "c"),
@@ -46,7 +46,11 @@ def report_specs() -> tuple[TensorSpec, ...]:
 
 
 def report_tensors(
-    classes: Sequence[int], means: NDArray[np.float64], counts: I64, least: int
+    classes: Sequence[int],
+    means: NDArray[np.float64],
+    counts: I64,
+    least: int,
+    mean: str = "mean",
 ) -> dict[str, Array]:
     """Return a client's report.
 
@@ -55,11 +59,12 @@ def report_tensors(
         means: (c, d).
         counts: (c,).
         least: classes with fewer images keep their mean at home.
+        mean: what the tensor of means is called.
     """
     owned = counts >= least
     ids = np.asarray(classes, dtype=np.int64)
     return {
-        "mean": means[owned].astype(np.float32),
+        mean: means[owned].astype(np.float32),
         "owned": ids[owned],
         "classes": ids,
         "count": counts.astype(np.int64),
@@ -117,7 +122,7 @@ class ClassReports:
 
 
 def federated_means(
-    updates: Updates, classes: Sequence[int], max_share: float
+    updates: Updates, classes: Sequence[int], max_share: float, mean: str = "mean"
 ) -> tuple[NDArray[np.float64], I64]:
     """Return the class means over all images of all clients, one report in memory at a time.
 
@@ -127,14 +132,15 @@ def federated_means(
         updates: with reports.
         classes: the c class ids of the task.
         max_share: largest weight of one client in a class that others have as well.
+        mean: what the tensor of means is called.
 
     Returns:
         Means (c, d), zero where nobody has the class, and total counts (c,).
     """
-    counts = np.stack([_read(update, classes)[1] for update in updates])  # (K, c)
+    counts = np.stack([_read(update, classes, mean)[1] for update in updates])  # (K, c)
     weights = class_weights(counts, max_share)  # (K, c)
     terms = (
-        share[:, None] * _read(update, classes)[0].astype(np.float64)
+        share[:, None] * _read(update, classes, mean)[0].astype(np.float64)
         for share, update in zip(weights, updates, strict=True)
     )
     merged = next(terms)  # (c, d)
@@ -143,12 +149,12 @@ def federated_means(
     return merged, counts.sum(axis=0, dtype=np.int64)
 
 
-def _read(update: Update, classes: Sequence[int]) -> tuple[F32, I64]:
+def _read(update: Update, classes: Sequence[int], name: str = "mean") -> tuple[F32, I64]:
     """Return one client's means (c, d) and the images behind each (c,)."""
     sent = update.payload
     rows = class_positions(sent.i64("owned"), classes)
-    mean = np.zeros((len(classes), sent.tensors["mean"].shape[1]), dtype=np.float32)
-    mean[rows] = sent.f32("mean")
+    mean = np.zeros((len(classes), sent.tensors[name].shape[1]), dtype=np.float32)
+    mean[rows] = sent.f32(name)
     count = np.zeros(len(classes), dtype=np.int64)
     count[rows] = sent.i64("count")[rows]
     return mean, count

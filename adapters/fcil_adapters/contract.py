@@ -42,6 +42,7 @@ from fcil_adapters.averaging_rules import PLAIN, Averaging, AveragingRule, cappe
 from fcil_adapters.cadence import Cadence, Largest
 from fcil_adapters.claims import Claim
 from fcil_adapters.economies import Economy
+from fcil_adapters.exemplars import Exemplars, none_kept
 from fcil_adapters.forgetting import entangled
 from fcil_adapters.forms import EXACT, Forms
 from fcil_adapters.privacy import OFF, Privacy, Statistic, no_statistics
@@ -145,6 +146,7 @@ class Context:
         forms: in which form tensors travel ([wire] half); an aggregator commits to it what it
             broadcasts, before it enters the state.
         progress: to be called about once per step.
+        exemplars: images of past classes, for a learner whose method declares them; else None.
     """
 
     kind: str
@@ -162,6 +164,7 @@ class Context:
     privacy: Privacy = OFF
     forms: Forms = EXACT
     progress: Callable[[Progress], None] = _ignore
+    exemplars: Exemplars | None = None
 
     def rng(self, *purpose: int) -> np.random.Generator:
         """Return a generator that depends on seed, task, kind, round and purpose alone."""
@@ -373,6 +376,8 @@ class Method:
         forms: in which form its tensors travel; `registry.in_forms` sets it for a run.
         claim: what its paper says it sends; None where it says nothing of it.
         economies: how it can send less, the least costly in accuracy first.
+        exemplars: hparams -> most images of past classes that a client may look at again
+            (`exemplars`); 0: none, and its learners never meet one.
     """
 
     name: str
@@ -399,3 +404,4 @@ class Method:
     forms: Forms = EXACT
     claim: Claim | None = None
     economies: tuple[Economy, ...] = ()
+    exemplars: Callable[[Any], int] = none_kept

@@ -7,35 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from fcil_adapters.contract import State, Update, Updates
 from fcil_adapters.gaussian_batches import unpack_gaussians
-from fcil_adapters.gaussians import I64, Covariance, Gaussian, store_gaussians, stored_gaussians
+from fcil_adapters.gaussians import I64, Described, Gaussian, store_gaussians, stored_gaussians
 from fcil_protocol.payload import Array
 
 _NAMES = ("count", "mean", "rest", "rows", "factor", "label", "client")
-
-
-class Described(Protocol):
-    """The options of a method that say what clients send of a class."""
-
-    @property
-    def cov(self) -> Covariance:
-        """The form of a covariance."""
-        ...
-
-    @property
-    def cov_rank(self) -> int:
-        """Eigenvalues that ``lowrank`` keeps."""
-        ...
-
-    @property
-    def min_count_upload(self) -> int:
-        """Images without which a class stays at home."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,25 @@ class Gaussian:
         """Return the dense covariance (d, d)."""
         factor = self.factor.astype(np.float64)
         return factor.T @ factor + np.diag(self.rest)
+
+
+class Described(Protocol):
+    """The options of a method that say what clients send of a class."""
+
+    @property
+    def cov(self) -> Covariance:
+        """The form of a covariance."""
+        ...
+
+    @property
+    def cov_rank(self) -> int:
+        """Eigenvalues that ``lowrank`` keeps."""
+        ...
+
+    @property
+    def min_count_upload(self) -> int:
+        """Images without which a class stays at home."""
+        ...
 
 
 def describe(features: NDArray[Any], covariance: Covariance, rank: int) -> Gaussian:
@@ -122,10 +141,10 @@ def pack_gaussians(gaussians: Sequence[Gaussian], d: int, covariance: Covariance
     return tensors
 
 
-def gaussian_specs(form: Covariance) -> tuple[TensorSpec, ...]:
+def gaussian_specs(form: Covariance, rows: str = "rows") -> tuple[TensorSpec, ...]:
     """Describe what a client sends of the classes of which it has enough images.
 
-    Symbols: ``owned`` such classes, ``rows`` of all their factors, ``tall`` classes that send a
+    Symbols: ``owned`` such classes, ``rows`` (or as given) of all their factors, ``tall`` classes that send a
     triangle of ``triangle`` numbers instead, features of ``d``.
     """
     mean, rest, factor, triangle = (
@@ -133,7 +152,7 @@ def gaussian_specs(form: Covariance) -> tuple[TensorSpec, ...]:
         for name, shape in (
             ("mean", ("owned", "d")),
             ("rest", ("owned", "d")),
-            ("factor", ("rows", "d")),
+            ("factor", (rows, "d")),
             ("triangle", ("tall", "triangle")),
         )
     )

@@ -29,7 +29,7 @@ LAYOUT = (
     "FOLDER/test/<class>/<image>, or as a zip file of either."
 )
 
-SourcePart = Literal["train", "test"]
+SourcePart = Literal["train", "select", "test"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Entry:
     Attributes:
         name: path inside the source, with ``/``.
         class_name: normalised name of its class.
-        part: the side that the layout gives it; None without train/ and test/.
+        part: the side that the layout gives it, or a partition; None without either.
         size: bytes.
         stamp: changes when the file changes: modification time in ns, or the CRC-32 of a
             zip member.
@@ -71,26 +71,18 @@ class _Member:
 
 
 class ImageSource(ABC):
-    """Read access to the images of a folder or a zip file."""
+    """Read access to labelled images."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @abstractmethod
     def listing(self) -> Listing:
         """Look at the source as it is now.
 
         Raises:
             DataError: it cannot be read, or holds no image in a class folder.
         """
-        faults: list[str] = []
-        members = [m for m in self._members(faults) if _wanted(m, faults)]
-        listing = _arrange(self._rooted(members), faults)
-        if not listing.entries:
-            loose = sum(len(m.parts) == 1 for m in members)
-            found = f"{loose} images in no class folder" if loose else "no images"
-            why = f" ({listing.faults[0]})" if listing.faults and not loose else ""
-            raise DataError(f"{self.path} holds {found}{why}.", action=LAYOUT)
-        return listing
 
     def entries(self) -> Iterator[Entry]:
         """Yield the images of `listing`, by name."""
@@ -112,13 +104,6 @@ class ImageSource(ABC):
         """Give back what the source holds open."""
         return
 
-    @abstractmethod
-    def _members(self, faults: list[str]) -> Iterator[_Member]:
-        """Yield all files; add a sentence for each thing that cannot be used."""
-
-    def _rooted(self, members: list[_Member]) -> list[_Member]:
-        return members
-
 
 def open_source(path: Path) -> ImageSource:
     """Open a folder or a zip file of images.
@@ -133,7 +118,30 @@ def open_source(path: Path) -> ImageSource:
     raise DataError(f"there is no folder or zip file {path}.", action=LAYOUT)
 
 
-class FolderSource(ImageSource):
+class _Files(ImageSource):
+    """A source that is laid out as this module says."""
+
+    def listing(self) -> Listing:
+        """Look at the source as it is now."""
+        faults: list[str] = []
+        members = [m for m in self._members(faults) if _wanted(m, faults)]
+        listing = _arrange(self._rooted(members), faults)
+        if not listing.entries:
+            loose = sum(len(m.parts) == 1 for m in members)
+            found = f"{loose} images in no class folder" if loose else "no images"
+            why = f" ({listing.faults[0]})" if listing.faults and not loose else ""
+            raise DataError(f"{self.path} holds {found}{why}.", action=LAYOUT)
+        return listing
+
+    @abstractmethod
+    def _members(self, faults: list[str]) -> Iterator[_Member]:
+        """Yield all files; add a sentence for each thing that cannot be used."""
+
+    def _rooted(self, members: list[_Member]) -> list[_Member]:
+        return members
+
+
+class FolderSource(_Files):
     """Class folders on disk; links are followed, except a link to a folder above itself."""
 
     def read(self, entry: Entry) -> bytes:
@@ -190,7 +198,7 @@ class FolderSource(ImageSource):
             yield _Member("/".join(parts), parts, status.st_size, status.st_mtime_ns)
 
 
-class ZipSource(ImageSource):
+class ZipSource(_Files):
     """A zip file, read in place. One folder around everything else is looked through."""
 
     def __init__(self, path: Path) -> None:

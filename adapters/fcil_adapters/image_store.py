@@ -33,6 +33,23 @@ class Picture(Protocol):
         ...
 
 
+class Shelf:
+    """Decoded images up to one bound, and the threads that decode them.
+
+    Images are known by their content, so stores that prepare them alike can share a shelf.
+    """
+
+    def __init__(self, preprocessing: Preprocessing, memory_bytes: int, threads: int = 0) -> None:
+        """Decode with ``threads`` threads (0: one per core, at most 8); keep so many bytes."""
+        self.kept = _Kept(memory_bytes // (3 * preprocessing.size**2))
+        self.pool = ThreadPoolExecutor(threads or min(8, machine.cores()))
+
+    def close(self) -> None:
+        """Give back threads and memory."""
+        self.pool.shutdown(cancel_futures=True)
+        self.kept = _Kept(0)
+
+
 class ImageStore:
     """The images of one source, decoded for one backbone.
 
@@ -50,20 +67,25 @@ class ImageStore:
         *,
         memory_bytes: int,
         threads: int = 0,
+        shelf: Shelf | None = None,
     ) -> None:
-        """Decode with ``threads`` threads (0: one per core, at most 8); keep so many bytes."""
+        """Keep decoded images on a shelf of its own, as `Shelf` says, or on a shared one."""
         self.source = source
         self.preprocessing = preprocessing
         self.faults: list[str] = []
         self.alive: Callable[[], None] = _nobody
-        self._kept = _Kept(memory_bytes // (3 * preprocessing.size**2))
-        self._pool = ThreadPoolExecutor(threads or min(8, machine.cores()))
+        self._shelf = shelf or Shelf(preprocessing, memory_bytes, threads)
+        self._owns = shelf is None
+
+    @property
+    def _kept(self) -> _Kept:
+        return self._shelf.kept
 
     def close(self) -> None:
-        """Give back threads, files and memory."""
-        self._pool.shutdown(cancel_futures=True)
+        """Give back files, and threads and memory that nobody shares."""
+        if self._owns:
+            self._shelf.close()
         self.source.close()
-        self._kept = _Kept(0)
 
     def door(self, wanted: Sequence[tuple[Picture, int]]) -> Door:
         """Open labelled images; those that are gone or changed are left out and named."""
@@ -78,7 +100,9 @@ class ImageStore:
         missing = dict.fromkeys(i.digest for i in pictures if not self._kept.touch(i.digest))
         room = set(list(missing)[: self._kept.room()])
         first = {i.digest: i for i in reversed(pictures) if i.digest in room}
-        for one, array in zip(first, self._pool.map(self._decode, first.values()), strict=True):
+        for one, array in zip(
+            first, self._shelf.pool.map(self._decode, first.values()), strict=True
+        ):
             self.alive()
             if array is not None:
                 self._kept.put(one, array)
@@ -97,7 +121,9 @@ class ImageStore:
         self.alive()
         found = {i.digest: self._kept.get(i.digest) for i in pictures}
         missing = {i.digest: i for i in pictures if found[i.digest] is None}
-        found.update(zip(missing, self._pool.map(self._decode, missing.values()), strict=True))
+        found.update(
+            zip(missing, self._shelf.pool.map(self._decode, missing.values()), strict=True)
+        )
         return [found[i.digest] for i in pictures]
 
     def _decode(self, picture: Picture) -> U8 | None:
@@ -136,6 +162,11 @@ class Door:
     def size(self) -> int:
         """Side of the images in pixels, S."""
         return self._store.preprocessing.size
+
+    @property
+    def digests(self) -> list[str]:
+        """SHA-256 (hex) of each image's content, N of them."""
+        return [picture.digest for picture in self._pictures]
 
     def __len__(self) -> int:
         return len(self._pictures)

@@ -58,7 +58,7 @@ class Piece:
     Attributes:
         index: (b,), which images of the set.
         pixels: random views (b, S, S, 3) in [0, 255], float32, on the backbone's device.
-        rows: positions in the task's classes (b,), there too.
+        rows: positions in the task's classes, or those that `optimise` was given, (b,), there too.
     """
 
     index: I64
@@ -117,6 +117,7 @@ def optimise(
     view: Augmentation,
     factor: Callable[[int, int], float] | None = None,
     clip_norm: float | None = None,
+    classes: Sequence[int] | None = None,
 ) -> None:
     """Make one step per batch of all epochs, and tell the context's progress.
 
@@ -133,6 +134,7 @@ def optimise(
         view: the random views that are trained on.
         factor: (step from 0, steps) -> factor of the optimiser's step sizes; None: constant.
         clip_norm: largest length of a batch's gradient; None: no bound.
+        classes: what the rows of a piece are positions in; None: the task's classes.
 
     Raises:
         WorkerError: all steps were left out: nothing was trained.
@@ -142,7 +144,8 @@ def optimise(
     scaler = _scaler(ctx)
     due = _Due(ctx.device)
     made = 0
-    coming = ahead(_batches(ctx, data, epochs, batch_size, view))
+    among = ctx.task.classes if classes is None else classes
+    coming = ahead(_batches(ctx, data, among, epochs, batch_size, view))
     with contextlib.closing(coming):  # type: ignore[type-var]
         for step, whole in enumerate(coming):
             if factor is not None:
@@ -162,14 +165,19 @@ def optimise(
 
 
 def _batches(
-    ctx: Context, data: ImageSet, epochs: int, batch_size: int, view: Augmentation
+    ctx: Context,
+    data: ImageSet,
+    classes: Sequence[int],
+    epochs: int,
+    batch_size: int,
+    view: Augmentation,
 ) -> Iterator[Piece]:
     """Yield the views of all batches; everything random comes from one generator, in order."""
     generator = Generator().manual_seed(ctx.torch_seed(_BATCHES))
     sizes = {"epochs": epochs, "batch_size": batch_size}
     for index in shuffled_batches(len(data), **sizes, generator=generator):
         pixels = augment(on_device(data.take(index), ctx.device), view, generator)  # (B, S, S, 3)
-        rows = class_positions(data.labels[index], ctx.task.classes)  # (B,)
+        rows = class_positions(data.labels[index], classes)  # (B,)
         yield Piece(index, pixels, on_device(rows, ctx.device))
 
 
@@ -259,6 +267,29 @@ class FeatureSums:
     def means(self) -> NDArray[np.float64]:
         """The class means, (c, d); zero for a class without images."""
         return class_means(self.sums, self.counts)
+
+
+def all_features(
+    ctx: Context,
+    features: Callable[[Tensor], Tensor],
+    data: ImageSet,
+    *,
+    batch_size: int,
+) -> NDArray[np.float32]:
+    """Return the features (N, d) of all images as they are, without a gradient.
+
+    Args:
+        ctx: micro-batch and progress.
+        features: images (B, S, S, 3) in [0, 255] -> (B, d).
+        data: the images.
+        batch_size: images per pass if the context sets no micro-batch.
+    """
+    chunks = [np.zeros((0, ctx.backbone_info.dim), dtype=np.float32)]
+    for index, pixels in plain_batches(data, ctx.micro_batch or batch_size, ctx.device):
+        with torch.no_grad():
+            chunks.append(to_numpy(features(pixels)))
+        ctx.progress(Progress(int(index[-1]) + 1, len(data)))
+    return np.concatenate(chunks)
 
 
 def sum_features(

@@ -6,13 +6,20 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 from torch.nn import functional
+
+from fcil_adapters.bridge import to_numpy, to_torch
+from fcil_adapters.contract import Context, Progress
+from fcil_adapters.gaussian_mixture import Mixture
 
 _TEMPERATURE = 0.1  # of the logit normalisation, as in CCVR's code
 _SMALLEST_NORM = 1e-12
 
+F32 = NDArray[np.float32]
 Samples = tuple[Tensor, Tensor]  # features (N, d), columns (N,)
 
 
@@ -48,6 +55,54 @@ class Fitting(Protocol):
     def server_momentum(self) -> float:
         """SGD's momentum."""
         ...
+
+
+class Sampling(Fitting, Protocol):
+    """The options of a method that say how features are drawn besides."""
+
+    @property
+    def samples_per_class(self) -> int:
+        """Samples per class on average, in each epoch."""
+        ...
+
+    @property
+    def sampling_scale(self) -> float:
+        """The factor s of the covariances."""
+        ...
+
+
+def fit_to_mixture(
+    ctx: Context, h: Sampling, mixture: Mixture, start: tuple[F32, F32], purposes: tuple[int, int]
+) -> tuple[F32, F32]:
+    """Fit the rows of a mixture's classes to features drawn from it.
+
+    Args:
+        ctx: seed, device and progress.
+        h: the method's options.
+        mixture: of C classes.
+        start: weight (C, d) and bias (C,) in the order of its classes.
+        purposes: of the random streams that draw features, and that order them.
+
+    Returns:
+        The same, fitted.
+    """
+    total = h.samples_per_class * len(mixture.classes)
+    samples, order = purposes
+
+    def draw(epoch: int) -> Samples:
+        draws = Generator().manual_seed(ctx.torch_seed(samples, epoch))
+        rng = ctx.rng(samples, epoch)
+        return mixture.draw(total, h.sampling_scale, rng, draws, ctx.device)
+
+    weight, bias = rebalance(
+        h,
+        to_torch(start[0], ctx.device),
+        to_torch(start[1], ctx.device),
+        draw,
+        Generator().manual_seed(ctx.torch_seed(order)),
+        lambda done, loss: ctx.progress(Progress(done, h.server_epochs, loss)),
+    )
+    return to_numpy(weight), to_numpy(bias)
 
 
 def rebalance(

@@ -6,9 +6,12 @@ import difflib
 import hashlib
 import importlib
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -26,8 +29,24 @@ _TORCH = ("torch", "timm", "torchvision")
 
 
 def installed() -> EntryPoints:
-    """Return the doors of all installed methods; every installed package is read for it."""
-    return entry_points(group=GROUP)
+    """Return the doors of all installed methods.
+
+    Every installed package is read for it; again only when one has come or gone since.
+    """
+    return _doors(entry_points, tuple(_stamp(place) for place in sys.path))
+
+
+@lru_cache(maxsize=1)
+def _doors(look: Callable[..., EntryPoints], _places: tuple[tuple[str, int], ...]) -> EntryPoints:
+    return look(group=GROUP)
+
+
+def _stamp(place: str) -> tuple[str, int]:
+    """Return a place where packages lie, and when the last one came or went there."""
+    try:
+        return place, Path(place).stat().st_mtime_ns
+    except OSError:
+        return place, 0
 
 
 def method_names() -> list[str]:

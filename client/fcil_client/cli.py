@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from fcil_client import cli_model
+from fcil_client import cli_member, cli_model, cli_split
 from fcil_client.cli_backbone import app as backbone_app
 from fcil_client.cli_doctor import doctor
+from fcil_client.cli_swarm import swarm
 from fcil_client.manners_options import (
     HoursOption,
     ImagesOption,
@@ -24,6 +25,7 @@ from fcil_client.manners_options import (
     ThreadsOption,
     WhenIdleOption,
 )
+from fcil_client.partition_options import OwnSlotOption, PartitionOption, seat_of
 from fcil_protocol.errors import UsageError
 from fcil_protocol.logs import LogFormat, LogFormatOption, LogOption, LogSizeOption
 from fcil_protocol.options import AliveOption, FormatOption, JsonOption
@@ -60,6 +62,8 @@ def join(
     server: Annotated[
         str | None, typer.Option(help="Which server, if several could be meant: name or address.")
     ] = None,
+    partition: PartitionOption = None,
+    slot: OwnSlotOption = -1,
     engine: Annotated[
         str, typer.Option(help="What runs the backbone: torch, onnx, or auto: torch if installed.")
     ] = "auto",
@@ -124,7 +128,12 @@ def join(
     form = chosen(form, json_flag)
     if dry_run:
         with errors(form):
-            _dry_run(data, server, method, overrides or [], form, ticket=ticket is not None)
+            if ticket is not None:
+                raise UsageError(
+                    "a dry run enrols nobody, so it uses no ticket.",
+                    action="Leave --ticket out, and name the method: --method NAME",
+                )
+            _dry_run(Part(data, partition, slot), server, method, overrides or [], form)
         return
     with errors():
         if method is not None or overrides or form is not Format.TEXT:
@@ -136,10 +145,10 @@ def join(
         from fcil_client.enrolment import find
         from fcil_client.home import find_data
         from fcil_client.manners_options import rules
+        from fcil_client.options import Options
         from fcil_client.privacy import Limits
         from fcil_client.resources import read_bound
         from fcil_client.rotation import finish
-        from fcil_client.rounds import Options
         from fcil_protocol.files import DirectoryLock
         from fcil_protocol.logs import Said, open_log
         from fcil_protocol.service import Service
@@ -157,11 +166,13 @@ def join(
         )
         folder = find_data(str(data))
         file = open_log(log, log_format, log_mb)
-        asyncio.run(finish(folder))
+        seat = seat_of(partition, slot)
+        asyncio.run(finish(folder, seat))
         if ticket is not None:
-            home, enrolment = asyncio.run(_redeem(ticket, folder))
+            home, enrolment = asyncio.run(_redeem(ticket, folder, seat))
         else:
-            home, enrolment = find(folder, server)
+            name = f"{folder.resolve().name}-{slot:03d}" if seat else ""
+            home, enrolment = find(folder, server, seat=seat, name=name)
         options = Options(
             data=folder,
             engine=engine,
@@ -176,6 +187,8 @@ def join(
             manners=manners,
             work_timeout_s=work_timeout,
             limits=Limits(min_noise, max_epsilon, min_count, allow_partial),
+            partition=partition.resolve() if partition else None,
+            slot=slot,
         )
         said, service = Said(file), Service(file)
 
@@ -192,14 +205,16 @@ def join(
             asyncio.run(run())
 
 
+class Part(NamedTuple):
+    """All images of a data set, or those of one slot of a partition of it."""
+
+    data: Path
+    partition: Path | None
+    slot: int
+
+
 def _dry_run(
-    data: Path,
-    server: str | None,
-    method: str | None,
-    overrides: list[str],
-    form: Format,
-    *,
-    ticket: bool,
+    part: Part, server: str | None, method: str | None, overrides: list[str], form: Format
 ) -> None:
     from fcil_client.dry_run import count_images
     from fcil_client.dry_run import dry_run as predict
@@ -207,18 +222,15 @@ def _dry_run(
     from fcil_client.inquiry import look
     from fcil_client.show_egress import show_dry_run
 
-    if ticket:
-        raise UsageError(
-            "a dry run enrols nobody, so it uses no ticket.",
-            action="Leave --ticket out, and name the method: --method NAME",
-        )
-    folder = find_data(str(data))
-    outlook, home = look(folder, server, method, overrides)
-    row = predict(folder, outlook, count_images(folder, home), enrolled=home is not None)
+    folder = find_data(str(part.data))
+    outlook, home = look(folder, server, method, overrides, seat=seat_of(part.partition, part.slot))
+    fixed = home is not None or part.partition is not None
+    inventory = count_images(folder, home, part.partition, part.slot)
+    row = predict(folder, outlook, inventory, enrolled=fixed)
     emit(row, form, lambda: show_dry_run(row))
 
 
-async def _redeem(source: Path, folder: Path) -> tuple[Home, Enrolment]:
+async def _redeem(source: Path, folder: Path, seat: str) -> tuple[Home, Enrolment]:
     import io
     import sys
 
@@ -233,101 +245,34 @@ async def _redeem(source: Path, folder: Path) -> tuple[Home, Enrolment]:
     if str(source) == "-" and sys.stdin is None:
         raise UsageError("--ticket - reads standard input, which is closed.")
     ticket = read_ticket(source, sys.stdin.buffer if sys.stdin else io.BytesIO())
-    with DirectoryLock.acquire(Home.of(ticket.federation, folder).directory, "client"):
-        return await redeem(ticket, folder, say)
+    with DirectoryLock.acquire(Home.of(ticket.federation, folder, seat).directory, "client"):
+        return await redeem(ticket, folder, say, seat=seat)
 
 
 @app.command()
 def status(
     data: Annotated[Path | None, typer.Option(help="Only the client of this folder.")] = None,
+    members: Annotated[
+        bool, typer.Option("--members", help="Show the members of swarms one by one as well.")
+    ] = False,
     alive: AliveOption = False,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Show what the clients of this machine and user are doing."""
+    """Show what the clients of this machine and user are doing; a swarm is one of them."""
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_client.home import Home
-        from fcil_client.show_status import check_alive, one_status, show_status
+        from fcil_client.show_status import all_status, check_alive, one_status, show_all
 
-        homes = Home.known(data) if data is not None else Home.all()
-        rows = [one_status(h) for h in homes]
+        if data is not None:
+            swarms, rows = [], [one_status(h) for h in Home.known(data, None)]
+        else:
+            swarms, rows = all_status(members=members)
         if alive:
-            check_alive(rows)
-        emit({"clients": rows}, form, lambda: show_status(rows), rows=rows)
-
-
-@app.command()
-def leave(
-    data: Annotated[Path, typer.Option(help="The folder whose client leaves.")],
-    server: Annotated[
-        str | None, typer.Option(help="Which server, if several could be meant: name or address.")
-    ] = None,
-    without_server: Annotated[
-        bool, typer.Option("--without-server", help="Remove the files though no server was told.")
-    ] = False,
-    form: FormatOption = Format.TEXT,
-    json_flag: JsonOption = False,
-) -> None:
-    """Leave the federation for good: the server is told, and keys and caches are removed.
-
-    Images stay, and the journal of what left this device. What the server has averaged into the
-    model stays in it. To come back, join with a new ticket.
-    """
-    form = chosen(form, json_flag)
-    with errors(form):
-        import asyncio
-
-        from fcil_client import leaving
-        from fcil_client.visit import stop_daemon
-
-        home, enrolment = _enrolled(data, server)
-        with stop_daemon(home):
-            if not without_server:
-                asyncio.run(leaving.tell(home, enrolment))
-            kept = leaving.clear(home)
-        data_kept = {"name": enrolment.name, "kept": [str(path) for path in kept]}
-        emit(data_kept, form, lambda: None)
-        name = printable(enrolment.name)
-        typer.echo(f"{name} has left; its keys and caches are removed.", err=True)
-        for path in kept:
-            typer.echo(f"The journal of what left this device stays: {path}", err=True)
-
-
-@app.command("rotate-keys")
-def rotate_keys(
-    data: Annotated[Path, typer.Option(help="The folder whose client gets new keys.")],
-    server: Annotated[
-        str | None, typer.Option(help="Which server, if several could be meant: name or address.")
-    ] = None,
-    form: FormatOption = Format.TEXT,
-    json_flag: JsonOption = False,
-) -> None:
-    """Give the client new keys; it stays the same member. Start its daemon again afterwards."""
-    form = chosen(form, json_flag)
-    with errors(form):
-        import asyncio
-
-        from fcil_client.rotation import rotate
-        from fcil_client.visit import stop_daemon
-
-        home, enrolment = _enrolled(data, server)
-        with stop_daemon(home):
-            keys = asyncio.run(rotate(home, enrolment))
-        emit({"name": enrolment.name, "fingerprint": keys.fingerprint}, form, lambda: None)
-        typer.echo(f"{printable(enrolment.name)} has the key {keys.fingerprint} now.", err=True)
-
-
-def _enrolled(data: Path, server: str | None) -> tuple[Home, Enrolment]:
-    from fcil_client.enrolment import find_enrolled
-
-    found = find_enrolled(data, server)
-    if found is None:
-        raise UsageError(
-            f"{data} is not enrolled with a federation.",
-            action="See which folders are: fcil-client status",
-        )
-    return found
+            check_alive([*swarms, *rows])
+        told = {"clients": rows, "swarms": swarms}
+        emit(told, form, lambda: show_all(swarms, rows), rows=[*swarms, *rows])
 
 
 @app.command()
@@ -364,15 +309,19 @@ def privacy(
         from fcil_client.show_privacy import one_privacy, show_privacy
         from fcil_client.show_status import one_status
 
-        homes = Home.known(data) if data is not None else Home.all()
+        homes = Home.known(data, None) if data is not None else Home.all()
         rows = [one_privacy(home, one_status(home)) for home in homes]
         emit({"clients": rows}, form, lambda: show_privacy(rows), rows=rows)
 
 
+app.command()(cli_member.leave)
+app.command("rotate-keys")(cli_member.rotate_keys)
 app.command()(doctor)
+app.command()(swarm)
 app.add_typer(backbone_app, name="backbone")
 
 
+app.command()(cli_split.split)
 app.command()(cli_model.predict)
 app.command()(cli_model.export)
 

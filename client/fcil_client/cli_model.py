@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fcil_client.partition_options import SlotOption
 from fcil_protocol.errors import EXIT_RUN_FAILED, UsageError
 from fcil_protocol.options import FormatOption, JsonOption
 from fcil_protocol.terminal import Format, chosen, emit, errors, printable
@@ -42,6 +43,7 @@ def predict(
     ] = None,
     data: DataOption = None,
     server: ServerOption = None,
+    slot: SlotOption = None,
     top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 3,
     unknown: Annotated[
         bool, typer.Option("--unknown", help="Give a score, 0 to 1, for being of no known class.")
@@ -75,13 +77,15 @@ def predict(
         from fcil_adapters.onnx_session import default_threads
         from fcil_client.predict import Current, Means, Wanted
 
-        if model is not None and (data or server or weights or engine != "auto"):
+        if model is not None and (
+            data or server or slot is not None or weights or engine != "auto"
+        ):
             raise UsageError("--model FILE holds everything: no --data, --weights or --engine.")
         means = Means(engine, device, weights, threads or default_threads(), batch, calibrate)
         wanted = Wanted(top, unknown, unknown_above)
         current = None
         if model is None:
-            current = Current(find_home(data, server), means, _progress("calibrating"))
+            current = Current(find_home(data, server, slot), means, _progress("calibrating"))
         if watch:
             _watch(images, current or model, means, wanted, form)
         else:
@@ -94,6 +98,7 @@ def export(
     onnx: Annotated[Path, typer.Option(help="The file to write; one that exists is replaced.")],
     data: DataOption = None,
     server: ServerOption = None,
+    slot: SlotOption = None,
     precision: Annotated[
         str, typer.Option(help="fp32, fp16, or int8, which is measured on the client's images.")
     ] = "fp32",
@@ -121,7 +126,7 @@ def export(
         cores = threads or default_threads()
         means = Means(weights=weights, threads=cores, calibrate=calibrate)
         info = export_current(
-            find_home(data, server),
+            find_home(data, server, slot),
             onnx,
             precision=precision,
             opset=opset,
@@ -139,17 +144,17 @@ def export(
         )
 
 
-def find_home(data: Path | None, server: str | None) -> Home:
+def find_home(data: Path | None, server: str | None, slot: int | None) -> Home:
     """Return the client that is meant: of a folder, or the only one of this user.
 
     Raises:
         UsageError: there is none, or several could be meant.
     """
-    from fcil_client.enrolment import find_enrolled
+    from fcil_client.enrolment import find_member
     from fcil_client.home import Home
 
     if data is not None:
-        found = find_enrolled(data, server)
+        found = find_member(data, server, slot)
         if found is None:
             raise UsageError(
                 f"{data} is not enrolled with a federation.",

@@ -22,6 +22,7 @@ class Connection:
 
     Attributes:
         server: the server's keys, pinned at enrolment or of its newest certificate.
+        sent_bytes, received_bytes: of messages, since the start.
         clock_s: how far this clock is behind the server's, at least and at most, as of the last
             Welcome; None: no server has said.
 
@@ -44,6 +45,7 @@ class Connection:
         self._welcomed = False
         self._begun_s = time.time()
         self.clock_s: tuple[float, float] | None = None
+        self.sent_bytes = self.received_bytes = 0
         self._unsent: dict[tuple[str, int, str, int], Decline] = {}
         self._link: ClientLink
 
@@ -72,7 +74,10 @@ class Connection:
 
     async def recv(self) -> LinkNews | tuple[bytes, ...]:
         """Wait for the next message, or for news of the link itself."""
-        return await self._link.recv()
+        news = await self._link.recv()
+        if isinstance(news, tuple):
+            self.received_bytes += sum(map(len, news))
+        return news
 
     def close(self) -> None:
         """End the link."""
@@ -135,6 +140,8 @@ class Connection:
         """
         sent = False
         if self._welcomed or isinstance(message, Hello):
-            sent = self._link.send(self._channel.frames(message, *blobs))
+            frames = self._channel.frames(message, *blobs)
+            sent = self._link.send(frames)
+            self.sent_bytes += sum(map(len, frames)) if sent else 0
         if not sent and isinstance(message, Decline):
             self._unsent[(message.run, message.task, message.kind, message.round)] = message

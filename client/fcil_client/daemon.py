@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from importlib.metadata import version
 from typing import Any
 
@@ -22,14 +22,16 @@ from fcil_client.greeting import FATAL, Terms
 from fcil_client.home import Enrolment, Home
 from fcil_client.inventory import Inventory
 from fcil_client.jobs import Jobs, defect
-from fcil_client.manners_facts import Sensors, System
-from fcil_client.manners_loop import Watch
+from fcil_client.manners_facts import Sensors
 from fcil_client.notes import Note, Notes
-from fcil_client.rounds import Options, RoundWork
+from fcil_client.options import Options
+from fcil_client.progress import Reports
+from fcil_client.rounds import RoundWork
 from fcil_client.session import Session
 from fcil_client.session_events import Link, RoundKey, Work, key_of
+from fcil_client.surroundings import Alone, Surroundings
 from fcil_client.transfers import Transfers
-from fcil_protocol import control
+from fcil_client.workplace import Workplace
 from fcil_protocol.dialling import ADDRESS_S, REFUSALS, Dial, dial
 from fcil_protocol.errors import (
     FcilError,
@@ -46,7 +48,6 @@ from fcil_protocol.messages import (
     Decline,
     Nack,
     Parts,
-    Progress,
     Received,
     RoundClosed,
     RoundOpen,
@@ -58,7 +59,6 @@ from fcil_protocol.service import Service
 from fcil_protocol.transport import LinkNews
 
 ANSWER_S = 60.0  # for an answer to a Hello, which holds up to 130 kB, before another is said
-PROGRESS_S = 1.0  # the server hears at most this often how far the work is
 TWO_LINKS = "two_links"  # the code of a Bye: another connection with this client's key stays
 
 
@@ -70,6 +70,8 @@ class Client:
         make: starts a link to one of the server's addresses.
         service: signals, and what a supervisor is told.
         sensors: say whether this device may work; None: its own.
+        around: what a process gives to it that many clients share; None: it is alone in it, and
+            ``make``, ``service`` and ``sensors`` are its own.
     """
 
     def __init__(
@@ -82,19 +84,20 @@ class Client:
         make: Dial = dial,
         service: Service | None = None,
         sensors: Sensors | None = None,
+        around: Surroundings | None = None,
     ) -> None:
         self.home = home
         self.enrolment = enrolment
         self.notes = Notes(say)
         self._began = time.monotonic()
         self.terms: Terms | None = None
-        self.progress: tuple[str, int, int] | None = None
         self.counted = 0
         self._judged = ""
         self._keys = load_keys(home.keys_path)
         self._limits = options.limits
-        self._line = Connection(enrolment, self._keys, make)
-        self._work = RoundWork(home, enrolment, self._keys, options)
+        self._around = around or Alone(home, options, make, service, sensors)
+        self._line = Connection(enrolment, self._keys, self._around.dial)
+        self._work = RoundWork(home, enrolment, self._keys, options, self._around.place)
         self._jobs = Jobs(
             self._work, self.notes, feed=self._feed, fail=self._fail, progress=self._trained
         )
@@ -104,20 +107,11 @@ class Client:
         )  # fmt: skip
         self._session = Session.resume(*self._transfers.waiting())
         self._session.patience_s = options.manners.patience_s
-        self._manners = Watch(
-            options.manners,
-            sensors or System(use=options.manners.only_when_idle),
-            self.notes,
-            hold=self._work.hold,
-            feed=self._feed,
-            changed=self._stood,
-        )
+        self._reports = Reports(self._line, self._session)
         self._timers: dict[events.Event, asyncio.TimerHandle] = {}
         self._answer: asyncio.TimerHandle | None = None
-        self._service = service or Service()
         self._stopping = asyncio.Event()
         self._failure: FcilError | None = None
-        self._last_progress = 0.0
 
     # --- life -------------------------------------------------------------------------------
 
@@ -127,23 +121,14 @@ class Client:
         Raises:
             FcilError: why the client cannot take part.
         """
-        self._service.catch(self._stopping.set, lambda text: self.notes("info", text))
-        door = await control.serve(self.home.directory, self._command)
-        await self._manners.look()  # before anybody can ask for anything
+        await self._around.begin(self)
         self._line.open()
-        # At once: a client whose server is away does its work all the same, which is to wait.
-        self._service.ready(lambda: telling.line(self._session, self.counted))
-        self._jobs.spawn(self._receive())
-        self._jobs.spawn(self._jobs.watch())
-        self._jobs.spawn(self._transfers.watch())
-        self._jobs.spawn(self._manners.run())
-        self._jobs.spawn(self._manners.pace())
+        for work in (self._receive(), self._transfers.watch(), *self._around.beside()):
+            self._jobs.spawn(work)
         try:
             await self._stopping.wait()
         finally:
-            self._service.stopping()
-            door.close()
-            control.socket_path(self.home.directory).unlink(missing_ok=True)
+            self._around.ending()
             self._line.send(greeting.goodbye(self._failure))
             for timer in (*self._timers.values(), self._answer):
                 if timer is not None:
@@ -151,7 +136,7 @@ class Client:
             await self._jobs.stop()
             await asyncio.sleep(0.05)  # let the goodbye leave the socket
             self._line.close()
-            self._service.over()
+            self._around.over()
         if self._failure is not None:
             raise self._failure
 
@@ -176,7 +161,7 @@ class Client:
                 self.notes("error", str(error))
                 if isinstance(instruction, events.Settle):
                     unsettled = error
-        self._service.news()
+        self._around.news()
 
     def _execute(self, instruction: events.Instruction) -> None:
         match instruction:
@@ -194,7 +179,7 @@ class Client:
             case events.HoldNothing():
                 self._jobs.inventory = Inventory()
             case events.Fetch(order):
-                self.progress = ("fetching", 0, 1)
+                self._reports.now = ("fetching", 0, 1)
                 self._transfers.fetch(order)
             case events.Train(order):
                 self._jobs.train(order, self._known_terms, self._line.server)
@@ -203,7 +188,7 @@ class Client:
                 self._jobs.cancel_round()
                 self._transfers.stop()
             case events.Offer(digest):
-                self.progress = ("sending", 0, 1)
+                self._reports.now = ("sending", 0, 1)
                 self._transfers.offer(digest)
             case events.Later(event, pause_s):
                 self._later(event, pause_s)
@@ -213,7 +198,7 @@ class Client:
                 self.home.settle(digest, counted=False)
             case events.Forget(digest):
                 self.home.drop_outgoing(digest)
-                self.progress = None
+                self._reports.now = None
             case events.Settle(verdict):
                 self._settle(verdict.update, verdict.counted, verdict.reason)
             case events.Refuse(key, code, text):
@@ -256,7 +241,7 @@ class Client:
 
     def _decline(self, key: RoundKey, code: str, text: str) -> None:
         # The sentence may name files and classes: it stays here, the server gets the code.
-        self.progress = None
+        self._reports.now = None
         self.notes("warning", f"declined {key}: {text}")
         self._line.send(
             Decline(run=key.run, task=key.task, kind=key.kind, round=key.round, reason=code)
@@ -337,7 +322,7 @@ class Client:
             case Parts() | Chunk():
                 self._transfers.part(received, message, self._known_terms)
                 if self._session.work is Work.FETCHING:
-                    self._report("fetching", *self._transfers.progress)
+                    self._reports.report("fetching", *self._transfers.progress)
             case Want():
                 self._transfers.want(message)
             case Ack():
@@ -389,36 +374,44 @@ class Client:
         if bye.code == TWO_LINKS:
             self._fail(greeting.looks_copied())
         self.notes("info", f"the server says goodbye: {bye.reason}")
+        self._around.goodbye(bye.code)
 
-    # --- progress and commands --------------------------------------------------------------
+    # --- what the surroundings ask for ------------------------------------------------------
+
+    @property
+    def session(self) -> Session:
+        """Where link and work stand."""
+        return self._session
+
+    @property
+    def place(self) -> Workplace:
+        """Where it computes."""
+        return self._work.place
+
+    @property
+    def application_bytes(self) -> tuple[int, int]:
+        """Bytes of messages sent and received since the start, before encryption of the link."""
+        return self._line.sent_bytes, self._line.received_bytes
+
+    def stop(self) -> None:
+        """End the client when what is being written is written."""
+        self._stopping.set()
+
+    def feed(self, event: events.Event) -> None:
+        """Let the session take an event from outside."""
+        self._feed(event)
+
+    def watch_folder(self) -> Coroutine[Any, Any, None]:
+        """Return what notices images that come and go."""
+        return self._jobs.watch()
+
+    def stood(self) -> None:
+        """Say at once that the work stands still, or goes on."""
+        self._around.news()
+        self._reports.again()
 
     def _trained(self, done: int, total: int) -> None:
-        self._report("working", done, total)
-
-    def _stood(self) -> None:
-        """Say at once that the work stands still, or goes on."""
-        self._service.news()
-        if self.progress is not None:
-            self._last_progress = float("-inf")
-            self._report(*self.progress)
-
-    def _report(self, phase: str, done: int, total: int) -> None:
-        self.progress = (phase, done, total)
-        now, key = time.monotonic(), self._session.key
-        online = self._session.link is Link.READY
-        if key is None or not online or now - self._last_progress < PROGRESS_S:
-            return
-        self._last_progress = now
-        said = {**vars(key), "phase": phase, "done": done, "total": total}
-        self._line.send(Progress.model_validate({**said, "paused": bool(self._session.barred)}))
-
-    async def _command(self, op: str, _fields: dict[str, Any]) -> dict[str, Any]:
-        if op == "stop":
-            self._stopping.set()
-            return {}
-        if op == "status":
-            return self.status()
-        raise WireError(f"this client knows no command {op!r}.")
+        self._reports.report("working", done, total)
 
     def status(self) -> dict[str, Any]:
         """Return everything that one wants to know of a running client."""
@@ -428,9 +421,9 @@ class Client:
             "package": version("fcil"),
             "clock_s": self._line.clock_s,
             **telling.membership(self.home, self.enrolment),
-            **telling.doing(self._session, self.progress),
+            **telling.doing(self._session, self._reports.now),
             **telling.terms_of(self.terms, self._limits),
-            "manners": self._manners.status(),
+            "manners": self._around.manners(),
             "resources": self._work.resources.told,
             "up_s": round(time.monotonic() - self._began, 1),
             "device": self._work.device,

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from fcil_adapters.contract import TaskInfo
-from fcil_adapters.images import open_source
 from fcil_client import manifest as manifests
 from fcil_client.egress import describe_fields, describe_tensors
 from fcil_client.greeting import Terms
 from fcil_client.home import SALT_BYTES, Home
 from fcil_client.inquiry import Outlook, Task
 from fcil_client.inventory import Inventory
+from fcil_client.partition_source import open_data
 from fcil_protocol.header import sealed_size
 from fcil_protocol.payload import WIRE_DTYPES, MetaValue, Payload, pack
 from fcil_protocol.schema import PayloadSchema, TensorBound, class_key
@@ -25,7 +25,9 @@ from fcil_protocol.wellknown import EVALUATE, INVENTORY_SCHEMA, inventory_faults
 _ZERO: Mapping[str, MetaValue] = {"int": 0, "float": 0.0, "bool": False}
 
 
-def count_images(data: Path, home: Home | None) -> Inventory:
+def count_images(
+    data: Path, home: Home | None, partition: Path | None = None, slot: int = -1
+) -> Inventory:
     """Look through a folder as the client would, in this process.
 
     A folder that is not enrolled has no salt yet: which images will be kept for tests is
@@ -36,9 +38,10 @@ def count_images(data: Path, home: Home | None) -> Inventory:
         StorageError: the manifest of an enrolled folder cannot be kept.
     """
     salt = home.salt() if home else os.urandom(SALT_BYTES)
-    source = open_source(data)
+    source, fractions = open_data(data, partition, slot)
     try:
-        manifest = manifests.scan(source, home.directory / manifests.NAME if home else None, salt)
+        cache = home.directory / manifests.NAME if home else None
+        manifest = manifests.scan(source, cache, salt, fractions)
     finally:
         source.close()
     faults = [*manifest.faults, *manifest.notes]
@@ -54,8 +57,8 @@ def dry_run(
         data: the image folder.
         outlook: what the client would meet.
         inventory: what is in the folder.
-        enrolled: its split into sides is fixed; else any image may be one for training or one
-            for tests.
+        enrolled: its split into sides is fixed, by that or by a partition; else any image may be
+            one for training or one for tests.
     """
     terms = outlook.terms
     least = terms.privacy.min_count
@@ -70,6 +73,7 @@ def dry_run(
         "version": terms.method.version,
         "backbone": terms.backbone.name if terms.method.needs_backbone else None,
         "privacy": terms.privacy.model_dump(),
+        "exemplars": terms.method.exemplars(terms.hparams),
         "announcement": _announcement(inventory.told(least), exact=enrolled),
         "tasks": list(_tasks(outlook, possible)),
         "faults": inventory.faults,

@@ -55,12 +55,16 @@ def join_files() -> list[JoinFile]:
     return found
 
 
-def find(data: Path, server: str | None) -> tuple[Home, Enrolment]:
+def find(
+    data: Path, server: str | None, *, seat: str = "", name: str = ""
+) -> tuple[Home, Enrolment]:
     """Return the client's home and enrolment, enrolling it if it is new.
 
     Args:
         data: the image folder; one folder is one client of a federation.
         server: a federation's name, id or address, when several could be meant.
+        seat: which of the clients that share the folder.
+        name: of a new client, behind the machine's; empty: the folder's.
 
     Raises:
         Unreachable: no server runs here and the folder was never enrolled.
@@ -68,14 +72,14 @@ def find(data: Path, server: str | None) -> tuple[Home, Enrolment]:
     """
     running = find_server(server)
     if running is not None:
-        home = Home.of(running.federation, data)
+        home = Home.of(running.federation, data, seat)
         if home.enrolment() is None:
-            return home, _enrol(home, running, data)
+            return home, _enrol(home, running, data, name)
         try:  # a server that lost its ledger takes the same keys in again
-            return home, _enrol(home, running, data)
+            return home, _enrol(home, running, data, name)
         except LinkError:  # it is away: the daemon goes on trying with what it knows
             return home, _refresh(home, running)
-    enrolled = find_enrolled(data, server)
+    enrolled = find_enrolled(data, server, seat)
     if enrolled is not None:
         return enrolled
     asked = f" that is called {server!r}" if server else ""
@@ -105,13 +109,13 @@ def find_server(server: str | None) -> JoinFile | None:
     return running[0] if running else None
 
 
-def find_enrolled(data: Path, server: str | None) -> tuple[Home, Enrolment] | None:
+def find_enrolled(data: Path, server: str | None, seat: str = "") -> tuple[Home, Enrolment] | None:
     """Return the membership of a folder that is meant, if it has one.
 
     Raises:
         UsageError: several could be meant.
     """
-    known = [h for h in Home.known(data) if server is None or _home_means(h, server)]
+    known = [h for h in Home.known(data, seat) if server is None or _home_means(h, server)]
     if len(known) > 1:
         raise UsageError(
             f"{data} is enrolled with {len(known)} federations and none of their servers runs "
@@ -120,6 +124,31 @@ def find_enrolled(data: Path, server: str | None) -> tuple[Home, Enrolment] | No
         )
     enrolment = known[0].enrolment() if known else None
     return (known[0], enrolment) if enrolment is not None else None
+
+
+def find_member(
+    data: Path, server: str | None, slot: int | None = None
+) -> tuple[Home, Enrolment] | None:
+    """Return the membership of a folder that is meant, though a partition may divide it.
+
+    Args:
+        data: the image folder.
+        server: as in `find`.
+        slot: of which client; None: of the one that has all of it, or else of the only one.
+
+    Raises:
+        UsageError: several could be meant.
+    """
+    if slot is None and Home.known(data):
+        return find_enrolled(data, server)
+    homes = Home.known(data, None if slot is None else f"*-{slot:03d}")
+    seats = sorted({home.seat for home in homes})
+    if len(seats) > 1 and slot is None:
+        raise UsageError(
+            f"{data} is divided between {len(seats)} clients of this machine.",
+            action="Say which one: --slot K. See them with: fcil-client status",
+        )
+    return find_enrolled(data, server, "*" if slot is None else f"*-{slot:03d}") if seats else None
 
 
 def _answers(join: JoinFile) -> bool:
@@ -152,10 +181,10 @@ def _refresh(home: Home, join: JoinFile) -> Enrolment:
     return enrolment
 
 
-def _enrol(home: Home, join: JoinFile, data: Path) -> Enrolment:
+def _enrol(home: Home, join: JoinFile, data: Path, name: str) -> Enrolment:
     keys = load_keys(home.keys_path)
     # A folder's name may hold bytes that are no text.
-    name = printable(f"{socket.gethostname()}:{data.resolve().name}")[:128]
+    name = printable(f"{socket.gethostname()}:{name or data.resolve().name}")[:128]
     public = {k: v.hex() for k, v in keys.public.to_fields().items()}
     try:
         reply = control.ask(join.directory, "enrol_local", name=name, keys=public)

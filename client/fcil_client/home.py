@@ -1,8 +1,8 @@
 """Where a client keeps what must survive it: keys, enrolment, outbox, parts, state.
 
-One directory per (federation, data folder)::
+One directory per (federation, data folder), or slot of a partition of it::
 
-    <state home>/fcil/<federation>/<digest of the data path>/
+    <state home>/fcil/<federation>/<digest of the data path>[-<partition>-<slot>]/
         lock  control.sock  salt
         client.json            who we are to this federation (0600)
         left.json              who we were, once the client has left
@@ -43,9 +43,15 @@ def state_home() -> Path:
     return Path(platformdirs.user_state_dir("fcil", appauthor=False))
 
 
-def data_digest(data: Path) -> str:
-    """Return the name that a data folder gives to its client directory."""
-    return hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:16]
+def data_digest(data: Path, seat: str = "") -> str:
+    """Return the name that a data folder gives to its client directory.
+
+    Args:
+        data: the folder or zip file.
+        seat: which of the clients that share it (`partition_file.seat`); empty: it has one.
+    """
+    digest = hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:16]
+    return f"{digest}-{seat}" if seat else digest
 
 
 @dataclass(frozen=True)
@@ -77,17 +83,28 @@ class Home:
         self._folders = {name: directory / name for name in FOLDERS}
 
     @classmethod
-    def of(cls, federation: FederationId, data: Path) -> Home:
+    def of(cls, federation: FederationId, data: Path, seat: str = "") -> Home:
         """Return the home of a federation's client for a data folder, made if need be."""
-        home = cls(state_home() / federation / data_digest(data))
+        home = cls(state_home() / federation / data_digest(data, seat))
         home.make()
         return home
 
     @classmethod
-    def known(cls, data: Path) -> list[Home]:
-        """Return the homes of all federations that this data folder is enrolled with."""
-        pattern = f"*/{data_digest(data)}/client.json"
-        return [cls(path.parent) for path in sorted(state_home().glob(pattern))]
+    def known(cls, data: Path, seat: str | None = "") -> list[Home]:
+        """Return the homes of all federations that this data folder is enrolled with.
+
+        Args:
+            data: the folder or zip file.
+            seat: which of the clients that share it; None: all of them.
+        """
+        names = [data_digest(data, seat or "")] + [data_digest(data, "*")] * (seat is None)
+        found = {path.parent for n in names for path in state_home().glob(f"*/{n}/client.json")}
+        return [cls(directory) for directory in sorted(found)]
+
+    @property
+    def seat(self) -> str:
+        """Which of the clients that share the data this is; empty: it has all of it."""
+        return self.directory.name.partition("-")[2]
 
     @classmethod
     def all(cls) -> list[Home]:
@@ -97,7 +114,7 @@ class Home:
     @classmethod
     def with_journal(cls, data: Path | None) -> list[Home]:
         """Return homes, of one data folder or all, whose client is, or was, a member."""
-        digest = "*" if data is None else data_digest(data)
+        digest = "*" if data is None else f"{data_digest(data)}*"
         names = ("client.json", FORMER, "egress*.jsonl")
         found = {p.parent for n in names for p in state_home().glob(f"*/{digest}/{n}")}
         return [cls(directory) for directory in sorted(found)]

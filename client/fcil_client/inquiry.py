@@ -77,7 +77,13 @@ class Outlook:
 
 
 def look(
-    data: Path, server: str | None, method: str | None, overrides: Sequence[str], make: Dial = dial
+    data: Path,
+    server: str | None,
+    method: str | None,
+    overrides: Sequence[str],
+    make: Dial = dial,
+    *,
+    seat: str = "",
 ) -> tuple[Outlook, Home | None]:
     """Find the terms that a folder would have to meet, and its home if it is enrolled.
 
@@ -87,6 +93,7 @@ def look(
         method: take this installed one, and ask nobody.
         overrides: ``method.option=value`` or ``run.backbone=name``, with ``method`` only.
         make: starts a link to one address.
+        seat: which of the clients that share the folder.
 
     Raises:
         UsageError: nobody can be asked, since the folder is not enrolled.
@@ -98,16 +105,16 @@ def look(
             action="For example: --method pilora -c method.rank=8",
         )
     if method is not None:
-        known = Home.known(data)
+        known = Home.known(data, seat)
         return _installed(method, overrides), known[0] if len(known) == 1 else None
     join = find_server(server)
     if join is not None:
-        home = next((h for h in Home.known(data) if _is_of(h, join)), None)
+        home = next((h for h in Home.known(data, seat) if _is_of(h, join)), None)
         try:
             return _ask_control(join), home
         except Unreachable:
             server = join.federation  # it left its join file; perhaps it is elsewhere now
-    enrolled = find_enrolled(data, server)
+    enrolled = find_enrolled(data, server, seat)
     if enrolled is None:
         raise UsageError(
             f"{data} is not enrolled with a server that could be asked, and a dry run enrols "

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from watchfiles import awatch
@@ -42,6 +43,33 @@ def defect(error: Exception) -> InternalError:
     )
     internal.__cause__ = error
     return internal
+
+
+async def changes(data: Path, notes: Notes) -> AsyncIterator[set[str]]:
+    """Yield the paths that changed in a folder; an empty set where it is not known which.
+
+    It ends when the folder cannot be watched (any more), which is told.
+    """
+    found = awatch(data, debounce=2000, step=500)
+    while True:
+        paths: set[str] = set()
+        try:
+            paths = {path for _, path in await anext(found)}
+        except StopAsyncIteration:
+            return
+        except ExceptionGroup as group:
+            if not group.subgroup(is_about_a_name):
+                raise
+            found = awatch(data, debounce=2000, step=500)
+        # Gone, or the system watches too much already.
+        except (OSError, RuntimeError) as error:
+            notes(
+                "warning",
+                f"the folder cannot be watched ({error}); images that come or go are noticed "
+                "when the client is started again",
+            )
+            return
+        yield paths
 
 
 class Jobs:
@@ -161,24 +189,7 @@ class Jobs:
 
     async def watch(self) -> None:
         """Notice images that come and go while the client runs."""
-        changes = awatch(self._work.data, debounce=2000, step=500)
-        while True:
-            try:
-                await anext(changes)
-            except StopAsyncIteration:
-                return
-            except ExceptionGroup as group:
-                if not group.subgroup(is_about_a_name):
-                    raise
-                changes = awatch(self._work.data, debounce=2000, step=500)
-            # Gone, or the system watches too much already.
-            except (OSError, RuntimeError) as error:
-                self._notes(
-                    "warning",
-                    f"the folder cannot be watched ({error}); images that come or go are noticed "
-                    "when the client is started again",
-                )
-                return
+        async for _ in changes(self._work.data, self._notes):
             self._feed(events.FolderChanged())
 
     # --- a round ----------------------------------------------------------------------------

@@ -298,7 +298,7 @@ def _parse(text: bytes) -> _Record:
         kinds = (cls, str), (size, int), (stamp, int), (content, str), (fault, str), (used, bool)
         if not all(isinstance(value, kind) for value, kind in kinds):
             raise TypeError(name)
-        if part not in (None, "train", "test") or (content and content not in record.sides):
+        if part not in (None, *SIDES) or (content and content not in record.sides):
             raise ValueError(name)
     if not set(record.sides.values()) <= set(SIDES):
         raise ValueError("sides")

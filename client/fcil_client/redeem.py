@@ -21,7 +21,7 @@ from fcil_protocol.ticket import Ticket
 
 
 async def redeem(
-    ticket: Ticket, data: Path, say: Callable[[str], None], make: Dial = dial
+    ticket: Ticket, data: Path, say: Callable[[str], None], make: Dial = dial, seat: str = ""
 ) -> tuple[Home, Enrolment]:
     """Enrol the client of a data folder with a ticket.
 
@@ -30,6 +30,7 @@ async def redeem(
         data: the image folder; one folder is one client of a federation.
         say: shows what is tried.
         make: starts a link to one address.
+        seat: which of the clients that share the folder.
 
     Raises:
         TrustError: the server refuses the ticket, or is not the one that the ticket means.
@@ -42,7 +43,7 @@ async def redeem(
             action="Use it with: fcil-server relay --ticket FILE; for a client ask the operator "
             "for another one.",
         )
-    home = Home.of(ticket.federation, data)
+    home = Home.of(ticket.federation, data, seat)
     folder = await asyncio.to_thread(data.resolve)
     digest = hashlib.sha256(ticket.guest_keys().public.curve).hexdigest()
     known = home.enrolment()

@@ -21,9 +21,9 @@ from fcil_protocol.messages import Ack, Rotate
 from fcil_protocol.ticket import PROOF, keys_digest, proof_text
 
 
-async def finish(data: Path) -> None:
+async def finish(data: Path, seat: str = "") -> None:
     """Finish changes of a folder's keys that a kill interrupted, as far as servers answer."""
-    for home in Home.known(data):
+    for home in Home.known(data, seat):
         enrolment = home.enrolment()
         if enrolment is None or not list(home.directory.glob("keys.*.json")):
             continue

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import fcil_protocol
-from fcil_adapters import describe, engines, registry
-from fcil_adapters.contract import BackboneInfo, Context, Part, TaskInfo
+from fcil_adapters import engines, registry
+from fcil_adapters.contract import Context, Part, TaskInfo
 from fcil_adapters.forms import lost_words
 from fcil_adapters.privacy import Privacy
-from fcil_adapters.worker_effort import UNKNOWN_BATCH, Effort, batch_of, persist
-from fcil_adapters.worker_host import WorkerHost
+from fcil_adapters.worker_effort import UNKNOWN_BATCH, batch_of, persist
 from fcil_adapters.worker_ops import context_fields
 from fcil_client.downloads import open_part
 from fcil_client.egress import Journal
@@ -24,13 +21,13 @@ from fcil_client.greeting import Terms, check_backbone
 from fcil_client.home import Enrolment, Home
 from fcil_client.inventory import Inventory
 from fcil_client.keeping import Keeping
-from fcil_client.manners import ALWAYS, Rules
 from fcil_client.model_keeping import ModelKeeper
+from fcil_client.options import Options
 from fcil_client.outbox import Outbox
-from fcil_client.privacy import NO_LIMITS, Limits, PrivacyLedger
+from fcil_client.privacy import PrivacyLedger
 from fcil_client.registry_part import read_registry
-from fcil_client.resources import NICE, resources
 from fcil_client.session_events import RoundKey, key_of
+from fcil_client.workplace import Workplace
 from fcil_protocol.envelope import Core, seal, wrap_key
 from fcil_protocol.errors import DataError, EgressRefused, SchemaMismatch, TooLarge
 from fcil_protocol.keys import PrivateKeys, PublicKeys
@@ -40,28 +37,7 @@ from fcil_protocol.schema import class_key
 from fcil_protocol.stored import StoredEnvelope
 from fcil_protocol.wellknown import EVALUATE, INVENTORY, REGISTRY, inventory_faults
 
-WORKER_IDLE_S = 600.0
 KEPT_BYTES = 64 << 10  # parts up to here stay open from round to round; names of classes, as a rule
-WORK_TIMEOUT_S = 1800.0  # a step of 64 images of a ViT-B/16 takes a slow processor 10 minutes
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a client decides for itself: data, resources, limits; never hyper-parameters."""
-
-    data: Path
-    engine: str = "auto"
-    device: str = "auto"
-    precision: str = "auto"
-    weights: Path | None = None
-    threads: int = 0
-    nice: int = NICE
-    micro_batch: int | None = None
-    max_memory: int = 0
-    image_bytes: int = 0
-    manners: Rules = ALWAYS
-    work_timeout_s: float = WORK_TIMEOUT_S
-    limits: Limits = NO_LIMITS
 
 
 @dataclass(frozen=True)
@@ -70,11 +46,13 @@ class _Begun:
 
     Attributes:
         classes: those of the round that this client holds, name -> id.
+        past: those of earlier tasks, for a method that keeps exemplars of them.
         parts: of the broadcast, what is for the method.
         state: the method's, after the last counted update; None where none is needed.
     """
 
     classes: dict[str, int]
+    past: dict[str, int]
     parts: dict[str, Payload]
     state: Payload | None
 
@@ -95,19 +73,27 @@ class RoundWork:
         faults: images of the last round that vanished or broke since the scan.
         names: ids of the classes that this client holds, as the last round said.
         effort: how many images fit into one pass, as far as failures have shown.
+        place: where it is computed; its own, or one that many clients share.
         tell: told in words when the worker failed and what is tried next.
         resources: what it takes of the machine.
     """
 
     def __init__(
-        self, home: Home, enrolment: Enrolment, keys: PrivateKeys, options: Options
+        self,
+        home: Home,
+        enrolment: Enrolment,
+        keys: PrivateKeys,
+        options: Options,
+        place: Workplace | None = None,
     ) -> None:
         self.journal = Journal(home.directory)
         self.device = ""
         self.claim: BackboneClaim | None = None
         self.faults: list[str] = []
         self.names: dict[str, int] = {}
-        self.effort = Effort(options.micro_batch)
+        self.place = place or Workplace(options, home.directory / "worker.log")
+        self.effort = self.place.effort
+        self.resources = self.place.resources
         self.tell: Callable[[str], None] = _quiet
         self._engine = "torch"
         self._home = home
@@ -117,25 +103,10 @@ class RoundWork:
         self.outbox = Outbox(home)
         self._ledger = PrivacyLedger(home.directory)
         self._opened: dict[str, Payload] = {}  # small parts of the last order, by digest
-        self._turn = asyncio.Lock()  # the worker does one thing at a time
         self._keeping = Keeping(home, self.outbox)
         self._model = ModelKeeper(home, enrolment.federation, options.weights)
-        self.resources = resources(
-            threads=options.threads,
-            nice=options.nice,
-            bound=options.max_memory,
-            image_bytes=options.image_bytes,
-        )
-        self._host = WorkerHost(
-            "fcil_client.worker",
-            name="client",
-            threads=self.resources.threads,
-            nice=options.nice,
-            memory_bytes=options.max_memory,
-            idle_s=WORKER_IDLE_S,
-            stall_s=options.work_timeout_s or None,
-            log=home.directory / "worker.log",
-        )
+        self._host = self.place.host
+        self._shared = place is not None
 
     @property
     def data(self) -> Path:
@@ -143,12 +114,9 @@ class RoundWork:
         return self._options.data
 
     async def close(self) -> None:
-        """End the worker."""
-        await self._host.stop()
-
-    def hold(self, still: bool) -> None:
-        """Let the worker stand still where it is, or go on."""
-        (self._host.rest.hold if still else self._host.rest.go)()
+        """End the worker, unless others use it."""
+        if not self._shared:
+            await self._host.stop()
 
     # --- backbone and data ------------------------------------------------------------------
 
@@ -182,22 +150,16 @@ class RoundWork:
             return
         if self._engine == "onnx" and (clash := engines.installed().clash):
             self.tell(clash)
-        async with self._turn:
-            fields = self._backbone_fields(terms)
-            reply, blobs = await persist(self._host, self.effort, "backbone", fields)
-        self.device = str(reply["description"])
-        ours: BackboneInfo = describe.backbone_from_fields(reply["info"])
-        check_backbone(ours, terms.backbone)
-        probe = unpack(blobs[0]).f32("probe")
-        self.claim = BackboneClaim(
-            digest=ours.digest,
-            preprocessing=describe.preprocessing_digest(ours.preprocessing),
-            probe=np.ascontiguousarray(probe, dtype="<f4").tobytes(),
-        )
+        loaded = await self.place.backbone(self._backbone_fields(terms))
+        self.device = loaded.device
+        check_backbone(loaded.info, terms.backbone)
+        self.claim = loaded.claim
 
     def _data_fields(self) -> dict[str, Any]:
         return {
             "data": str(self._options.data.resolve()),
+            "partition": str(self._options.partition or ""),
+            "slot": self._options.slot,
             "cache": str(self._home.directory),
             "salt": self._home.salt(),
             "memory_bytes": self.resources.image_bytes,
@@ -211,7 +173,7 @@ class RoundWork:
             DataError: the folder as a whole cannot be used.
             StorageError, WorkerError: the scan failed for another reason.
         """
-        async with self._turn:
+        async with self.place.turn:
             reply, _ = await persist(self._host, self.effort, "scan", self._data_fields())
         return Inventory(
             train={str(name): int(n) for name, n in reply["counts"]["train"].items()},
@@ -259,6 +221,10 @@ class RoundWork:
             PrivacyRefused: the terms or the budget do not allow it to take part.
             WorkerError: the computation failed, also when it was tried again.
         """
+        async with self.place.room:
+            return await self._run(order, terms, server, progress)
+
+    async def _run(self, order: RoundOpen, terms: Terms, server: PublicKeys, progress: Any) -> str:
         task = TaskInfo(order.task, tuple(order.classes), tuple(order.past))
         # What reads, hashes, seals or syncs does so beside the loop: few and long steps.
         begun = await asyncio.to_thread(self._begin, order, terms, task, server)
@@ -291,9 +257,11 @@ class RoundWork:
         if not classes:
             raise DataError("this client holds no class of the current task.")
         if order.kind == EVALUATE:
-            return _Begun(classes, parts, None)
+            return _Begun(classes, {}, parts, None)
         self._charge(terms, key_of(order), task, list(classes))
-        return _Begun(classes, parts, self._home.state())
+        keeps = terms.method.exemplars(terms.hparams)
+        past = {name: c for name, c in self.names.items() if keeps and c in task.past}
+        return _Begun(classes, past, parts, self._home.state())
 
     def _parts(
         self, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys
@@ -335,13 +303,14 @@ class RoundWork:
             "method": terms.method.name,
             "context": context_fields(ctx),
             "classes": begun.classes,
+            "past": begun.past,
             "parts": list(begun.parts),
             "backbone": self._backbone_fields(terms),
             "min_count": self.least(terms),
             **self._data_fields(),
         }
         evaluate = ctx.kind == EVALUATE
-        async with self._turn:
+        async with self.place.turn:
             reply, answer = await persist(
                 self._host,
                 self.effort,

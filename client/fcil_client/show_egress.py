@@ -8,6 +8,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from fcil_adapters import exemplars
 from fcil_adapters.privacy_terms import describe_terms
 from fcil_protocol.messages import PrivacyTerms
 from fcil_protocol.terminal import printable
@@ -40,6 +41,8 @@ def show_dry_run(row: dict[str, Any]) -> None:
     out.print("No class was announced and no update sent.", style="bold")
     out.print(f"{row['method']} {row['version']}{on}, {row['told']}.")
     out.print(f"Privacy: {describe_terms(PrivacyTerms.model_validate(row['privacy']))}.")
+    if again := exemplars.told(row["exemplars"]):
+        out.print(f"{row['method']} {again}.")
     for text in row["faults"]:
         out.print(printable(text), style="yellow")
     _show_announcement(out, row["announcement"])

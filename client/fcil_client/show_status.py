@@ -7,8 +7,9 @@ from typing import Any
 
 import typer
 
+from fcil_adapters import exemplars
 from fcil_adapters.privacy_terms import describe_terms
-from fcil_client import current_model, egress
+from fcil_client import current_model, egress, swarm_status
 from fcil_client.home import Home
 from fcil_client.show_privacy import describe_limits
 from fcil_protocol import control
@@ -45,11 +46,12 @@ def one_status(home: Home) -> dict[str, Any]:
     """Return what a client's daemon says, or what is known without it."""
     model = current_model.summary(home)
     try:
-        said = control.ask(home.directory, "status", STATUS_S)
+        said = swarm_status.ask(home, STATUS_S)
     except (Unreachable, Timeout) as error:
         known = {k: v for k, v in who(home).items() if k != "left"}
         return {
             **known,
+            "seat": home.seat,
             "running": isinstance(error, Timeout),
             "answers": False,
             "server": _addresses(home),
@@ -60,13 +62,35 @@ def one_status(home: Home) -> dict[str, Any]:
     return {**said, "answers": True, "damaged": "", "model": model}
 
 
+def all_status(*, members: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return rows of all swarms, and of all clients that are in none (or ``members`` as well)."""
+    homes = Home.all()
+    inside = swarm_status.in_swarms(homes)
+    swarms = {record.directory: record for record in inside.values()}
+    # A member that was started with join runs alone for now.
+    alone = [
+        home
+        for home in homes
+        if members or home.directory not in inside or control.socket_path(home.directory).exists()
+    ]
+    rows = [swarm_status.one_swarm(record, STATUS_S) for record in swarms.values()]
+    return rows, [one_status(home) for home in alone]
+
+
+def show_all(swarms: list[dict[str, Any]], clients: list[dict[str, Any]]) -> None:
+    """Print what swarms and clients are doing."""
+    swarm_status.show_swarms(swarms)
+    if clients or not swarms:
+        show_status(clients)
+
+
 def check_alive(rows: list[dict[str, Any]]) -> None:
     """Refuse anything but daemons that answer, for who watches over them.
 
     Raises:
         Unreachable: one does not, or there is none.
     """
-    silent = [str(row["data"]) for row in rows if not row["answers"]]
+    silent = [str(row.get("data", row["name"])) for row in rows if not row["answers"]]
     if silent or not rows:
         raise Unreachable(
             f"no client's daemon answers{' for ' if silent else ''}{', '.join(silent)}."
@@ -113,9 +137,10 @@ def show_status(rows: list[dict[str, Any]]) -> None:
             continue
         if not row["running"]:
             waiting = f", {row['outbox']} update waits in the outbox" if row["outbox"] else ""
-            typer.echo(
-                f"  not running{waiting}; start: fcil-client join --data {printable(row['data'])}"
-            )
+            slot = row["seat"].rpartition("-")[2]
+            part = f" --partition FILE --slot {int(slot)}" if slot.isdecimal() else ""
+            data = printable(row["data"])
+            typer.echo(f"  not running{waiting}; start: fcil-client join --data {data}{part}")
             _show_model(row)
             continue
         typer.echo(f"  link     {row['link']} to {', '.join(row['server'])}")
@@ -133,12 +158,14 @@ def show_status(rows: list[dict[str, Any]]) -> None:
             typer.echo(f"  run      {row['run']}, {row['method']} on {row['backbone']}")
         if row["privacy"]:
             typer.echo(f"  privacy  {_terms_line(row['privacy'])}")
+        if again := exemplars.told(row.get("exemplars") or 0):
+            typer.echo(f"  images   {again}")
         typer.echo(f"  device   {row['device'] or 'not loaded yet'}")
         for work, count in row["micro_batch"].items():
             typer.echo(f"  memory   {work}: at most {count} images in one pass fit")
         if row["classes"]:
-            train = sum(c["train"] for c in row["classes"].values())
-            typer.echo(f"  images   {train} for training in {len(row['classes'])} classes")
+            train = [c["train"] for c in row["classes"].values() if c["train"]]
+            typer.echo(f"  images   {sum(train)} for training in {len(train)} classes")
         typer.echo(f"  counted  {row['counted']} updates since the start")
         _show_model(row)
 

@@ -74,7 +74,8 @@ def split(
     """Give every image its side.
 
     Rules, the first that applies: a recorded side stays. An image in ``test/`` is on the
-    test side, and a copy of it in ``train/`` is left out. Else the hash decides; but a class
+    test side, and a copy of it in ``train/`` is left out; one that a partition keeps for tuning
+    is on the select side. Else the hash decides; but a class
     without any image on the train side gets there its lowest by hash, so that a class of a
     single image can be learned; and one that is large enough to expect a test image, but
     has none, gets its highest by hash there, so that what was learned of it can be measured.
@@ -88,13 +89,16 @@ def split(
     images = list(images)
     fractions.checked()
     given = {digest for entry, digest in images if entry.part == "test"}
+    kept = {digest for entry, digest in images if entry.part == "select"}
     result = Split(dict(recorded))
     for _, digest in images:
         if digest not in result.sides:
             at = position(digest, salt)
-            side = _by_hash(at, fractions, tested=bool(given))
+            side = "select" if digest in kept else _by_hash(at, fractions, tested=bool(given))
             result.sides[digest] = "test" if digest in given else side
-    _help_small_classes(images, recorded, given, salt, 0.0 if given else fractions.test, result)
+    if fractions.train < 1:  # else every image has its side, and a class without any lacks it
+        tested = 0.0 if given else fractions.test
+        _help_small_classes(images, recorded, given, salt, tested, result)
     _leave_out(images, given, result)
     return result
 

@@ -16,6 +16,8 @@ WITHOUT_US = {
     "surplus": "has as many updates as it takes; this client's is not needed",
 }
 
+_TERMS = ("run", "method", "backbone", "backbone_digest", "privacy", "exemplars")
+
 
 def line(session: Session, counted: int) -> str:
     """Say in one line what the client does."""
@@ -49,11 +51,12 @@ def doing(session: Session, progress: tuple[str, int, int] | None) -> dict[str, 
 def terms_of(terms: Terms | None, limits: Limits) -> dict[str, Any]:
     """Return what the server's run is, and the terms of privacy beside the client's own limits."""
     if terms is None:
-        return dict.fromkeys(("run", "method", "backbone", "backbone_digest", "privacy"))
+        return dict.fromkeys(_TERMS)
     return {
         "run": terms.run,
         "method": terms.method.name,
         "backbone": terms.backbone.name,
         "backbone_digest": terms.backbone.digest if terms.method.needs_backbone else None,
         "privacy": {**terms.privacy.model_dump(), "own": vars(limits)},
+        "exemplars": terms.method.exemplars(terms.hparams),
     }

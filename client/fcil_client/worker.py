@@ -6,17 +6,20 @@ that it needs, so a new process can take over at any call.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from fcil_adapters import registry, worker_ops
-from fcil_adapters.contract import Context, Preprocessing, Progress
-from fcil_adapters.images import open_source
+from fcil_adapters import exemplars, registry, worker_ops
+from fcil_adapters.contract import Context
+from fcil_adapters.exemplars import Exemplars
+from fcil_adapters.image_store import Door
 from fcil_adapters.worker_models import Engine, evaluate, read_parts
 from fcil_adapters.worker_ops import Call, Reply
 from fcil_adapters.worker_pipe import Fields
 from fcil_client import manifest as manifests
+from fcil_client import partition_file
+from fcil_client.held_data import HeldData, manifest_path
 from fcil_client.local_data import LocalData
-from fcil_client.manifest import Manifest
 from fcil_client.split import SIDES
 from fcil_protocol.errors import DataError, WireError
 from fcil_protocol.payload import unpack
@@ -27,9 +30,7 @@ class ClientWorker:
 
     def __init__(self) -> None:
         self._engine = Engine()
-        self._manifest: Manifest | None = None
-        self._of = ("", "", b"")
-        self._data: LocalData | None = None
+        self._held = HeldData()
 
     def operations(self) -> dict[str, worker_ops.Operation]:
         """Return the operations by name."""
@@ -43,12 +44,13 @@ class ClientWorker:
     def scan(self, call: Call) -> Reply:
         """Look at the data folder.
 
-        Fields: ``data`` (path), ``cache`` (directory where the manifest is kept), ``salt``.
+        Fields: ``data`` (path), ``cache`` (directory where the manifest is kept), ``salt``,
+        and, if a partition divides the data, ``partition`` (path) and ``slot``.
         Result: ``counts`` {side: {class name: images}}, ``faults``, ``notes``, ``digest``,
         and ``changes`` since the scan before, in sentences.
         """
-        before = manifests.load(_manifest_path(call.fields), call.fields["salt"])
-        manifest = self._scan(call)
+        before = manifests.load(manifest_path(call.fields), call.fields["salt"])
+        manifest = self._held.scan(call)
         return {
             "counts": {side: manifest.counts(side) for side in SIDES},
             "faults": list(manifest.faults),
@@ -62,26 +64,41 @@ class ClientWorker:
 
         Fields: those of `Engine.prepare` and `scan`, ``classes`` {name: id} of the
         task's classes, ``min_count`` (images without which a class takes no part),
-        ``memory_bytes``, ``parts`` (names). Payloads: state, then the parts.
-        Result: ``images`` (how many the learner saw), ``faults``, and ``lost`` (`Forms.lost`)
-        in a task's first round if something travels in half precision; payloads: the new state
-        and the upload.
+        ``memory_bytes``, ``parts`` (names), and ``past``, as ``classes`` of earlier tasks, for
+        a method that keeps exemplars. Payloads: state, then the parts.
+        Result: ``images`` (how many the learner saw), ``faults``, ``lost`` (`Forms.lost`) in a
+        task's first round if something travels in half precision, and ``exemplars`` (how many
+        it saw besides) if its method keeps any; payloads: the new state and the upload.
         """
         method, ctx = self._engine.prepare(call)
         if not call.payloads:
             raise WireError("a run needs the client's state as its first payload.")
         state, *rest = call.payloads
         parts = read_parts(call, rest, ctx.forms)
-        data = self._local_data(call, ctx)
+        data = self._held.of(call, ctx.backbone_info.preprocessing)
         least = call.fields["min_count"]
-        door = data.learner_door(_class_ids(call.fields, ctx.task.classes), least)
+        only = _choice(call.fields, ctx)
+        door = data.learner_door(_class_ids(call.fields, ctx.task.classes), least, only)
+        if only is not None and not len(door):
+            raise DataError(
+                "the partition gives this client no image of this round's classes.",
+                action="Let the server's tasks be those of the partition (docs/partitions.md).",
+            )
         if least > 1 and not len(door):
             raise DataError(f"no class of the current task has {least} images here.")
         learner = registry.load_half(method.learner)
-        new_state, upload = learner.run(ctx, unpack(state), parts, door)
+        held, most = unpack(state), method.exemplars(ctx.hparams)
+        faults: list[str] = []
+        if most:
+            shown, faults = _exemplars(ctx, call.fields, data, exemplars.named(held), door)
+            ctx = replace(ctx, exemplars=shown)
+        new_state, upload = learner.run(ctx, held, parts, door)
+        exemplars.check_state(new_state, most)
         exchange = registry.find_exchange(method, ctx.hparams, ctx.backbone_info, ctx.kind)
         sent = ctx.forms.narrow(upload, exchange.upload)
-        result: Fields = {"images": len(door), "faults": list(data.faults)}
+        result: Fields = {"images": len(door), "faults": [*data.faults, *faults]}
+        if ctx.exemplars is not None:
+            result["exemplars"] = len(ctx.exemplars.images)
         if ctx.forms.half and ctx.round == 0:  # once a task is enough
             result["lost"] = ctx.forms.lost(upload, sent, parts.values())
         return result, [new_state, sent]
@@ -94,65 +111,30 @@ class ClientWorker:
         """
         method, ctx = self._engine.prepare(call)
         parts = read_parts(call, call.payloads, ctx.forms)
-        data = self._local_data(call, ctx)
+        data = self._held.of(call, ctx.backbone_info.preprocessing)
         door = data.evaluator_door(_class_ids(call.fields, ctx.task.seen))
         counts = evaluate(method, ctx, parts, door)
         return {"images": len(door), "faults": list(data.faults)}, [counts]
 
-    def _scan(self, call: Call) -> Manifest:
-        fields = call.fields
-        source = open_source(Path(fields["data"]))
-        try:
-            manifest = manifests.scan(
-                source,
-                _manifest_path(fields),
-                fields["salt"],
-                threads=fields.get("threads", 0),
-                on_progress=lambda done, total: call.progress(Progress(done, total)),
-            )
-        except BaseException:
-            source.close()
-            raise
-        if self._data is not None and self._key(fields) == self._of:
-            self._data.refresh(source, manifest)
-        else:
-            self._drop_data()
-            source.close()
-        self._manifest, self._of = manifest, self._key(fields)
-        return manifest
 
-    def _local_data(self, call: Call, ctx: Context) -> LocalData:
-        preprocessing = ctx.backbone_info.preprocessing
-        if self._manifest is None or self._of != self._key(call.fields):
-            self._scan(call)
-        if self._data is None or not self._fits(preprocessing):
-            self._drop_data()
-            assert self._manifest is not None
-            self._data = LocalData(
-                open_source(Path(call.fields["data"])),
-                self._manifest,
-                preprocessing,
-                memory_bytes=call.fields["memory_bytes"],
-                threads=call.fields.get("threads", 0),
-            )
-        self._data.tell(call.alive)
-        return self._data
-
-    def _fits(self, preprocessing: Preprocessing) -> bool:
-        return self._data is not None and self._data.preprocessing == preprocessing
-
-    def _drop_data(self) -> None:
-        if self._data is not None:
-            self._data.close()
-        self._data = None
-
-    @staticmethod
-    def _key(fields: Fields) -> tuple[str, str, bytes]:
-        return fields["data"], fields["cache"], fields["salt"]
+def _choice(fields: Fields, ctx: Context) -> frozenset[str] | None:
+    """Return the images that a partition lets this round see, by name; None: all of the client."""
+    if not fields.get("partition"):
+        return None
+    partition = partition_file.load(Path(fields["partition"]))
+    return partition.round_choice(fields["slot"], ctx.task.index, ctx.round)
 
 
-def _manifest_path(fields: Fields) -> Path:
-    return Path(fields["cache"]) / manifests.NAME
+def _exemplars(
+    ctx: Context, fields: Fields, data: LocalData, kept: list[str], door: Door
+) -> tuple[Exemplars, list[str]]:
+    """Open the door to the images of past classes that a state names; say how many are gone."""
+    past = _class_ids({"classes": fields["past"]}, ctx.task.past)
+    again = data.exemplar_door(past, kept, fields["min_count"])
+    lost = len(kept) - len(again)
+    faults = [f"{lost} of {len(kept)} exemplars are gone or too few; the others are used."]
+    digests = [exemplars.as_digests(one.digests) for one in (again, door)]
+    return Exemplars(again, *digests), faults if lost else []
 
 
 def _class_ids(fields: Fields, allowed: tuple[int, ...]) -> dict[str, int]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fcil_protocol.errors import UnknownClient
 from fcil_protocol.keys import PrivateKeys, PublicKeys
 from fcil_protocol.link import ClientLink
-from fcil_protocol.transport import Dealer
+from fcil_protocol.transport import Dealer, Links
 
 ADDRESS_S = 1.0  # at an address where nobody answers, before the next one is tried
 
@@ -24,11 +24,19 @@ REFUSALS = {
 Dial = Callable[[str, PrivateKeys, PublicKeys], ClientLink]
 
 
-def dial(address: str, keys: PrivateKeys, peer: PublicKeys) -> ClientLink:
-    """Start connecting to HOST:PORT, where somebody with ``peer.curve`` must answer."""
+def dial(
+    address: str, keys: PrivateKeys, peer: PublicKeys, links: Links | None = None
+) -> ClientLink:
+    """Start connecting to HOST:PORT, where somebody with ``peer.curve`` must answer.
+
+    ``links`` is what many links of one process share.
+    """
     host, _, port = address.rpartition(":")
     link = Dealer(
-        curve_secret=keys.curve_secret, curve_public=keys.public.curve, server_key=peer.curve
+        curve_secret=keys.curve_secret,
+        curve_public=keys.public.curve,
+        server_key=peer.curve,
+        links=links,
     )
     link.connect(host.strip("[]"), int(port))
     return link

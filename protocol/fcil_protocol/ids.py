@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 import re
 from datetime import UTC, datetime
@@ -22,6 +23,12 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 def new_client_id() -> ClientId:
     """Draw a client id at enrolment; it never depends on a key, so keys can rotate."""
     return ClientId(base64.b32encode(os.urandom(16)).decode("ascii").rstrip("=").lower())
+
+
+def named_client_id(name: str) -> ClientId:
+    """Return the id of a client in a federation that is to be repeated number by number."""
+    word = hashlib.sha256(b"fcil/1/named-client\0" + name.encode()).digest()[:16]
+    return ClientId(base64.b32encode(word).decode("ascii").rstrip("=").lower())
 
 
 def new_run_id() -> RunId:

@@ -19,6 +19,7 @@ from fcil_protocol.errors import TooLarge, WireError
 from fcil_protocol.lanes import is_laned
 
 LEFT = "left"  # the code of a client's Bye that ends its membership
+RUN_DONE = "run_done"  # the code of a server's Bye: nothing more is asked in this run
 MAX_BODY_BYTES = 256 * 1024
 MAX_BLOBS = 3
 MAX_HEADER_BLOB_BYTES = 8 << 20  # a header lists 32 bytes per chunk

@@ -40,6 +40,7 @@ __all__ = [
     "Dealer",
     "Incoming",
     "LinkNews",
+    "Links",
     "Router",
     "ServerLink",
     "frame_wire_bytes",
@@ -133,26 +134,6 @@ class _Gate(threading.Thread):
             return self._admit(key)
         except Exception:
             return False  # a gate that cannot decide stays shut
-
-
-class _Monitor(threading.Thread):
-    """Drains a client socket's monitor."""
-
-    def __init__(
-        self, sock: zmq.Socket[bytes], mask: int, heard: Callable[[int, int], None]
-    ) -> None:
-        super().__init__(name="fcil-monitor", daemon=True)
-        self._pair = sock.get_monitor_socket(mask | zmq.EVENT_MONITOR_STOPPED)
-        self._heard = heard
-
-    def run(self) -> None:
-        with contextlib.suppress(zmq.ContextTerminated, zmq.ZMQError):
-            while True:
-                event, value = _EVENT.unpack(self._pair.recv_multipart()[0])
-                if event == zmq.EVENT_MONITOR_STOPPED:
-                    break
-                self._heard(event, value)
-        self._pair.close(0)
 
 
 _EVENT = struct.Struct("=HI")  # of a monitor: what, and its descriptor or error number
@@ -414,11 +395,32 @@ class Router:
         self._counts.close()
 
 
+class Links:
+    """What many clients' links in one process share: libzmq's threads and its table of sockets.
+
+    Args:
+        most: links that are open at once.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        # Each link has its socket and the two ends of its monitor; some close while others open.
+        self.context.set(zmq.MAX_SOCKETS, 4 * most + 64)
+
+    def close(self) -> None:
+        """End the threads; all links must be closed before."""
+        self.context.term()
+
+
 class Dealer:
     """The client's DEALER socket to one server address at a time.
 
+    Its monitor is read in the event loop: events come from this socket's own attempts to connect,
+    a few in a second at most, so nobody else can fill it.
+
     Args:
         server_key: the server's 32-byte CURVE key, pinned at enrolment.
+        links: what it shares with others; None: it has threads of its own.
         retry_s: pause before a refused connection is tried again; libzmq itself retries
             lost ones, but never one that the gate refused.
     """
@@ -431,12 +433,15 @@ class Dealer:
         server_key: bytes,
         heartbeat_s: float = 10.0,
         retry_s: float = 5.0,
+        links: Links | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._own = None if links else Links(1)
         self._retry_s = retry_s
         self._endpoint = ""
-        self._socket = self._context.socket(zmq.DEALER)
+        shared = self._own or links
+        assert shared is not None, "one of the two is there"
+        self._socket = shared.context.socket(zmq.DEALER)
         _common_options(self._socket, int(heartbeat_s * 1000))
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 200)
@@ -447,13 +452,13 @@ class Dealer:
         mask = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
         mask |= zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         mask |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-        self._monitor = _Monitor(self._socket, mask, self._heard)
-        self._monitor.start()
         self._up = False
         self._tried = False  # whether an attempt to connect was made since the last connection
         self._reader: _Reader[LinkNews | tuple[bytes, ...]] = _Reader(
             self._socket, lambda frames: tuple(f.bytes for f in frames), lambda: None
         )
+        self._monitor = self._socket.get_monitor_socket(mask)
+        self._news: _Reader[LinkNews] = _Reader(self._monitor, self._heard, lambda: None)
 
     def _tell(self, state: str, reason: str = "") -> None:
         self._reader.tell(LinkNews(state, reason))
@@ -465,11 +470,8 @@ class Dealer:
         self._socket.connect(self._endpoint)
         self._reader.wake()
 
-    def _heard(self, event: int, _value: int) -> None:  # monitor's thread
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._link_event, event)
-
-    def _link_event(self, event: int) -> None:
+    def _heard(self, frames: list[zmq.Frame]) -> None:
+        event, _ = _EVENT.unpack(frames[0].bytes)
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._up = True
             self._tell("up")
@@ -519,7 +521,9 @@ class Dealer:
     def close(self) -> None:
         """End the link; what was not sent is lost here, never in the outbox."""
         self._reader.close()
+        self._news.close()
         self._socket.disable_monitor()
-        self._monitor.join(timeout=5)
+        self._monitor.close(0)
         self._socket.close(0)
-        self._context.term()
+        if self._own is not None:
+            self._own.close()

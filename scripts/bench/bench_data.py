@@ -1,4 +1,4 @@
-"""Images for the simulations, and how clients share them (METHODS.md section 8).
+"""Images for the simulations, shared by clients as `fcil_client.partition` draws it.
 
 * digits: scikit-learn's, 1,797 scans of 8 x 8 pixels, in their order;
 * CIFAR-100: a slice of a zip with ``train/<class>/*`` and ``test/<class>/*``, classes in
@@ -21,12 +21,10 @@ from sklearn.datasets import load_digits
 
 from fcil_adapters.contract import Preprocessing, TaskInfo
 from fcil_adapters.images import decode, preprocess
+from fcil_client import partition as draws
 
 I64 = NDArray[np.int64]
 Partition = Callable[[Images, Sequence[TaskInfo], int, int], list[Images]]
-
-MAX_DRAWS = 1000
-PYCIL_SEED = 1993
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ def cifar100(
     with zipfile.ZipFile(path) as archive:
         files = _files(archive)
         names = sorted({name for _, name in files})  # the label ids of CIFAR-100
-        order = pycil_order(len(names))[: tasks * size]
+        order = draws.pycil_order(len(names))[: tasks * size]
         sides = []
         for side, count in (("train", train), ("test", test)):
             pictures, labels = [], []
@@ -97,12 +95,6 @@ def _tasks(groups: tuple[int, int]) -> tuple[TaskInfo, ...]:
     return tuple(make_tasks([ids[i : i + groups[1]] for i in ids[:: groups[1]]]))
 
 
-def pycil_order(classes: int) -> list[int]:
-    """Return PyCIL's class order: ``np.random.seed(1993); np.random.permutation(C)``."""
-    legacy = np.random.RandomState(PYCIL_SEED)  # the papers' generator
-    return [int(c) for c in legacy.permutation(classes)]
-
-
 def _files(archive: zipfile.ZipFile) -> dict[tuple[str, str], list[str]]:
     """Return (side, class) -> names of its images, sorted."""
     found: dict[tuple[str, str], list[str]] = {}
@@ -114,75 +106,23 @@ def _files(archive: zipfile.ZipFile) -> dict[tuple[str, str], list[str]]:
 
 
 def dirichlet(beta: float) -> Partition:
-    """Split each class by a draw from Dirichlet(beta), cut at floor(cumsum(p) n_c).
-
-    A task is drawn again until every client has an image of it, `MAX_DRAWS` times at most;
-    after that, clients without images sit the task out.
-    """
-
-    def owners(labels: I64, clients: int, rng: np.random.Generator) -> I64:
-        owner = np.zeros(len(labels), dtype=np.int64)
-        for _ in range(MAX_DRAWS):
-            for c in np.unique(labels):
-                rows = rng.permutation(np.flatnonzero(labels == c))
-                shares = rng.dirichlet([beta] * clients)
-                cuts = np.floor(np.cumsum(shares)[:-1] * len(rows)).astype(np.int64)
-                for k, part in enumerate(np.split(rows, cuts)):
-                    owner[part] = k
-            if len(np.unique(owner)) == clients:
-                break
-        return owner
-
-    return _per_task(owners)
+    """Split each class by a draw from Dirichlet(beta)."""
+    return _per_task(draws.dirichlet(beta))
 
 
 def quantity(alpha: int) -> Partition:
-    """Give every client alpha classes of each task; owners of a class share it equally.
-
-    It is drawn again until every class has an owner, `MAX_DRAWS` times at most; then a client
-    takes each missing class in exchange for one that others own as well.
-    """
-
-    def owners(labels: I64, clients: int, rng: np.random.Generator) -> I64:
-        classes = np.unique(labels)
-        held = _held(len(classes), min(alpha, len(classes)), clients, rng)  # (K, C)
-        owner = np.zeros(len(labels), dtype=np.int64)
-        for c, label in enumerate(classes):
-            rows = rng.permutation(np.flatnonzero(labels == label))
-            holders = np.flatnonzero(held[:, c])
-            for k, part in zip(holders, np.array_split(rows, len(holders)), strict=True):
-                owner[part] = k
-        return owner
-
-    return _per_task(owners)
+    """Give every client alpha classes of each task; owners of a class share it equally."""
+    return _per_task(draws.quantity(alpha))
 
 
-def _held(classes: int, alpha: int, clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    if alpha * clients < classes:
-        raise SystemExit(f"{clients} clients of {alpha} classes cannot own {classes} classes.")
-    held = np.zeros((clients, classes), dtype=bool)
-    for _ in range(MAX_DRAWS):
-        held[:] = False
-        for k in range(clients):
-            held[k, rng.choice(classes, alpha, replace=False)] = True
-        if held.any(axis=0).all():
-            return held
-    for c in np.flatnonzero(~held.any(axis=0)):
-        spare = held & (held.sum(axis=0) > 1)
-        k = rng.choice(np.flatnonzero(spare.any(axis=1)))
-        held[k, rng.choice(np.flatnonzero(spare[k]))] = False
-        held[k, c] = True
-    return held
-
-
-def _per_task(owners: Callable[[I64, int, np.random.Generator], I64]) -> Partition:
-    """Draw each task from its own stream: ``default_rng([seed, task])``, the same every round."""
+def _per_task(owners: draws.Draw) -> Partition:
+    """Draw each task from its own stream, the same every round."""
 
     def split(train: Images, tasks: Sequence[TaskInfo], clients: int, seed: int) -> list[Images]:
         owner = np.full(len(train), -1, dtype=np.int64)
         for task in tasks:
             rows = np.flatnonzero(np.isin(train.labels, task.classes))
-            rng = np.random.default_rng([seed, task.index])
+            rng = draws.task_stream(seed, task.index)
             owner[rows] = owners(train.labels[rows], clients, rng)
         return [train.where(owner == k) for k in range(clients)]
 

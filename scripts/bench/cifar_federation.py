@@ -18,8 +18,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from bench_data import pycil_order
-
+from fcil_client.partition import pycil_order
 from fcil_server import rundir
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.local import LocalFederation

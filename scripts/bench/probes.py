@@ -12,8 +12,9 @@ from simulation import Round
 from fcil_adapters.arrays import sample_weights
 from fcil_adapters.bridge import to_torch
 from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.lora_head import places
 from fcil_adapters.methods.fed_talora.history import total
-from fcil_adapters.methods.fed_talora.parts import Received, places, read_parts
+from fcil_adapters.methods.fed_talora.parts import Received, read_parts
 from fcil_adapters.methods.hgp import aggregator as hgp
 
 

@@ -28,6 +28,11 @@ class FederationSection(Section):
         description="addresses that clients are told; empty: the listen address",
     )
     heartbeat_s: float = Field(10.0, gt=0, description="silence before a peer is probed")
+    ids: Literal["random", "named"] = Field(
+        "random",
+        description="new clients' ids: drawn, or derived from their names, so that an experiment "
+        "made again with clients of the same names gives the same numbers (docs/lab.md)",
+    )
     metrics: str = Field(
         "",
         description="address at which figures are served to Prometheus, such as 127.0.0.1:9464 "

@@ -19,6 +19,7 @@ from fcil_protocol.errors import BadSignature, FcilError, InternalError, NotNow,
 from fcil_protocol.ids import ClientId
 from fcil_protocol.messages import (
     LEFT,
+    RUN_DONE,
     Ack,
     Bye,
     Chunk,
@@ -101,7 +102,8 @@ class Server:
         self._drain_on_term = drain_on_term
         self._service = service or Service()
         self._listening = listening
-        self.roster = Roster(federation, Doorkeeper())
+        named = federation.config.federation.ids == "named"
+        self.roster = Roster(federation, Doorkeeper(), named_ids=named)
         self._stopping = asyncio.Event()
         self._failure: BaseException | None = None
         self._connections: set[int] = set()
@@ -211,8 +213,14 @@ class Server:
 
     def done(self) -> None:
         """The run has come to its end."""
+        for peer in self.peers:
+            self.tell_done(peer)
         if self._until_done:
             self.stop()
+
+    def tell_done(self, peer: Peer) -> None:
+        """Tell a client that nothing more is asked in this run; it may stay for the next."""
+        self.send(peer, Bye(code=RUN_DONE, reason="the run is done"))
 
     async def _shut_down(
         self, tasks: list[asyncio.Task[None]], door: asyncio.AbstractServer | None

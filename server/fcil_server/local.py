@@ -31,10 +31,12 @@ class LocalFederation:
     Attributes:
         directory: ``federation/`` (the server's), ``state/`` (the clients'), ``logs/``.
         port: the server's; 0 before its first start.
+        tied: whether its processes are killed as soon as the thread that starts them is gone.
     """
 
     directory: Path
     port: int = 0
+    tied: bool = False
     server: subprocess.Popen[bytes] | None = None
     clients: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _files: ExitStack = field(default_factory=ExitStack)
@@ -62,8 +64,9 @@ class LocalFederation:
         self, name: str, arguments: list[str], extra: Mapping[str, str] | None
     ) -> subprocess.Popen[bytes]:
         log = self._files.enter_context(self.log(name).open("ab"))
+        launch = ["fcil_server.lab.tied", str(os.getpid())] if self.tied else []
         return subprocess.Popen(
-            [sys.executable, "-m", *arguments],
+            [sys.executable, "-m", *launch, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -97,6 +100,19 @@ class LocalFederation:
         """Start a client daemon on a folder."""
         # Server and clients are one program here: none of them gives way to another.
         command = ["fcil_client", "join", "--data", str(data), "--nice", "0", *arguments]
+        self.clients[name] = self._start(name, command, env)
+
+    def swarm(
+        self,
+        name: str,
+        data: Path,
+        partition: Path,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start one process that is all clients of a partition of some data."""
+        where = ["--data", str(data), "--partition", str(partition), "--name", name]
+        command = ["fcil_client", "swarm", *where, "--nice", "0", *arguments]
         self.clients[name] = self._start(name, command, env)
 
     def status(self) -> dict[str, Any] | None:

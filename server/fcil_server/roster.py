@@ -20,7 +20,7 @@ from fcil_protocol.errors import (
     UnknownClient,
     UsageError,
 )
-from fcil_protocol.ids import ClientId, new_client_id
+from fcil_protocol.ids import ClientId, named_client_id, new_client_id
 from fcil_protocol.keys import PublicKeys, verify_signature
 from fcil_protocol.messages import Rotate
 from fcil_protocol.ticket import PROOF, Ticket, proof_text
@@ -45,11 +45,13 @@ class Roster:
         federation: its ledger has the members, its keys go into tickets.
         door: the gate's lists.
         changed: hears which relay must be told of a change.
+        named_ids: whether ids derive from names ([federation] ids).
     """
 
     federation: Federation
     door: Doorkeeper
     changed: Callable[[ClientId], None] = lambda _: None
+    named_ids: bool = False
 
     @property
     def _ledger(self) -> Ledger:
@@ -208,7 +210,7 @@ class Roster:
         role: Role = Role.CLIENT,
         via: ClientId | None = None,
     ) -> ClientId:
-        client = new_client_id()
+        client = self._new_id(name)
         self._ledger.add_client(
             client,
             name,
@@ -220,6 +222,14 @@ class Roster:
             via=via,
         )
         return client
+
+    def _new_id(self, name: str) -> ClientId:
+        """Return an id that nobody has, whichever way ids are made."""
+        if self.named_ids:
+            for words in (name.rpartition(":")[2], name):  # the first is without the machine's name
+                if self._ledger.client(named_client_id(words)) is None:
+                    return named_client_id(words)
+        return new_client_id()
 
     # --- who is behind a relay --------------------------------------------------------------
 

@@ -165,6 +165,8 @@ class OpenRun:
             peer.client,
         )
         self.coordinator.arrived(peer)
+        if self.coordinator.at.phase == "done":
+            self.server.tell_done(peer)
 
     async def close(self) -> None:
         """Stop the worker and close the stores."""

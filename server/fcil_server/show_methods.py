@@ -22,6 +22,9 @@ _WHEN = {
     Cadence.OWN: "each round, kept after its task",
     Cadence.TRAINED: "each training round",
     Cadence.OPENING: "once a task",
+    Cadence.LEARNED: "each training round",
+    Cadence.FINISHED: "once a task",
+    Cadence.CLOSED: "for each finished task",
     Cadence.RUN: "once",
 }
 

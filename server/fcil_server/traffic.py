@@ -110,7 +110,7 @@ def task_rounds(method: Method, hparams: Any, setting: Setting) -> Iterator[Roun
 
 
 # What every round brings anew.
-_EACH = frozenset({Cadence.ROUND, Cadence.OWN, Cadence.TRAINED, Cadence.COUNTED})
+_EACH = frozenset({Cadence.ROUND, Cadence.OWN, Cadence.TRAINED, Cadence.COUNTED, Cadence.LEARNED})
 
 
 def _average(down: tuple[Download, ...]) -> Size:

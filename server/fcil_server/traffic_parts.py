@@ -11,7 +11,7 @@ from fcil_adapters.cadence import Cadence, Largest
 from fcil_adapters.contract import BackboneInfo, Method, TaskInfo
 from fcil_server.traffic_sizes import NOTHING, Size, size_of
 
-TRAIN = "train"
+TRAIN, FINISH = "train", "finish"
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ class BroadcastParts:
             if kind not in bounds.without_parts
         }
         self._every = self._rounds_to_base()
+        self._ends_trained = method.exchanges(hparams, setting.backbone)[-1].kind == TRAIN
 
     def downloads(self, rounds: int) -> tuple[Download, ...]:
         """Return every kind of part; a task has so many rounds besides its evaluation."""
@@ -96,7 +97,7 @@ class BroadcastParts:
     def _each(self, kind: str) -> Size:
         """Return one part's size; of a finished task, one as large as this."""
         task = self._setting.tasks[-1]
-        if self._cadence(kind) is Cadence.OWN:
+        if self._cadence(kind) in {Cadence.OWN, Cadence.CLOSED}:
             return self._of_task(kind, task)
         if self._cadence(kind) is Cadence.TASK:
             return self._finished(kind, len(task.classes))
@@ -143,6 +144,14 @@ class BroadcastParts:
                     logs.append(self._each(kind))
                 case Cadence.TASK if step == 0 and not first:
                     yield self._finished(kind, len(self._setting.tasks[-2].classes))
+                case Cadence.FINISHED | Cadence.CLOSED if before == FINISH:
+                    yield self._each(kind)
+                case Cadence.FINISHED if step == 0 and left:
+                    yield self._before(kind)
+                case Cadence.CLOSED if step == 0 and left:
+                    yield self._of_task(kind, self._setting.tasks[-2])
+                case Cadence.LEARNED if step == 0 or trained:
+                    yield self._each(kind)
                 case Cadence.OPENING if step == 0:
                     yield self._each(kind)
                 case Cadence.RUN if step == 0 and first:
@@ -181,7 +190,13 @@ class BroadcastParts:
             if past and not self._setting.evaluate:  # as the last task left it
                 whole += past.pop()
             return Download(kind, cadence, each, whole, sum(past, NOTHING))
-        if cadence is Cadence.COUNTED:
+        if cadence is Cadence.CLOSED:
+            closed = [self._of_task(kind, t) for t in self._setting.tasks[:-1]]
+            fetched = each if self._setting.evaluate else sum(closed[-1:], NOTHING)
+            missed = closed if self._setting.evaluate else closed[:-1]
+            return Download(kind, cadence, each, fetched, sum(missed, NOTHING))
+        if cadence in {Cadence.COUNTED, Cadence.FINISHED}:
+            rounds = 1 if cadence is Cadence.FINISHED else rounds
             last = self._before(kind) if len(self._setting.tasks) > 1 else NOTHING
             if self._setting.evaluate:
                 return Download(kind, cadence, each, each.times(rounds), last)
@@ -210,6 +225,10 @@ class BroadcastParts:
                 # An evaluation leaves what the next task begins with.
                 kept = self._setting.evaluate and not first
                 return self._trained + (self._setting.evaluate and first), int(kept)
+            case Cadence.LEARNED:
+                # What the last training round leaves is fetched if anything follows it.
+                ends = self._ends_trained and not self._setting.evaluate
+                return self._trained + (not ends), 0
             case Cadence.OPENING:
                 return 1, 0
             case Cadence.RUN:

@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 import pytest
 
-from adapters import hepco_reference, hgp_reference
 from adapters.kit import Federation, make_tasks, toy_backbone, toy_images
+from adapters.small import SMALL
 from fcil_adapters import export
 from fcil_adapters.backbone import backbone_digest
 from fcil_adapters.calibration_images import sample
@@ -33,27 +33,13 @@ from fcil_adapters.exported import (
 from fcil_adapters.frozen_features import FeatureScorer
 from fcil_protocol.errors import ConfigError, CorruptFile, DataError, InternalError
 
-PILORA = {"rank": 2, "epochs": 1, "batch_size": 4, "lr_prototype": 1e-2, "lr_lora": 1e-2}
-METHODS: dict[str, dict[str, Any]] = {
-    "pilora": PILORA,
-    "plora": {**PILORA, "blocks": [0, 1]},
-    "fed_talora": {"rank": 2, "blocks": [0, 1], "epochs": 1, "batch_size": 4, "augment": "none"},
-    "hgp": {
-        **hgp_reference.SMALL, "epochs": 1, "batch_size": 4, "cov_rank": 2, "samples_per_class": 8,
-        "server_epochs": 2, "augment": "none",
-    },
-    "hepco": hepco_reference.SMALL,
-    "running_mean": {},
-    "fedncm": {},
-    "analytic": {"projection": 24},
-    "gaussian_head": {"cov_rank": 2, "samples_per_class": 8, "server_epochs": 2},
-}  # fmt: skip
 # Task 1 has one class; nobody has class 6, so it is no candidate.
 TASKS = make_tasks([1, 0], [4], [6, 2])
 CLIENTS = [toy_images({1: 5, 0: 3, 4: 4, 2: 2}, 1), toy_images({1: 3, 2: 6}, 3)]
 NAMES = {0: "null", 1: "Käse", 2: "two", 6: "never seen"}  # nobody has told the name of 4
 ORIGIN = Origin("f" * 32, "r20260102-030405-abcd", 2, 9, NAMES)
 IMAGES = toy_images(dict.fromkeys((0, 1, 2, 4), 12), 5).pictures
+GRAPHS: dict[tuple[str, int], onnx.ModelProto] = {}
 
 
 @dataclass(frozen=True)
@@ -70,7 +56,7 @@ class Case:
 
 @cache
 def learned(name: str) -> Case:
-    fed = Federation.of(name, CLIENTS, toy_backbone(), **METHODS[name])
+    fed = Federation.of(name, CLIENTS, toy_backbone(), **SMALL[name])
     for task in TASKS:
         fed.run(task)
     return Case(fed)
@@ -94,11 +80,44 @@ def mean(tmp_path_factory):
     return path, learned("running_mean").export(path)
 
 
-# Those that are written as another one is (docs/decisions/0029) are left to the long tests.
-ALIKE = ("plora", "hepco", "gaussian_head")
-CASES = [pytest.param(n, marks=[pytest.mark.full] * (n in ALIKE)) for n in METHODS]
+# A graph takes seconds. Written in every run is one for each way from pixels to scores: thumbnails,
+# frozen features, layers with low-rank parts and prototypes or a linear head, and prompts in a
+# second pass. Methods that are written as one of these (docs/decisions/0029) are left to the long
+# tests; that their scores are the same while they are traced is asked of all of them below.
+EACH_WAY = ("running_mean", "analytic", "pilora", "fed_talora", "hgp")
+CASES = [pytest.param(n, marks=[pytest.mark.full] * (n not in EACH_WAY)) for n in SMALL]
 
 
+@pytest.fixture
+def traced_once(monkeypatch):
+    """A method's graph is traced once for all the files that are made of it."""
+    write = export._graph
+
+    def once(predictor, name, info, opset):
+        if (name, opset) not in GRAPHS:
+            GRAPHS[name, opset] = write(predictor, name, info, opset)
+        model = onnx.ModelProto()
+        model.CopyFrom(GRAPHS[name, opset])
+        return model
+
+    monkeypatch.setattr(export, "_graph", once)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_what_a_trace_computes_is_what_the_predictor_says(name, monkeypatch):
+    """Steps that ask whether they are being traced answer as they do then."""
+    predictor = learned(name).fed.predictor()
+    score = export.torch_score(predictor)
+    some = (IMAGES, IMAGES[:1])
+    expected = [predictor.logits(images) for images in some]
+    monkeypatch.setattr(export.torch.compiler, "is_exporting", lambda: True)
+    with export.torch.no_grad():
+        for images, logits in zip(some, expected, strict=True):
+            scores = score(export.torch.from_numpy(images))
+            np.testing.assert_allclose(scores.numpy(), logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize("name", CASES)
 def test_the_file_scores_as_the_torch_model_does(name, target):
     case = learned(name)
@@ -124,6 +143,7 @@ def test_the_file_scores_as_the_torch_model_does(name, target):
     onnx.checker.check_model(onnx.load(target), full_check=True)
 
 
+@pytest.mark.usefixtures("traced_once")
 def test_half_precision_keeps_the_head_and_both_ends_as_they_are(target):
     case = learned("pilora")
     info = case.export(target, "fp16", images=IMAGES)
@@ -140,6 +160,7 @@ def test_half_precision_keeps_the_head_and_both_ends_as_they_are(target):
     assert {t.data_type for t in prototypes} == {onnx.TensorProto.FLOAT}
 
 
+@pytest.mark.usefixtures("traced_once")
 def test_int8_changes_the_linear_layers_of_the_blocks_alone(target, monkeypatch):
     """It is written because of `force`: what is allowed here, nothing reaches."""
     monkeypatch.setitem(TOLERANCES, "int8", Tolerance(error=1e-9, agreement=1))
@@ -156,6 +177,7 @@ def test_int8_changes_the_linear_layers_of_the_blocks_alone(target, monkeypatch)
     assert len(shapes) == 2 * 4  # of two blocks, though two passes go through them
 
 
+@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_what_has_no_transformer_stays_float32(precision, target):
     with pytest.raises(DataError, match=f"no transformer in it, so {precision} would change"):

@@ -14,8 +14,9 @@ from adapters.kit import DIM, Federation, make_tasks, now, toy_backbone, toy_ima
 from fcil_adapters.backbone import backbone_digest
 from fcil_adapters.contract import Context, State
 from fcil_adapters.methods.hepco import METHOD
-from fcil_adapters.methods.hepco.learner import Learner, schedule_factor
+from fcil_adapters.methods.hepco.learner import Learner
 from fcil_adapters.methods.hepco.model import Model
+from fcil_adapters.prompt_learning import schedule_factor
 from fcil_adapters.registry import make_hparams, schema_digest
 from fcil_protocol.errors import ConfigError, SchemaMismatch
 from fcil_protocol.payload import Payload, pack, unpack

@@ -15,7 +15,7 @@ from fcil_adapters.gaussian_mixture import make_mixture
 from fcil_adapters.gaussian_store import Entry, entry_tensors, merge_entries, read_entries
 from fcil_adapters.gaussians import describe
 from fcil_adapters.methods.hgp import METHOD
-from fcil_adapters.methods.hgp.drawing import draw_pool, orthonormal_rows
+from fcil_adapters.prompt_drawing import draw_pool, orthonormal_rows
 from fcil_adapters.rebalance import head_loss, rebalance
 from fcil_adapters.registry import make_hparams
 

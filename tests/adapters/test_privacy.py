@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from adapters.kit import Federation, Images, make_tasks, toy_backbone, toy_images
+from adapters.small import SMALL
 from fcil_adapters import privacy as module
 from fcil_adapters.gaussians import Gaussian, describe, factor_rows
 from fcil_adapters.privacy import OFF, Privacy, system_normal
@@ -21,17 +22,6 @@ from fcil_protocol.messages import NO_PRIVACY, PrivacyTerms
 from fcil_protocol.schema import Kind
 
 CLIP = 1.5
-FAST = {
-    "running_mean": {},
-    "pilora": {"epochs": 1, "blocks": (0,), "lr_lora": 0.05},
-    "plora": {"epochs": 1, "blocks": (0,), "lr_lora": 0.05},
-    "hgp": {"epochs": 1, "blocks": (0,), "prompts": 2, "length": 2, "cov_rank": 3},
-    "hepco": {"epochs": 1, "blocks": (0,), "pool_size": 4, "prompt_length": 2},
-    "fed_talora": {"epochs": 1, "blocks": (0,)},
-    "fedncm": {},
-    "analytic": {"projection": 12},
-    "gaussian_head": {"cov_rank": 3, "samples_per_class": 8, "server_epochs": 2},
-}
 
 
 def seeded(seed: int) -> Callable[[tuple[int, ...]], np.ndarray]:
@@ -194,7 +184,7 @@ def test_the_covariance_is_made_of_the_noised_mean_and_the_noised_scatter():
 
 
 def federation(name: str, data: Images, privacy: Privacy, classes=(3, 4)) -> Federation:
-    fed = Federation.of(name, [data], toy_backbone(), privacy=privacy, **FAST[name])
+    fed = Federation.of(name, [data], toy_backbone(), privacy=privacy, **SMALL[name])
     fed.open(make_tasks(classes)[0])
     return fed
 
@@ -206,7 +196,7 @@ def kinds(name: str, classes=(3, 4)) -> list[str]:
 
 CASES = [
     (name, classes, kind)
-    for name in FAST
+    for name in SMALL
     for classes in ((3, 4), (3,))
     for kind in kinds(name, classes)
 ]
@@ -215,7 +205,7 @@ CASES = [
 def declared(name: str, classes: tuple[int, ...], kind: str) -> set[str]:
     """Return the tensors that the method says are noised."""
     method = load_method(name)
-    hparams = make_hparams(method, FAST[name])
+    hparams = make_hparams(method, SMALL[name])
     return {t for s in method.statistics(hparams, kind, make_tasks(classes)[0]) for t in s.tensors}
 
 
@@ -224,13 +214,13 @@ def means_of(name: str, sent) -> tuple[np.ndarray, np.ndarray]:
     counts = sent.i64("count")
     if name == "analytic":  # it sends the sums themselves
         return (sent.f32("sum") / np.maximum(counts, 1)[:, None]).astype(float), counts
-    gaussian = dict.fromkeys(("hgp", "gaussian_head"), "gauss.mean")
-    tensor = {**gaussian, "hepco": "head.weight"}.get(name, "mean")
+    known = ("gauss.mean", "class_mean", "mean")
+    tensor = next((t for t in known if t in sent.tensors), "head.weight")
     return sent.f32(tensor).astype(float), counts[counts > 0]
 
 
 def test_every_installed_method_is_tried():
-    assert set(FAST) == set(method_names())
+    assert set(SMALL) == set(method_names())
 
 
 @pytest.mark.parametrize(("name", "classes", "kind"), [case for case in CASES if declared(*case)])
@@ -258,10 +248,10 @@ def test_exactly_the_declared_tensors_carry_noise_and_no_seed_determines_it(name
     assert differ == declared(name, classes, kind) & set(first.tensors)
 
 
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("name", SMALL)
 def test_a_noised_federation_goes_through_its_tasks(name):
     clients = [toy_images({3: 5, 4: 5, 5: 4}), toy_images({3: 3, 4: 6, 5: 6}, seed=1)]
-    fed = Federation.of(name, clients, toy_backbone(), privacy=Privacy(0.1, 4.0), **FAST[name])
+    fed = Federation.of(name, clients, toy_backbone(), privacy=Privacy(0.1, 4.0), **SMALL[name])
     for task in make_tasks((3, 4), (5,)):
         fed.run(task)
     scores = fed.predictor().logits(toy_images({3: 2}).pictures)
@@ -276,7 +266,7 @@ NOISE = PrivacyTerms(noise_multiplier=1.0, clip=1.0)
 def test_only_a_method_of_statistics_alone_can_be_private():
     backbone = toy_backbone().info
     open_kinds = {
-        name: unprotected(load_method(name), make_hparams(load_method(name), FAST[name]), backbone)
+        name: unprotected(load_method(name), make_hparams(load_method(name), SMALL[name]), backbone)
         for name in method_names()
     }
     assert open_kinds == {
@@ -289,13 +279,17 @@ def test_only_a_method_of_statistics_alone_can_be_private():
         "hgp": ("head", "key", "prompt"),
         "hepco": ("head", "key", "prompt"),
         "fed_talora": ("head", "lora"),
+        "ccvr": ("head", "lora"),
+        "fedavg_lora": ("head", "lora"),
+        "fedclm": ("head", "lora"),
+        "ffa_lora": ("head", "lora"),
     }
 
 
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("name", SMALL)
 def test_what_noise_does_not_cover_is_refused_unless_it_is_meant(name):
     method, backbone = load_method(name), toy_backbone().info
-    hparams = make_hparams(method, FAST[name])
+    hparams = make_hparams(method, SMALL[name])
     check_privacy(method, hparams, backbone, NO_PRIVACY)
     check_privacy(method, hparams, backbone, NOISE.model_copy(update={"partial": True}))
     if not unprotected(method, hparams, backbone):
@@ -308,7 +302,7 @@ def test_what_noise_does_not_cover_is_refused_unless_it_is_meant(name):
 @pytest.mark.parametrize("name", ["pilora", "plora"])
 def test_means_of_a_model_that_trains_do_not_go_with_noise(name):
     method, backbone = load_method(name), toy_backbone().info
-    hparams = make_hparams(method, {**FAST[name], "mean_from": "training"})
+    hparams = make_hparams(method, {**SMALL[name], "mean_from": "training"})
     check_privacy(method, hparams, backbone, NO_PRIVACY)
     with pytest.raises(ConfigError, match="mean_from"):
         check_privacy(method, hparams, backbone, NOISE.model_copy(update={"partial": True}))
@@ -341,7 +335,7 @@ def test_terms_are_told_in_one_line():
 def test_every_tensor_that_a_statistic_names_is_one_that_the_method_sends():
     for name in method_names():
         method = load_method(name)
-        hparams = make_hparams(method, FAST[name])
+        hparams = make_hparams(method, SMALL[name])
         for exchange in method.exchanges(hparams, toy_backbone().info):
             sent = {s.name for s in exchange.upload.tensors if s.kind is not Kind.COUNT}
             for task in make_tasks((0, 1), (2,)):

@@ -31,6 +31,15 @@ def picture(shade, noise=0, size=32):
     return file.getvalue()
 
 
+def write_shades(folder, shades, count):
+    """Write a folder of classes, `count` pictures of the given shade in each; return it."""
+    for name, shade in shades.items():
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            (folder / name / f"{i}.png").write_bytes(picture(shade, noise=i))
+    return folder
+
+
 def means(classes):
     """Return a part of the method: the mean thumbnails of grey classes."""
     rows = np.repeat(np.array(classes, np.float32)[:, None] / 10, HPARAMS.side**2, axis=1)

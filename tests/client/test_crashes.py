@@ -117,8 +117,9 @@ class Device(daemon.Client):
         self.home = Home(directory)
         self.home.make()
         self.notes = daemon.Notes(lambda _: None)
-        self.counted, self._judged, self.progress, self._timers = 0, "", None, {}
-        self._service = SimpleNamespace(news=lambda: None)
+        self.counted, self._judged, self._timers = 0, "", {}
+        self._reports = SimpleNamespace(now=None)
+        self._around = SimpleNamespace(news=lambda: None)
         self.server, self.serials = server, serials
         enrolment = Enrolment(ClientId("a" * 26), "c", FED, "", ("a:1",), "data")
         self._work = RoundWork(self.home, enrolment, KEYS, Options(directory))

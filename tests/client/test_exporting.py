@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from client.model_kit import give_model, picture
+from client.model_kit import give_model, picture, write_shades
 from fcil_adapters import engines
 from fcil_adapters.images import open_source
 from fcil_client import cli, current_model, manifest
@@ -20,11 +20,7 @@ SHADES = {"black": 0, "dark": 1, "white": 4, "strange": 7}
 @pytest.fixture
 def client(home, enrolment, tmp_path):
     """A client with a model; of one class that it holds the model knows nothing."""
-    folder = tmp_path / "images"
-    for name, shade in SHADES.items():
-        (folder / name).mkdir(parents=True)
-        for i in range(20):
-            (folder / name / f"{i}.png").write_bytes(picture(shade, noise=i))
+    folder = write_shades(tmp_path / "images", SHADES, 20)
     home.save_enrolment(replace(enrolment, data=str(folder)))
     manifest.scan(open_source(folder), home.directory / manifest.NAME, home.salt())
     give_model(home)

@@ -24,6 +24,14 @@ def quick(monkeypatch):
     monkeypatch.setattr(manners_loop, "READ_S", 0.005)
 
 
+async def begin(server, client):
+    """Let a round begin whose work waits for the test."""
+    await server.take_in()
+    client.work.gate.clear()
+    server.say(order())
+    await client.until(lambda: client.client._session.work is Work.WORKING)
+
+
 async def update(server):
     """Acknowledge an update, and let pass what was said of its progress."""
     while True:
@@ -56,10 +64,7 @@ def test_on_battery_a_round_is_declined_and_on_mains_the_client_asks_in_again(pl
 
 def test_work_stands_still_while_the_mains_are_away_and_goes_on_after(play):
     async def story(server, client):
-        await server.take_in()
-        client.work.gate.clear()
-        server.say(order())
-        await client.until(lambda: client.client._session.work is Work.WORKING)
+        await begin(server, client)
         client.client._trained(1, 4)
         assert (await server.hear(Progress)).paused is False
         client.sensors.facts = BATTERY
@@ -78,10 +83,7 @@ def test_work_stands_still_while_the_mains_are_away_and_goes_on_after(play):
 
 def test_when_patience_is_over_the_round_goes_on_without_it(play):
     async def story(server, client):
-        await server.take_in()
-        client.work.gate.clear()
-        server.say(order())
-        await client.until(lambda: client.client._session.work is Work.WORKING)
+        await begin(server, client)
         client.sensors.facts = BATTERY
         message = (await server.receive())[0]
         while isinstance(message, Progress):
@@ -125,10 +127,7 @@ def test_sensors_that_matter_to_nobody_are_read_once(play):
 
 def test_an_update_that_is_ready_is_sent_on_battery(play):
     async def story(server, client):
-        await server.take_in()
-        client.work.gate.clear()
-        server.say(order())
-        await client.until(lambda: client.client._session.work is Work.WORKING)
+        await begin(server, client)
         client.sensors.facts = BATTERY
         await client.until(lambda: client.client._session.barred)
         client.work.gate.set()

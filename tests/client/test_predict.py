@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from client.model_kit import give_model, keep, means, order_of, picture, put_part
+from client.model_kit import (
+    give_model,
+    keep,
+    means,
+    order_of,
+    picture,
+    put_part,
+    write_shades,
+)
 from fcil_adapters import engines, registry
 from fcil_adapters.describe import NO_BACKBONE
 from fcil_adapters.images import open_source
@@ -27,11 +35,7 @@ SHADES = {"black": 0, "dark": 1, "white": 4}
 @pytest.fixture
 def client(home, enrolment, tmp_path):
     """A client with a model of five shades, three of which it holds; its daemon does not run."""
-    folder = tmp_path / "images"
-    for name, shade in SHADES.items():
-        (folder / name).mkdir(parents=True)
-        for i in range(12):
-            (folder / name / f"{i}.png").write_bytes(picture(shade, noise=i))
+    folder = write_shades(tmp_path / "images", SHADES, 12)
     home.save_enrolment(replace(enrolment, data=str(folder)))
     scan(home, folder)
     give_model(home)

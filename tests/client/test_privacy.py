@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from adapters.kit import Federation, Images, make_tasks, toy_backbone
+from adapters.small import SMALL
 from adapters.worker_kit import Direct, png
 from client.daemon_kit import HPARAMS, RUN, RUN2
 from client.round_kit import ORDER, SERVER, TERMS, fit, make
@@ -305,17 +306,6 @@ def test_the_announcement_that_is_sealed_leaves_it_out(work):
     assert opened(work, digest).meta["names"] == ["cat"]
 
 
-SMALL = {
-    "running_mean": {},
-    "pilora": {"epochs": 1, "blocks": (0,)},
-    "plora": {"epochs": 1, "blocks": (0,)},
-    "hgp": {"epochs": 1, "blocks": (0,), "prompts": 2, "length": 2, "cov_rank": 2},
-    "hepco": {"epochs": 1, "blocks": (0,), "pool_size": 4, "prompt_length": 2},
-    "fed_talora": {"epochs": 1, "blocks": (0,)},
-    "fedncm": {},
-    "analytic": {"projection": 12},
-    "gaussian_head": {"cov_rank": 2, "samples_per_class": 8, "server_epochs": 2},
-}
 IDS = {"cat": 0, "dog": 1, "rare": 2}
 
 

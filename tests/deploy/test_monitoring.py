@@ -21,25 +21,8 @@ from fcil_server.addresses import DEFAULT_METRICS
 from fcil_server.exposition import CATALOGUE, Snapshot, Usage, render
 from fcil_server.ledger_rows import Cause, Direction, Source
 from fcil_server.ledger_totals import TotalsReader
-from sample_run import ALICE, BOB, build
+from sample_run import LIVE, build
 
-LIVE = {
-    "started_at": 1_767_322_000.0,
-    "phase": "aggregating",
-    "task": 2,
-    "kind": "train",
-    "round": 1,
-    "remaining_s": 12.5,
-    "asked": 3,
-    "answered": 2,
-    "connected": 3,
-    "ready": 2,
-    "here": {ALICE: True, BOB: False},
-    "worker_starts": 2,
-    "worker_deaths": 1,
-    "loop_lag_max_s": 0.05,
-    "loop_lag_p99_s": 0.01,
-}
 PROMETHEUS = DEPLOY / "prometheus"
 DASHBOARD = DEPLOY / "grafana" / "fcil.json"
 SCRAPED = {"job", "instance"}  # what Prometheus itself adds

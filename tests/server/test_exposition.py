@@ -17,27 +17,8 @@ from fcil_server.ledger import Ledger
 from fcil_server.ledger_accounts import AccountTables
 from fcil_server.ledger_rows import Cause, Direction, RoundKey, Source, UpdateStatus
 from fcil_server.ledger_totals import SETTLED_S, TotalsReader
-from sample_run import ALICE, BOB, HTML_NAME, MATRIX, RUN, TASKS, Clock, build
+from sample_run import ALICE, BOB, HTML_NAME, LIVE, MATRIX, RUN, TASKS, Clock, build
 
-LIVE = {
-    "pid": 1,
-    "started_at": 1_767_322_000.0,
-    "phase": "collecting",
-    "task": 2,
-    "kind": "train",
-    "round": 1,
-    "remaining_s": 12.5,
-    "asked": 3,
-    "answered": 2,
-    "connected": 3,
-    "ready": 2,
-    "here": {ALICE: True, BOB: False},
-    "worker_pid": 2,
-    "worker_starts": 2,
-    "worker_deaths": 1,
-    "loop_lag_max_s": 0.05,
-    "loop_lag_p99_s": 0.01,
-}
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 

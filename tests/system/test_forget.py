@@ -9,7 +9,7 @@ import pytest
 
 from fcil_protocol import control
 from fcil_server.local import LocalFederation
-from system.analytic_kit import options, outcome
+from system.analytic_kit import ENGINE, TOLERANCE, options, outcome
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -48,7 +48,7 @@ def naming(federation, name):
 
 def assert_exact(federation, folders):
     weight, expected, accuracy = outcome(federation, folders)
-    assert np.linalg.norm(weight - expected) < 1e-5 * np.linalg.norm(expected)
+    assert np.linalg.norm(weight - expected) < TOLERANCE * np.linalg.norm(expected)
     assert accuracy > 80
 
 
@@ -62,7 +62,7 @@ def test_a_run_goes_on_as_if_a_client_had_never_been_there(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*given)
         for folder in folders:
-            federation.join(folder.name, folder, "--threads", "1")
+            federation.join(folder.name, folder, *ENGINE)
         federation.until("task_done", text="task 1", timeout_s=300)
         stop(federation)  # the third task has no images yet
         name = member(federation, c)

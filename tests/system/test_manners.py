@@ -62,6 +62,14 @@ class Supervisor:
         self.sock.close()
 
 
+def until_it_answers(federation):
+    """Wait for a server that the test started by hand."""
+    while federation.status() is None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            federation.server.wait(0.05)
+            pytest.fail(federation.last_words("server") or "the server ended")
+
+
 def without_status(heard):
     return [n.partition("\n")[0] for n in heard if not n.startswith(("STATUS=", "WATCHDOG="))]
 
@@ -185,8 +193,7 @@ def test_a_reader_that_goes_away_changes_nothing_and_a_closed_terminal_is_a_ctrl
         federation.server = serve_by_hand(federation, stderr=subprocess.PIPE)
         with federation.server.stderr as words:  # `serve 2>&1 | head -1`
             assert b"begins" in words.readline()
-        while federation.status() is None:
-            assert federation.server.poll() is None
+        until_it_answers(federation)
         federation.join("a", write_client(tmp_path / "a", range(4)))
         federation.until("announced")  # it had a lot to say since
         for process in (federation.clients.pop("a"), federation.server):
@@ -202,8 +209,7 @@ def test_without_any_stream_and_under_nohup_the_server_serves(tmp_path):
         federation.server = subprocess.Popen(
             ["sh", "-c", closed, "sh", *command], env=federation.environment()
         )
-        while federation.status() is None:
-            assert federation.server.poll() is None
+        until_it_answers(federation)
         # A socket or a database under one of these numbers would get a library's complaints.
         for number in range(3):
             assert os.readlink(f"/proc/{federation.server.pid}/fd/{number}") == os.devnull
@@ -221,8 +227,7 @@ def test_under_nohup_a_hang_up_still_opens_the_log_anew_and_refuses_a_pipe(tmp_p
         federation.server = subprocess.Popen(
             ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *command], env=federation.environment()
         )
-        while federation.status() is None:
-            assert federation.server.poll() is None
+        until_it_answers(federation)
         log.rename(old)
         os.mkfifo(log)
         federation.server.send_signal(signal.SIGHUP)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.embedded import EMBEDDED_DIGEST, embedded_file
+from fcil_client import swarm_status
 from fcil_client.doctor import (
     backbone,
     clients,
@@ -132,7 +133,7 @@ class Examination:
 
     def _about_sharing(self) -> list[Line]:
         devices = {}
-        for home in Home.all():
+        for home in _all():
             status = look_client.look_daemon(home, "").status
             if status is not None:
                 devices[str(status["name"])] = str(status.get("device") or "")
@@ -150,7 +151,7 @@ class Examination:
 
     def _homes(self) -> list[Home]:
         data, server = self._wishes.data, self._wishes.server
-        homes = Home.known(data) or Home.with_journal(data) if data is not None else Home.all()
+        homes = Home.known(data) or Home.with_journal(data) if data is not None else _all()
         return [home for home in homes if server is None or _means(home, server)]
 
     def _look_clients(self) -> list[Line]:
@@ -265,6 +266,14 @@ def in_order(found: list[Line]) -> list[Line]:
         return sections.index(line.section), named.index(line.client), ids.index(line.id)
 
     return sorted(found, key=place)
+
+
+def _all() -> list[Home]:
+    """Return all homes; of a swarm one, since its members share machine, worker and network."""
+    homes = Home.all()
+    inside = swarm_status.in_swarms(homes)
+    first = {record.directory: where for where, record in reversed(inside.items())}
+    return [h for h in homes if h.directory not in inside or h.directory in first.values()]
 
 
 def _means(home: Home, server: str) -> bool:

@@ -10,10 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import BinaryIO
 
+from fcil_client import swarm_status
 from fcil_client.doctor.daemon import DaemonFacts, UnitFacts, parse_units
 from fcil_client.doctor.membership import MemberFacts, TicketFacts
 from fcil_client.home import Enrolment, Home
-from fcil_protocol import control
 from fcil_protocol.errors import BadTicket, CorruptFile, FcilError, Timeout, Unreachable
 from fcil_protocol.keys import Certificate, PrivateKeys
 from fcil_protocol.ticket import Ticket, read_ticket
@@ -96,7 +96,7 @@ def look_daemon(home: Home, data: str) -> DaemonFacts:
     """Ask a client's daemon how it is."""
     installed = version("fcil")
     try:
-        status = control.ask(home.directory, "status", DAEMON_S)
+        status = swarm_status.ask(home, DAEMON_S)
     except Timeout:
         return DaemonFacts(None, installed, hangs=True, data=data)
     except Unreachable:

@@ -46,9 +46,6 @@ class _Hurried(ImageSource):
     def unchanged(self, entry: Entry) -> bool:
         return self._source.unchanged(entry)
 
-    def _members(self, faults: list[str]) -> None:  # type: ignore[override]
-        raise NotImplementedError  # listing() asks the source that is wrapped
-
 
 def look(
     data: Path,

@@ -119,8 +119,9 @@ def shared_gpu_lines(on_gpu: Mapping[str, Sequence[str]]) -> list[Line]:
             "machine.shared_gpu",
             f"{len(names)} clients compute on {device}: {', '.join(sorted(names))}. Each holds a "
             "backbone of its own there: they are a swarm",
-            "They work one beside the other as long as the memory suffices. Give others another "
-            "device (--device cuda:N or cpu), or put their images into one client's folder.",
+            "Let one process with one backbone run them all: fcil-client swarm --data DIR, where "
+            "DIR holds their folders (docs/swarm.md); or give others another device "
+            "(--device cuda:N or cpu).",
         )
         for device, names in sorted(shared.items())
     ]

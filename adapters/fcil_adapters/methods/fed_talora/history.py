@@ -13,12 +13,12 @@ from torch import Tensor
 
 from fcil_adapters.bridge import to_numpy, to_torch
 from fcil_adapters.contract import BackboneInfo, Part, State
+from fcil_adapters.lora_head import places
 from fcil_adapters.methods.fed_talora.options import FedTaloraHparams
 from fcil_adapters.methods.fed_talora.parts import (
     F32,
     base_part,
     dense_bytes,
-    places,
     residual_part,
 )
 from fcil_adapters.methods.fed_talora.residuals import Residual
@@ -71,7 +71,7 @@ def extended(
     return longer
 
 
-def parts_of(state: State) -> tuple[Part, ...]:
+def residual_parts(state: State) -> tuple[Part, ...]:
     """Return the dense base, if there is one, and one part per residual since."""
     version, base = position(state)
     parts = []

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
-from torch.nn import functional
-
-from fcil_adapters.backbone import Backbone, cls_features
-from fcil_adapters.bridge import to_torch
+from fcil_adapters.backbone import Backbone
 from fcil_adapters.contract import Context, Predictor
-from fcil_adapters.methods.fed_talora.parts import HeadRows, read_parts
+from fcil_adapters.head_rows import HeadRows
+from fcil_adapters.lora_head_model import linear_scorer
+from fcil_adapters.methods.fed_talora.parts import read_parts
 from fcil_adapters.methods.fed_talora.views import merged_view
-from fcil_adapters.scoring import Scorer
 from fcil_protocol.payload import Payload
 
 
@@ -24,14 +21,5 @@ class Model:
     ) -> Predictor:
         """Merge residuals and LoRA into a view; candidates are the classes that anybody had."""
         received = read_parts(ctx.hparams, broadcast)
-        rows = HeadRows.joined(received.tasks)
-        rows = rows.chosen(rows.seen)
         view = merged_view(backbone, ctx.hparams, received)
-        weight = to_torch(rows.weight, backbone.device)  # (C, d)
-        bias = to_torch(rows.bias, backbone.device)  # (C,)
-
-        def score(pixels: Tensor) -> Tensor:
-            features = cls_features(view, backbone.normalise(pixels))  # (b, d)
-            return functional.linear(features, weight, bias)
-
-        return Scorer(tuple(int(c) for c in rows.classes), score, ctx.micro_batch)
+        return linear_scorer(ctx, backbone, view, HeadRows.joined(received.room.tasks))

@@ -11,17 +11,20 @@ Manifest (no torch): hyper-parameters, exchanges, schemas.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 from fcil_adapters.cadence import Cadence, Largest
-from fcil_adapters.class_reports import count_faults, count_spec
+from fcil_adapters.class_reports import count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
 from fcil_adapters.economies import Economy
 from fcil_adapters.forgetting import separable
-from fcil_adapters.gaussians import gaussian_faults, gaussian_specs, max_factor_rows, triangle_size
+from fcil_adapters.gaussian_reports import (
+    gaussian_dims,
+    gaussian_exchange,
+    gaussian_largest,
+    gaussian_statistics,
+)
 from fcil_adapters.methods.gaussian_head.options import GaussianHeadHparams
 from fcil_adapters.privacy import Statistic
-from fcil_protocol.payload import Payload
 from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
 
 _LARGEST = 1e12  # of a head: classes whose images are all alike have steep posteriors
@@ -29,18 +32,7 @@ _LARGEST = 1e12  # of a head: classes whose images are all alike have steep post
 
 def exchanges(h: GaussianHeadHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
     """Return the only exchange of a task, one round: Gaussians of its classes and counts."""
-    counts = (count_spec("classes", "c"), count_spec("count", "c"), count_spec("n", 1))
-    upload = PayloadSchema(
-        (*gaussian_specs(h.cov), *counts),
-        at_most=(("owned", "c"), ("rows", "factor_rows"), ("tall", "c")),
-    )
-    return (Exchange("train", upload, rounds=1, check=partial(check_upload, h)),)
-
-
-def check_upload(h: GaussianHeadHparams, payload: Payload, task: TaskInfo) -> list[str]:
-    """Return one sentence for every way in which an upload contradicts itself or the task."""
-    described = [n for n in payload.i64("count").tolist() if n >= h.min_count_upload]
-    return count_faults(payload, task) + gaussian_faults(payload, described, h.cov, h.cov_rank)
+    return (gaussian_exchange(h, "train"),)
 
 
 def broadcast(_h: GaussianHeadHparams, _backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
@@ -55,29 +47,18 @@ def broadcast(_h: GaussianHeadHparams, _backbone: BackboneInfo) -> Mapping[str, 
 
 def dims(h: GaussianHeadHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
     """Return d, classes c of the task and s so far, and the Gaussians' bounds."""
-    c, d = len(task.classes), backbone.dim
-    rows = h.cov_rank if h.cov == "lowrank" else max_factor_rows(d)
-    return {
-        "d": d,
-        "c": c,
-        "s": len(task.seen),
-        "factor_rows": c * min(rows, d),
-        "triangle": triangle_size(d),
-    }
+    known = {"d": backbone.dim, "c": len(task.classes), "s": len(task.seen)}
+    return {**known, **gaussian_dims(h, backbone, task)}
 
 
 def largest(h: GaussianHeadHparams, _b: BackboneInfo, task: TaskInfo, _clients: int) -> Largest:
     """Return that a full covariance is a triangle or a factor, which is never the larger."""
-    return Largest({"rows": 0, "tall": len(task.classes)}) if h.cov == "full" else Largest()
+    return gaussian_largest(h, task)
 
 
 def statistics(h: GaussianHeadHparams, _kind: str, _task: TaskInfo) -> tuple[Statistic, ...]:
     """Return what noise protects: all that is sent but counts."""
-    covariance = tuple(spec.name for spec in gaussian_specs(h.cov)[1:])
-    return (
-        Statistic("class means", ("gauss.mean",)),
-        Statistic("class covariances", covariance),
-    )
+    return gaussian_statistics(h)
 
 
 METHOD = Method(

@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from fcil_adapters.bridge import to_numpy, to_torch
-from fcil_adapters.contract import Context, Part, Progress, State, Updates
+from fcil_adapters.contract import Context, Part, State, Updates
 from fcil_adapters.gaussian_mixture import Mixture, make_mixture
 from fcil_adapters.gaussian_store import entry_tensors, merge_entries, read_entries, sent_entries
 from fcil_adapters.methods.gaussian_head.discriminant import discriminant
 from fcil_adapters.methods.gaussian_head.options import GaussianHeadHparams
-from fcil_adapters.rebalance import Samples, rebalance
+from fcil_adapters.rebalance import fit_to_mixture
 from fcil_adapters.tasks import CURRENT, current_task, tagged
 from fcil_protocol.payload import Array
 
@@ -58,22 +56,9 @@ def _head(ctx: Context, mixture: Mixture) -> dict[str, Array]:
     weight, bias = discriminant(mixture, h.shrinkage)
     if h.head == "lda" or len(mixture.classes) < 2:  # one column's cross-entropy is 0
         return _head_tensors(weight, bias, mixture.classes)
-    total = h.samples_per_class * len(mixture.classes)
-
-    def draw(epoch: int) -> Samples:
-        draws = torch.Generator().manual_seed(ctx.torch_seed(_SAMPLES, epoch))
-        rng = ctx.rng(_SAMPLES, epoch)
-        return mixture.draw(total, h.sampling_scale, rng, draws, ctx.device)
-
-    rows, offsets = rebalance(
-        h,
-        to_torch(weight.astype(np.float32), ctx.device),
-        to_torch(bias.astype(np.float32), ctx.device),
-        draw,
-        torch.Generator().manual_seed(ctx.torch_seed(_ORDER)),
-        lambda done, loss: ctx.progress(Progress(done, h.server_epochs, loss)),
-    )
-    return _head_tensors(to_numpy(rows), to_numpy(offsets), mixture.classes)
+    start = weight.astype(np.float32), bias.astype(np.float32)
+    rows, offsets = fit_to_mixture(ctx, h, mixture, start, (_SAMPLES, _ORDER))
+    return _head_tensors(rows, offsets, mixture.classes)
 
 
 def _head_tensors(

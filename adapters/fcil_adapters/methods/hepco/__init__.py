@@ -19,10 +19,17 @@ from fcil_adapters.claims import Claim
 from fcil_adapters.class_reports import count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
 from fcil_adapters.methods.hepco.options import ECONOMIES, PRESETS, HepcoHparams
-from fcil_adapters.methods.hepco.parts import check_upload, pool_names
+from fcil_adapters.methods.hepco.parts import check_upload
 from fcil_adapters.placement import check_blocks
-from fcil_adapters.privacy import Statistic
-from fcil_protocol.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
+from fcil_adapters.prompt_parts import POOLS, pool_names
+from fcil_adapters.prompt_schemas import (
+    TRAINED_KINDS,
+    head_specs,
+    lone_class_statistics,
+    pool_schema,
+    prompt_specs,
+)
+from fcil_protocol.schema import MetaSpec, PayloadSchema, TensorSpec
 
 
 def exchanges(hparams: HepcoHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
@@ -34,7 +41,8 @@ def exchanges(hparams: HepcoHparams, backbone: BackboneInfo) -> tuple[Exchange, 
     check_blocks("hepco", hparams.blocks, backbone)
     count = replace(count_spec("count", "c"), optional=True)  # not in the paper
     facts = (count_spec("classes", "c"), count, count_spec("n", 1))
-    schema = PayloadSchema((*_pool_specs(hparams), *_head_specs("c"), *facts))
+    names = pool_names(hparams.blocks)
+    schema = PayloadSchema((*prompt_specs(names, "M"), *head_specs("c"), *facts))
     return (Exchange("train", schema, check=check_upload),)
 
 
@@ -47,8 +55,8 @@ def broadcast(hparams: HepcoHparams, backbone: BackboneInfo) -> Mapping[str, Pay
     check_blocks("hepco", hparams.blocks, backbone)
     meta = (MetaSpec("task", "int"),)
     return {
-        "current": PayloadSchema((*_head_specs("all"), *_flags("c")), meta),
-        "pools": PayloadSchema(_pool_specs(hparams)),
+        "current": PayloadSchema((*head_specs("all"), *_flags("c")), meta),
+        **pool_schema(pool_names(hparams.blocks)),
         "task": PayloadSchema(_flags("rows"), meta, (("rows", "past"),)),
     }
 
@@ -65,29 +73,8 @@ def dims(hparams: HepcoHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[
     }
 
 
-def _pool_specs(hparams: HepcoHparams) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(name, Kind.PROMPT, ("M", "L", "d"))
-        if name.startswith("prompt.")
-        else TensorSpec(name, Kind.KEY, ("M", "d"))
-        for name in pool_names(hparams.blocks)
-    )
-
-
-def _head_specs(rows: str) -> tuple[TensorSpec, ...]:
-    return (
-        TensorSpec("head.weight", Kind.HEAD, (rows, "d")),
-        TensorSpec("head.bias", Kind.HEAD, (rows,)),
-    )
-
-
 def _flags(rows: str) -> tuple[TensorSpec, ...]:
     return count_spec("classes", rows), count_spec("seen", rows)
-
-
-def statistics(_hparams: HepcoHparams, _kind: str, task: TaskInfo) -> tuple[Statistic, ...]:
-    """Return what noise protects: in a task of one class, the mean feature as its head row."""
-    return (Statistic("class means", ("head.weight",)),) if len(task.classes) == 1 else ()
 
 
 def _half(name: str) -> str:
@@ -107,10 +94,10 @@ METHOD = Method(
     aggregator=_half("aggregator:Aggregator"),
     model=_half("model:Model"),
     presets=PRESETS,
-    cadence={"pools": Cadence.TRAINED, "task": Cadence.TASK},
+    cadence={POOLS: Cadence.TRAINED, "task": Cadence.TASK},
     averagings=every_rule,
-    statistics=statistics,
-    half=(Kind.PROMPT, Kind.KEY, Kind.HEAD),
+    statistics=lone_class_statistics,
+    half=TRAINED_KINDS,
     claim=Claim(
         said="31.37 MB in each exchange (MiB)",
         up_bytes=32_894_000,

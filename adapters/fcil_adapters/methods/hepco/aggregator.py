@@ -23,8 +23,10 @@ from fcil_adapters.methods.hepco.consolidation import (
     old_source,
 )
 from fcil_adapters.methods.hepco.options import HepcoHparams
-from fcil_adapters.methods.hepco.parts import HEAD, POOLS, image_counts, pool_names
+from fcil_adapters.methods.hepco.parts import image_counts
 from fcil_adapters.methods.hepco.teachers import Head, Teachers, capped_counts, label_shares
+from fcil_adapters.prompt_drawing import draw_uniform_pools
+from fcil_adapters.prompt_parts import HEAD, POOLS, pool_names
 from fcil_adapters.tasks import CURRENT, current_task, tagged, task_part
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.payload import Array, Payload
@@ -68,7 +70,9 @@ class Aggregator:
         _check_total(h, len(state.tensors["classes"]) + c)
         tensors: dict[str, Array] = dict(state.tensors)
         if task.index == 0:
-            tensors |= ctx.forms.commit_named(_draw_pools(ctx))
+            tensors |= ctx.forms.commit_named(
+                draw_uniform_pools(ctx.rng(_POOLS), h, ctx.backbone_info.dim)
+            )
         drawn = draw_linear(ctx.rng(_HEAD), c, ctx.backbone_info.dim)
         for name, rows in zip(HEAD, drawn, strict=True):
             tensors[name] = np.concatenate([tensors[name], ctx.forms.commit(Kind.HEAD, rows)])
@@ -257,18 +261,6 @@ def _past_rows(ctx: Context, state: State) -> F32:
     """Return the head's rows of known past classes, (P, d)."""
     past = (state.i64("task_of") < ctx.task.index) & (state.i64("counted") > 0)
     return state.f32(HEAD[0])[past]
-
-
-def _draw_pools(ctx: Context) -> dict[str, F32]:
-    """Draw prompts and keys from U[0, 1)."""
-    h: HepcoHparams = ctx.hparams
-    rng = ctx.rng(_POOLS)
-    M, L, d = h.pool_size, h.prompt_length, ctx.backbone_info.dim
-    shapes = {"prompt": (M, L, d), "key": (M, d)}
-    return {
-        name: rng.random(shapes[name.partition(".")[0]], dtype=np.float32)
-        for name in pool_names(h.blocks)
-    }
 
 
 def _check_total(h: HepcoHparams, classes: int) -> None:

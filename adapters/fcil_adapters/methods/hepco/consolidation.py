@@ -21,8 +21,8 @@ from fcil_adapters.methods.hepco.generator import (
     train_generator,
 )
 from fcil_adapters.methods.hepco.options import HepcoHparams
-from fcil_adapters.methods.hepco.parts import HEAD
 from fcil_adapters.methods.hepco.teachers import Head, Teachers
+from fcil_adapters.prompt_parts import HEAD
 from fcil_protocol.payload import Array
 
 Model = Mapping[str, Array]  # pools, keys and head of one model, by `parts` names

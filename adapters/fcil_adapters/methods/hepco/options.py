@@ -8,50 +8,17 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fcil_adapters.contract import Hparams
 from fcil_adapters.economies import Economy
-from fcil_adapters.placement import Blocks
+from fcil_adapters.prompt_options import PoolHparams
 
 
-class HepcoHparams(Hparams):
+class HepcoHparams(PoolHparams):
     """Defaults are the published settings where they work as described (NOTES.md)."""
 
-    pool_size: int = Field(default=100, ge=1, description="Prompts M in each block's pool.")
-    prompt_length: int = Field(
-        default=20, ge=2, multiple_of=2, description="Rows L of a prompt; half go to the keys."
-    )
-    blocks: Blocks = Field(
-        default=(0, 1, 2, 3, 4), description="Transformer blocks that take prompts."
-    )
-    epochs: int = Field(default=10, ge=1, description="Local epochs per round.")
-    batch_size: int = Field(default=64, ge=1, description="Images per optimiser step.")
-    lr: float = Field(
-        default=1e-3, gt=0, description="Adam's step on clients (published code: 5e-3)."
-    )
-    schedule: Literal["cosine", "constant"] = Field(
-        default="cosine", description="Steps over the local epochs of a round."
-    )
-    augment: Literal["flip_jitter", "jitter", "crop_flip", "none"] = Field(
-        default="crop_flip",
-        description="Random views in training; use jitter where mirror images differ (digits).",
-    )
-    query: Literal["canonical", "view"] = Field(
-        default="canonical",
-        description="Prompts chosen by the frozen feature of the image as it is (computed once), "
-        "or of each augmented view (paper).",
-    )
-    pixels: Literal["normalised", "unit"] = Field(
-        default="unit",
-        description="Input of the backbone: plain [0, 1] (paper, published code), or normalised "
-        "as it was pre-trained.",
-    )
     send_counts: bool = Field(
         default=True,
         description="Whether clients tell how many images of each class they have (published "
         "code). False (paper): the server takes them as spread evenly over the task's classes.",
-    )
-    average: Literal["uniform", "samples"] = Field(
-        default="uniform", description="Weights of the clients in the provisional server."
     )
     weights: Literal["per_class", "repo", "none"] = Field(
         default="per_class",

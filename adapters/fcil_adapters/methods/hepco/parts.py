@@ -2,52 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.class_reports import count_faults
 from fcil_adapters.contract import TaskInfo
+from fcil_adapters.prompt_parts import POOLS, PromptModel, prompts_of
 from fcil_adapters.tasks import CURRENT, current_task, find_part, task_part
-from fcil_protocol.payload import Array, Payload
+from fcil_protocol.payload import Payload
 
-F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
-
-HEAD = ("head.weight", "head.bias")
-POOLS = "pools"  # the part with prompts and keys, which a task's opening leaves as they are
 
 
-def pool_names(blocks: Iterable[int]) -> tuple[str, ...]:
-    """Return ``prompt.<block>`` and ``key.<block>`` for every pool, in a fixed order."""
-    return tuple(f"{kind}.{b}" for b in sorted(blocks) for kind in ("prompt", "key"))
-
-
-@dataclass(frozen=True)
-class GlobalModel:
-    """What a broadcast holds.
-
-    Attributes:
-        pools: `pool_names` -> prompts (M, L, d) and keys (M, d).
-        weight: (C, d), head rows of all classes up to the current task, in order of tasks.
-        bias: (C,).
-        classes: (C,) global ids.
-        seen: (C,), whether anybody ever had an image of the class.
-        current: c, how many of the last rows belong to the current task.
-    """
-
-    pools: Mapping[str, F32]
-    weight: F32
-    bias: F32
-    classes: I64
-    seen: NDArray[np.bool_]
-    current: int
-
-
-def read_parts(broadcast: Mapping[str, Payload]) -> GlobalModel:
+def read_parts(broadcast: Mapping[str, Payload]) -> PromptModel:
     """Read a broadcast: the head, the pools, and the classes of finished tasks.
 
     Raises:
@@ -56,27 +25,13 @@ def read_parts(broadcast: Mapping[str, Payload]) -> GlobalModel:
     model, pools = find_part(broadcast, CURRENT), find_part(broadcast, POOLS)
     finished = [find_part(broadcast, task_part(t)) for t in range(current_task(model))]
     tasks = [*finished, model]
-    return GlobalModel(
-        pools={n: pools.f32(n) for n in pools.tensors},
+    return PromptModel(
+        prompts=(prompts_of(pools),),
         weight=model.f32("head.weight"),
         bias=model.f32("head.bias"),
         classes=np.concatenate([part.i64("classes") for part in tasks]),
         seen=np.concatenate([part.i64("seen") for part in tasks]).astype(bool),
-        current=len(model.i64("classes")),
     )
-
-
-def upload(
-    trained: Mapping[str, Array], classes: tuple[int, ...], counts: I64, *, send_counts: bool
-) -> Payload:
-    """Return what a client sends: pools and head rows, and its image counts (c,) or their sum."""
-    facts: dict[str, Array] = {
-        "classes": np.asarray(classes, dtype=np.int64),
-        "n": counts.sum(dtype=np.int64).reshape(1),
-    }
-    if send_counts:
-        facts["count"] = counts
-    return Payload({**trained, **facts})
 
 
 def image_counts(payload: Payload) -> F64:

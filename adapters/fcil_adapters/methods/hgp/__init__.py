@@ -24,7 +24,8 @@ from fcil_adapters.methods.hgp.parts import check_upload, pool_names
 from fcil_adapters.methods.hgp.traffic import largest
 from fcil_adapters.placement import check_blocks
 from fcil_adapters.privacy import Statistic
-from fcil_protocol.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
+from fcil_adapters.prompt_schemas import TRAINED_KINDS, head_specs, prompt_specs
+from fcil_protocol.schema import MetaSpec, PayloadSchema
 
 
 def exchanges(hparams: HgpHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
@@ -36,8 +37,8 @@ def exchanges(hparams: HgpHparams, backbone: BackboneInfo) -> tuple[Exchange, ..
     check_blocks("hgp", hparams.blocks, backbone)
     upload = PayloadSchema(
         (
-            *_pool_specs(hparams),
-            *_head_specs("c"),
+            *prompt_specs(pool_names(hparams.pools), "m"),
+            *head_specs("c"),
             count_spec("classes", "c"),
             count_spec("count", "c"),
             *gaussian_specs(hparams.cov),
@@ -56,10 +57,10 @@ def broadcast(hparams: HgpHparams, backbone: BackboneInfo) -> Mapping[str, Paylo
     """
     check_blocks("hgp", hparams.blocks, backbone)
     meta = (MetaSpec("task", "int"),)
-    head = (*_head_specs("s"), count_spec("classes", "s"), count_spec("seen", "s"))
+    head = (*head_specs("s"), count_spec("classes", "s"), count_spec("seen", "s"))
     return {
         "current": PayloadSchema(head, meta),
-        "task": PayloadSchema(_pool_specs(hparams), meta),
+        "task": PayloadSchema(prompt_specs(pool_names(hparams.pools), "m"), meta),
     }
 
 
@@ -87,22 +88,6 @@ def statistics(hparams: HgpHparams, _kind: str, _task: TaskInfo) -> tuple[Statis
     )
 
 
-def _pool_specs(hparams: HgpHparams) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(name, Kind.KEY, ("m", "d"))
-        if name.startswith("key.")
-        else TensorSpec(name, Kind.PROMPT, ("m", "L", "d"))
-        for name in pool_names(hparams.pools)
-    )
-
-
-def _head_specs(rows: str) -> tuple[TensorSpec, ...]:
-    return (
-        TensorSpec("head.weight", Kind.HEAD, (rows, "d")),
-        TensorSpec("head.bias", Kind.HEAD, (rows,)),
-    )
-
-
 def _half(name: str) -> str:
     return f"fcil_adapters.methods.hgp.{name}"
 
@@ -125,7 +110,7 @@ METHOD = Method(
     largest=largest,
     averagings=every_rule,
     statistics=statistics,
-    half=(Kind.PROMPT, Kind.KEY, Kind.HEAD),
+    half=TRAINED_KINDS,
     claim=Claim(
         said="0.3 MB up and 0.6 MB down",
         up_bytes=307_240,

@@ -21,9 +21,10 @@ from fcil_adapters.gaussian_store import (
     sent_entries,
 )
 from fcil_adapters.heads import draw_linear, mean_row
-from fcil_adapters.methods.hgp.drawing import draw_pool
 from fcil_adapters.methods.hgp.options import HgpHparams
-from fcil_adapters.methods.hgp.parts import HEAD, pool_names
+from fcil_adapters.methods.hgp.parts import pool_names
+from fcil_adapters.prompt_drawing import draw_pool
+from fcil_adapters.prompt_parts import HEAD
 from fcil_adapters.rebalance import Samples, rebalance
 from fcil_adapters.statistics import class_positions
 from fcil_adapters.tasks import CURRENT, current_task, of_task, tagged, task_part

@@ -19,9 +19,10 @@ from fcil_adapters.gaussians import pack_gaussians
 from fcil_adapters.loading import plain_batches
 from fcil_adapters.local_passes import I64, Batch, class_counts, optimise
 from fcil_adapters.methods.hgp.options import HgpHparams
-from fcil_adapters.methods.hgp.parts import Global, read_parts
+from fcil_adapters.methods.hgp.parts import read_parts
 from fcil_adapters.methods.hgp.pools import Pools
 from fcil_adapters.private_gaussians import describe_with
+from fcil_adapters.prompt_parts import PromptModel
 from fcil_adapters.prompts import PromptedView, Queries, with_pixels
 from fcil_adapters.statistics import class_positions
 from fcil_protocol.payload import Array, Payload
@@ -57,7 +58,7 @@ class _Bench:
     bias: nn.Parameter  # (c,)
 
     @classmethod
-    def of(cls, ctx: Context, known: Global, data: ImageSet) -> _Bench:
+    def of(cls, ctx: Context, known: PromptModel, data: ImageSet) -> _Bench:
         h: HgpHparams = ctx.hparams
         backbone = with_pixels(ctx.backbone, h.pixels)
         rows = class_positions(np.asarray(ctx.task.classes), known.classes.tolist())
@@ -74,7 +75,7 @@ class _Bench:
     @property
     def parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         """What is trained: prompts and keys, and the head's rows."""
-        return list(self.pools.current.values()), [self.weight, self.bias]
+        return list(self.pools.tasks.current.values()), [self.weight, self.bias]
 
     def features(self, index: I64, pixels: Tensor) -> Tensor:
         """Return the prompted features (B, d) of the images ``index`` (B,), seen as pixels."""
@@ -86,7 +87,7 @@ class _Bench:
 
     def trained(self) -> dict[str, Array]:
         """Return what the server averages."""
-        pools: dict[str, Array] = {n: to_numpy(p) for n, p in self.pools.current.items()}
+        pools: dict[str, Array] = {n: to_numpy(p) for n, p in self.pools.tasks.current.items()}
         return {**pools, "head.weight": to_numpy(self.weight), "head.bias": to_numpy(self.bias)}
 
 

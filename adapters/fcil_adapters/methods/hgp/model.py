@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
-from torch.nn import functional
-
 from fcil_adapters.backbone import Backbone
-from fcil_adapters.bridge import to_torch
 from fcil_adapters.contract import Context, Predictor
 from fcil_adapters.methods.hgp.options import HgpHparams
 from fcil_adapters.methods.hgp.parts import read_parts
 from fcil_adapters.methods.hgp.pools import Pools
-from fcil_adapters.prompts import PromptedView, query_features, with_pixels
-from fcil_adapters.scoring import Scorer
+from fcil_adapters.prompt_learning import scorer
+from fcil_adapters.prompt_pools import Prompted
+from fcil_adapters.prompts import with_pixels
 from fcil_protocol.payload import Payload
 
 
@@ -28,14 +25,6 @@ class Model:
         h: HgpHparams = ctx.hparams
         known = read_parts(broadcast)
         model = with_pixels(backbone, h.pixels)
-        view = PromptedView(model, h.blocks)
         pools = Pools.of(h, known.prompts, backbone.device)
-        weight = to_torch(known.weight[known.seen], backbone.device)  # (C, d)
-        bias = to_torch(known.bias[known.seen], backbone.device)  # (C,)
-
-        def score(pixels: Tensor) -> Tensor:
-            prompts = pools.prompts(query_features(model, pixels))
-            features = view.forward(model.normalise(pixels), prompts)  # (b, d)
-            return functional.linear(features, weight, bias)
-
-        return Scorer(tuple(known.classes[known.seen].tolist()), score, ctx.micro_batch)
+        features = Prompted(model, h.blocks).features(pools.prompts)
+        return scorer(ctx, model, features, known)

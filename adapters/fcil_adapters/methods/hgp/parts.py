@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fcil_adapters.class_reports import count_faults
 from fcil_adapters.contract import TaskInfo
 from fcil_adapters.gaussians import gaussian_faults
 from fcil_adapters.methods.hgp.options import HgpHparams
+from fcil_adapters.prompt_parts import PromptModel, prompts_of
 from fcil_adapters.tasks import CURRENT, current_task, find_part, task_part
 from fcil_protocol.payload import Payload
-
-F32 = NDArray[np.float32]
-I64 = NDArray[np.int64]
-
-HEAD = ("head.weight", "head.bias")
 
 
 def pool_names(pools: tuple[str, ...]) -> tuple[str, ...]:
@@ -26,25 +18,7 @@ def pool_names(pools: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{kind}.{pool}" for pool in pools for kind in ("key", "prompt"))
 
 
-@dataclass(frozen=True)
-class Global:
-    """What a broadcast holds: the prompts of every task and the head of all seen classes.
-
-    Attributes:
-        prompts: per task, the current one last: `pool_names` -> (m, d) or (m, L, d).
-        weight: (C, d); bias: (C,).
-        classes: (C,) global ids, in the order of the head's rows.
-        seen: (C,), whether anybody ever had an image of the class.
-    """
-
-    prompts: tuple[Mapping[str, F32], ...]
-    weight: F32
-    bias: F32
-    classes: I64
-    seen: NDArray[np.bool_]
-
-
-def read_parts(broadcast: Mapping[str, Payload]) -> Global:
+def read_parts(broadcast: Mapping[str, Payload]) -> PromptModel:
     """Read a broadcast.
 
     Raises:
@@ -52,17 +26,13 @@ def read_parts(broadcast: Mapping[str, Payload]) -> Global:
     """
     current = find_part(broadcast, CURRENT)
     tasks = [find_part(broadcast, task_part(t)) for t in range(current_task(current) + 1)]
-    return Global(
-        prompts=tuple(_prompts(part) for part in tasks),
+    return PromptModel(
+        prompts=tuple(prompts_of(part) for part in tasks),
         weight=current.f32("head.weight"),
         bias=current.f32("head.bias"),
         classes=current.i64("classes"),
         seen=current.i64("seen").astype(bool),
     )
-
-
-def _prompts(payload: Payload) -> dict[str, F32]:
-    return {n: payload.f32(n) for n in payload.tensors if n.startswith(("key.", "prompt."))}
 
 
 def check_upload(h: HgpHparams, payload: Payload, task: TaskInfo) -> list[str]:

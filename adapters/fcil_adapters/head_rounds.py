@@ -1,4 +1,4 @@
-"""The server's linear head: first rows, averages, and the row of a lone class."""
+"""A linear head's rows on the server: first values, averages, the row of a lone class."""
 
 from __future__ import annotations
 
@@ -6,18 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fcil_adapters.arrays import class_weights
 from fcil_adapters.contract import Context, Updates
+from fcil_adapters.head_rows import F32, I64, HeadRows
 from fcil_adapters.heads import mean_row
-from fcil_adapters.methods.fed_talora.options import FedTaloraHparams
-from fcil_adapters.methods.fed_talora.parts import HeadRows
 from fcil_adapters.statistics import merge_means
-
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 
 _HEAD = 2  # purpose of the random stream
 _SPREAD = 0.01  # standard deviation of new rows
@@ -34,25 +28,20 @@ def first_rows(ctx: Context) -> HeadRows:
     )
 
 
-def average_head(
-    updates: Updates, mean: Mapping[str, F32], counts: I64, rows: HeadRows, ctx: Context
-) -> HeadRows:
-    """Combine the clients' rows; the row of a class of the task that nobody has stays.
+def averaged_rows(mean: Mapping[str, F32], counts: I64, rows: HeadRows, *, past: bool) -> HeadRows:
+    """Return the rows after a round; the row of a class of the task that nobody has stays.
 
     Args:
-        updates: with ``head.weight`` (rows, d) and ``head.bias`` (rows,).
-        mean: their averages with the clients' weights; unused if rows have their own.
+        mean: the averages of ``head.weight`` (rows, d) and ``head.bias`` (rows,).
         counts: (K, c), images of each of the task's classes, the last c rows.
         rows: the rows before this round.
-        ctx: options and the cap on a client's weight.
+        past: whether the rows before the last c are averages too.
     """
-    h: FedTaloraHparams = ctx.hparams
     c = counts.shape[1]
     owned = counts.sum(0) > 0  # (c,)
-    fresh = np.concatenate([np.full(len(rows.classes) - c, h.head_average == "samples"), owned])
-    if h.head_average == "rows":
-        mean = _average_rows(updates, class_weights(counts, ctx.max_weight_share), rows)
-    now = np.concatenate([np.zeros(len(rows.classes) - c, dtype=bool), owned])
+    before = len(rows.classes) - c
+    fresh = np.concatenate([np.full(before, past), owned])
+    now = np.concatenate([np.zeros(before, dtype=bool), owned])
     return HeadRows(
         weight=np.where(fresh[:, None], mean["head.weight"], rows.weight),
         bias=np.where(fresh, mean["head.bias"], rows.bias),
@@ -61,12 +50,28 @@ def average_head(
     )
 
 
+def mean_by_class(
+    updates: Updates, counts: I64, rows: HeadRows, max_share: float
+) -> dict[str, F32]:
+    """Average each of the task's rows with the clients' images of its class, streaming.
+
+    Args:
+        updates: with `HEAD`.
+        counts: (K, c), images of each of the task's classes, the last c rows.
+        rows: their shapes; the rows before the last c come out as zeros.
+        max_share: cap on a client's weight in a class that others have as well.
+    """
+    c = counts.shape[1]
+    weight = np.zeros(rows.weight.shape, dtype=np.float64)
+    bias = np.zeros(rows.bias.shape, dtype=np.float64)
+    for share, update in zip(class_weights(counts, max_share), updates, strict=True):
+        weight[-c:] += share[:, None] * update.payload.tensors["head.weight"][-c:]
+        bias[-c:] += share * update.payload.tensors["head.bias"][-c:]
+    return {"head.weight": weight.astype(np.float32), "head.bias": bias.astype(np.float32)}
+
+
 def lone_row(
-    means: F32,
-    counts: I64,
-    rows: HeadRows,
-    past: Sequence[HeadRows],
-    ctx: Context,
+    means: F32, counts: I64, rows: HeadRows, past: Sequence[HeadRows], max_share: float
 ) -> HeadRows:
     """Return the row of a task's only class: its federated mean, as long as past rows are.
 
@@ -78,11 +83,11 @@ def lone_row(
         counts: (K, 1), images behind each mean.
         rows: the task's row, the last one if there are others.
         past: finished tasks' rows.
-        ctx: the cap on a client's weight.
+        max_share: cap on a client's weight.
     """
     if means.shape[1] == 0:
         return rows
-    merged, total = merge_means(means[:, None, :], counts, ctx.max_weight_share)  # (1, d), (1,)
+    merged, total = merge_means(means[:, None, :], counts, max_share)  # (1, d), (1,)
     if total[0] == 0 or not merged.any():
         return rows
     others = np.concatenate([rows.weight[:0], *(one.weight[one.seen] for one in past)])
@@ -90,14 +95,3 @@ def lone_row(
     weight[-1] = mean_row(merged[0], others)
     seen[-1] = True
     return replace(rows, weight=weight, seen=seen)
-
-
-def _average_rows(updates: Updates, weights: F64, rows: HeadRows) -> dict[str, F32]:
-    """Stream the last c rows with weights (K, c); the rows before them are left zero."""
-    c = weights.shape[1]
-    weight = np.zeros(rows.weight.shape, dtype=np.float64)
-    bias = np.zeros(rows.bias.shape, dtype=np.float64)
-    for share, update in zip(weights, updates, strict=True):
-        weight[-c:] += share[:, None] * update.payload.tensors["head.weight"][-c:]
-        bias[-c:] += share * update.payload.tensors["head.bias"][-c:]
-    return {"head.weight": weight.astype(np.float32), "head.bias": bias.astype(np.float32)}

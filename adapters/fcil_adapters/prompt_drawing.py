@@ -1,4 +1,4 @@
-"""First values of a task's prompts and keys, drawn by the server (torch-free)."""
+"""First values of prompts and keys, drawn by the server (torch-free)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fcil_adapters.prompt_options import PoolHparams
+from fcil_adapters.prompt_parts import pool_names
+
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
 # Directions whose length is below this share of the longest are rounding errors.
 _FLAT = 1e-6
+
+
+def draw_uniform_pools(rng: np.random.Generator, h: PoolHparams, d: int) -> dict[str, F32]:
+    """Draw the pools of all blocks, prompts and keys of width d, from U[0, 1)."""
+    shapes = {"prompt": (h.pool_size, h.prompt_length, d), "key": (h.pool_size, d)}
+    return {
+        name: rng.random(shapes[name.partition(".")[0]], dtype=np.float32)
+        for name in pool_names(h.blocks)
+    }
 
 
 def draw_pool(rng: np.random.Generator, shape: Sequence[int], past: Sequence[NDArray[Any]]) -> F32:

@@ -1,0 +1,84 @@
+"""CCVR: FedAvg-LoRA whose head is calibrated with virtual features at the end of each task.
+
+Mi Luo, Fei Chen, Dapeng Hu, Yifan Zhang, Jian Liang, Jiashi Feng: No Fear of Heterogeneity:
+Classifier Calibration for Federated Learning with Non-IID Data. NeurIPS 2021.
+https://arxiv.org/abs/2106.05001
+
+Manifest (no torch). The way from the equations to the functions is in NOTES.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fcil_adapters.cadence import Cadence, Largest
+from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
+from fcil_adapters.gaussian_reports import (
+    gaussian_dims,
+    gaussian_exchange,
+    gaussian_largest,
+    gaussian_statistics,
+)
+from fcil_adapters.head_rows import row_specs
+from fcil_adapters.lora_head import (
+    broadcast_schemas,
+    lora_dims,
+    lora_largest,
+    lora_method,
+    lora_statistics,
+    train_exchange,
+)
+from fcil_adapters.methods.ccvr.options import ECONOMIES, PRESETS, CcvrHparams
+from fcil_adapters.methods.ccvr.parts import CALIBRATED
+from fcil_adapters.privacy import Statistic
+from fcil_adapters.tasks import CURRENT
+from fcil_protocol.schema import PayloadSchema
+
+NAME = "ccvr"
+_FACTORS = "factors"  # symbol of the covariances' rows; ``rows`` are the head's
+
+
+def exchanges(h: CcvrHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
+    """Return the training rounds, and one for the Gaussians of what they came to."""
+    return train_exchange(NAME, h, backbone), gaussian_exchange(h, "finish", _FACTORS)
+
+
+def broadcast(h: CcvrHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
+    """Return the schemas of the current part and of the calibrated head."""
+    head = PayloadSchema(row_specs("calibrated"), at_most=(("calibrated", "seen"),))
+    return {**broadcast_schemas(NAME, h, backbone), CALIBRATED: head}
+
+
+def dims(h: CcvrHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
+    """Return the room's sizes and the Gaussians' bounds."""
+    return {**lora_dims(h, backbone, task), **gaussian_dims(h, backbone, task)}
+
+
+def largest(h: CcvrHparams, backbone: BackboneInfo, task: TaskInfo, clients: int) -> Largest:
+    """Return what the room and the Gaussians leave open."""
+    sizes = gaussian_largest(h, task, _FACTORS).sizes
+    return replace(lora_largest(h, backbone, task, clients), sizes=sizes)
+
+
+def statistics(h: CcvrHparams, kind: str, task: TaskInfo) -> tuple[Statistic, ...]:
+    """Return what noise protects: the Gaussians, and the mean of a lone class."""
+    gaussians = gaussian_statistics(h) if kind == "finish" else ()
+    return lora_statistics(h, kind, task) + gaussians
+
+
+METHOD = lora_method(
+    NAME,
+    "CCVR: classifier calibration with virtual representations",
+    "M. Luo, F. Chen, D. Hu, Y. Zhang, J. Liang, J. Feng. NeurIPS 2021. "
+    "https://arxiv.org/abs/2106.05001",
+    CcvrHparams,
+    exchanges=exchanges,
+    broadcast=broadcast,
+    dims=dims,
+    largest=largest,
+    statistics=statistics,
+    presets=PRESETS,
+    cadence={CURRENT: Cadence.LEARNED, CALIBRATED: Cadence.FINISHED},
+    economies=ECONOMIES,
+)

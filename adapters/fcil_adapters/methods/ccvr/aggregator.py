@@ -1,0 +1,84 @@
+"""CCVR's server half: average; at a task's end, retrain the head on virtual features (torch)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.gaussian_mixture import make_mixture
+from fcil_adapters.gaussian_store import entry_tensors, merge_entries, read_entries, sent_entries
+from fcil_adapters.head_rows import HeadRows
+from fcil_adapters.lora_head_rounds import (
+    average_round,
+    first_state,
+    open_task,
+    parts_of,
+    rows_of,
+)
+from fcil_adapters.methods.ccvr.options import CcvrHparams
+from fcil_adapters.methods.ccvr.parts import (
+    calibrated_parts,
+    calibrated_rows,
+    joined,
+    with_calibrated,
+)
+from fcil_adapters.methods.ccvr.pooling import pooled
+from fcil_adapters.rebalance import fit_to_mixture
+from fcil_adapters.statistics import class_positions
+from fcil_adapters.tasks import current_task
+
+_SAMPLES, _ORDER = 3, 4  # purposes of the random streams
+
+
+class Aggregator:
+    """The room's state, with ``gauss.<t>...`` of every task and the ``calibrated`` head."""
+
+    def init(self, ctx: Context) -> State:
+        """Return the state before the first task."""
+        del ctx
+        return first_state()
+
+    def open_task(self, ctx: Context, state: State) -> State:
+        """Draw head rows, and at first the LoRA; a task that nobody finished keeps its rows."""
+        last = current_task(state)
+        if last >= 0:
+            rows = joined(calibrated_rows(state), rows_of(ctx.hparams, state, last))
+            state = with_calibrated(ctx, state, rows)
+        opened = open_task(ctx, state)
+        none = entry_tensors([], ctx.task.index, ctx.backbone_info.dim)
+        return State({**opened.tensors, **none}, opened.meta)
+
+    def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
+        """Average with the clients' weights, or keep the Gaussians and calibrate."""
+        if ctx.kind != "finish":
+            return average_round(ctx, state, updates)
+        t = ctx.task.index
+        sent, _ = sent_entries(ctx.hparams, updates, t, ctx.device)
+        own = merge_entries(read_entries(state, [t]), sent, ctx.task.classes, drop_stale=False)
+        described = entry_tensors(own, t, ctx.backbone_info.dim)
+        state = State({**state.tensors, **described}, state.meta)
+        start = joined(calibrated_rows(state), rows_of(ctx.hparams, state, t))
+        return with_calibrated(ctx, state, _calibrated(ctx, state, start))
+
+    def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
+        """Return LoRA and the current rows, and the calibrated head. Gaussians stay here."""
+        return (*parts_of(ctx, state), *calibrated_parts(state))
+
+
+def _calibrated(ctx: Context, state: State, rows: HeadRows) -> HeadRows:
+    """Retrain the rows of the classes that can be sampled; the others stay."""
+    h: CcvrHparams = ctx.hparams
+    t = ctx.task.index
+    entries = read_entries(state, range(t + 1) if h.calibrate == "seen" else [t])
+    mixture = make_mixture(
+        entries, ctx.task.seen, h.class_weights, ctx.max_weight_share, ctx.device
+    )
+    if h.combine == "pooled":
+        mixture = pooled(mixture)
+    if len(mixture.classes) < 2:  # one column's cross-entropy is 0
+        return rows
+    own = class_positions(mixture.classes, rows.classes.tolist())
+    start = rows.weight[own], rows.bias[own]
+    weight, bias = rows.weight.copy(), rows.bias.copy()
+    weight[own], bias[own] = fit_to_mixture(ctx, h, mixture, start, (_SAMPLES, _ORDER))
+    return replace(rows, weight=weight, bias=bias)

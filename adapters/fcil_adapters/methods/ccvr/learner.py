@@ -1,0 +1,40 @@
+"""CCVR's client half: train by cross-entropy; at the end, describe the classes (torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fcil_adapters.backbone import cls_features
+from fcil_adapters.contract import Context, ImageSet, State
+from fcil_adapters.gaussian_reports import report_gaussians
+from fcil_adapters.local_passes import all_features
+from fcil_adapters.lora_head import Received, read_parts
+from fcil_adapters.lora_head_training import Bench, train_round
+from fcil_adapters.lora_head_views import merged_view
+from fcil_adapters.methods.ccvr.options import CcvrHparams
+from fcil_protocol.payload import Payload
+
+
+class Learner:
+    """Stateless: all that a round starts from is in the broadcast."""
+
+    def run(
+        self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
+    ) -> tuple[State, Payload]:
+        """Train, or send Gaussians of the features under the model that training came to."""
+        received = read_parts(ctx.hparams, broadcast)
+        if ctx.kind == "finish":
+            return state, _described(ctx, received, data)
+        return state, Payload(train_round(ctx, Bench.of(ctx, received), data))
+
+
+def _described(ctx: Context, received: Received, data: ImageSet) -> Payload:
+    h: CcvrHparams = ctx.hparams
+    view = merged_view(ctx.backbone, h, received.lora)
+    features = all_features(
+        ctx,
+        lambda pixels: cls_features(view, ctx.backbone.normalise(pixels)),
+        data,
+        batch_size=h.batch_size,
+    )
+    return Payload(report_gaussians(ctx, h, features, data))

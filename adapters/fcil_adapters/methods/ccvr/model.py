@@ -1,0 +1,26 @@
+"""CCVR's classifier: the merged LoRA's features through the calibrated head (torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fcil_adapters.backbone import Backbone
+from fcil_adapters.contract import Context, Predictor
+from fcil_adapters.lora_head import read_parts
+from fcil_adapters.lora_head_model import linear_scorer
+from fcil_adapters.lora_head_views import merged_view
+from fcil_adapters.methods.ccvr.parts import scoring_rows
+from fcil_protocol.payload import Payload
+
+
+class Model:
+    """Until a task has ended, its rows are those that training came to so far."""
+
+    def compose(
+        self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Backbone
+    ) -> Predictor:
+        """Merge LoRA into a view; candidates are the classes that anybody had."""
+        received = read_parts(ctx.hparams, broadcast)
+        view = merged_view(backbone, ctx.hparams, received.lora)
+        rows = scoring_rows(broadcast, received.tasks[-1])
+        return linear_scorer(ctx, backbone, view, rows)

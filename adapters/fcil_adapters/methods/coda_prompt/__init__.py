@@ -1,0 +1,87 @@
+"""CODA-Prompt with FedAvg: each task adds prompt components, weighted by attention and keys.
+
+James Seale Smith, Leonid Karlinsky, Vyshnavi Gutta, Paola Cascante-Bonilla, Donghyun Kim, Assaf
+Arbelle, Rameswar Panda, Rogerio Feris, Zsolt Kira. CODA-Prompt: COntinual Decomposed
+Attention-based Prompting for Rehearsal-Free Continual Learning. CVPR 2023,
+https://arxiv.org/abs/2211.13218, code: https://github.com/GT-RIPL/CODA-Prompt
+
+Manifest (no torch): hyper-parameters, exchanges, schemas. What was chosen, and why, is in
+NOTES.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fcil_adapters.averaging_rules import every_rule
+from fcil_adapters.claims import Claim
+from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
+from fcil_adapters.methods.coda_prompt.options import ECONOMIES, PRESETS, CodaPromptHparams
+from fcil_adapters.placement import check_blocks
+from fcil_adapters.prompt_parts import component_names
+from fcil_adapters.prompt_schemas import (
+    PROMPT_CADENCE,
+    TRAINED_KINDS,
+    head_schemas,
+    lone_class_statistics,
+    prompts_schema,
+    sizes,
+    train_exchange,
+)
+from fcil_protocol.schema import PayloadSchema
+
+
+def exchanges(hparams: CodaPromptHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
+    """Return the only exchange of a task, ``train``.
+
+    Raises:
+        ConfigError: ``blocks`` names a block that the backbone lacks.
+    """
+    check_blocks("coda_prompt", hparams.blocks, backbone)
+    return train_exchange(component_names(hparams.blocks), "m")
+
+
+def broadcast(hparams: CodaPromptHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
+    """Return the schemas of the head's rows, task by task, and of a task's components.
+
+    Raises:
+        ConfigError: ``blocks`` names a block that the backbone lacks.
+    """
+    check_blocks("coda_prompt", hparams.blocks, backbone)
+    return {**head_schemas(), **prompts_schema(component_names(hparams.blocks))}
+
+
+def dims(hparams: CodaPromptHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
+    """Return components m, their length L, width d, and the task's and past classes."""
+    return sizes({"m": hparams.components}, hparams.length, backbone.dim, task)
+
+
+def _half(name: str) -> str:
+    return f"fcil_adapters.methods.coda_prompt.{name}"
+
+
+METHOD = Method(
+    name="coda_prompt",
+    version="1",
+    title="CODA-Prompt with FedAvg: prompt components with attention, added by each task",
+    citation="J. S. Smith et al. CVPR 2023. https://arxiv.org/abs/2211.13218",
+    hparams=CodaPromptHparams,
+    exchanges=exchanges,
+    broadcast=broadcast,
+    dims=dims,
+    learner=_half("learner:Learner"),
+    aggregator=_half("aggregator:Aggregator"),
+    model=_half("model:Model"),
+    presets=PRESETS,
+    cadence=PROMPT_CADENCE,
+    averagings=every_rule,
+    statistics=lone_class_statistics,
+    half=TRAINED_KINDS,
+    claim=Claim(
+        said="0.3 MB (HGP's paper)",
+        up_bytes=337_960,
+        down_bytes=None,
+        leaves_out="four of the five layers' components",
+    ),
+    economies=ECONOMIES,
+)

@@ -1,0 +1,31 @@
+"""CODA-Prompt's server half: draw a task's components apart from past ones, average (torch)."""
+
+from __future__ import annotations
+
+from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.prompt_parts import component_names, head_parts, prompt_parts
+from fcil_adapters.prompt_rounds import averaged, no_rows, with_new_components, with_new_rows
+from fcil_adapters.tasks import current_task
+
+
+class Aggregator:
+    """The state: ``task.<t>.prompt.<block>`` and keys of each task, the head (`prompt_rounds`)."""
+
+    def init(self, ctx: Context) -> State:
+        """Return the state before the first task."""
+        return no_rows(ctx)
+
+    def open_task(self, ctx: Context, state: State) -> State:
+        """Freeze the last task; draw components orthogonal to all past ones, and head rows."""
+        return with_new_components(ctx, with_new_rows(ctx, state))
+
+    def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
+        """Average the clients' components and rows."""
+        names = component_names(ctx.hparams.blocks)
+        return averaged(ctx, state, updates, names, f"task.{ctx.task.index}.")
+
+    def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
+        """Return the head's rows and the components, task by task."""
+        if current_task(state) < 0:
+            return ()
+        return (*head_parts(state), *prompt_parts(state, component_names(ctx.hparams.blocks)))

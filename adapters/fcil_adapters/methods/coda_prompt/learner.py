@@ -1,0 +1,26 @@
+"""CODA-Prompt's client half: train the task's components and head rows (torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fcil_adapters.contract import Context, ImageSet, State
+from fcil_adapters.local_passes import class_counts
+from fcil_adapters.methods.coda_prompt.options import CodaPromptHparams
+from fcil_adapters.prompt_learning import component_bench, learn, with_orthogonality
+from fcil_adapters.prompt_parts import read_parts, upload
+from fcil_protocol.payload import Payload
+
+
+class Learner:
+    """Stateless: all that a round starts from is in the broadcast."""
+
+    def run(
+        self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
+    ) -> tuple[State, Payload]:
+        """Train the current task's components; past ones take part and stay as they are."""
+        h: CodaPromptHparams = ctx.hparams
+        bench, tasks = component_bench(ctx, h, read_parts(broadcast))
+        trained = learn(ctx, bench, data, with_orthogonality(h, tasks))
+        counts = class_counts(data, ctx.task.classes)
+        return state, upload(trained, ctx.task.classes, counts)

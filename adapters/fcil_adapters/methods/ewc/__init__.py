@@ -1,0 +1,72 @@
+"""EWC+FL: elastic weight consolidation of LoRA, with federated averages.
+
+James Kirkpatrick, Razvan Pascanu, Neil Rabinowitz, Joel Veness et al.: Overcoming catastrophic
+forgetting in neural networks. PNAS 2017. https://arxiv.org/abs/1612.00796
+
+Manifest (no torch). The way from the equations to the functions is in NOTES.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fcil_adapters.cadence import Cadence, Largest
+from fcil_adapters.class_reports import count_faults, count_spec
+from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
+from fcil_adapters.lora_head import (
+    broadcast_schemas,
+    lora_largest,
+    lora_method,
+    train_exchange,
+    trained_names,
+)
+from fcil_adapters.lora_tensors import lora_specs
+from fcil_adapters.methods.ewc.options import EwcHparams
+from fcil_adapters.methods.ewc.parts import IMPORTANCE, fisher_name
+from fcil_adapters.tasks import CURRENT
+from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
+
+
+def exchanges(h: EwcHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
+    """Return the training rounds, and one in which clients send their Fisher information."""
+    counts = (count_spec("classes", "c"), count_spec("count", "c"), count_spec("n", 1))
+    told = PayloadSchema((*_fisher_specs(h, backbone), *counts))
+    return (
+        train_exchange("ewc", h, backbone),
+        Exchange("finish", told, rounds=1, check=count_faults),
+    )
+
+
+def broadcast(h: EwcHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
+    """Return the room's parts; the teacher's LoRA is theta*, and its importance comes besides."""
+    return {
+        **broadcast_schemas("ewc", h, backbone),
+        IMPORTANCE: PayloadSchema(_fisher_specs(h, backbone)),
+    }
+
+
+def largest(h: EwcHparams, backbone: BackboneInfo, task: TaskInfo, clients: int) -> Largest:
+    """Return that the first task has neither a teacher nor an importance."""
+    room = lora_largest(h, backbone, task, clients)
+    without = () if task.past else (IMPORTANCE,)
+    return Largest(room.sizes, room.without_tensors, (*room.without_parts, *without))
+
+
+def _fisher_specs(h: EwcHparams, backbone: BackboneInfo) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(fisher_name(spec.name), Kind.IMPORTANCE, spec.shape, non_negative=True)
+        for spec in lora_specs(trained_names(h), backbone)
+    )
+
+
+METHOD = lora_method(
+    "ewc",
+    "EWC+FL: elastic weight consolidation, on LoRA",
+    "J. Kirkpatrick, R. Pascanu, N. Rabinowitz, J. Veness et al. PNAS 2017. "
+    "https://arxiv.org/abs/1612.00796",
+    EwcHparams,
+    exchanges=exchanges,
+    broadcast=broadcast,
+    largest=largest,
+    cadence={CURRENT: Cadence.LEARNED, IMPORTANCE: Cadence.OPENING},
+)

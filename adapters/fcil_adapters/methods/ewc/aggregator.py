@@ -1,0 +1,75 @@
+"""EWC's server half: averages, and the Fisher information of all tasks so far (torch)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fcil_adapters.averaging import average
+from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.lora_head import trained_names
+from fcil_adapters.lora_head_rounds import (
+    average_round,
+    client_weights,
+    first_state,
+    open_task,
+    parts_of,
+)
+from fcil_adapters.methods.ewc.options import EwcHparams
+from fcil_adapters.methods.ewc.parts import IMPORTANCE, fisher_name
+from fcil_adapters.tasks import current_task
+from fcil_protocol.payload import Payload
+
+
+class Aggregator:
+    """The state is the room's, with ``fisher...``, and ``new.fisher...`` until a task opens."""
+
+    def init(self, ctx: Context) -> State:
+        """Return the state before the first task."""
+        del ctx
+        return first_state()
+
+    def open_task(self, ctx: Context, state: State) -> State:
+        """Put the last task's F to the others: ``F <- gamma F + F_new``.
+
+        A task whose F nobody measured, or that had one column and so no gradient, says nothing
+        of what matters, and takes nothing from what earlier tasks said.
+        """
+        h: EwcHparams = ctx.hparams
+        tensors = {n: a for n, a in state.tensors.items() if not n.startswith("new.")}
+        if current_task(state) >= 0:
+            for name in _names(h):
+                fresh = state.tensors.get(f"new.{name}")
+                before = tensors.get(name, np.zeros(state.tensors[_lora(name)].shape, np.float32))
+                tensors[name] = before
+                if fresh is not None:
+                    summed = h.gamma * before.astype(np.float64) + fresh
+                    tensors[name] = summed.astype(np.float32)
+        return open_task(ctx, State(tensors, state.meta))
+
+    def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
+        """Average LoRA and head, or the clients' F."""
+        h: EwcHparams = ctx.hparams
+        if ctx.kind != "finish":
+            return average_round(ctx, state, updates)
+        if h.single_column(ctx.task):
+            return state
+        names = _names(h)
+        zero = {name: np.zeros(state.tensors[_lora(name)].shape, np.float32) for name in names}
+        mean = average(ctx, updates, names, client_weights(ctx, updates), zero)
+        return State({**state.tensors, **{f"new.{n}": a for n, a in mean.items()}}, state.meta)
+
+    def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
+        """Return the room's parts, and F once a task is finished."""
+        parts = parts_of(ctx, state)
+        if current_task(state) < 1:
+            return parts
+        fisher = {name: state.tensors[name] for name in _names(ctx.hparams)}
+        return (*parts, Part(IMPORTANCE, Payload(fisher)))
+
+
+def _names(h: EwcHparams) -> tuple[str, ...]:
+    return tuple(fisher_name(name) for name in trained_names(h))
+
+
+def _lora(fisher: str) -> str:
+    return f"lora.{fisher.removeprefix('fisher.')}"

@@ -1,0 +1,92 @@
+"""EWC's client half: the task's cross-entropy, held where earlier tasks are sensitive (torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fcil_adapters.bridge import to_numpy, to_torch
+from fcil_adapters.contract import Context, ImageSet, Progress, State
+from fcil_adapters.loading import plain_batches
+from fcil_adapters.local_passes import class_counts
+from fcil_adapters.lora_head import Received, read_parts
+from fcil_adapters.lora_head_training import Bench, lora_tensors, train_round
+from fcil_adapters.methods.ewc.fisher import squared_gradients
+from fcil_adapters.methods.ewc.options import EwcHparams
+from fcil_adapters.methods.ewc.parts import IMPORTANCE, fisher_name
+from fcil_adapters.statistics import class_positions
+from fcil_adapters.tasks import find_part
+from fcil_protocol.payload import Array, Payload
+
+
+class Learner:
+    """Stateless: theta* and F are parts of the broadcast."""
+
+    def run(
+        self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
+    ) -> tuple[State, Payload]:
+        """Train, or measure the Fisher information of the trained model."""
+        received = read_parts(ctx.hparams, broadcast)
+        bench = Bench.of(ctx, received)
+        if ctx.kind == "finish":
+            return state, Payload(_measured(ctx, bench, data))
+        held = _Held.of(ctx, bench, received, broadcast) if received.teacher else None
+        return state, Payload(train_round(ctx, bench, data, penalty=held))
+
+
+class _Held:
+    """``lambda sum F (theta - theta*)^2`` (Kirkpatrick et al., Eq. 3, without its 1/2)."""
+
+    def __init__(self, weights: dict[str, Tensor], anchor: dict[str, Tensor]) -> None:
+        self.weights = weights  # lambda F, as far as SGD can follow
+        self.anchor = anchor
+
+    @classmethod
+    def of(
+        cls, ctx: Context, bench: Bench, received: Received, broadcast: Mapping[str, Payload]
+    ) -> _Held:
+        h: EwcHparams = ctx.hparams
+        assert received.teacher is not None
+        part = find_part(broadcast, IMPORTANCE)
+        # SGD overshoots a quadratic w x^2 from w = 1 / lr on; at w = 1 / (2 lr) a step lands on
+        # the anchor, so more than that holds nothing better.
+        most = 1 / (2 * h.lr_lora) if h.lr_lora else 0.0
+        weights = {
+            name: to_torch(
+                np.minimum(h.ewc_lambda * part.f32(fisher_name(f"lora.{name}")), most),
+                bench.backbone.device,
+            )
+            for name in bench.lora
+        }
+        return cls(weights, lora_tensors(bench, received.teacher[0]))
+
+    def __call__(self, bench: Bench) -> Tensor:
+        """Return the penalty of a step."""
+        terms = [
+            (self.weights[name] * (p - self.anchor[name]).square()).sum()
+            for name, p in bench.lora.items()
+        ]
+        return torch.stack(terms).sum()
+
+
+def _measured(ctx: Context, bench: Bench, data: ImageSet) -> dict[str, Array]:
+    """Return the mean of ``p(y|x) (d log p(y|x))^2`` over this client's images, and the counts."""
+    h: EwcHparams = ctx.hparams
+    counts = class_counts(data, ctx.task.classes)
+    first = len(bench.classes) - len(ctx.task.classes)
+    rows = first + class_positions(data.labels, ctx.task.classes)  # (N,)
+    total = {n: torch.zeros_like(p, dtype=torch.float64) for n, p in bench.lora.items()}
+    for index, pixels in plain_batches(data, ctx.micro_batch or h.batch_size, ctx.device):
+        columns = to_torch(rows[index], ctx.device)
+        for name, squares in squared_gradients(bench, pixels.float(), columns).items():
+            total[name] += squares
+        ctx.progress(Progress(int(index[-1]) + 1, len(data)))
+    return {
+        **{fisher_name(f"lora.{n}"): to_numpy(t / max(len(data), 1)) for n, t in total.items()},
+        "classes": np.asarray(ctx.task.classes, dtype=np.int64),
+        "count": counts,
+        "n": counts.sum(dtype=np.int64).reshape(1),
+    }

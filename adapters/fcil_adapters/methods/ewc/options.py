@@ -1,0 +1,33 @@
+"""EWC's hyper-parameters (torch-free)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from fcil_adapters.lora_head_options import LoraHparams
+
+
+class EwcHparams(LoraHparams):
+    """Fed-TaLoRA's placement and optimiser; what EWC adds is the quadratic penalty."""
+
+    ewc_lambda: float = Field(default=1.0, ge=0, description="Weight of F (theta - theta*)^2.")
+    gamma: float = Field(
+        default=0.9, ge=0, le=1, description="What is left of earlier tasks' F after each task."
+    )
+    fisher: Literal["B", "AB"] = Field(
+        default="B",
+        description="What is trained, measured and held: B on an A that stays as it was drawn, so "
+        "that the penalty is one on the weights; or both factors.",
+    )
+
+    @property
+    def trained_factors(self) -> str:
+        """The factors whose importance is measured."""
+        return self.fisher
+
+    @property
+    def keeps_teacher(self) -> bool:
+        """The last task's LoRA is theta*."""
+        return True

@@ -1,0 +1,91 @@
+"""Fed-CPrompt: CODA-like components, held near the server and away from the previous task.
+
+Gaurav Bagwe, Xiaoyong Yuan, Miao Pan, Lan Zhang. Fed-CPrompt: Contrastive Prompt for Rehearsal-Free
+Federated Continual Learning. FL4Data workshop at ICML 2023, https://arxiv.org/abs/2307.04869, in
+the form in which Halbe et al. compare with it (HePCo, TMLR 2024,
+https://arxiv.org/abs/2306.09970).
+
+Manifest (no torch): hyper-parameters, exchanges, schemas. What was chosen, and why, is in
+NOTES.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fcil_adapters.averaging_rules import every_rule
+from fcil_adapters.cadence import Cadence, Largest
+from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
+from fcil_adapters.methods.fed_cprompt.options import ECONOMIES, FIRST, PRESETS, FedCPromptHparams
+from fcil_adapters.placement import check_blocks
+from fcil_adapters.prompt_parts import component_names
+from fcil_adapters.prompt_schemas import (
+    PROMPT_CADENCE,
+    TRAINED_KINDS,
+    head_schemas,
+    head_specs,
+    lone_class_statistics,
+    prompts_schema,
+    sizes,
+    train_exchange,
+)
+from fcil_protocol.schema import PayloadSchema
+
+
+def exchanges(hparams: FedCPromptHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
+    """Return the only exchange of a task, ``train``.
+
+    Raises:
+        ConfigError: ``blocks`` names a block that the backbone lacks.
+    """
+    check_blocks("fed_cprompt", hparams.blocks, backbone)
+    return train_exchange(component_names(hparams.blocks), "m")
+
+
+def broadcast(hparams: FedCPromptHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
+    """Return the schemas of the head's rows, of a task's components, and of its first rows.
+
+    Raises:
+        ConfigError: ``blocks`` names a block that the backbone lacks.
+    """
+    check_blocks("fed_cprompt", hparams.blocks, backbone)
+    first = {FIRST: PayloadSchema(head_specs("c"))} if hparams.contrast > 0 else {}
+    return {**head_schemas(), **prompts_schema(component_names(hparams.blocks)), **first}
+
+
+def dims(hparams: FedCPromptHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
+    """Return components m, their length L, width d, and the task's and past classes."""
+    return sizes({"m": hparams.components}, hparams.length, backbone.dim, task)
+
+
+def largest(
+    _hparams: FedCPromptHparams, _backbone: BackboneInfo, task: TaskInfo, _clients: int
+) -> Largest:
+    """Return that the first task, which has none before it, needs no first rows."""
+    return Largest() if task.index > 0 else Largest(without_parts=(FIRST,))
+
+
+def _half(name: str) -> str:
+    return f"fcil_adapters.methods.fed_cprompt.{name}"
+
+
+METHOD = Method(
+    name="fed_cprompt",
+    version="1",
+    title="Fed-CPrompt: components with a contrast of server and previous task (HePCo's form)",
+    citation="G. Bagwe, X. Yuan, M. Pan, L. Zhang. 2023. https://arxiv.org/abs/2307.04869",
+    hparams=FedCPromptHparams,
+    exchanges=exchanges,
+    broadcast=broadcast,
+    dims=dims,
+    learner=_half("learner:Learner"),
+    aggregator=_half("aggregator:Aggregator"),
+    model=_half("model:Model"),
+    presets=PRESETS,
+    cadence={**PROMPT_CADENCE, FIRST: Cadence.OPENING},
+    averagings=every_rule,
+    statistics=lone_class_statistics,
+    half=TRAINED_KINDS,
+    largest=largest,
+    economies=ECONOMIES,
+)

@@ -1,0 +1,51 @@
+"""Fed-CPrompt's hyper-parameters and presets (torch-free)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import Field
+
+from fcil_adapters.economies import Economy
+from fcil_adapters.prompt_options import ComponentHparams
+
+FIRST = "first"  # the part with the head rows that the current task's classes began with
+
+
+class FedCPromptHparams(ComponentHparams):
+    """Those of a client with components, and the contrast."""
+
+    epochs: int = Field(default=10, ge=1, description="Local epochs per round.")
+    contrast: float = Field(
+        default=1.0, ge=0, description="Weight of the contrastive term; 0: none (the ablation)."
+    )
+    near: float = Field(
+        default=1e3,
+        ge=0,
+        description="Scale of the squared distance to the logits of the round's server.",
+    )
+    far: float = Field(
+        default=1e1,
+        ge=0,
+        description="Scale of the squared distance to the logits of the previous task's server.",
+    )
+    margin: float = Field(
+        default=1.0, ge=0, description="What the second must exceed the first by, over a batch."
+    )
+
+
+# Few rounds on a small backbone (NOTES.md).
+PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "repo": {"query": "view"},
+        "short": {"epochs": 5, "batch_size": 16, "lr": 5e-3, "augment": "jitter"},
+    }
+)
+
+ECONOMIES = (
+    Economy("5 components a task", "half of the components", {"components": 5}),
+    Economy("4 rows in a component", "half of a prompt's length", {"length": 4}),
+    Economy("components in one block", "four of five blocks", {"blocks": (0,)}),
+)

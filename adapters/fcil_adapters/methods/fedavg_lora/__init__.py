@@ -1,0 +1,23 @@
+"""FedAvg-LoRA: federated averaging of LoRA and a linear head, nothing against forgetting.
+
+Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Aguera y Arcas:
+Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017.
+https://arxiv.org/abs/1602.05629
+
+Manifest (no torch). The way from the equations to the functions is in NOTES.md.
+"""
+
+from __future__ import annotations
+
+from fcil_adapters.lora_head import SHORT, lora_method
+from fcil_adapters.methods.fedavg_lora.options import ECONOMIES, FedavgLoraHparams
+
+METHOD = lora_method(
+    "fedavg_lora",
+    "FedAvg-LoRA: federated averaging of LoRA and a linear head",
+    "B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Aguera y Arcas. AISTATS 2017. "
+    "https://arxiv.org/abs/1602.05629",
+    FedavgLoraHparams,
+    presets={"short": SHORT, "all_columns": {"head_loss": "all"}},
+    economies=ECONOMIES,
+)

@@ -1,0 +1,9 @@
+"""FedAvg-LoRA's server half: average A, B and the head's rows, each by itself (torch)."""
+
+from __future__ import annotations
+
+from fcil_adapters.lora_head_aggregator import LoraAggregator
+
+
+class Aggregator(LoraAggregator):
+    """Nothing of its own."""

@@ -1,0 +1,21 @@
+"""FedAvg-LoRA's client half: train LoRA and the head's rows by cross-entropy (torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fcil_adapters.contract import Context, ImageSet, State
+from fcil_adapters.lora_head import read_parts
+from fcil_adapters.lora_head_training import Bench, train_round
+from fcil_protocol.payload import Payload
+
+
+class Learner:
+    """Stateless: all that a round starts from is in the broadcast."""
+
+    def run(
+        self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
+    ) -> tuple[State, Payload]:
+        """Train; a task of a lone class is answered with its mean feature."""
+        bench = Bench.of(ctx, read_parts(ctx.hparams, broadcast))
+        return state, Payload(train_round(ctx, bench, data))

@@ -1,0 +1,21 @@
+"""How FedAvg-Prompt's broadcast becomes a classifier over the seen classes (torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fcil_adapters.backbone import Backbone
+from fcil_adapters.contract import Context, Predictor
+from fcil_adapters.prompt_learning import pool_scorer
+from fcil_adapters.prompt_parts import read_parts
+from fcil_protocol.payload import Payload
+
+
+class Model:
+    """Builds the classifier from all parts of a broadcast."""
+
+    def compose(
+        self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Backbone
+    ) -> Predictor:
+        """Attach the pools to a view; candidates are the classes that anybody had."""
+        return pool_scorer(ctx, ctx.hparams, read_parts(broadcast), backbone)

@@ -1,0 +1,31 @@
+"""FedCLM's server half: average, and merge the class means at the end of a task (torch)."""
+
+from __future__ import annotations
+
+from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.lora_head_means import means_parts
+from fcil_adapters.lora_head_nearest import merge_reports
+from fcil_adapters.lora_head_rounds import average_round, first_state, open_task, parts_of
+
+
+class Aggregator:
+    """The state is the room's (`lora_head_rounds`), with ``means.<t>...`` of every ended task."""
+
+    def init(self, ctx: Context) -> State:
+        """Return the state before the first task."""
+        del ctx
+        return first_state()
+
+    def open_task(self, ctx: Context, state: State) -> State:
+        """Draw the task's head rows, and at first the LoRA."""
+        return open_task(ctx, state)
+
+    def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
+        """Average with the clients' weights, or merge the means over all their images."""
+        if ctx.kind == "finish":
+            return merge_reports(ctx, state, updates)
+        return average_round(ctx, state, updates)
+
+    def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
+        """Return LoRA and the current rows, and the means of every ended task."""
+        return (*parts_of(ctx, state), *means_parts(state))

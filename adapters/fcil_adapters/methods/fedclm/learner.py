@@ -1,0 +1,24 @@
+"""FedCLM's client half: train by cross-entropy; at the end, tell the class means (torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fcil_adapters.contract import Context, ImageSet, State
+from fcil_adapters.lora_head import read_parts
+from fcil_adapters.lora_head_nearest import report_means
+from fcil_adapters.lora_head_training import Bench, train_round
+from fcil_protocol.payload import Payload
+
+
+class Learner:
+    """Stateless: all that a round starts from is in the broadcast."""
+
+    def run(
+        self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
+    ) -> tuple[State, Payload]:
+        """Train, or describe the task's classes under the model that training came to."""
+        received = read_parts(ctx.hparams, broadcast)
+        if ctx.kind == "finish":
+            return state, report_means(ctx, received, data)
+        return state, Payload(train_round(ctx, Bench.of(ctx, received), data))

@@ -1,0 +1,30 @@
+"""FedCLM's hyper-parameters (torch-free)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from fcil_adapters.economies import Economy
+from fcil_adapters.lora_head_options import LoraHparams, PastRows
+
+
+class FedclmHparams(LoraHparams):
+    """Trained as FedAvg-LoRA is; the head serves training alone."""
+
+    metric: Literal["euclidean", "cosine"] = Field(
+        default="euclidean",
+        description="The nearest mean by distance, or by angle.",
+    )
+
+    @property
+    def past_rows(self) -> PastRows:
+        """Nobody scores with them."""
+        return "none"
+
+
+ECONOMIES = (
+    Economy("q and v alone", "the LoRA of the MLPs", {"modules": ["q", "v"]}),
+    Economy("rank 2", "half of each LoRA's rank", {"rank": 2}),
+)

@@ -1,0 +1,21 @@
+"""FFA-LoRA: federated LoRA with A frozen, so that averages of B are exact.
+
+Youbang Sun, Zitao Li, Yaliang Li, Bolin Ding: Improving LoRA in Privacy-preserving Federated
+Learning. ICLR 2024. https://arxiv.org/abs/2403.12313
+
+Manifest (no torch). The way from the equations to the functions is in NOTES.md.
+"""
+
+from __future__ import annotations
+
+from fcil_adapters.lora_head import SHORT, lora_method
+from fcil_adapters.methods.ffa_lora.options import ECONOMIES, FfaLoraHparams
+
+METHOD = lora_method(
+    "ffa_lora",
+    "FFA-LoRA: federated LoRA with frozen A",
+    "Y. Sun, Z. Li, Y. Li, B. Ding. ICLR 2024. https://arxiv.org/abs/2403.12313",
+    FfaLoraHparams,
+    presets={"short": SHORT, "paper": {"init_a": "gaussian"}},
+    economies=ECONOMIES,
+)

@@ -1,0 +1,9 @@
+"""FFA-LoRA's server half: average B and the head's rows; the A's stay (torch)."""
+
+from __future__ import annotations
+
+from fcil_adapters.lora_head_aggregator import LoraAggregator
+
+
+class Aggregator(LoraAggregator):
+    """Nothing of its own."""

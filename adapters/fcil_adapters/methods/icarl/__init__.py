@@ -1,0 +1,87 @@
+"""iCaRL+FL: exemplars that stay on the device, distillation, and the nearest mean of features.
+
+Sylvestre-Alvise Rebuffi, Alexander Kolesnikov, Georg Sperl, Christoph H. Lampert: iCaRL:
+Incremental Classifier and Representation Learning. CVPR 2017. https://arxiv.org/abs/1611.07725
+
+Manifest (no torch). The way from the equations to the functions is in NOTES.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fcil_adapters.averaging_rules import mean_only
+from fcil_adapters.cadence import Cadence
+from fcil_adapters.class_reports import count_faults, count_spec
+from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
+from fcil_adapters.lora_head import broadcast_schemas, lora_method, train_exchange
+from fcil_adapters.methods.icarl.options import IcarlHparams
+from fcil_adapters.methods.icarl.parts import MEANS
+from fcil_adapters.privacy import no_statistics
+from fcil_adapters.tasks import CURRENT
+from fcil_protocol.payload import Payload
+from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
+
+
+def exchanges(h: IcarlHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
+    """Return the training rounds, and one that chooses exemplars and tells class means."""
+
+    def check(payload: Payload, task: TaskInfo) -> list[str]:
+        return count_faults(payload, task) + _mean_faults(h, payload, task)
+
+    told = PayloadSchema(
+        (
+            _means("owned"),
+            count_spec("owned", "owned"),
+            count_spec("images", "owned"),
+            count_spec("classes", "c"),
+            count_spec("count", "c"),
+            count_spec("n", 1),
+        ),
+        at_most=(("owned", "seen"),),
+    )
+    return (
+        train_exchange("icarl", h, backbone),
+        Exchange("finish", told, rounds=1, check=check, keeps_state=True),
+    )
+
+
+def broadcast(h: IcarlHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
+    """Return the room's parts, and the class means once there are any."""
+    means = PayloadSchema(
+        (_means("known"), count_spec("classes", "known")), at_most=(("known", "seen"),)
+    )
+    return {**broadcast_schemas("icarl", h, backbone), MEANS: means}
+
+
+def _means(rows: str) -> TensorSpec:
+    """Describe means of features of length 1."""
+    return TensorSpec("means", Kind.PROTOTYPE, (rows, "d"), exact=True, max_abs=1.001)
+
+
+def _mean_faults(h: IcarlHparams, payload: Payload, task: TaskInfo) -> list[str]:
+    """Return how the told means contradict the task."""
+    owned, images = payload.i64("owned").tolist(), payload.i64("images").tolist()
+    faults = []
+    places = {c: i for i, c in enumerate(task.seen)}
+    rows = [places.get(c, -1) for c in owned]
+    if -1 in rows or sorted(set(rows)) != rows:
+        faults.append(f"'owned': expected seen classes in their order, each once, got {owned[:20]}")
+    if any(n < h.min_count_upload for n in images):
+        faults.append(f"'images': expected at least {h.min_count_upload} behind each mean")
+    return faults
+
+
+METHOD = lora_method(
+    "icarl",
+    "iCaRL+FL: exemplars on the device and nearest class means, on LoRA",
+    "S.-A. Rebuffi, A. Kolesnikov, G. Sperl, C. H. Lampert. CVPR 2017. "
+    "https://arxiv.org/abs/1611.07725",
+    IcarlHparams,
+    exchanges=exchanges,
+    broadcast=broadcast,
+    statistics=no_statistics,
+    averagings=mean_only,
+    cadence={CURRENT: Cadence.LEARNED, MEANS: Cadence.FINISHED},
+    exemplars=lambda h: h.memory,
+)

@@ -1,0 +1,74 @@
+"""L2P with FedAvg: the prompts of a pool that are nearest to an image lead its tokens.
+
+Zifeng Wang, Zizhao Zhang, Chen-Yu Lee, Han Zhang, Ruoxi Sun, Xiaoqi Ren, Guolong Su, Vincent
+Perot, Jennifer Dy, Tomas Pfister. Learning to Prompt for Continual Learning. CVPR 2022,
+https://arxiv.org/abs/2112.08654, code: https://github.com/google-research/l2p
+
+Manifest (no torch): hyper-parameters, exchanges, schemas. What was chosen, and why, is in
+NOTES.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fcil_adapters.averaging_rules import every_rule
+from fcil_adapters.claims import Claim
+from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
+from fcil_adapters.methods.l2p.options import ECONOMIES, NAMES, PRESETS, L2pHparams
+from fcil_adapters.prompt_schemas import (
+    POOL_CADENCE,
+    TRAINED_KINDS,
+    head_schemas,
+    lone_class_statistics,
+    pool_schema,
+    sizes,
+    train_exchange,
+)
+from fcil_protocol.schema import PayloadSchema
+
+
+def exchanges(_hparams: L2pHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
+    """Return the only exchange of a task, ``train``."""
+    return train_exchange(NAMES, "M")
+
+
+def broadcast(_hparams: L2pHparams, _backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
+    """Return the schemas of the head's rows, task by task, and of the pool."""
+    return {**head_schemas(), **pool_schema(NAMES)}
+
+
+def dims(hparams: L2pHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
+    """Return pool size M, prompt length L, width d, and the task's and past classes."""
+    return sizes({"M": hparams.pool_size}, hparams.length, backbone.dim, task)
+
+
+def _half(name: str) -> str:
+    return f"fcil_adapters.methods.l2p.{name}"
+
+
+METHOD = Method(
+    name="l2p",
+    version="1",
+    title="L2P with FedAvg: the nearest prompts of a pool lead an image's tokens",
+    citation="Z. Wang et al. CVPR 2022. https://arxiv.org/abs/2112.08654",
+    hparams=L2pHparams,
+    exchanges=exchanges,
+    broadcast=broadcast,
+    dims=dims,
+    learner=_half("learner:Learner"),
+    aggregator=_half("aggregator:Aggregator"),
+    model=_half("model:Model"),
+    presets=PRESETS,
+    cadence=POOL_CADENCE,
+    averagings=every_rule,
+    statistics=lone_class_statistics,
+    half=TRAINED_KINDS,
+    claim=Claim(
+        said="0.2 MB (HGP's paper)",
+        up_bytes=215_080,
+        down_bytes=None,
+        leaves_out="the counts of each class, which say who has been seen",
+    ),
+    economies=ECONOMIES,
+)

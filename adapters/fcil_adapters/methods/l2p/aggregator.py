@@ -1,0 +1,42 @@
+"""L2P's server half: draw the pool once, average what clients trained (torch)."""
+
+from __future__ import annotations
+
+from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.methods.l2p.options import NAMES, L2pHparams
+from fcil_adapters.prompt_parts import head_parts, pool_part
+from fcil_adapters.prompt_rounds import averaged, no_rows, with_new_rows
+from fcil_adapters.tasks import current_task
+
+_POOL = 1  # purpose of the random stream
+
+
+class Aggregator:
+    """The state: ``prompt.pool`` (M, L, d), ``key.pool`` (M, d), the head (`prompt_rounds`)."""
+
+    def init(self, ctx: Context) -> State:
+        """Return the state before the first task."""
+        return no_rows(ctx)
+
+    def open_task(self, ctx: Context, state: State) -> State:
+        """Draw the new head rows, at first the pool."""
+        if ctx.task.index > 0:
+            return with_new_rows(ctx, state)
+        h: L2pHparams = ctx.hparams
+        rng, d = ctx.rng(_POOL), ctx.backbone_info.dim
+        drawn = {
+            "prompt.pool": rng.uniform(-h.spread, h.spread, (h.pool_size, h.length, d)),
+            "key.pool": rng.uniform(-h.spread, h.spread, (h.pool_size, d)),
+        }
+        return with_new_rows(ctx, state, ctx.forms.commit_named(drawn))
+
+    def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
+        """Average the clients' pools, keys and rows."""
+        return averaged(ctx, state, updates, NAMES)
+
+    def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
+        """Return the head's rows task by task, and the pool."""
+        del ctx
+        if current_task(state) < 0:
+            return ()
+        return (*head_parts(state), pool_part(state, NAMES))

@@ -1,0 +1,44 @@
+"""L2P's client half: train the pool, its keys and the task's head rows (torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from fcil_adapters.bridge import to_torch
+from fcil_adapters.contract import Context, ImageSet, State
+from fcil_adapters.local_passes import Batch, class_counts
+from fcil_adapters.methods.l2p.options import L2pHparams
+from fcil_adapters.methods.l2p.pool import Pool
+from fcil_adapters.prompt_learning import Bench, learn, own_cross_entropy
+from fcil_adapters.prompt_parts import read_parts, upload
+from fcil_adapters.prompts import Queries, with_pixels
+from fcil_protocol.payload import Payload
+
+
+class Learner:
+    """Stateless: all that a round starts from is in the broadcast."""
+
+    def run(
+        self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
+    ) -> tuple[State, Payload]:
+        """Minimise cross-entropy + pull * mean over images of sum of -cos(q, chosen keys)."""
+        h: L2pHparams = ctx.hparams
+        start = read_parts(broadcast)
+        backbone = with_pixels(ctx.backbone, h.pixels)
+        (first,) = start.prompts
+        tensors = {n: nn.Parameter(to_torch(array, backbone.device)) for n, array in first.items()}
+        pool = Pool.of(h, backbone, tensors)
+
+        def objective(bench: Bench, batch: Batch, queries: Queries) -> None:
+            for piece in batch.pieces():
+                asked = queries.of(piece.index, piece.pixels)  # (b, d)
+                logits = bench.logits(bench.prompted(piece, asked))
+                loss = own_cross_entropy(logits, piece.rows) + h.pull * pool.pull(asked)
+                batch.backward(loss / len(batch))
+
+        bench = Bench.of(ctx, backbone, pool.features, tensors, start)
+        trained = learn(ctx, bench, data, objective)
+        counts = class_counts(data, ctx.task.classes)
+        return state, upload(trained, ctx.task.classes, counts)

@@ -1,0 +1,30 @@
+"""How L2P's broadcast becomes a classifier over the seen classes (torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fcil_adapters.backbone import Backbone
+from fcil_adapters.bridge import to_torch
+from fcil_adapters.contract import Context, Predictor
+from fcil_adapters.methods.l2p.options import L2pHparams
+from fcil_adapters.methods.l2p.pool import Pool
+from fcil_adapters.prompt_learning import scorer
+from fcil_adapters.prompt_parts import read_parts
+from fcil_adapters.prompts import with_pixels
+from fcil_protocol.payload import Payload
+
+
+class Model:
+    """Builds the classifier from all parts of a broadcast."""
+
+    def compose(
+        self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Backbone
+    ) -> Predictor:
+        """Lead tokens by chosen prompts; candidates are the classes that anybody had."""
+        h: L2pHparams = ctx.hparams
+        known = read_parts(broadcast)
+        same = with_pixels(backbone, h.pixels)
+        (last,) = known.prompts
+        tensors = {n: to_torch(array, backbone.device) for n, array in last.items()}
+        return scorer(ctx, same, Pool.of(h, same, tensors).features, known)

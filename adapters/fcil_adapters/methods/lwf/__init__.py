@@ -1,0 +1,19 @@
+"""LwF+FL: learning without forgetting, with LoRA and federated averages.
+
+Zhizhong Li, Derek Hoiem: Learning without Forgetting. ECCV 2016.
+https://arxiv.org/abs/1606.09282
+
+Manifest (no torch). The way from the equations to the functions is in NOTES.md.
+"""
+
+from __future__ import annotations
+
+from fcil_adapters.lora_head import lora_method
+from fcil_adapters.methods.lwf.options import LwfHparams
+
+METHOD = lora_method(
+    "lwf",
+    "LwF+FL: learning without forgetting, on LoRA",
+    "Z. Li, D. Hoiem. ECCV 2016. https://arxiv.org/abs/1606.09282",
+    LwfHparams,
+)

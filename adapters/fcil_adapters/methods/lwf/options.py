@@ -1,0 +1,19 @@
+"""LwF's hyper-parameters (torch-free)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from fcil_adapters.lora_head_options import CrossEntropyHparams
+
+
+class LwfHparams(CrossEntropyHparams):
+    """Fed-TaLoRA's placement, optimiser and loss; what LwF adds is the distillation."""
+
+    alpha: float = Field(default=1.0, ge=0, description="Weight of the distillation.")
+    temperature: float = Field(default=2.0, gt=0, description="T of the softened scores.")
+
+    @property
+    def keeps_teacher(self) -> bool:
+        """The last task's model, for clients that come late too."""
+        return self.alpha > 0

@@ -1,0 +1,21 @@
+"""FedLwF.MC: a sigmoid for each class, past ones distilled, with LoRA and federated averages.
+
+Sylvestre-Alvise Rebuffi, Alexander Kolesnikov, Georg Sperl, Christoph H. Lampert: iCaRL:
+Incremental Classifier and Representation Learning. CVPR 2017. https://arxiv.org/abs/1611.07725
+(LwF.MC is its baseline; HePCo compares with its federated form.)
+
+Manifest (no torch). The way from the equations to the functions is in NOTES.md.
+"""
+
+from __future__ import annotations
+
+from fcil_adapters.lora_head import lora_method
+from fcil_adapters.methods.lwf_mc.options import LwfMcHparams
+
+METHOD = lora_method(
+    "lwf_mc",
+    "FedLwF.MC: multi-class learning without forgetting, on LoRA",
+    "S.-A. Rebuffi, A. Kolesnikov, G. Sperl, C. H. Lampert. CVPR 2017. "
+    "https://arxiv.org/abs/1611.07725",
+    LwfMcHparams,
+)

@@ -1,0 +1,24 @@
+"""FedLwF.MC's client half: a binary cross-entropy for every seen class (torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fcil_adapters.contract import Context, ImageSet, State
+from fcil_adapters.distillation import SigmoidTargets
+from fcil_adapters.lora_head import read_parts
+from fcil_adapters.lora_head_training import Bench, train_round
+from fcil_protocol.payload import Payload
+
+
+class Learner:
+    """Stateless: the teacher is a part of the broadcast."""
+
+    def run(
+        self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
+    ) -> tuple[State, Payload]:
+        """Train; the very first task, if it has one class, is answered with its mean feature."""
+        received = read_parts(ctx.hparams, broadcast)
+        bench = Bench.of(ctx, received)
+        loss = SigmoidTargets.of(ctx, bench, received)
+        return state, Payload(train_round(ctx, bench, data, loss=loss))

@@ -1,0 +1,89 @@
+"""``fcil-client leave`` and ``rotate-keys``: what a member does about its membership."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fcil_client.partition_options import SlotOption
+from fcil_protocol.errors import UsageError
+from fcil_protocol.options import FormatOption, JsonOption
+from fcil_protocol.terminal import Format, chosen, emit, errors, printable
+
+if TYPE_CHECKING:
+    from fcil_client.home import Enrolment, Home
+
+ServerOption = Annotated[
+    str | None, typer.Option(help="Which server, if several could be meant: name or address.")
+]
+
+
+def leave(
+    data: Annotated[Path, typer.Option(help="The folder whose client leaves.")],
+    server: ServerOption = None,
+    slot: SlotOption = None,
+    without_server: Annotated[
+        bool, typer.Option("--without-server", help="Remove the files though no server was told.")
+    ] = False,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Leave the federation for good: the server is told, and keys and caches are removed.
+
+    Images stay, and the journal of what left this device. What the server has averaged into the
+    model stays in it. To come back, join with a new ticket.
+    """
+    form = chosen(form, json_flag)
+    with errors(form):
+        import asyncio
+
+        from fcil_client import leaving
+        from fcil_client.visit import stop_daemon
+
+        home, enrolment = _enrolled(data, server, slot)
+        with stop_daemon(home):
+            if not without_server:
+                asyncio.run(leaving.tell(home, enrolment))
+            kept = leaving.clear(home)
+        data_kept = {"name": enrolment.name, "kept": [str(path) for path in kept]}
+        emit(data_kept, form, lambda: None)
+        name = printable(enrolment.name)
+        typer.echo(f"{name} has left; its keys and caches are removed.", err=True)
+        for path in kept:
+            typer.echo(f"The journal of what left this device stays: {path}", err=True)
+
+
+def rotate_keys(
+    data: Annotated[Path, typer.Option(help="The folder whose client gets new keys.")],
+    server: ServerOption = None,
+    slot: SlotOption = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Give the client new keys; it stays the same member. Start its daemon again afterwards."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        import asyncio
+
+        from fcil_client.rotation import rotate
+        from fcil_client.visit import stop_daemon
+
+        home, enrolment = _enrolled(data, server, slot)
+        with stop_daemon(home):
+            keys = asyncio.run(rotate(home, enrolment))
+        emit({"name": enrolment.name, "fingerprint": keys.fingerprint}, form, lambda: None)
+        typer.echo(f"{printable(enrolment.name)} has the key {keys.fingerprint} now.", err=True)
+
+
+def _enrolled(data: Path, server: str | None, slot: int | None) -> tuple[Home, Enrolment]:
+    from fcil_client.enrolment import find_member
+
+    found = find_member(data, server, slot)
+    if found is None:
+        raise UsageError(
+            f"{data} is not enrolled with a federation.",
+            action="See which folders are: fcil-client status",
+        )
+    return found

@@ -1,0 +1,147 @@
+"""``fcil-client swarm``: many clients in one process over one backbone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fcil_client.manners_options import (
+    HoursOption,
+    ImagesOption,
+    MaxMemoryOption,
+    MaxTemperatureOption,
+    MaxThreadsOption,
+    MinBatteryOption,
+    NiceOption,
+    OnMainsOption,
+    PatienceOption,
+    ThreadsOption,
+    WhenIdleOption,
+)
+from fcil_protocol.errors import UsageError
+from fcil_protocol.logs import LogFormat, LogFormatOption, LogOption, LogSizeOption
+from fcil_protocol.options import FormatOption, JsonOption
+from fcil_protocol.terminal import Format, chosen, errors
+
+
+def swarm(
+    data: Annotated[
+        Path,
+        typer.Option(help="A folder with one folder per client; with --partition: the data."),
+    ],
+    partition: Annotated[
+        Path | None, typer.Option(help="Who holds which images of the data: fcil-client split.")
+    ] = None,
+    slots: Annotated[
+        str | None, typer.Option(help="Only these clients of the partition.", metavar="0-9,12")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Members are called NAME-000, NAME-001 ...")] = "swarm",
+    until_done: Annotated[
+        bool,
+        typer.Option("--until-done", help="End with the run, or when the server stops."),
+    ] = False,
+    tickets: Annotated[
+        Path | None, typer.Option(help="A folder with MEMBER.ticket for each member.")
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(help="Which server, if several could be meant: name or address.")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="What runs the backbone: torch, onnx, or auto: torch if installed.")
+    ] = "auto",
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda or cuda:N; with onnx also tensorrt.")
+    ] = "auto",
+    precision: Annotated[
+        str, typer.Option(help="Of training: fp32, amp (mixed), or auto, which is fp32.")
+    ] = "auto",
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="Local file with the backbone's weights: .safetensors, .onnx for onnx."),
+    ] = None,
+    max_threads: MaxThreadsOption = 0,
+    threads: ThreadsOption = 0,
+    nice: NiceOption = 10,
+    max_memory: MaxMemoryOption = None,
+    memory_mb: ImagesOption = 0,
+    micro_batch: Annotated[
+        int, typer.Option(min=0, help="Most images in one pass; 0: the method's batch.")
+    ] = 0,
+    work_timeout: Annotated[
+        float, typer.Option(min=0, help="Longest time without progress in training, s; 0: any.")
+    ] = 1800,
+    only_on_mains: OnMainsOption = False,
+    min_battery: MinBatteryOption = 0,
+    only_when_idle: WhenIdleOption = False,
+    hours: HoursOption = None,
+    max_temperature: MaxTemperatureOption = 0.0,
+    patience: PatienceOption = 120.0,
+    min_noise: Annotated[
+        float, typer.Option(min=0, help="Decline rounds with a smaller noise multiplier.")
+    ] = 0.0,
+    max_epsilon: Annotated[
+        float, typer.Option(min=0, help="Decline noised rounds beyond this epsilon; 0: no limit.")
+    ] = 0.0,
+    min_count: Annotated[int, typer.Option(min=1, help="Leave out classes with fewer images.")] = 1,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="Noise on statistics alone is enough.")
+    ] = False,
+    log: LogOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    log_mb: LogSizeOption = 10,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Run many clients in this process: each with keys, connection and home of its own.
+
+    One worker with one backbone computes for all of them in turn. Started again, every member
+    goes on where it was. The exit code is 1 if a member failed, or with --until-done if the
+    server stopped before the run was complete.
+    """
+    form = chosen(form, json_flag)
+    with errors(form):
+        if form is Format.JSON:
+            raise UsageError("a swarm tells as it goes on: use --format jsonl.")
+        import asyncio
+
+        from fcil_adapters.engines import check_engine
+        from fcil_adapters.precision import check_choice
+        from fcil_client.manners_options import rules
+        from fcil_client.options import Options
+        from fcil_client.privacy import Limits
+        from fcil_client.resources import read_bound
+        from fcil_client.swarm_seats import Door, find_seats
+        from fcil_client.swarm_show import watched
+        from fcil_protocol.logs import open_log
+
+        check_choice(precision)
+        check_engine(engine)
+        options = Options(
+            data=data,
+            engine=engine,
+            device=device,
+            precision=precision,
+            weights=weights,
+            threads=max_threads or threads,
+            nice=nice,
+            micro_batch=micro_batch or None,
+            max_memory=read_bound(max_memory),
+            image_bytes=memory_mb * 1_000_000,
+            manners=rules(
+                only_on_mains=only_on_mains,
+                min_battery=min_battery,
+                only_when_idle=only_when_idle,
+                hours=hours,
+                max_temperature=max_temperature,
+                patience=patience,
+            ),
+            work_timeout_s=work_timeout,
+            limits=Limits(min_noise, max_epsilon, min_count, allow_partial),
+        )
+        seats = find_seats(data, partition, slots, name)
+        door = Door(server, tickets)
+        file = open_log(log, log_format, log_mb)
+        code = asyncio.run(watched(seats, options, door, form, file, until_done=until_done))
+    raise SystemExit(code)

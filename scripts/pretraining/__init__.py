@@ -1,0 +1,1 @@
+"""Pre-training of the small vision transformer that ships with fcil (docs/backbone.md)."""

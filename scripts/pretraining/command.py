@@ -1,0 +1,194 @@
+"""The command line of `scripts/pretrain`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+from fcil_adapters.embedded import EMBEDDED, EMBEDDED_NAMES, embedded_file
+from fcil_protocol.errors import ConfigError, DataError, FcilError
+from pretraining.checkpoint import Story, load
+from pretraining.learner import Learner
+from pretraining.pictures import Pictures, check_disjoint, read_pictures
+from pretraining.recipe import RECIPES, Recipe
+from pretraining.training import (
+    CHECKPOINT,
+    EMBEDDED_MODEL,
+    Sitting,
+    begin,
+    resume,
+    steps_for,
+    train,
+)
+
+_CHANGES = ("batch", "lr", "seed", "keep", "area", "precision")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; what goes wrong is one sentence and an exit code."""
+    args = _parser().parse_args(arguments)
+    try:
+        args.run(args)
+    except FcilError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="scripts/pretrain")
+    commands = parser.add_subparsers(required=True)
+    go = commands.add_parser("train", help="begin, or go on where the folder's checkpoint is")
+    go.set_defaults(run=_train)
+    go.add_argument("--data", type=Path, required=True, help="folder or zip of train/<class>/*")
+    go.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
+    go.add_argument("--recipe", choices=RECIPES, help="default: dino")
+    length = go.add_mutually_exclusive_group()
+    length.add_argument("--epochs", type=float, help="passes over the pictures")
+    length.add_argument("--steps", type=int)
+    length.add_argument(
+        "--minutes", type=float, help="a few steps are timed, and their number fixed"
+    )
+    go.add_argument("--start", help="'embedded' or a safetensors file; default: random weights")
+    go.add_argument("--allow-overlap", action="store_true", help="with classes of CIFAR-100")
+    go.add_argument("--save-every", type=float, default=60.0, metavar="SECONDS")
+    for name, kind in (("batch", int), ("lr", float), ("seed", int), ("keep", float)):
+        go.add_argument(f"--{name}", type=kind)
+    go.add_argument("--area", type=float, help="smallest share of a picture in a large view")
+    go.add_argument("--precision", choices=("fp32", "bf16"))
+    go.add_argument("--device", default="cpu")
+    go.add_argument("--threads", type=int, help="they change the last bits; default: torch's")
+    show = commands.add_parser("card", help="measure, and write the files in the form that ships")
+    show.set_defaults(run=_card)
+    show.add_argument("--out", type=Path, help="folder of a checkpoint; none: the one that ships")
+    show.add_argument("--data", type=Path, help="the pre-training data, with test/<class>/*")
+    show.add_argument("--cifar100", type=Path, required=True)
+    show.add_argument("--per-class", type=int, default=100)
+    show.add_argument("--threads", type=int)
+    return parser
+
+
+def _train(args: argparse.Namespace) -> None:
+    _prepare(args.device, args.threads)
+    pictures = read_pictures(args.data, EMBEDDED_MODEL["img_size"], "train")
+    check_disjoint(pictures.classes, allowed=args.allow_overlap)
+    args.out.mkdir(parents=True, exist_ok=True)
+    if (args.out / CHECKPOINT).exists():
+        _refuse_changes(args, load(args.out / CHECKPOINT)[1], len(pictures.images))
+        learner, story = resume(args.out, pictures, args.device)
+        print(f"goes on at step {story.step} of {story.recipe.steps}", flush=True)
+    else:
+        learner, story = _new(args, pictures)
+    story = train(learner, story, pictures, Sitting(args.out, args.save_every, tell=_tell))
+    print(f"step {story.step} of {story.recipe.steps}, saved in {args.out / CHECKPOINT}")
+
+
+def _new(args: argparse.Namespace, pictures: Pictures) -> tuple[Learner, Story]:
+    given = _given(args)
+    kind = args.recipe or "dino"
+    weights = None if args.start is None else _weights(args.start)
+    if kind == "layers" and weights is None:
+        raise ConfigError(
+            "the recipe layers teaches what the blocks of trained weights know; there are none.",
+            action="Say which: --start embedded, or a safetensors file.",
+        )
+    if args.epochs is args.steps is args.minutes is None:
+        raise ConfigError(
+            "a new pre-training needs its length.", action="Give --epochs, --steps or --minutes."
+        )
+    recipe = Recipe(**{"steps": 1, **RECIPES[kind], **given})
+    if args.minutes is not None:
+        trial, _ = begin(
+            replace(recipe, steps=1000), pictures, EMBEDDED_MODEL, weights, args.device
+        )
+        steps = steps_for(trial, pictures, args.minutes)
+        print(
+            f"{steps} steps fit {args.minutes:g} minutes; --steps {steps} repeats this", flush=True
+        )
+    else:
+        steps = _steps(args, len(pictures.images), recipe.batch) or 0
+    return begin(replace(recipe, steps=steps), pictures, EMBEDDED_MODEL, weights, args.device)
+
+
+def _steps(args: argparse.Namespace, images: int, batch: int) -> int | None:
+    return args.steps if args.epochs is None else max(1, round(args.epochs * images / batch))
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    return {n: getattr(args, n) for n in _CHANGES if getattr(args, n) is not None}
+
+
+def _refuse_changes(args: argparse.Namespace, story: Story, images: int) -> None:
+    """A checkpoint's recipe stays what it was: options that say otherwise are an error."""
+    recipe = story.recipe
+    wanted = {**(RECIPES[args.recipe] if args.recipe else {}), **_given(args)}
+    steps = _steps(args, images, recipe.batch)
+    if steps is not None:
+        wanted["steps"] = steps
+    other = [f"{n} {v} (asked for: {wanted[n]})" for n, v in recipe.to_fields().items()
+             if n in wanted and wanted[n] != v]  # fmt: skip
+    if other:
+        raise ConfigError(
+            f"{args.out} has a pre-training with {', '.join(other)}.",
+            action="Leave these options out to go on with it, or choose another folder.",
+        )
+
+
+def _weights(name: str) -> dict[str, torch.Tensor]:
+    path = embedded_file(".safetensors") if name in EMBEDDED_NAMES else Path(name)
+    try:
+        return safetensors.torch.load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise DataError(
+            f"the weights {path} cannot be read ({str(error)[:120]}).",
+            action="Give 'embedded' or a safetensors file.",
+        ) from error
+
+
+def _card(args: argparse.Namespace) -> None:
+    from pretraining import card  # scikit-learn is not needed to train
+
+    _prepare("cpu", args.threads)
+    story = None
+    if args.out is None:
+        backbone = card.shipped()
+    else:
+        backbone, story = card.backbone_of(args.out)
+    size = backbone.info.preprocessing.size
+    cifar100 = (
+        read_pictures(args.cifar100, size, "train", args.per_class),
+        read_pictures(args.cifar100, size, "test", card.TEST_PER_CLASS),
+    )
+    own = None
+    if args.data is not None:
+        own = tuple(
+            read_pictures(args.data, size, part, most)
+            for part, most in zip(("train", "test"), card.OWN, strict=True)
+        )
+    rows = card.measure(backbone, own, cifar100, args.per_class)
+    if args.out is not None:
+        card.embed(backbone, args.out)
+        card.write_card(args.out / f"{EMBEDDED}.md", backbone, story, rows)
+        print(f"written: {args.out / EMBEDDED}.md, .safetensors, .onnx and .probe.npy")
+    print(card.card(backbone.info, story, rows))
+
+
+def _prepare(device: str, threads: int | None) -> None:
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if device != "cpu" and not (device.startswith("cuda") and torch.cuda.is_available()):
+        raise ConfigError(
+            f"there is no device {device!r} here.", action="Give --device cpu, or cuda with a GPU."
+        )
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,141 @@
+"""What decides a pre-trained backbone: sizes, terms of the loss, and schedules.
+
+Every schedule is a function of the step, never of the clock: the same recipe on the same machine
+with as many threads gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from fcil_protocol.errors import ConfigError
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "dino": {"dino": 1.0},
+    "supervised": {"classes": 1.0},
+    "layers": {"layers": 1.0, "classes": 0.05, "rotations": False},
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A pre-training from its first step to its last.
+
+    Attributes:
+        steps: optimiser steps; all schedules end there.
+        seed: of weights, order and views.
+        batch: images in a step; each is seen in several views.
+        lr: largest learning rate, after `warmup` (share of the steps) of linear growth; cosine
+            to zero from there.
+        weight_decay: of AdamW, on matrices alone.
+        clip: largest norm of all gradients.
+        dino, classes, spread: weights of the terms of the loss (`terms`).
+        layers: weight of the term that draws the class token to what the blocks of the starting
+            weights know (`layers`).
+        rotations: each image is turned by a quarter, and (class, turn) is what is learned:
+            four times as many classes (self-supervised label augmentation, Lee et al., ICML 2020).
+        smoothing: of the labels.
+        area: smallest share of the picture in a large view.
+        small: small views of an image, for DINO; half the side, 0.1 to `area` of the picture.
+        keep: share of the patches that a student's large view keeps while it trains.
+        whole_after: from this share of the steps on all patches are kept.
+        outputs: of DINO's head.
+        momentum: of the teacher at the first step; it ends at 1 (cosine).
+        student_temperature, teacher_temperature: DINO's; the teacher's is reached linearly from
+            0.04 after `warm_teacher` of the steps.
+        centring: momentum of DINO's centre.
+        precision: fp32, or bf16 (mixed).
+    """
+
+    steps: int
+    seed: int = 0
+    batch: int = 128
+    lr: float = 1e-3
+    warmup: float = 0.05
+    weight_decay: float = 0.05
+    clip: float = 1.0
+    dino: float = 0.0
+    classes: float = 0.0
+    spread: float = 0.0
+    layers: float = 0.0
+    rotations: bool = True
+    smoothing: float = 0.1
+    area: float = 0.4
+    small: int = 4
+    keep: float = 1.0
+    whole_after: float = 1.0
+    outputs: int = 1024
+    momentum: float = 0.996
+    student_temperature: float = 0.1
+    teacher_temperature: float = 0.07
+    warm_teacher: float = 0.2
+    centring: float = 0.9
+    precision: str = "fp32"
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.batch < 2:
+            raise ConfigError(
+                f"a pre-training has at least 1 step of at least 2 images, got {self.steps} steps "
+                f"of {self.batch}.",
+                action="Give larger numbers.",
+            )
+        terms = (self.dino, self.classes, self.spread, self.layers)
+        if min(terms) < 0 or not sum(terms):
+            raise ConfigError(
+                "of the weights dino, classes, spread and layers none may be negative and one "
+                f"must be above 0, got {', '.join(f'{t:g}' for t in terms)}.",
+                action="Choose a recipe: " + ", ".join(RECIPES) + ".",
+            )
+        if not (0 < self.keep <= 1 and 0 < self.area <= 1):
+            raise ConfigError(
+                f"keep and area are shares above 0 and up to 1, got {self.keep:g} and "
+                f"{self.area:g}."
+            )
+
+    def to_fields(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_fields(cls, found: dict[str, Any]) -> Recipe:
+        """Make a recipe of what a checkpoint says; names that are not known are an error."""
+        known = {f.name for f in fields(cls)}
+        if set(found) != known:
+            raise ConfigError(
+                f"a recipe has the fields {', '.join(sorted(known))}; "
+                f"different here: {', '.join(sorted(known ^ set(found)))}.",
+                action="Start anew in another folder.",
+            )
+        return cls(**found)
+
+    @property
+    def large(self) -> int:
+        """Return how many large views an image has."""
+        return 2 if self.dino or self.spread else 1
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
+        warm = max(1, round(self.warmup * self.steps))
+        if step < warm:
+            return self.lr * (step + 1) / warm
+        return self.lr * _cosine((step - warm) / max(1, self.steps - warm))
+
+    def teacher_momentum(self, step: int) -> float:
+        """Return how much of the teacher stays after a step: cosine from `momentum` to 1."""
+        return 1 - (1 - self.momentum) * _cosine(step / self.steps)
+
+    def sharpness(self, step: int) -> float:
+        """Return the teacher's temperature."""
+        warm = self.warm_teacher * self.steps
+        share = min(1.0, step / warm) if warm else 1.0
+        return 0.04 + (self.teacher_temperature - 0.04) * share
+
+    def patches_kept(self, step: int) -> float:
+        """Return the share of the patches that a large view keeps."""
+        return 1.0 if step >= self.whole_after * self.steps else self.keep
+
+
+def _cosine(share: float) -> float:
+    """Fall from 1 at 0 to 0 at 1."""
+    return (1 + math.cos(math.pi * share)) / 2

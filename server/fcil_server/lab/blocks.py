@@ -1,0 +1,169 @@
+"""A report as a list of blocks, which Markdown and HTML are both written from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from fcil_server.report_page import NOTHING, folded, page, table
+from fcil_server.svg import LEFT, PLOT_W, figure, grid, x_labels, y_of
+
+STYLES = "abcdef"
+
+
+@dataclass(frozen=True)
+class Heading:
+    """Over what follows."""
+
+    text: str
+    level: int = 2
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list."""
+
+    items: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Code:
+    """What is typed, or read as it stands."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; its first ``text`` columns, and those in ``wide``, are words."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text: int = 1
+    wide: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """S_{t,i} in percent, folded away: as colours in HTML."""
+
+    title: str
+    rows: Sequence[Sequence[float | None]]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Accuracy over tasks, a line per (name, values); in HTML alone."""
+
+    title: str
+    lines: Sequence[tuple[str, Sequence[float | None]]]
+
+
+Block = Heading | Text | Items | Code | Table | Matrix | Curves
+
+
+def markdown(title: str, blocks: Iterable[Block]) -> str:
+    """Write blocks as Markdown."""
+    return "\n\n".join([f"# {title}", *filter(None, map(_markdown, blocks))]) + "\n"
+
+
+def _markdown(block: Block) -> str:
+    match block:
+        case Heading(text, level):
+            return f"{'#' * level} {text}"
+        case Text(text):
+            return text
+        case Items(items):
+            return "\n".join(f"- {item}" for item in items)
+        case Code(text):
+            return "\n".join(f"    {line}" for line in text.splitlines())
+        case Table(head, rows, text, wide):
+            left = [i < text or i in wide for i in range(len(head))]
+            rule = ["---" if is_left else "---:" for is_left in left]
+            return "\n".join(_line(cells) for cells in (head, rule, *rows))
+        case Matrix(title, rows):
+            return f"<details><summary>{escape(title)}</summary>\n\n{_triangle(rows)}\n\n</details>"
+        case Curves():
+            return ""  # report.html draws them
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _triangle(rows: Sequence[Sequence[float | None]]) -> str:
+    head = ["after", *(f"task {i}" for i in range(len(rows)))]
+    lines = [_line(head), _line(["---"] + ["---:"] * len(rows))]
+    for t, row in enumerate(rows):
+        cells = [NOTHING if v is None else f"{v:.1f}" for v in row]
+        lines.append(_line([f"task {t}", *cells, *[""] * (len(rows) - 1 - t)]))
+    return "\n".join(lines)
+
+
+def html(title: str, blocks: Iterable[Block]) -> str:
+    """Write blocks as one page that makes no request."""
+    return page(title, f"<h1>{escape(title)}</h1>{''.join(map(_html, blocks))}")
+
+
+def _html(block: Block) -> str:
+    match block:
+        case Heading(text, level):
+            return f"<h{level}>{escape(text)}</h{level}>"
+        case Text(text):
+            return f"<p>{escape(text)}</p>"
+        case Items(items):
+            return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"
+        case Code(text):
+            return f"<pre>{escape(text)}</pre>"
+        case Table(head, rows, text, wide):
+            return table(head, rows, text=text, wide=wide)
+        case Matrix(title, rows):
+            return folded(title, _heat(rows))
+        case Curves(title, lines):
+            return curves(title, lines)
+
+
+def _heat(rows: Sequence[Sequence[float | None]]) -> str:
+    head = "".join(f"<th>task {i}</th>" for i in range(len(rows)))
+    lines = [
+        f"<tr><th>after task {t}</th>{''.join(map(_heat_cell, row))}"
+        f"{'<td></td>' * (len(rows) - 1 - t)}</tr>"
+        for t, row in enumerate(rows)
+    ]
+    table_ = f'<table class="heat"><tr><th></th>{head}</tr>{"".join(lines)}</table>'
+    return f'<div class="scroll">{table_}</div>'
+
+
+def _heat_cell(value: float | None) -> str:
+    if value is None:
+        return f"<td>{NOTHING}</td>"
+    alpha = 0.06 + 0.94 * value / 100
+    strong = ' class="strong"' if alpha > 0.6 else ""
+    return f'<td{strong} style="background:rgb(0 94 148 / {alpha:.2f})">{value:.1f}</td>'
+
+
+def curves(title: str, lines: Sequence[tuple[str, Sequence[float | None]]]) -> str:
+    """Draw accuracies in percent over tasks, a line each; at most as many as there are styles."""
+    tasks = max((len(values) for _, values in lines), default=0)
+    x = [LEFT + PLOT_W * (t + 0.5) / max(1, tasks) for t in range(tasks)]
+    marks = [grid([(v, f"{v} %") for v in (0, 25, 50, 75, 100)], 100)]
+    marks += x_labels(x, [str(t) for t in range(tasks)], "after task")
+    for style, (name, values) in zip(STYLES, lines, strict=False):
+        points = [(x[t], y_of(v, 100), t, v) for t, v in enumerate(values) if v is not None]
+        joined = " ".join(f"{px:.1f},{py:.1f}" for px, py, _, _ in points)
+        marks.append(f'<polyline class="line {style}" points="{joined}"/>')
+        marks.extend(
+            f'<circle class="dot {style}" cx="{px:.1f}" cy="{py:.1f}" r="4">'
+            f"<title>{escape(name)} after task {t}: {v:.1f} %</title></circle>"
+            for px, py, t, v in points
+        )
+    legend = [(name, style) for style, (name, _) in zip(STYLES, lines, strict=False)]
+    return figure(title, marks, legend)

@@ -1,0 +1,245 @@
+"""One cell as real processes: a server, a swarm, and what their ledger says at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fcil_protocol.errors import FcilError, RunFailed, Timeout
+from fcil_protocol.files import storage_errors
+from fcil_server import config as configuration
+from fcil_server import rundir
+from fcil_server.lab.plan import Cell, digest_of, server_config
+from fcil_server.ledger import LEDGER_NAME, Ledger
+from fcil_server.ledger_rows import Direction, Outcome
+from fcil_server.local import LocalFederation
+from fcil_server.rundata import RunData, collect
+from fcil_server.traffic_parts import TRAIN
+
+SWARM = "swarm"
+LOOK_S = 0.5  # between looks at processes and the server's status
+_WORDS = 6  # last lines of a log that a failure is told with
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a cell is run with, besides itself.
+
+    Attributes:
+        data: folder or zip of the images; ``partition``: who has which; ``tasks``: class names.
+        test: folder or zip of what judges.
+        weights: of the backbone; empty: none needed.
+        room: a directory of the cell's own; what is in it is removed.
+    """
+
+    data: Path
+    partition: Path
+    tasks: tuple[tuple[str, ...], ...]
+    test: Path
+    weights: str
+    room: Path
+    limit_s: float = 0.0
+
+
+class Stopped(Exception):
+    """Somebody asked for the end of all cells."""
+
+
+def run(
+    cell: Cell, work: Work, stop: threading.Event, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Run a cell from its beginning and return its numbers.
+
+    Args:
+        cell: which.
+        work: with what.
+        stop: set by whoever wants it to end.
+        tell: hears now and then how far it is.
+
+    Raises:
+        RunFailed: a process ended by itself; with its last words. Timeout: the limit is over.
+        Stopped: it was told to.
+    """
+    with storage_errors("empty", work.room):
+        shutil.rmtree(work.room, ignore_errors=True)
+        work.room.mkdir(parents=True)
+    config = server_config(cell, work.tasks, weights=work.weights, central_test=str(work.test))
+    file = work.room / "cell.toml"
+    file.write_text(configuration.to_toml(config), encoding="utf-8")
+    began = time.monotonic()
+    threads = str(config.run.threads)
+    limits = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
+    with LocalFederation(work.room, tied=True) as federation:
+        federation.serve("--config", str(file), "--until-done", env=limits)
+        device = ["--device", config.run.device]
+        weights = ["--weights", work.weights] if work.weights else []
+        options = [*device, *weights, "--threads", threads, "--until-done"]
+        federation.swarm(SWARM, work.data, work.partition, *options, env=limits)
+        used = _watch(federation, work, stop, tell, len(work.tasks))
+        with Ledger(federation.federation / LEDGER_NAME, read_only=True) as ledger:
+            newest = ledger.newest_run()
+            assert newest is not None
+            data = collect(ledger, newest.run_id)
+    found = numbers(data)
+    found["seconds"]["wall_s"] = time.monotonic() - began
+    found["seconds"]["cpu_s"] = sum(used.cpu_s.values())
+    found["peak_memory_mb"] = round(used.peak / 1e6)
+    return found
+
+
+def _watch(
+    federation: LocalFederation,
+    work: Work,
+    stop: threading.Event,
+    tell: Callable[[str], None],
+    tasks: int,
+) -> Used:
+    """Wait for the server's end; return what it took until the last look."""
+    server, used, began = federation.server, Used(), time.monotonic()
+    assert server is not None
+    while server.poll() is None:
+        if stop.is_set():
+            raise Stopped
+        if work.limit_s and time.monotonic() - began > work.limit_s:
+            raise Timeout(f"it took longer than its limit of {work.limit_s:.0f} s.")
+        swarm = federation.clients[SWARM]
+        if swarm.poll() not in (None, 0):
+            raise RunFailed(
+                f"the swarm ended with code {swarm.returncode}: "
+                f"{federation.last_words(SWARM, _WORDS)}"
+            )
+        used.look([server.pid, swarm.pid])
+        tell(_how_far(federation, tasks))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(LOOK_S)
+    if server.returncode:
+        raise RunFailed(
+            f"the server ended with code {server.returncode}: "
+            f"{federation.last_words('server', _WORDS)}"
+        )
+    return used
+
+
+@dataclass
+class Used:
+    """What a cell's processes took.
+
+    Attributes:
+        peak: the most memory that all of them had at once, resident bytes.
+        cpu_s: seconds of a core by process id.
+    """
+
+    peak: int = 0
+    cpu_s: dict[int, float] = field(default_factory=dict)
+
+    def look(self, roots: list[int]) -> None:
+        """Look at processes and their children; those that have just ended are passed over."""
+        total = 0
+        for root in roots:
+            try:
+                process = psutil.Process(root)
+                family = [process, *process.children(recursive=True)]
+            except psutil.Error:
+                continue
+            for one in family:
+                with contextlib.suppress(psutil.Error):
+                    times = one.cpu_times()
+                    self.cpu_s[one.pid] = times.user + times.system
+                    total += one.memory_info().rss
+        self.peak = max(self.peak, total)
+
+
+def _how_far(federation: LocalFederation, tasks: int) -> str:
+    try:
+        status = federation.status()
+    except FcilError:  # it is just ending
+        status = None
+    if status is None or status["now"]["task"] is None:
+        return ""
+    now = status["now"]
+    where = f"task {now['task'] + 1} of {tasks}"
+    if now["kind"] and (now["rounds"] or 0) > 1:
+        where += f", {now['kind']} round {now['round'] + 1} of {now['rounds']}"
+    return where
+
+
+# --- numbers --------------------------------------------------------------------------------
+
+
+def numbers(data: RunData) -> dict[str, Any]:
+    """Return what is kept of a run, ready for JSON.
+
+    Raises:
+        RunFailed: the server's folder judged nothing, or not after every task.
+    """
+    m = data.central
+    if m is None or m.tasks != len(data.tasks):
+        raise RunFailed("the run ended without an accuracy after each task.")
+    whole = rundir.summary(data)["data"]
+    environment = dict(data.run.environment)
+    return {
+        "faa": m.faa,
+        "aia": m.aia,
+        "faa_sample_weighted": m.faa_sample_weighted,
+        "aia_sample_weighted": m.aia_sample_weighted,
+        "forgetting": dict(m.forgetting),
+        "task_mean": list(m.task_mean),
+        "matrix": [list(row) for row in m.matrix],
+        "test_images": m.test_images[-1],
+        "bytes": whole["bytes"],
+        "per_client_round": _per_client_round(data),
+        "seconds": dict(whole["seconds"]),
+        "rounds": _rounds(data),
+        "backbone": dict(data.run.backbone),
+        "method_version": data.run.method_version,
+        "schema_digest": data.run.schema_digest,
+        "environment": environment,
+        "environment_digest": digest_of(environment),
+    }
+
+
+def _rounds(data: RunData) -> dict[str, Any]:
+    """Count rounds, and who of those asked sent nothing, by reason."""
+    silent: dict[str, int] = {}
+    for view in data.rounds:
+        for answer, reason in view.silent.values():
+            words = reason or answer.value
+            silent[words] = silent.get(words, 0) + 1
+    return {
+        "all": len(data.rounds),
+        "not_done": sum(v.round.outcome is not Outcome.DONE for v in data.rounds),
+        "updates": sum(len(v.counted) for v in data.rounds),
+        "excluded": sum(len(v.excluded) for v in data.rounds),
+        "silent": silent,
+    }
+
+
+def _per_client_round(data: RunData) -> Mapping[str, float | None]:
+    """Return bytes of a train round: up over the updates that came, down over who was asked."""
+    rounds = [v for v in data.rounds if v.round.kind == TRAIN] or list(data.rounds)
+    updates = sum(len(v.counted) + len(v.excluded) for v in rounds)
+    asked = sum(len(v.round.asked) for v in rounds)
+    found: dict[str, float | None] = {}
+    for direction, count in ((Direction.UP, updates), (Direction.DOWN, asked)):
+        sides = [v.up if direction is Direction.UP else v.down for v in rounds]
+        for what in ("tensor", "true_wire"):
+            total = sum(asdict(side)[what] for side in sides)
+            found[f"{direction.value}_{what}"] = total / count if count else None
+    return found
+
+
+def written(path: Path) -> dict[str, Any]:
+    """Read a cell's file."""
+    with storage_errors("read", path):
+        content: dict[str, Any] = json.loads(path.read_bytes())
+    return content

@@ -1,0 +1,258 @@
+"""The images of an experiment: where they lie, the partitions made of them, what judges.
+
+The digits are scikit-learn's, written once as class folders; everything else is the user's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fcil_adapters.embedded import EMBEDDED_DIGEST, EMBEDDED_NAMES
+from fcil_adapters.image_source import Entry, ImageSource, open_source
+from fcil_protocol.errors import ConfigError, DataError
+from fcil_protocol.files import storage_errors, write_atomic
+from fcil_server.lab.experiment import Data, Experiment, Setting
+from fcil_server.lab.plan import Cell, Split
+
+DIGITS = "digits"
+VARIABLE = "FCIL_DATA"  # of the environment, where --data is not given
+DIGITS_TEST = 5  # every so many images of a digit one is for testing
+LAYOUT = "Lay it out as train/<class>/<image> and test/<class>/<image>, or a zip of that."
+
+
+@dataclass(frozen=True)
+class Images:
+    """What an experiment learns from and is judged by.
+
+    Attributes:
+        source: folder or zip with train/ and test/.
+        test: folder or zip of what judges.
+    """
+
+    source: Path
+    test: Path
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition file, as far as the server's side needs it."""
+
+    path: Path
+    digest: str
+    source: str  # digest of the data set
+    tasks: tuple[tuple[str, ...], ...]
+    images: int  # to train on, all clients
+    notes: tuple[str, ...]
+
+
+def find(experiment: Experiment, given: Path | None, room: Path) -> Images:
+    """Find the images, and write what has to be written into ``room``.
+
+    Raises:
+        ConfigError: nobody said where they lie. DataError: they have another layout.
+    """
+    data = experiment.data
+    if data.name == DIGITS:
+        source = write_digits(room / DIGITS)
+    else:
+        said = given or (Path(text) if (text := os.environ.get(VARIABLE)) else None)
+        if said is None:
+            raise ConfigError(
+                f"the experiment needs the data set {data.name!r}.",
+                action=f"Give its folder or zip with --data, or in {VARIABLE}. {LAYOUT}",
+            )
+        source = said.resolve()
+    return Images(source, _test_images(source, data, room))
+
+
+def _test_images(source: Path, data: Data, room: Path) -> Path:
+    """Return what judges: the source's own test/, or a folder with a part of it."""
+    images = open_source(source)
+    try:
+        entries = [e for e in images.entries() if e.part == "test"]
+        classes = {e.class_name for e in entries}
+        if len(classes) != data.classes:
+            raise DataError(
+                f"{source} has test images of {len(classes)} classes, the experiment is about "
+                f"{data.classes} ({data.name}).",
+                action=LAYOUT,
+            )
+        if not data.test_per_class:
+            return source
+        chosen = list(_some(entries, data.test_per_class))
+        text = json.dumps([str(source), [(e.name, e.size, e.stamp) for e in chosen]])
+        folder = room / f"test-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        _write(images, chosen, folder)
+    finally:
+        images.close()
+    return folder
+
+
+def _some(entries: Iterable[Entry], per_class: int) -> Iterable[Entry]:
+    """Draw images of each class, the same in every experiment."""
+    by_class: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_class.setdefault(entry.class_name, []).append(entry)
+    for name, found in sorted(by_class.items()):
+        if len(found) < per_class:
+            raise DataError(f"class {name!r} has {len(found)} test images, not {per_class}.")
+        word = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+        order = np.random.default_rng([0, word]).permutation(len(found))[:per_class]
+        found.sort(key=lambda e: e.name)
+        yield from (found[i] for i in sorted(order.tolist()))
+
+
+def _write(images: ImageSource, chosen: list[Entry], folder: Path) -> None:
+    if folder.exists():
+        return
+    half = folder.with_name(f"{folder.name}.half")
+    with storage_errors("write", folder):
+        shutil.rmtree(half, ignore_errors=True)
+        for number, entry in enumerate(chosen):
+            target = half / entry.class_name / f"{number:06d}{Path(entry.name).suffix}"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(images.read(entry))
+        half.rename(folder)
+
+
+def write_digits(folder: Path) -> Path:
+    """Write scikit-learn's digits as 32 x 32 PNGs, a fifth of each for testing; once.
+
+    Raises:
+        DataError: scikit-learn is not installed.
+    """
+    if folder.exists():
+        return folder
+    from PIL import Image
+
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise DataError(
+            "the digits come with scikit-learn, which is not installed.",
+            action="Install it: pip install 'fcil[demo]'",
+        ) from error
+    digits = load_digits()
+    half = folder.with_name(f"{folder.name}.half")
+    with storage_errors("write", folder):
+        shutil.rmtree(half, ignore_errors=True)
+        seen: Counter[int] = Counter()
+        for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+            side = "train" if seen[label] % DIGITS_TEST else "test"
+            seen[label] += 1
+            target = half / side / str(label)
+            target.mkdir(parents=True, exist_ok=True)
+            grey = (pixels * (255 / 16)).round().astype(np.uint8)  # 0..16 -> 0..255
+            large = Image.fromarray(grey).resize((32, 32), Image.Resampling.BICUBIC)
+            large.save(target / f"{number:04d}.png")
+        half.rename(folder)
+    return folder
+
+
+# --- partitions -----------------------------------------------------------------------------
+
+
+def partition(images: Images, split: Split, room: Path, *, anew: bool = False) -> Partition:
+    """Return a partition, made by ``fcil-client split`` where it is not there yet.
+
+    Raises:
+        DataError: it cannot be drawn; the message is the command's own.
+    """
+    path = room / f"partition-{split.slug}.json"
+    if anew or not path.exists():
+        made = path.with_suffix(".half")
+        made.unlink(missing_ok=True)
+        where = ["--data", str(images.source), "--out", str(made)]
+        command = [sys.executable, "-m", "fcil_client", "split", *where, *split.arguments()]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode or not made.exists():
+            words = " ".join(done.stderr.split()) or f"it ended with code {done.returncode}"
+            raise DataError(f"fcil-client split {' '.join(split.arguments())}: {words}")
+        made.replace(path)
+    return read_partition(path)
+
+
+def read_partition(path: Path) -> Partition:
+    """Read what the server's side needs of a partition file."""
+    with storage_errors("read", path):
+        content: dict[str, Any] = json.loads(path.read_bytes())
+    return Partition(
+        path=path,
+        digest=str(content["digest"]),
+        source=str(content["source"]["digest"]),
+        tasks=tuple(tuple(names) for names in content["tasks"]),
+        images=sum(len(names) for names in content["images"]["train"].values()),
+        notes=tuple(content.get("notes", ())),
+    )
+
+
+def partitions(images: Images, cells: Iterable[Cell], room: Path) -> dict[str, Partition]:
+    """Return the partitions of some cells by the slug of their split.
+
+    The first is drawn anew: if the data set is another one by now, all are.
+
+    Raises:
+        DataError: names every split that cannot be drawn.
+    """
+    splits = {c.split.slug: c.split for c in cells}
+    found: dict[str, Partition] = {}
+    faults: list[str] = []
+    source = ""
+    for number, (slug, split) in enumerate(splits.items()):
+        try:
+            one = partition(images, split, room, anew=number == 0)
+            source = source or one.source
+            if one.source != source:
+                one = partition(images, split, room, anew=True)
+            found[slug] = one
+        except DataError as error:
+            faults.append(error.message)
+    if faults:
+        raise DataError("\n  ".join(faults))
+    return found
+
+
+# --- the backbone ---------------------------------------------------------------------------
+
+
+def weights_of(setting: Setting) -> str:
+    """Return the path of the backbone's weights, empty where there is no file.
+
+    Raises:
+        ConfigError: the environment does not name it, or there is no such file.
+    """
+    if not setting.weights:
+        return ""
+    text = os.path.expandvars(setting.weights)
+    path = Path(text).expanduser()
+    if text.startswith("$") or not path.is_file():
+        raise ConfigError(
+            f"there are no weights {text} for {setting.backbone}.",
+            action=f"Put the safetensors file there, or set {setting.weights.strip('${}')} to it.",
+        )
+    return str(path.resolve())
+
+
+def backbone_digest(setting: Setting, weights: str) -> str:
+    """Return what tells one backbone from another."""
+    if weights:
+        with storage_errors("read", Path(weights)), Path(weights).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    return EMBEDDED_DIGEST if setting.backbone in EMBEDDED_NAMES else setting.backbone
+
+
+def save_json(path: Path, content: Any) -> None:
+    """Write JSON, whole or not at all."""
+    write_atomic(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())

@@ -1,0 +1,287 @@
+"""Which cells an experiment has, what each is run with, and the key that its result is kept under.
+
+Pure: nothing here reads data or starts a process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fcil_adapters import registry
+from fcil_adapters.contract import Hparams, Method
+from fcil_protocol.errors import ConfigError, FcilError
+from fcil_server import config as configuration
+from fcil_server.config import Config
+from fcil_server.lab.experiment import AnyPartition, Experiment, Iid, Row
+
+RESULT_VERSION = 1  # of a cell's file; another one is computed anew
+DEADLINE_S = 7 * 86_400.0  # no experiment leaves a slow client behind
+GRACE_S = 600.0
+
+# What the laboratory sets itself; a TOML that does too would be a trap.
+OWN_KEYS = {
+    "federation": {"name", "ids", "listen", "advertise"},
+    "run": {"seed", "backbone", "weights", "device", "threads", "evaluate", "central_test"},
+    "method": None,  # rows do
+    "tasks": None,
+    "round": {"rounds_per_task", "clients_per_round", "min_clients"},
+}
+
+
+@dataclass(frozen=True)
+class Split:
+    """What a partition file is made from.
+
+    Attributes:
+        rounds: HePCo's partitions are drawn for each round; 0 for all others.
+    """
+
+    part: AnyPartition
+    clients: int
+    tasks: int
+    order: str
+    per_class: int
+    rounds: int
+    seed: int
+
+    def arguments(self) -> list[str]:
+        """Return the options of ``fcil-client split``, apart from the data and the file."""
+        given = {
+            "partition": self.part.kind,
+            "clients": self.clients,
+            "tasks": self.tasks,
+            "order": self.order,
+            "seed": self.seed,
+            "per-class": self.per_class or None,
+            "rounds": self.rounds or None,
+            **self.part.model_dump(exclude={"kind", "name"}),
+        }
+        return [w for k, v in given.items() if v is not None for w in (f"--{k}", str(v))]
+
+    @property
+    def slug(self) -> str:
+        """A short name that no other split has."""
+        return digest_of(self.arguments())[:16]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row, partition and seed, with everything that does not need the data.
+
+    Attributes:
+        settings: of the server, without tasks and files.
+        expected_s: before anything was measured.
+    """
+
+    row: str
+    partition: str
+    seed: int
+    split: Split
+    test_per_class: int
+    method: str
+    hparams: Mapping[str, Any]
+    settings: Mapping[str, Mapping[str, Any]]
+    expected_s: float
+
+    @property
+    def name(self) -> str:
+        """How people say which one is meant."""
+        return f"{self.row}/{self.partition}/{self.seed}"
+
+    def identity(self, partition: str, backbone: str) -> dict[str, Any]:
+        """Return everything that the result depends on.
+
+        Args:
+            partition: the digest of the partition file, which covers the data.
+            backbone: the digest of the backbone's weights, or its name where timm brings them.
+        """
+        method = registry.load_method(self.method)
+        settings = {s: dict(keys) for s, keys in self.settings.items() if s != "method"}
+        return {
+            "version": RESULT_VERSION,
+            "partition": partition,
+            "test_per_class": self.test_per_class,
+            "backbone": backbone,
+            "method": method.name,
+            "method_version": method.version,
+            "package": registry.package_of(method.name),
+            "hparams": dict(self.hparams),
+            "settings": settings,
+        }
+
+
+def digest_of(content: Any) -> str:
+    """Return the SHA-256 of JSON-ready content (hex)."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def make(experiment: Experiment) -> list[Cell]:
+    """List all cells: seed by seed, in the order of rows and partitions.
+
+    The first seed of the whole table comes first, so that there is one early. A joint row has one
+    partition for all: its cells differ in name only, and so they share one result.
+
+    Raises:
+        ConfigError: one message that names every fault of methods, options and settings.
+    """
+    faults: list[str] = []
+    rows: dict[str, tuple[Method, Hparams]] = {}
+    for row in experiment.rows:
+        try:
+            method = registry.load_method(row.method)
+            rows[row.title] = (method, registry.make_hparams(method, _options(row)))
+        except FcilError as error:
+            faults.append(f"row {row.title!r}: {error.message} {error.action}".strip())
+            continue
+        faults += _setting_faults(experiment, row)
+    if faults:
+        raise ConfigError("\n  ".join(faults))
+    return list(_cells(experiment, rows))
+
+
+def _cells(experiment: Experiment, rows: Mapping[str, tuple[Method, Hparams]]) -> Iterator[Cell]:
+    for seed in experiment.setting.seeds:
+        for row in experiment.rows:
+            method, hparams = rows[row.title]
+            for part in experiment.partitions:
+                if row.partitions is None or part.name in row.partitions:
+                    yield Cell(
+                        row=row.title,
+                        partition=part.name,
+                        seed=seed,
+                        split=split_of(experiment, row, part, seed),
+                        test_per_class=experiment.data.test_per_class,
+                        method=method.name,
+                        hparams=hparams.model_dump(mode="json"),
+                        settings=settings_of(experiment, row, seed),
+                        expected_s=row.cell_s or experiment.budget.cell_s,
+                    )
+
+
+def split_of(experiment: Experiment, row: Row, part: AnyPartition, seed: int) -> Split:
+    """Return what a cell's partition is made from."""
+    data, setting = experiment.data, experiment.setting
+    if row.joint:
+        joint = Iid(kind="iid", name="joint")
+        return Split(joint, 1, 1, data.order, data.train_per_class, 0, seed)
+    rounds = row.rounds_per_task or setting.rounds_per_task
+    return Split(
+        part=part,
+        clients=row.clients or setting.clients,
+        tasks=data.tasks,
+        order=data.order,
+        per_class=data.train_per_class,
+        rounds=rounds if part.kind == "hepco" else 0,
+        seed=seed,
+    )
+
+
+def settings_of(experiment: Experiment, row: Row, seed: int) -> dict[str, dict[str, Any]]:
+    """Return the server's settings for a cell, without tasks and files."""
+    setting = experiment.setting
+    clients = 1 if row.joint else row.clients or setting.clients
+    asked = setting.clients_per_round if row.clients_per_round is None else row.clients_per_round
+    own: dict[str, dict[str, Any]] = {
+        "federation": {"ids": "named"},
+        "run": {
+            "seed": seed,
+            "backbone": setting.backbone,
+            "device": setting.device,
+            "threads": setting.threads,
+            "evaluate": False,
+            "plots": False,
+        },
+        "method": {"name": row.method, **_options(row)},
+        "round": {
+            "rounds_per_task": row.rounds_per_task or setting.rounds_per_task,
+            "clients_per_round": 0 if row.joint else asked,
+            "min_clients": clients,
+            "quorum": 1,
+            "deadline_s": DEADLINE_S,
+            "grace_s": GRACE_S,
+            "settle_s": 0.0,
+        },
+        # Papers neither cap a client's weight nor leave one out for being unlike the others.
+        "trust": {"max_weight_share": 1.0, "outlier_factor": 0.0},
+        "storage": {"keep_states": 1},
+    }
+    for given in (setting.config, row.config):
+        for section, keys in given.items():
+            own[section] = {**own.get(section, {}), **keys}
+    return own
+
+
+def server_config(
+    cell: Cell, tasks: Sequence[Sequence[str]], *, weights: str, central_test: str
+) -> Config:
+    """Return the whole configuration of a cell's server.
+
+    Raises:
+        ConfigError: the settings of the TOML are wrong.
+    """
+    fields = {section: dict(keys) for section, keys in cell.settings.items()}
+    fields["tasks"] = {"schedule": "listed", "classes": [list(names) for names in tasks]}
+    fields["run"] |= {"weights": weights, "central_test": central_test}
+    return configuration.validate(fields)
+
+
+def _options(row: Row) -> dict[str, Any]:
+    return {**({"preset": row.preset} if row.preset else {}), **row.options}
+
+
+def _setting_faults(experiment: Experiment, row: Row) -> list[str]:
+    faults = []
+    for given in (experiment.setting.config, row.config):
+        for section, keys in given.items():
+            own = OWN_KEYS.get(section, set())
+            faults += [
+                f"row {row.title!r}: config.{section}.{key} is set by the laboratory"
+                for key in sorted(keys if own is None else own & keys.keys())
+            ]
+    if faults:
+        return faults
+    try:
+        configuration.validate(settings_of(experiment, row, experiment.setting.seeds[0]))
+    except ConfigError as error:
+        faults.append(f"row {row.title!r}: {error.message}")
+    return faults
+
+
+def choose(cells: Sequence[Cell], only: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
+    """Return the cells that are asked for.
+
+    Args:
+        cells: of the experiment.
+        only: ``ROW`` or ``ROW/PARTITION`` each, of any spelling of letters; empty: all.
+        seeds: empty: all.
+
+    Raises:
+        ConfigError: nothing has one of these names.
+    """
+    chosen = [c for c in cells if not seeds or c.seed in seeds]
+    if missing := sorted(set(seeds) - {c.seed for c in cells}):
+        known = ", ".join(str(s) for s in sorted({c.seed for c in cells}))
+        raise ConfigError(f"the experiment has no seed {missing[0]}; it has {known}.")
+    if not only:
+        return chosen
+    wanted: set[str] = set()
+    for text in only:
+        found = {c.name for c in chosen if _matches(c, text)}
+        if not found:
+            rows = ", ".join(dict.fromkeys(c.row for c in cells))
+            parts = ", ".join(dict.fromkeys(c.partition for c in cells))
+            raise ConfigError(
+                f"there is no cell {text!r} in this experiment.",
+                action=f"Rows: {rows}. Partitions: {parts}. Write ROW or ROW/PARTITION.",
+            )
+        wanted |= found
+    return [c for c in chosen if c.name in wanted]
+
+
+def _matches(cell: Cell, text: str) -> bool:
+    row, _, part = text.casefold().partition("/")
+    return cell.row.casefold() == row and part in ("", cell.partition.casefold())

@@ -1,0 +1,300 @@
+"""The report of an experiment: what was measured, beside what the papers say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from fcil_protocol.files import write_atomic
+from fcil_server.lab.blocks import (
+    STYLES,
+    Block,
+    Code,
+    Curves,
+    Heading,
+    Items,
+    Matrix,
+    Table,
+    Text,
+    html,
+    markdown,
+)
+from fcil_server.lab.experiment import Experiment, Figure
+from fcil_server.lab.plan import Cell
+from fcil_server.lab.summary import Content, Entry, Stat, entries, judge
+from fcil_server.report_page import NOTHING, duration
+from fcil_server.rundata import format_bytes
+
+FILES = ("report.md", "report.html")
+
+
+def write(
+    folder: Path,
+    experiment: Experiment,
+    cells: Sequence[Cell],
+    finished: Mapping[str, Content],
+    failed: Mapping[str, str],
+    command: str,
+) -> list[Path]:
+    """Write both files anew and return their paths.
+
+    Args:
+        folder: the results'.
+        experiment: which.
+        cells: all of it.
+        finished: contents of cells by name.
+        failed: names of cells that have no result, and why.
+        command: how to make it again.
+    """
+    blocks = list(report(experiment, cells, finished, failed, command))
+    content = (markdown(experiment.title, blocks), html(experiment.title, blocks))
+    paths = [folder / name for name in FILES]
+    for path, text in zip(paths, content, strict=True):
+        write_atomic(path, text.encode())
+    return paths
+
+
+def report(
+    experiment: Experiment,
+    cells: Sequence[Cell],
+    finished: Mapping[str, Content],
+    failed: Mapping[str, str],
+    command: str,
+) -> Iterator[Block]:
+    """Yield the blocks of a report."""
+    found = entries(experiment, cells, finished)
+    if experiment.about:
+        yield Text(experiment.about)
+    yield Text(_how_measured(experiment))
+    yield from _progress(cells, finished, failed)
+    yield from _accuracy(experiment, found)
+    yield from _claims(experiment, found)
+    yield from _differences(experiment)
+    yield from _tables(found)
+    yield from _curves(experiment, found)
+    yield Heading("Accuracy matrices")
+    yield Text("Rows: after which task. Columns: on whose classes. Percent, mean over seeds.")
+    yield from (
+        Matrix(f"{e.row}, {e.partition} ({_seeds(e.faa)})", e.matrix) for e in found if e.matrix
+    )
+    yield from _environment(finished, command)
+
+
+def _how_measured(experiment: Experiment) -> str:
+    data, setting = experiment.data, experiment.setting
+    sizes = [
+        f"{n or 'all'} {what} images of a class"
+        for n, what in ((data.train_per_class, "training"), (data.test_per_class, "test"))
+    ]
+    order = {
+        "pycil": "PyCIL's class order (seed 1993), the same for all seeds",
+        "natural": "classes in alphabetical order",
+        "shuffled": "another class order for each seed",
+    }[data.order]
+    return (
+        f"{data.name}: {data.classes} classes in {data.tasks} tasks, {' and '.join(sizes)}, "
+        f"{order}. {setting.clients} clients, {setting.rounds_per_task} rounds per task where a "
+        f"row does not say otherwise, backbone {setting.backbone}, seeds "
+        f"{', '.join(map(str, setting.seeds))}: a seed draws the partition, the images where not "
+        "all are taken, and every start. Each cell is a server and its clients as processes that "
+        "speak over sockets. The server's model is judged after the last round of each task on "
+        "test images that no client has, over all classes seen so far and without a task id; no "
+        "round is chosen by its result. FAA is the mean over tasks after the last one, AIA the "
+        "mean of that over all tasks, forgetting the mean drop from a task's best to its last."
+    )
+
+
+def _progress(
+    cells: Sequence[Cell], finished: Mapping[str, Content], failed: Mapping[str, str]
+) -> Iterator[Block]:
+    missing = [c.name for c in cells if c.name not in finished]
+    if missing:
+        yield Text(f"Not complete: {len(missing)} of {len(cells)} cells have no result yet.")
+    if failed:
+        yield Items([f"failed: {name}: {why}" for name, why in failed.items()])
+
+
+def _seeds(stat: Stat) -> str:
+    return f"{stat.n} seed{'' if stat.n == 1 else 's'}"
+
+
+def _cell(stat: Stat, digits: int = 1) -> str:
+    if stat.mean is None:
+        return NOTHING
+    spread = "" if stat.deviation is None else f" ± {stat.deviation:.{digits}f}"
+    return f"{stat.mean:.{digits}f}{spread}"
+
+
+def _accuracy(experiment: Experiment, found: Sequence[Entry]) -> Iterator[Block]:
+    yield Heading("Accuracy")
+    counts = sorted({e.faa.n for e in found if e.faa.n})
+    n = " or ".join(map(str, counts)) or "no"
+    spread = "± is the deviation over seeds (n - 1)" if max(counts, default=0) > 1 else ""
+    yield Text(
+        f"Percent, n = {n} seeds{f'; {spread}' if spread else ', so without a deviation'}. "
+        "In brackets what a paper says, in its own setting (below)."
+    )
+    for title, metric, paper in (
+        ("FAA", lambda e: e.faa, lambda f: f.faa),
+        ("AIA", lambda e: e.aia, lambda f: f.aia),
+        ("Forgetting (points, from the best)", _max, lambda f: f.forgetting),
+    ):
+        yield Heading(title, 3)
+        yield _grid(experiment, found, metric, paper)
+
+
+def _max(entry: Entry) -> Stat:
+    return entry.forgetting["max"]
+
+
+def _grid(
+    experiment: Experiment,
+    found: Sequence[Entry],
+    metric: Callable[[Entry], Stat],
+    paper: Callable[[Figure], float | None],
+) -> Table:
+    """One line per row, one column per partition."""
+    at = {(e.row, e.partition): e for e in found}
+    names = [p.name for p in experiment.partitions]
+    several = len({source for e in found for source, _ in e.papers}) > 1
+    marks = {p.source: f" [{i}]" for i, p in enumerate(experiment.papers, 1)}
+    lines = []
+    for row in experiment.rows:
+        line = [row.title]
+        for name in names:
+            entry = at.get((row.title, name))
+            if entry is None:
+                line.append("")
+                continue
+            said = [
+                f"{value:.1f}{marks[source] if several else ''}"
+                for source, figures in entry.papers
+                if (value := paper(figures)) is not None
+            ]
+            line.append(_cell(metric(entry)) + (f" ({'; '.join(said)})" if said else ""))
+        lines.append(line)
+    return Table(["", *names], lines)
+
+
+def _claims(experiment: Experiment, found: Sequence[Entry]) -> Iterator[Block]:
+    if not experiment.claims:
+        return
+    yield Heading("Claims of the papers")
+    yield Text(
+        "A claim holds here if the difference has the direction that it says; it is too close "
+        "where the difference is within the larger of the two rows' deviations."
+    )
+    judged = [judge(claim, found) for claim in experiment.claims]
+    rows = [
+        (
+            j.verdict,
+            j.claim.text,
+            f"{j.claim.left} / {j.claim.right}, {j.claim.partition}, {j.claim.metric.upper()}",
+            j.words,
+            j.claim.source,
+        )
+        for j in judged
+    ]
+    head = ("here", "claim", "compared", "measured", "source")
+    yield Table(head, rows, text=5)
+
+
+def _differences(experiment: Experiment) -> Iterator[Block]:
+    if not experiment.papers and not experiment.differences:
+        return
+    yield Heading("The papers' settings")
+    yield Items([f"[{i}] {p.source}: {p.setting}" for i, p in enumerate(experiment.papers, 1)])
+    if experiment.differences:
+        yield Text("How ours differs:")
+        yield Items(experiment.differences)
+
+
+def _tables(found: Sequence[Entry]) -> Iterator[Block]:
+    def size(stat: Stat) -> str:
+        return NOTHING if stat.mean is None else format_bytes(stat.mean)
+
+    yield Heading("Bytes")
+    yield Text(
+        "A client's mean in a train round: tensors alone, as papers count, and on the wire "
+        "(TCP payload, by the kernel's count where it was asked). In all: the whole run with "
+        "handshakes, heartbeats and catching up, all clients. MB = 1,000,000 bytes."
+    )
+    head = (
+        "row", "partition", "tensors up", "down", "wire up", "down", "in all up", "down"
+    )  # fmt: skip
+    rows = []
+    for e in found:
+        if e.seeds:
+            sizes = (e.up, e.down, e.up_wire, e.down_wire, e.all_up, e.all_down)
+            rows.append((e.row, e.partition, *map(size, sizes)))
+    yield Table(head, rows, text=2)
+    causes = list(dict.fromkeys(c for e in found for c in e.by_cause))
+    if causes:
+        yield Text("What the bytes in all were spent on, up / down (predicted exactly):")
+        lines = []
+        for e in found:
+            if e.seeds:
+                ways = [e.by_cause.get(c, (Stat.of([]), Stat.of([]))) for c in causes]
+                cells = [f"{size(up)} / {size(down)}" for up, down in ways]
+                lines.append((e.row, e.partition, *cells))
+        yield Table(("row", "partition", *causes), lines, text=2)
+    yield Heading("Time, memory, images")
+    head = ("row", "partition", "seeds", "seconds of a cell", "memory of all its processes",
+            "training images", "forgetting: best", "diag", "fed-mammoth")  # fmt: skip
+    lines = [
+        (
+            e.row,
+            e.partition,
+            ", ".join(map(str, e.seeds)),
+            NOTHING if e.seconds.mean is None else duration(e.seconds.mean),
+            NOTHING if e.memory_mb.mean is None else f"{e.memory_mb.mean:.0f} MB",
+            NOTHING if e.train_images.mean is None else f"{e.train_images.mean:.0f}",
+            *(_cell(e.forgetting[name]) for name in ("max", "diag", "fedmammoth")),
+        )
+        for e in found
+        if e.seeds
+    ]
+    yield Table(head, lines, text=3)
+    faults = [fault for e in found for fault in e.faults]
+    if faults:
+        yield Text("Rounds that did not go as planned:")
+        yield Items(faults)
+
+
+def _curves(experiment: Experiment, found: Sequence[Entry]) -> Iterator[Block]:
+    drawn = [e for e in found if len(e.curve) > 1]
+    if not drawn:
+        return
+    yield Heading("Accuracy over tasks")
+    for part in experiment.partitions:
+        lines = [(e.row, e.curve) for e in drawn if e.partition == part.name]
+        for start in range(0, len(lines), len(STYLES)):
+            title = f"{part.name}: accuracy over all classes seen, mean over seeds, percent"
+            yield Curves(title, lines[start : start + len(STYLES)])
+
+
+def _environment(finished: Mapping[str, Content], command: str) -> Iterator[Block]:
+    yield Heading("Environment and digests")
+    yield Text("To make it again:")
+    yield Code(command)
+    environments = {c["environment_digest"]: c["environment"] for c in finished.values()}
+    for digest, facts in environments.items():
+        count = sum(c["environment_digest"] == digest for c in finished.values())
+        packages = ", ".join(f"{k} {v}" for k, v in facts.get("packages", {}).items())
+        words = [facts.get(k) for k in ("python", "platform", "cpu")]
+        told = [f"Python {words[0]}", *(str(w) for w in words[1:] if w)]
+        yield Text(
+            f"{count} cells with environment {digest[:12]}: {', '.join(told)}, "
+            f"{facts.get('cores')} cores, {facts.get('threads')} threads; {packages}."
+        )
+    backbones = {
+        f"{c['backbone'].get('name')}, digest {str(c['backbone'].get('digest'))[:16]}"
+        for c in finished.values()
+    }
+    yield Items([f"backbone: {text}" for text in sorted(backbones)])
+    files = [
+        (name, c["key"], c["identity"]["partition"][:16], c["method_version"])
+        for name, c in finished.items()
+    ]
+    title = ("cell", "cells/KEY.json", "partition", "method's version")
+    yield Table(title, files, text=4)

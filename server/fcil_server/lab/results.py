@@ -1,0 +1,138 @@
+"""Where results lie: one small file for each finished cell, written whole or not at all.
+
+::
+
+    <folder>/
+        cells/<key>.json    the numbers of a cell and everything that they depend on
+        plan.json           digests of data, partitions and backbone, as last seen
+        data/               what was written of the images, and the partitions
+        work/<key>/         cells that are running, or failed: logs, keys, states
+        report.md  report.html
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fcil_protocol.errors import NotYet
+from fcil_protocol.files import storage_errors
+from fcil_server.lab.data import Partition, save_json
+from fcil_server.lab.plan import RESULT_VERSION, Cell, digest_of
+
+KEY_DIGITS = 24  # of the SHA-256; files of a few thousand cells
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was seen of the data and the backbone: enough to tell every key.
+
+    Attributes:
+        partitions: slug of a split -> digest, images and notes of its file.
+    """
+
+    backbone: str
+    partitions: Mapping[str, Mapping[str, Any]]
+
+    def key(self, cell: Cell) -> str | None:
+        """Return the key of a cell's result; None if its partition was never made."""
+        one = self.partitions.get(cell.split.slug)
+        if one is None:
+            return None
+        return digest_of(cell.identity(one["digest"], self.backbone))[:KEY_DIGITS]
+
+
+class Results:
+    """The results' folder of one experiment."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the folder where it is not there.
+
+        Raises:
+            StorageError: it cannot be made.
+        """
+        self.folder = folder.resolve()
+        for name in ("cells", "data", "work"):
+            with storage_errors("create", self.folder / name):
+                (self.folder / name).mkdir(parents=True, exist_ok=True)
+
+    @property
+    def data(self) -> Path:
+        """For what is written of the images."""
+        return self.folder / "data"
+
+    def room(self, key: str) -> Path:
+        """Where a cell runs."""
+        return self.folder / "work" / key
+
+    def known(self) -> Known:
+        """Return what was seen when the experiment last ran.
+
+        Raises:
+            NotYet: it never did.
+        """
+        try:
+            content = json.loads((self.folder / PLAN).read_bytes())
+            return Known(str(content["backbone"]), dict(content["partitions"]))
+        except FileNotFoundError as error:
+            raise NotYet(
+                f"{self.folder} holds no results yet.",
+                action="Run the experiment first, without --report-only.",
+            ) from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise NotYet(
+                f"{self.folder / PLAN} cannot be read ({error}).",
+                action="Run the experiment again; finished cells stay finished.",
+            ) from error
+
+    def see(self, backbone: str, partitions: Mapping[str, Partition]) -> Known:
+        """Note what data and backbone are now, besides what was seen of other cells."""
+        try:
+            before = dict(self.known().partitions)
+        except NotYet:
+            before = {}
+        now = {
+            slug: {"digest": p.digest, "images": p.images, "notes": list(p.notes)}
+            for slug, p in partitions.items()
+        }
+        known = Known(backbone, {**before, **now})
+        content = {"backbone": backbone, "partitions": dict(known.partitions)}
+        save_json(self.folder / PLAN, content)
+        return known
+
+    def load(self, key: str) -> dict[str, Any] | None:
+        """Return a finished cell's content; None if there is none, or none that can be read."""
+        try:
+            content = json.loads((self.folder / "cells" / f"{key}.json").read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        whole = isinstance(content, dict) and content.get("version") == RESULT_VERSION
+        return content if whole and content.get("key") == key else None
+
+    def save(self, key: str, cell: Cell, known: Known, numbers: Mapping[str, Any]) -> None:
+        """Keep a finished cell."""
+        one = known.partitions[cell.split.slug]
+        content = {
+            "version": RESULT_VERSION,
+            "key": key,
+            "cell": cell.name,
+            "seed": cell.seed,
+            "identity": cell.identity(one["digest"], known.backbone),
+            "train_images": one["images"],
+            **numbers,
+        }
+        save_json(self.folder / "cells" / f"{key}.json", content)
+
+    def finished(self, cells: Iterable[Cell], known: Known) -> dict[str, dict[str, Any]]:
+        """Return the contents of finished cells by the cells' names."""
+        found = {}
+        for cell in cells:
+            key = known.key(cell)
+            content = self.load(key) if key is not None else None
+            if content is not None:
+                found[cell.name] = content
+        return found

@@ -1,0 +1,150 @@
+"""Runs cells, several at a time, and keeps what they came to; a failed one stops no other."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from fcil_protocol.errors import FcilError
+from fcil_server.lab import cell as cells_of
+from fcil_server.lab.budget import Budget
+from fcil_server.lab.cell import Stopped, Work
+from fcil_server.lab.plan import Cell
+from fcil_server.lab.results import Known, Results
+from fcil_server.lab.show import Show
+
+TICK_S = 1.0
+CellRun = Callable[[Cell, Work, threading.Event, Callable[[str], None]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A cell to run under its key."""
+
+    cell: Cell
+    key: str
+    work: Work
+
+
+def todo(
+    cells: Sequence[Cell], known: Known, results: Results, work: Callable[[Cell, str], Work]
+) -> list[Task]:
+    """Return what is still to be run; cells that share a key are run once."""
+    tasks: dict[str, Task] = {}
+    for cell in cells:
+        key = known.key(cell)
+        assert key is not None, "the partitions of all cells were made"
+        if key not in tasks and results.load(key) is None:
+            tasks[key] = Task(cell, key, work(cell, key))
+    return list(tasks.values())
+
+
+def run(
+    tasks: Sequence[Task],
+    known: Known,
+    results: Results,
+    budget: Budget,
+    show: Show,
+    *,
+    after: Callable[[], None],
+    run_cell: CellRun = cells_of.run,
+) -> dict[str, str]:
+    """Run all tasks; return the failed cells' names, each with why.
+
+    Args:
+        tasks: in the order in which they begin.
+        known: what their keys were made of.
+        results: where they are kept.
+        budget: learns how long they take.
+        show: tells the user.
+        after: called after each finished cell.
+        run_cell: what runs one.
+
+    Raises:
+        KeyboardInterrupt: the user wants no more; running cells have ended, and begin anew
+            next time.
+    """
+    failed: dict[str, str] = {}
+    stop = threading.Event()
+    began: dict[str, float] = {}
+    far: dict[str, str] = {}
+
+    def one(task: Task) -> dict[str, Any]:
+        began[task.key] = time.monotonic()
+        show.began(task.cell)
+        return run_cell(task.cell, task.work, stop, lambda t: far.__setitem__(task.key, t))
+
+    pool = ThreadPoolExecutor(budget.jobs, thread_name_prefix="cell")
+    with _interruptible():
+        waiting: dict[Future[dict[str, Any]], Task] = {pool.submit(one, t): t for t in tasks}
+        try:
+            while waiting:
+                done, _ = wait(waiting, TICK_S, FIRST_COMPLETED)
+                for future in done:
+                    task = waiting.pop(future)
+                    _ended(future, task, known, results, budget, show, failed)
+                    after()
+                running = {t.key: t.cell for t in waiting.values() if t.key in began}
+                now = time.monotonic()
+                left = budget.left(
+                    [t.cell for t in waiting.values() if t.key not in began],
+                    [(c, now - began[k]) for k, c in running.items()],
+                )
+                words = {c.name: far.get(k, "") for k, c in running.items()}
+                show.progress(len(tasks) - len(waiting), len(tasks), left, words)
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+    return failed
+
+
+def _ended(
+    future: Future[dict[str, Any]],
+    task: Task,
+    known: Known,
+    results: Results,
+    budget: Budget,
+    show: Show,
+    failed: dict[str, str],
+) -> None:
+    """Keep a result, or why there is none."""
+    try:
+        numbers: Mapping[str, Any] = future.result()
+        results.save(task.key, task.cell, known, numbers)
+    except Stopped:
+        return
+    except Exception as error:  # also a defect of ours must not stop the other cells
+        said = error.message if isinstance(error, FcilError) else f"{type(error).__name__}: {error}"
+        failed[task.cell.name] = f"{said} Its logs are in {task.work.room / 'logs'}."
+        show.failed(task.cell, failed[task.cell.name])
+        return
+    shutil.rmtree(task.work.room, ignore_errors=True)
+    budget.measured(task.cell, numbers["seconds"]["wall_s"])
+    show.ended(task.cell, numbers)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let a plain kill and a closed terminal end it as Ctrl-C does, where that can be set."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, _interrupt) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

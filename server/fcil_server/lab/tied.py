@@ -1,0 +1,31 @@
+"""``python -m fcil_server.lab.tied PARENT MODULE ...``: a module that dies with its parent.
+
+The kernel kills this process as soon as the thread that started it is gone, kill -9 included, so
+an interrupted experiment leaves no server and no swarm behind; their workers end with their pipes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def tie(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies; end if it is dead already.
+
+    Args:
+        parent: process id of who started this one.
+    """
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the kernel knew
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    tie(int(sys.argv[1]))
+    os.execv(sys.executable, [sys.executable, "-m", *sys.argv[2:]])  # noqa: S606 (no shell meant)
