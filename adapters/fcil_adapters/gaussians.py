@@ -144,8 +144,8 @@ def pack_gaussians(gaussians: Sequence[Gaussian], d: int, covariance: Covariance
 def gaussian_specs(form: Covariance, rows: str = "rows") -> tuple[TensorSpec, ...]:
     """Describe what a client sends of the classes of which it has enough images.
 
-    Symbols: ``owned`` such classes, ``rows`` (or as given) of all their factors, ``tall`` classes that send a
-    triangle of ``triangle`` numbers instead, features of ``d``.
+    Symbols: ``owned`` such classes, ``rows`` (or as given) of all their factors, ``tall`` classes
+    that send a triangle of ``triangle`` numbers instead, features of ``d``.
     """
     mean, rest, factor, triangle = (
         TensorSpec(f"gauss.{name}", Kind.GAUSSIAN, shape)

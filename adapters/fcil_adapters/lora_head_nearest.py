@@ -18,6 +18,8 @@ from fcil_adapters.lora_head_views import merged_view
 from fcil_adapters.scoring import Scorer
 from fcil_protocol.payload import Payload
 
+_SMALLEST_NORM = 1e-12
+
 
 def report_means(ctx: Context, received: Received, data: ImageSet) -> Payload:
     """Return the mean features of the task's classes under the model that was broadcast."""
@@ -63,4 +65,5 @@ def nearest_scorer(
 
 
 def _unit(rows: Tensor) -> Tensor:
-    return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    unit: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(_SMALLEST_NORM)
+    return unit

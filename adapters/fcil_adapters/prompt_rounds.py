@@ -102,7 +102,8 @@ def averaged(
     if h.average == "samples":
         weights = sample_weights(updates.samples, ctx.max_weight_share)
     mean = average(ctx, updates, (*start, *HEAD), weights, {**start, **rows})
-    owned = np.stack([u.payload.i64("count") for u in updates]).any(0)  # (c,)
+    counts = np.stack([u.payload.i64("count") for u in updates])  # (K, c)
+    owned = counts.sum(axis=0, dtype=np.int64) > 0  # (c,)
     weight, bias = mean[HEAD[0]], mean[HEAD[1]]
     if c == 1:
         weight, bias = _lone_row(ctx, state, updates), np.zeros(1, dtype=np.float32)

@@ -19,7 +19,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from fcil_adapters import memory_bound, worker_manners
@@ -303,8 +303,7 @@ def context_from(
             averaging=Averaging(**fields["averaging"]),
             privacy=Privacy(*fields["privacy"]),  # noise is drawn where it is added
             forms=Forms(frozenset(Kind(name) for name in fields["half"])),
-            **({} if progress is None else {"progress": progress}),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"the context for the worker is malformed: {error!r}.") from error
-    return ctx
+    return ctx if progress is None else replace(ctx, progress=progress)

@@ -265,10 +265,9 @@ def status(
         from fcil_client.home import Home
         from fcil_client.show_status import all_status, check_alive, one_status, show_all
 
+        swarms, rows = all_status(members=members) if data is None else ([], [])
         if data is not None:
-            swarms, rows = [], [one_status(h) for h in Home.known(data, None)]
-        else:
-            swarms, rows = all_status(members=members)
+            rows = [one_status(home) for home in Home.known(data, None)]
         if alive:
             check_alive([*swarms, *rows])
         told = {"clients": rows, "swarms": swarms}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,15 @@ from fcil_protocol.options import FormatOption, JsonOption
 from fcil_protocol.terminal import Format, chosen, errors
 
 
+class Spread(StrEnum):
+    """Where a swarm's members run."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
 def swarm(
+    ctx: typer.Context,
     data: Annotated[
         Path,
         typer.Option(help="A folder with one folder per client; with --partition: the data."),
@@ -88,6 +97,20 @@ def swarm(
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="Noise on statistics alone is enough.")
     ] = False,
+    spread: Annotated[
+        Spread, typer.Option(help="In this process, or over a Ray cluster in groups of slots.")
+    ] = Spread.LOCAL,
+    groups: Annotated[int, typer.Option(min=1, help="With ray: processes with a worker each.")] = 1,
+    cpus_per_group: Annotated[
+        float, typer.Option(min=0.1, help="With ray: cores that a group takes.")
+    ] = 1.0,
+    gpus_per_group: Annotated[
+        float, typer.Option(min=0, help="With ray: GPUs that a group takes, or a part of one.")
+    ] = 0.0,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="With ray: a running cluster; else RAY_ADDRESS, else one made here."),
+    ] = None,
     log: LogOption = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     log_mb: LogSizeOption = 10,
@@ -143,5 +166,12 @@ def swarm(
         seats = find_seats(data, partition, slots, name)
         door = Door(server, tickets)
         file = open_log(log, log_format, log_mb)
+        if spread is Spread.RAY:
+            from fcil_client.swarm_groups import Share
+            from fcil_client.swarm_spread import forwarded, watched_groups
+
+            words = forwarded(ctx)
+            share = Share(cpus_per_group, gpus_per_group)
+            raise SystemExit(watched_groups(seats, groups, words, share, ray_address, form, file))
         code = asyncio.run(watched(seats, options, door, form, file, until_done=until_done))
     raise SystemExit(code)

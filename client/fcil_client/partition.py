@@ -124,8 +124,7 @@ def dirichlet(
                     owner[rows] = rng.choice(clients, len(rows), p=shares)
                     continue
                 cuts = np.floor(np.cumsum(shares)[:-1] * len(rows)).astype(np.int64)
-                for k, part in enumerate(np.split(rows, cuts)):
-                    owner[part] = k
+                owner[rows] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
             if _smallest(owner, clients) >= minimum or left.over:
                 return owner
 

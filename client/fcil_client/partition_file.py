@@ -180,7 +180,8 @@ def seat(partition: Partition, slot: int) -> str:
 def listing_digest(listing: Listing) -> str:
     """Return a data set's digest (hex): over name, class, side and size of every image."""
     rows = sorted([e.name, e.class_name, e.part or "", e.size] for e in listing.entries)
-    return hashlib.sha256(_dump(rows).encode()).hexdigest()
+    # A name may hold bytes that are no text.
+    return hashlib.sha256(_dump(rows).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 # --- file ----------------------------------------------------------------------------------

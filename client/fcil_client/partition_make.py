@@ -142,7 +142,7 @@ def make(
 
 def _sides(listing: Listing, request: Request, notes: list[str]) -> dict[str, Names]:
     """Return the images of each side, by class in natural order."""
-    train, test = _layout(listing)
+    train, test = _layout(listing, notes)
     names = draws.natural(list(train))
     extra = sorted(test.keys() - train.keys())
     if extra:
@@ -165,16 +165,31 @@ def _sides(listing: Listing, request: Request, notes: list[str]) -> dict[str, Na
     return sides
 
 
-def _layout(listing: Listing) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+def _layout(
+    listing: Listing, notes: list[str]
+) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     train: dict[str, list[str]] = {}
     test: dict[str, list[str]] = {}
-    for entry in listing.entries:
+    named = [entry for entry in listing.entries if _is_text(entry.name)]
+    if len(named) < len(listing.entries):
+        notes.append(
+            f"left out, having names that are no UTF-8: {len(listing.entries) - len(named)}"
+        )
+    for entry in named:
         (test if entry.part == "test" else train).setdefault(entry.class_name, []).append(
             entry.name
         )
     if not train:
         raise UsageError("the data has test images alone, and nothing to divide.")
     return train, test
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _some(names: list[str], most: int, rng: np.random.Generator) -> list[str]:

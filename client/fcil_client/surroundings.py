@@ -32,11 +32,14 @@ class Surroundings(Protocol):
 
     Attributes:
         dial: starts links.
-        place: the worker that many clients share; None: the client has its own.
     """
 
     dial: Dial
-    place: Workplace | None
+
+    @property
+    def place(self) -> Workplace | None:
+        """The worker that many clients share; None: the client has its own."""
+        ...
 
     async def begin(self, client: Client) -> None:
         """Prepare what must stand before the client connects; it may have to wait for its turn."""
@@ -87,7 +90,7 @@ class Alone:
         sensors: Sensors | None,
     ) -> None:
         self.dial = make
-        self.place = None
+        self.place: Workplace | None = None
         self._home = home
         self._rules = options.manners
         self._service = service or Service()

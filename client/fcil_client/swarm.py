@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fcil_client import swarm_view
+from fcil_client import swarm_status, swarm_view
 from fcil_client.daemon import Client
 from fcil_client.home import Enrolment, Home
 from fcil_client.jobs import changes, defect
@@ -28,13 +28,14 @@ from fcil_client.swarm_seats import Door, Seat, how_to_start, swarm_digest, swar
 from fcil_client.swarm_shared import Membership, Shared
 from fcil_client.swarm_status import RECORD, record_bytes, swarms
 from fcil_protocol import control
-from fcil_protocol.errors import FcilError, UsageError, WireError
+from fcil_protocol.errors import FcilError, StorageError, UsageError, WireError
 from fcil_protocol.files import DirectoryLock, make_private, storage_errors, write_atomic
 from fcil_protocol.messages import RUN_DONE
 from fcil_protocol.service import Service
 
 FILES_EACH = 8  # descriptors of a member: lock, socket and mailboxes; a part or an update at times
 FILES_BASE = 128  # of the process besides
+NOTED = 50  # new members before they are written down
 
 Say = Callable[[str, Note], None]  # the member's name, empty where it is about all
 
@@ -45,9 +46,8 @@ class Member:
 
     Attributes:
         home: from its enrolment on.
-        client: from its start to its end.
+        client: from its start on.
         error: why it takes no further part.
-        counted: updates of it that were counted, also after its end.
     """
 
     seat: Seat
@@ -147,7 +147,9 @@ class Swarm:
         self._service.ready(lambda: swarm_view.line(self.summary()))
         watch = self._shared.watch
         for work in (watch.run(), watch.pace(), self._start(), *self._folder_watches()):
-            self._beside.add(asyncio.create_task(self._guard(work)))
+            task = asyncio.create_task(work)
+            task.add_done_callback(self._over)
+            self._beside.add(task)
         try:
             await self._ending.wait()
         finally:
@@ -161,10 +163,9 @@ class Swarm:
         """End all members in order: goodbyes are said, what is being written is written."""
         self._ending.set()
 
-    async def _guard(self, work: Any) -> None:
-        try:
-            await work
-        except Exception as error:
+    def _over(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
             self.notes("error", str(defect(error)))
             self.stop()
 
@@ -185,19 +186,34 @@ class Swarm:
 
     async def _start(self) -> None:
         """Enrol one after the other; each starts as soon as it is a member."""
-        for member in self.members:
+        for number, member in enumerate(self.members):
+            if number % NOTED == 0:
+                self._note_members()
             try:
                 member.home, enrolment = await self._door.enrol(member.seat, self._shared.dial)
             except FcilError as error:
                 self._failed(member, error)
                 continue
+            except Exception as error:
+                self._failed(member, defect(error))
+                continue
             member.task = asyncio.create_task(self._live(member, member.home, enrolment))
+        self._note_members()
+        tasks = [m.task for m in self.members if m.task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+        self.stop()  # nobody is left
+
+    def _note_members(self) -> None:
+        """Write down who they are, so that other commands ask the swarm about them."""
+        known = swarm_status.record_of(self.directory)
         homes = {m.seat.name: str(m.home.directory) for m in self.members if m.home is not None}
         seats = [m.seat for m in self.members]
-        record = record_bytes(swarm_name(seats), how_to_start(seats), homes)
-        write_atomic(self.directory / RECORD, record)
-        await asyncio.gather(*(m.task for m in self.members if m.task), return_exceptions=True)
-        self.stop()  # nobody is left
+        record = record_bytes(swarm_name(seats), how_to_start(seats), {**known, **homes})
+        try:
+            write_atomic(self.directory / RECORD, record)
+        except StorageError as error:
+            self.notes("warning", str(error))
 
     async def _live(self, member: Member, home: Home, enrolment: Enrolment) -> None:
         name = member.seat.name
@@ -266,7 +282,7 @@ class Swarm:
                     "resources": self._shared.place.resources.told}  # fmt: skip
         if op == "member":
             for member in self.members:
-                at = member.home and str(member.home.directory) == fields.get("directory")
+                at = member.home and str(member.home.directory) == fields.get("home")
                 if at and member.client is not None and member.error is None:
                     return member.client.status()
             raise UsageError("no member of this swarm runs there.")

@@ -55,14 +55,15 @@ class Screen:
             self._heard[what] = None
             if len(self._heard) > HEARD:  # the oldest
                 self._heard.pop(next(iter(self._heard)))
-        self._show(note.at, note.level, text, name)
+        self._show(note.at, note.level, note.text, name)
 
     def _show(self, at: float, level: str, text: str, name: str = "") -> None:
+        words = f"{name}: {text}" if name else text
         if self._form is Format.TEXT:
-            self._said(at, level, text)
+            self._said(at, level, words)
             return
         if self._log is not None:
-            self._log.write(at, level, printable(text))
+            self._log.write(at, level, printable(words))
         _print({"event": "note", "at": at, "member": name, "level": level, "text": text})
 
     def summary(self, told: dict[str, Any]) -> None:

@@ -64,6 +64,13 @@ def _record(path: Path, _stamp: int) -> Record | None:
         return None  # it is written anew with the swarm's next start
 
 
+def record_of(directory: Path) -> dict[str, str]:
+    """Return the members that a swarm's directory names; none before its first start."""
+    path = directory / RECORD
+    record = _record(path, path.stat().st_mtime_ns) if path.exists() else None
+    return record.members if record is not None else {}
+
+
 def in_swarms(homes: Sequence[Home]) -> dict[Path, Record]:
     """Return which of these homes belong to members of which swarm."""
     of = {Path(where): record for record in records() for where in record.members.values()}
@@ -83,8 +90,7 @@ def ask(home: Home, timeout_s: float) -> dict[str, Any]:
         record = in_swarms([home]).get(home.directory)
         if record is None or not control.socket_path(record.directory).exists():
             raise
-        where = str(home.directory)
-        return control.ask(record.directory, "member", timeout_s, directory=where)
+        return control.ask(record.directory, "member", timeout_s, home=str(home.directory))
 
 
 def one_swarm(record: Record, timeout_s: float) -> dict[str, Any]:

@@ -163,7 +163,10 @@ class Learner:
         for name, p in self.student.named_parameters():
             state = _under(found, f"optimiser.{name}.")
             if state:
-                self.optimiser.state[p] = state
+                # AdamW counts its steps on the processor, whatever device the weights are on.
+                self.optimiser.state[p] = {
+                    k: v if k == "step" else v.to(self.device) for k, v in state.items()
+                }
         self.centre = found["centre"].to(self.device)
         self.step = step
 

@@ -15,6 +15,7 @@ from fcil_protocol.errors import ConfigError
 RECIPES: dict[str, dict[str, Any]] = {
     "dino": {"dino": 1.0},
     "supervised": {"classes": 1.0},
+    "joint": {"classes": 1.0, "spread": 0.05, "dino": 0.5},
     "layers": {"layers": 1.0, "classes": 0.05, "rotations": False},
 }
 
@@ -65,7 +66,7 @@ class Recipe:
     area: float = 0.4
     small: int = 4
     keep: float = 1.0
-    whole_after: float = 1.0
+    whole_after: float = 0.9
     outputs: int = 1024
     momentum: float = 0.996
     student_temperature: float = 0.1

@@ -31,7 +31,7 @@ EMBEDDED_MODEL = {
 }
 CHECKPOINT = "checkpoint.safetensors"
 _TELL_S = 10.0
-_LOOKED_AT = 4000  # pictures, evenly over all, that the teacher of the layers is made from
+_LOOKED_AT = 2000  # pictures, evenly over all, that the teacher of the layers is made from
 _MEASURED_STEPS = (
     3  # by which --minutes tells how many steps there will be; the first is thrown away
 )

@@ -106,12 +106,13 @@ class LocalFederation:
         self,
         name: str,
         data: Path,
-        partition: Path,
+        partition: Path | None,
         *arguments: str,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """Start one process that is all clients of a partition of some data."""
-        where = ["--data", str(data), "--partition", str(partition), "--name", name]
+        """Start one process that is all clients of a partition of some data, or of its folders."""
+        where = ["--data", str(data), "--name", name]
+        where += ["--partition", str(partition)] if partition is not None else []
         command = ["fcil_client", "swarm", *where, "--nice", "0", *arguments]
         self.clients[name] = self._start(name, command, env)
 

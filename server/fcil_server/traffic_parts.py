@@ -192,9 +192,10 @@ class BroadcastParts:
             return Download(kind, cadence, each, whole, sum(past, NOTHING))
         if cadence is Cadence.CLOSED:
             closed = [self._of_task(kind, t) for t in self._setting.tasks[:-1]]
-            fetched = each if self._setting.evaluate else sum(closed[-1:], NOTHING)
-            missed = closed if self._setting.evaluate else closed[:-1]
-            return Download(kind, cadence, each, fetched, sum(missed, NOTHING))
+            if self._setting.evaluate:
+                return Download(kind, cadence, each, each, sum(closed, NOTHING))
+            last, earlier = sum(closed[-1:], NOTHING), sum(closed[:-1], NOTHING)
+            return Download(kind, cadence, each, last, earlier)
         if cadence in {Cadence.COUNTED, Cadence.FINISHED}:
             rounds = 1 if cadence is Cadence.FINISHED else rounds
             last = self._before(kind) if len(self._setting.tasks) > 1 else NOTHING

@@ -12,7 +12,7 @@ from fcil_protocol.payload import pack
 TASKS = make_tasks([0, 1, 2], [5, 4])
 CLIENTS = [toy_images({0: 6, 1: 2, 5: 2}, 1), toy_images({0: 1, 5: 3}, 2),
            toy_images({1: 4, 4: 2}, 3)]  # fmt: skip
-FAST = {"rank": 2, "blocks": [0, 1], "epochs": 2, "lr_lora": 0.2, "augment": "none"}
+FAST = {"rank": 2, "blocks": [0, 1], "epochs": 2, "lr_head": 0.1, "lr_lora": 0.5, "augment": "none"}
 IMAGES = toy_images({0: 3, 1: 2, 5: 3, 4: 3}, 9)
 
 

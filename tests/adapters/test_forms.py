@@ -223,14 +223,17 @@ class TestEveryMethod:
         if not fed.method.half:
             return
         fed.open(TASKS[0])
-        kind = fed.exchanges[-1].kind
+        kind, halves = next(
+            (e.kind, found)
+            for e in reversed(fed.exchanges)
+            if (
+                found := [
+                    s for s in e.upload.tensors if s.dtype == "F16" and s.kind is not Kind.HEAD
+                ]
+            )
+        )
         sent = fed.upload(kind, 0)
-        schema = next(e.upload for e in fed.exchanges if e.kind == kind)
-        wild = {
-            s.name: np.full_like(fed.forms.widen(sent).tensors[s.name], 1e6)
-            for s in schema.tensors
-            if s.dtype == "F16" and s.kind is not Kind.HEAD
-        }
+        wild = {s.name: np.full_like(fed.forms.widen(sent).tensors[s.name], 1e6) for s in halves}
         update = Update(client_id(0), Payload({**sent.tensors, **wild}, sent.meta))
         if name == "fed_talora" and fed.hparams.corrects:
             return  # its LoRA is broadcast as it is

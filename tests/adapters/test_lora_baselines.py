@@ -80,9 +80,9 @@ def products(payloads, weights, place) -> tuple[np.ndarray, np.ndarray]:
 def test_averages_of_b_alone_are_exact_and_those_of_both_factors_are_not(backbone):
     errors = {}
     for name in ("fedavg_lora", "ffa_lora"):
-        fed = federation(name, backbone, epochs=4)
+        fed = federation(name, backbone, epochs=2, lr_lora=0.5)
         fed.run(TASKS[0])
-        fed.open(TASKS[0].__class__(1, (5, 4), (0, 1, 2)))
+        fed.open(TASKS[1])
         before = fed.state.tensors
         updates = uploads(fed)
         weights = np.array(updates.samples) / sum(updates.samples)

@@ -214,7 +214,7 @@ def means_of(name: str, sent) -> tuple[np.ndarray, np.ndarray]:
     counts = sent.i64("count")
     if name == "analytic":  # it sends the sums themselves
         return (sent.f32("sum") / np.maximum(counts, 1)[:, None]).astype(float), counts
-    known = ("gauss.mean", "class_mean", "mean")
+    known = ("gauss.mean", "class_mean", "mean", "proto")
     tensor = next((t for t in known if t in sent.tensors), "head.weight")
     return sent.f32(tensor).astype(float), counts[counts > 0]
 
@@ -283,6 +283,15 @@ def test_only_a_method_of_statistics_alone_can_be_private():
         "fedavg_lora": ("head", "lora"),
         "fedclm": ("head", "lora"),
         "ffa_lora": ("head", "lora"),
+        "ewc": ("head", "importance", "lora"),
+        "fedproto": ("head", "lora"),
+        "icarl": ("head", "lora", "prototype"),
+        "lwf": ("head", "lora"),
+        "lwf_mc": ("head", "lora"),
+        "coda_prompt": ("head", "key", "prompt"),
+        "fed_cprompt": ("head", "key", "prompt"),
+        "fedavg_prompt": ("head", "key", "prompt"),
+        "l2p": ("head", "key", "prompt"),
     }
 
 

@@ -1,5 +1,6 @@
 """Methods of other packages: found by their metadata, broken ones named, doubles refused."""
 
+import shutil
 import sys
 
 import pytest
@@ -59,3 +60,15 @@ def test_two_packages_with_one_name_are_refused_and_both_named(package):
     package("twin_pack", "running_mean", "twin_module", COPY.format("running_mean"))
     with pytest.raises(ConfigError, match=r"fcil .* and twin_pack 3.1 both offer"):
         load_method("running_mean")
+
+
+def test_a_method_that_comes_and_goes_while_a_program_runs_is_noticed(package, tmp_path):
+    package("first_pack", "first", "first_module", COPY.format("first"))
+    assert "second" not in method_names()
+    info = tmp_path / "first_pack" / "second_pack-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: second_pack\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fcil.methods]\nsecond = first_module:METHOD\n")
+    assert {"first", "second"} <= set(method_names())
+    shutil.rmtree(info)
+    assert "second" not in method_names()

@@ -215,7 +215,7 @@ def test_every_method_averages_by_the_rule_of_the_run(name):
 
 
 class TestWhatAMethodOffers:
-    @pytest.mark.parametrize("name", ["pilora", "plora", "hgp", "hepco"])
+    @pytest.mark.parametrize("name", ["pilora", "plora", "hgp", "hepco", "fedavg_lora"])
     def test_every_rule(self, name):
         method = load_method(name)
         for rule in RULES:

@@ -37,6 +37,7 @@ SHELLS = (
     "fcil_server.cli",
     "fcil_server.daemon",
     "fcil_server.coordinator",
+    "fcil_server.lab.cli",
     "fcil_server.round",
     "fcil_server.ledger",
 )

@@ -6,7 +6,7 @@ import pytest
 
 from client.daemon_kit import Running, Server
 from client.round_kit import FED
-from fcil_client import daemon, jobs, session
+from fcil_client import conversation, jobs, session
 from fcil_client.home import Enrolment, Home
 from fcil_protocol.ids import ClientId
 
@@ -25,7 +25,7 @@ def play(tmp_path, monkeypatch):
         yield set()
 
     monkeypatch.setattr(jobs, "awatch", nothing)
-    for where, name in ((session, "RETRY_S"), (session, "PAUSE_S"), (daemon, "ADDRESS_S")):
+    for where, name in ((session, "RETRY_S"), (session, "PAUSE_S"), (conversation, "ADDRESS_S")):
         monkeypatch.setattr(where, name, 0.0)
 
     def run(scenario, **options):

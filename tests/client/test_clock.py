@@ -8,7 +8,7 @@ import pytest
 from client.daemon_kit import order
 from client.round_kit import FED, KEYS, SERVER
 from client.test_outbox import envelope
-from fcil_client import daemon, greeting
+from fcil_client import conversation, greeting
 from fcil_client.connection import Connection
 from fcil_client.home import Enrolment, Home
 from fcil_client.outbox import Outbox
@@ -47,13 +47,13 @@ def test_a_client_whose_clock_is_wrong_says_so_once_and_joins_when_it_is_right(
 
 
 def test_a_hello_that_gets_no_answer_is_said_again(play, monkeypatch):
-    monkeypatch.setattr(daemon, "ANSWER_S", 0.05)
+    monkeypatch.setattr(conversation, "ANSWER_S", 0.05)
 
     async def scenario(server, running):
         first = await server.hear(Hello)
         second = await server.hear(Hello)
         assert first.nonce != second.nonce
-        monkeypatch.setattr(daemon, "ANSWER_S", 60)
+        monkeypatch.setattr(conversation, "ANSWER_S", 60)
         await server.hear(Hello)
         server.welcome(ready=False)
         await server.hear(Hello)

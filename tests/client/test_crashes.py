@@ -136,11 +136,9 @@ class Device(daemon.Client):
             stop=lambda: self._drop("fetch"),
         )  # fmt: skip
         self._line = SimpleNamespace(server=None, send=lambda *_: None)
-        self._greet = later("greet")
+        self._talk = SimpleNamespace(greet=later("greet"), known_terms=None)
         self._later = later("later")
         self._enter = self.home.enter_run
-
-    _known_terms = property(lambda _: None)
 
     def _drop(self, name):
         self.todo = [t for t in self.todo if t[0] != name]

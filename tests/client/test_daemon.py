@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from client.daemon_kit import DIGEST, RUN, RUN2, order
-from fcil_client import daemon, jobs, session
+from fcil_client import greeting, jobs, session
 from fcil_client.inventory import Inventory
 from fcil_protocol.channel import Channel
 from fcil_protocol.errors import (
@@ -369,7 +369,7 @@ class TestSessions:
 
         play(scenario)
 
-    @pytest.mark.parametrize("code", sorted(daemon.FATAL))
+    @pytest.mark.parametrize("code", sorted(greeting.FATAL))
     def test_a_refusal_that_trying_again_cannot_mend_ends_the_client(self, play, code):
         async def scenario(server, running):
             await server.hear(Hello)

@@ -337,7 +337,7 @@ def test_a_directory_that_another_process_holds_is_not_connected_for(enrolled):
 
 def test_a_daemon_that_runs_is_asked_and_no_second_link_is_made(enrolled, monkeypatch):
     status = {"link": "offline", "work": "idle", "round": None, "notes": [], "server": ["a:1"]}
-    monkeypatch.setattr(look_client.control, "ask", lambda *_args, **_more: status)
+    monkeypatch.setattr(look_client.swarm_status, "ask", lambda *_args, **_more: status)
     monkeypatch.setattr(look_network, "say_hello", lambda *_: pytest.fail("a second link"))
     facts = clients.look(enrolled)
     assert facts.network.server.waits

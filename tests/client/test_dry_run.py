@@ -514,3 +514,12 @@ def test_the_journal_since_a_day(far, data):
 def test_without_a_client_nothing_has_left(data):
     assert "nothing has left" in command("journal", "--data", data).stdout
     assert json.loads(command("journal", "--json").stdout)["data"] == {"journals": []}
+
+
+def test_a_method_that_looks_at_past_images_again_is_named_with_how_many(data):
+    run = CliRunner().invoke
+    line = "icarl looks again at up to 30 images of past classes, where they lie"
+    given = ["join", "--data", str(data), "--dry-run", "--method"]
+    done = run(app, [*given, "icarl", "-c", "method.memory=30"])
+    assert line in " ".join(done.output.split())
+    assert "looks again" not in run(app, [*given, "fedncm"]).output

@@ -7,12 +7,15 @@ import pytest
 
 from adapters import half_method, worker_kit
 from adapters.worker_kit import Direct, context, fields_of, fill
+from client.round_kit import TERMS
 from fcil_adapters import registry
 from fcil_adapters.contract import Preprocessing
 from fcil_adapters.exemplars import EXEMPLARS, as_digests, named, told, with_exemplars
 from fcil_adapters.images import open_source
 from fcil_client.local_data import LocalData
 from fcil_client.manifest import scan
+from fcil_client.privacy import NO_LIMITS
+from fcil_client.telling import terms_of
 from fcil_client.worker import ClientWorker
 from fcil_protocol.errors import InternalError, WireError
 from fcil_protocol.payload import Payload
@@ -186,3 +189,10 @@ def test_classes_that_are_not_past_cannot_be_opened_as_past(root, keeper, declar
 def test_what_a_client_is_told_names_how_many_and_that_they_stay():
     assert told(0) == ""
     assert "up to 2,000 images of past classes" in told(2000)
+
+
+def test_a_running_client_says_how_many_its_method_may_keep():
+    method = replace(TERMS.method, exemplars=lambda _hparams: 7)
+    assert terms_of(replace(TERMS, method=method), NO_LIMITS)["exemplars"] == 7
+    assert terms_of(TERMS, NO_LIMITS)["exemplars"] == 0
+    assert terms_of(None, NO_LIMITS)["exemplars"] is None

@@ -3,7 +3,9 @@
 import contextlib
 import hashlib
 import json
+import os
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client.partition_kit import listing
+from fcil_adapters.images import Listing
 from fcil_client import partition_file
 from fcil_client.partition_file import load, save, sealed, seat
 from fcil_client.partition_make import Request, make
@@ -122,6 +125,16 @@ def test_a_class_with_test_images_alone_is_left_out_and_said():
     one = make(data, Request(clients=2, tasks=1, alpha=1))
     assert one.notes == ("left out, having test images alone: only",)
     assert "only" not in one.images["test"]
+
+
+def test_an_image_whose_name_is_no_text_is_left_out_and_said(tmp_path):
+    plain = listing(6, 20, 10)
+    odd = replace(plain.entries[0], name=os.fsdecode(b"train/c00/\xff.png"))
+    one = made(Listing((odd, *plain.entries[1:]), ()))
+    assert one.notes == ("left out, having names that are no UTF-8: 1",)
+    assert len(one.images["train"]["c00"]) == 19
+    save(tmp_path / "p.json", one)
+    assert load(tmp_path / "p.json") == one
 
 
 def test_hepcos_clients_choose_anew_for_every_round_and_own_nothing():

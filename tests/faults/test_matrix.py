@@ -9,7 +9,7 @@ import pytest
 
 from faults.kit import Scene, final_digest, keeps_its_promises
 from faults.matrix import Fault, InMemory
-from fcil_client import daemon, jobs, session
+from fcil_client import conversation, jobs, session
 from fcil_server.local import LocalFederation
 from system.kit import settings, write_client
 
@@ -32,9 +32,9 @@ def play(scene, monkeypatch):
         yield set()
 
     monkeypatch.setattr(jobs, "awatch", nothing)
-    for where, name in ((session, "RETRY_S"), (session, "PAUSE_S"), (daemon, "ADDRESS_S")):
+    for where, name in ((session, "RETRY_S"), (session, "PAUSE_S"), (conversation, "ADDRESS_S")):
         monkeypatch.setattr(where, name, 0.05)
-    monkeypatch.setattr(daemon, "ANSWER_S", 3.0)
+    monkeypatch.setattr(conversation, "ANSWER_S", 3.0)
 
     def run(*faults):
         plans = [f.value for f in faults]

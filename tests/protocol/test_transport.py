@@ -22,6 +22,7 @@ from fcil_protocol.transport import (
     Dealer,
     Incoming,
     LinkNews,
+    Links,
     Router,
     frame_wire_bytes,
     wire_bytes,
@@ -66,6 +67,7 @@ async def client(
     *,
     server_key: bytes = SERVER.public.curve,
     retry_s: float = LONG,
+    links: Links | None = None,
 ) -> AsyncIterator[Dealer]:
     dealer = Dealer(
         curve_secret=keys.curve_secret,
@@ -73,6 +75,7 @@ async def client(
         server_key=server_key,
         heartbeat_s=LONG,
         retry_s=retry_s,
+        links=links,
     )
     try:
         dealer.connect(HOST, port)
@@ -604,6 +607,44 @@ def test_ipv6_is_spoken() -> None:
                 await echo(router, dealer, b"six")
             finally:
                 dealer.close()
+
+    run(test)
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_links_that_share_have_no_threads_of_their_own_and_end_one_by_one() -> None:
+    async def test() -> None:
+        shared = Links(2)
+        async with server() as (router, port), client(port, ALICE, links=shared) as alice:
+            await up(alice)
+            before = threads()
+            async with client(port, BOB, links=shared) as bob:
+                await up(bob)
+                assert threads() == before
+                for dealer, keys in ((alice, ALICE), (bob, BOB)):
+                    assert (await echo(router, dealer, b"x")).key == keys.public.curve
+            assert (await heard(router)).key == BOB.public.curve  # it has left
+            await echo(router, alice, b"still here")
+        shared.close()
+
+    run(test)
+
+
+def test_a_link_of_many_tells_its_own_news_alone() -> None:
+    async def test() -> None:
+        shared = Links(2)
+        async with (
+            server(lambda key: key == ALICE.public.curve) as (_, port),
+            client(port, ALICE, links=shared) as alice,
+            client(port, BOB, links=shared) as bob,
+        ):
+            assert await news(bob) == LinkNews("refused", "unknown_client")
+            await up(alice)
+        shared.close()
 
     run(test)
 

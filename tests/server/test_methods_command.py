@@ -9,7 +9,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from fcil_adapters.registry import method_names
+from fcil_adapters.registry import load_method, method_names
+from fcil_protocol.schema import Kind
 from fcil_server.cli import app
 
 
@@ -111,7 +112,8 @@ def test_of_kinds_that_only_some_methods_have_each_takes_its_own():
         n for n, row in every.items()
         if row["traffic"]["round"]["up"]["bytes"] < plain[n]["traffic"]["round"]["up"]["bytes"]
     }  # fmt: skip
-    assert smaller == {"pilora", "plora", "fed_talora"}
+    assert {"pilora", "fed_talora", "ffa_lora"} <= smaller
+    assert smaller == {n for n in method_names() if Kind.LORA in load_method(n).half}
     (preset,) = rows("pilora", "-c", "method.preset=paper")
     assert preset["options"]["reweight.temperature"]["value"] == "mul"
     assert preset["options"]["reweight.temperature"]["default"] == "div"

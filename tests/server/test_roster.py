@@ -3,6 +3,7 @@
 import pytest
 
 from fcil_protocol.errors import BadTicket, Revoked, TicketExpired, TicketUsed, UsageError
+from fcil_protocol.ids import is_client_id, named_client_id
 from fcil_protocol.keys import PrivateKeys, RootKey
 from fcil_server.doorkeeper import GUEST_BURST, GUESTS_PER_S, SAME_GUEST_S, Doorkeeper
 from fcil_server.ledger import LEDGER_NAME, Ledger
@@ -214,3 +215,18 @@ def test_a_key_is_a_members_or_a_guests_never_both():
     assert not door.is_member(b"k" * 32)
     door.admit(b"k" * 32)
     assert door.is_member(b"k" * 32)
+
+
+def test_ids_that_derive_from_names_are_the_same_in_every_federation(roster):
+    roster.named_ids = True
+    ids = [
+        roster.enrol_local(name, PrivateKeys.generate().public, "uid 0")
+        for name in ("here:swarm-000", "there:swarm-000", "here:swarm-001")
+    ]
+    assert len(set(ids)) == 3
+    assert all(is_client_id(i) for i in ids)
+    assert ids[0] == named_client_id("swarm-000")  # whatever the machine is called
+    assert ids[2] == named_client_id("swarm-001")
+    roster.named_ids = False
+    drawn = roster.enrol_local("here:swarm-002", PrivateKeys.generate().public, "uid 0")
+    assert drawn != named_client_id("swarm-002")

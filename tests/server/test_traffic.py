@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from adapters.kit import Federation, make_tasks, toy_backbone, toy_images
+from adapters.exemplar_kit import KeepingFederation
+from adapters.kit import make_tasks, toy_backbone, toy_images
 from adapters.small import SMALL
 from fcil_adapters.cadence import Cadence, Largest
 from fcil_adapters.contract import Exchange
@@ -231,7 +232,7 @@ def federation(name, options, backbone):
     """Everybody has images enough of every class to send all that the method would send."""
     counts = dict.fromkeys(range(6), 12)
     clients = [toy_images(counts, seed) for seed in range(CLIENTS)]
-    return Federation.of(name, clients, backbone, **options)
+    return KeepingFederation.of(name, clients, backbone, **options)
 
 
 def prediction(fed, task):

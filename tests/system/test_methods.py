@@ -47,6 +47,19 @@ CASES = [
     Case("pilora", 55),
     Case("fed_talora", 30),
     Case("hepco", 25, {"method.distillation_steps": 20, "method.generator_steps": 30}),
+    Case("fedavg_prompt", 25),
+    Case("l2p", 25),
+    Case("coda_prompt", 25),
+    Case("fed_cprompt", 25),
+    Case("fedavg_lora", 15),
+    Case("ffa_lora", 15),
+    Case("fedclm", 50),
+    Case("ccvr", 50),
+    Case("lwf", 15),
+    Case("lwf_mc", 15),
+    Case("icarl", 55),
+    Case("ewc", 15),
+    Case("fedproto", 15),
 ]
 OF_EACH_KIND = ("pilora", "fed_talora", "hgp")
 
@@ -137,7 +150,7 @@ def marked(case):
     return pytest.param(case, marks=[] if case.method in OF_EACH_KIND else [pytest.mark.full])
 
 
-@pytest.mark.parametrize("case", map(marked, CASES), ids=lambda c: c.method)
+@pytest.mark.parametrize("case", [marked(c) for c in CASES], ids=lambda c: c.method)
 def test_it_learns_with_a_late_client_and_one_that_misses_rounds(case, tmp_path):
     with LocalFederation(tmp_path) as federation:
         late_and_missing(federation, case, tmp_path)

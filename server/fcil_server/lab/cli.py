@@ -16,8 +16,8 @@ from fcil_server.lab import data, plan, report, runner
 from fcil_server.lab.budget import Budget, plan_words
 from fcil_server.lab.cell import Work
 from fcil_server.lab.experiment import Experiment, load
-from fcil_server.lab.plan import Cell
-from fcil_server.lab.results import Known, Results
+from fcil_server.lab.plan import Cell, digest_of
+from fcil_server.lab.results import PLAN, Known, Results
 from fcil_server.lab.show import Show
 from fcil_server.report_page import duration
 
@@ -74,6 +74,7 @@ def reproduce(
             done = kept.finished(cells, kept.known())
             _tell(report.write(kept.folder, found, cells, done, {}, command))
             return
+        kept.make()
         with DirectoryLock.acquire(kept.folder, "experiment"):
             failed = _run(found, cells, chosen, kept, data_path, jobs, command)
     if failed:
@@ -130,8 +131,8 @@ def _run(
     finally:
         show.close()
         paths = write()
-    for name, why in failed.items():
-        show.say(f"failed: {name}: {why}")
+    if failed:
+        show.say(f"{len(failed)} of {len(tasks)} cells failed: {', '.join(failed)}")
     _tell(paths)
     return failed
 
@@ -156,14 +157,15 @@ def _list(cells: Sequence[Cell], folder: Path, jobs: int) -> None:
     done: set[str] = set()
     if folder.is_dir():
         kept = Results(folder)
-        if (kept.folder / "plan.json").exists():
+        if (kept.folder / PLAN).exists():
             done = set(kept.finished(cells, kept.known()))
     for cell in cells:
         state = "done" if cell.name in done else f"about {duration(cell.expected_s)}"
         print(f"{cell.name}  ({cell.method}, {state})")  # noqa: T201
-    left = [c for c in cells if c.name not in done]
-    seconds = Budget(jobs).left(left)
-    print(plan_words(len(left), len(cells), seconds, jobs))  # noqa: T201
+    # Joint rows share a result between partitions.
+    different = {digest_of(c.identity(c.split.slug, "")): c for c in cells}
+    left = [c for c in different.values() if c.name not in done]
+    print(plan_words(len(left), len(different), Budget(jobs).left(left), jobs))  # noqa: T201
 
 
 def _tell(paths: Sequence[Path]) -> None:

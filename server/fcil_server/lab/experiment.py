@@ -234,7 +234,7 @@ def _fault(error: dict[str, Any]) -> str:
 
 def _keys() -> list[str]:
     """Return every key that a TOML may hold."""
-    models = [Experiment, Data, Setting, Row, Paper, Figure, Claim, Budget]
+    models: list[type[BaseModel]] = [Experiment, Data, Setting, Row, Paper, Figure, Claim, Budget]
     models += get_args(get_args(AnyPartition)[0])
     return sorted({key for model in models for key in model.model_fields} - {"name"})
 

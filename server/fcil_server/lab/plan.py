@@ -57,6 +57,7 @@ class Split:
             "order": self.order,
             "seed": self.seed,
             "per-class": self.per_class or None,
+            "test-per-class": 1,  # clients do not evaluate, and would only read them
             "rounds": self.rounds or None,
             **self.part.model_dump(exclude={"kind", "name"}),
         }

@@ -70,13 +70,12 @@ def report(
     yield from _accuracy(experiment, found)
     yield from _claims(experiment, found)
     yield from _differences(experiment)
-    yield from _tables(found)
-    yield from _curves(experiment, found)
-    yield Heading("Accuracy matrices")
-    yield Text("Rows: after which task. Columns: on whose classes. Percent, mean over seeds.")
-    yield from (
-        Matrix(f"{e.row}, {e.partition} ({_seeds(e.faa)})", e.matrix) for e in found if e.matrix
-    )
+    measured = [e for e in found if e.seeds]
+    if measured:
+        yield from _bytes(measured)
+        yield from _effort(measured)
+        yield from _curves(experiment, measured)
+        yield from _matrices(measured)
     yield from _environment(finished, command)
 
 
@@ -93,7 +92,7 @@ def _how_measured(experiment: Experiment) -> str:
     }[data.order]
     return (
         f"{data.name}: {data.classes} classes in {data.tasks} tasks, {' and '.join(sizes)}, "
-        f"{order}. {setting.clients} clients, {setting.rounds_per_task} rounds per task where a "
+        f"{order}. {setting.clients} clients, {_rounds(setting.rounds_per_task)} per task where a "
         f"row does not say otherwise, backbone {setting.backbone}, seeds "
         f"{', '.join(map(str, setting.seeds))}: a seed draws the partition, the images where not "
         "all are taken, and every start. Each cell is a server and its clients as processes that "
@@ -102,6 +101,10 @@ def _how_measured(experiment: Experiment) -> str:
         "round is chosen by its result. FAA is the mean over tasks after the last one, AIA the "
         "mean of that over all tasks, forgetting the mean drop from a task's best to its last."
     )
+
+
+def _rounds(count: int) -> str:
+    return f"{count} round{'' if count == 1 else 's'}"
 
 
 def _progress(
@@ -209,50 +212,46 @@ def _differences(experiment: Experiment) -> Iterator[Block]:
         yield Items(experiment.differences)
 
 
-def _tables(found: Sequence[Entry]) -> Iterator[Block]:
-    def size(stat: Stat) -> str:
-        return NOTHING if stat.mean is None else format_bytes(stat.mean)
+def _size(stat: Stat) -> str:
+    return NOTHING if stat.mean is None else format_bytes(stat.mean)
 
+
+def _bytes(found: Sequence[Entry]) -> Iterator[Block]:
     yield Heading("Bytes")
     yield Text(
         "A client's mean in a train round: tensors alone, as papers count, and on the wire "
         "(TCP payload, by the kernel's count where it was asked). In all: the whole run with "
         "handshakes, heartbeats and catching up, all clients. MB = 1,000,000 bytes."
     )
-    head = (
-        "row", "partition", "tensors up", "down", "wire up", "down", "in all up", "down"
-    )  # fmt: skip
-    rows = []
-    for e in found:
-        if e.seeds:
-            sizes = (e.up, e.down, e.up_wire, e.down_wire, e.all_up, e.all_down)
-            rows.append((e.row, e.partition, *map(size, sizes)))
-    yield Table(head, rows, text=2)
+    ways = ("tensors up", "down", "wire up", "down", "in all up", "down")
+    rows = [(e.row, e.partition, *map(_size, e.sizes)) for e in found]
+    yield Table(("row", "partition", *ways), rows, text=2)
     causes = list(dict.fromkeys(c for e in found for c in e.by_cause))
     if causes:
         yield Text("What the bytes in all were spent on, up / down (predicted exactly):")
+        none = Stat.of([])
         lines = []
         for e in found:
-            if e.seeds:
-                ways = [e.by_cause.get(c, (Stat.of([]), Stat.of([]))) for c in causes]
-                cells = [f"{size(up)} / {size(down)}" for up, down in ways]
-                lines.append((e.row, e.partition, *cells))
+            pairs = [e.by_cause.get(c, (none, none)) for c in causes]
+            lines.append((e.row, e.partition, *(f"{_size(u)} / {_size(d)}" for u, d in pairs)))
         yield Table(("row", "partition", *causes), lines, text=2)
+
+
+def _effort(found: Sequence[Entry]) -> Iterator[Block]:
     yield Heading("Time, memory, images")
-    head = ("row", "partition", "seeds", "seconds of a cell", "memory of all its processes",
+    head = ("row", "partition", "seeds", "time of a cell", "of a core", "memory of all processes",
             "training images", "forgetting: best", "diag", "fed-mammoth")  # fmt: skip
     lines = [
         (
             e.row,
             e.partition,
             ", ".join(map(str, e.seeds)),
-            NOTHING if e.seconds.mean is None else duration(e.seconds.mean),
+            *(NOTHING if s.mean is None else duration(s.mean) for s in (e.seconds, e.cpu_s)),
             NOTHING if e.memory_mb.mean is None else f"{e.memory_mb.mean:.0f} MB",
             NOTHING if e.train_images.mean is None else f"{e.train_images.mean:.0f}",
             *(_cell(e.forgetting[name]) for name in ("max", "diag", "fedmammoth")),
         )
         for e in found
-        if e.seeds
     ]
     yield Table(head, lines, text=3)
     faults = [fault for e in found for fault in e.faults]
@@ -271,6 +270,12 @@ def _curves(experiment: Experiment, found: Sequence[Entry]) -> Iterator[Block]:
         for start in range(0, len(lines), len(STYLES)):
             title = f"{part.name}: accuracy over all classes seen, mean over seeds, percent"
             yield Curves(title, lines[start : start + len(STYLES)])
+
+
+def _matrices(found: Sequence[Entry]) -> Iterator[Block]:
+    yield Heading("Accuracy matrices")
+    yield Text("Rows: after which task. Columns: on whose classes. Percent, mean over seeds.")
+    yield from (Matrix(f"{e.row}, {e.partition} ({_seeds(e.faa)})", e.matrix) for e in found)
 
 
 def _environment(finished: Mapping[str, Content], command: str) -> Iterator[Block]:

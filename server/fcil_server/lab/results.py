@@ -50,12 +50,14 @@ class Results:
     """The results' folder of one experiment."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+
+    def make(self) -> None:
         """Make the folder where it is not there.
 
         Raises:
             StorageError: it cannot be made.
         """
-        self.folder = folder.resolve()
         for name in ("cells", "data", "work"):
             with storage_errors("create", self.folder / name):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
@@ -117,13 +119,13 @@ class Results:
         """Keep a finished cell."""
         one = known.partitions[cell.split.slug]
         content = {
+            **numbers,
             "version": RESULT_VERSION,
             "key": key,
             "cell": cell.name,
             "seed": cell.seed,
             "identity": cell.identity(one["digest"], known.backbone),
             "train_images": one["images"],
-            **numbers,
         }
         save_json(self.folder / "cells" / f"{key}.json", content)
 

@@ -54,7 +54,7 @@ def run(
     budget: Budget,
     show: Show,
     *,
-    after: Callable[[], None],
+    after: Callable[[], object],
     run_cell: CellRun = cells_of.run,
 ) -> dict[str, str]:
     """Run all tasks; return the failed cells' names, each with why.
@@ -89,8 +89,8 @@ def run(
             while waiting:
                 done, _ = wait(waiting, TICK_S, FIRST_COMPLETED)
                 for future in done:
-                    task = waiting.pop(future)
-                    _ended(future, task, known, results, budget, show, failed)
+                    _ended(future, waiting[future], known, results, budget, show, failed)
+                    del waiting[future]  # not earlier: an interruption must find it
                     after()
                 running = {t.key: t.cell for t in waiting.values() if t.key in began}
                 now = time.monotonic()
@@ -103,6 +103,9 @@ def run(
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
+            for future, task in waiting.items():  # done in the very moment of the interruption
+                if future.done() and not future.cancelled():
+                    _ended(future, task, known, results, budget, show, failed)
     return failed
 
 

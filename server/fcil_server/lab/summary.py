@@ -76,6 +76,11 @@ class Entry:
     matrix: tuple[Curve, ...]
     papers: tuple[tuple[str, Figure], ...]
 
+    @property
+    def sizes(self) -> tuple[Stat, ...]:
+        """All counts of bytes, up and down: tensors, wire, in all."""
+        return (self.up, self.down, self.up_wire, self.down_wire, self.all_up, self.all_down)
+
     def metric(self, name: str) -> Stat:
         """Return one of the metrics that claims are about."""
         return {"faa": self.faa, "aia": self.aia, "forgetting": self.forgetting["max"]}[name]
@@ -156,7 +161,7 @@ def _at(content: Content, path: Sequence[str]) -> float | None:
     found: Any = content
     for key in path:
         found = found.get(key) if isinstance(found, Mapping) else None
-    return found
+    return None if found is None else float(found)
 
 
 def _faults(done: Sequence[tuple[Cell, Content]]) -> Iterable[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from fcil_adapters.contract import Context, Part, State, Updates
 from fcil_adapters.gaussian_mixture import make_mixture
 from fcil_adapters.gaussian_store import entry_tensors, merge_entries, read_entries, sent_entries
@@ -77,7 +79,7 @@ def _calibrated(ctx: Context, state: State, rows: HeadRows) -> HeadRows:
         mixture = pooled(mixture)
     if len(mixture.classes) < 2:  # one column's cross-entropy is 0
         return rows
-    own = class_positions(mixture.classes, rows.classes.tolist())
+    own = class_positions(np.asarray(mixture.classes), rows.classes.tolist())
     start = rows.weight[own], rows.bias[own]
     weight, bias = rows.weight.copy(), rows.bias.copy()
     weight[own], bias[own] = fit_to_mixture(ctx, h, mixture, start, (_SAMPLES, _ORDER))

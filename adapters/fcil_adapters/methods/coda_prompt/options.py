@@ -19,7 +19,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "paper": {"query": "view", "orthogonality": 0.1},
         "repo": {"query": "view", "schedule": "constant"},
-        "short": {"batch_size": 16, "lr": 5e-3, "augment": "jitter"},
+        "short": {"batch_size": 16, "lr": 1e-2, "augment": "jitter"},
     }
 )
 

@@ -14,6 +14,7 @@ from fcil_adapters.cadence import Cadence, Largest
 from fcil_adapters.class_reports import count_faults, count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
 from fcil_adapters.lora_head import (
+    SHORT,
     broadcast_schemas,
     lora_largest,
     lora_method,
@@ -24,6 +25,7 @@ from fcil_adapters.lora_tensors import lora_specs
 from fcil_adapters.methods.ewc.options import EwcHparams
 from fcil_adapters.methods.ewc.parts import IMPORTANCE, fisher_name
 from fcil_adapters.tasks import CURRENT
+from fcil_protocol.payload import Payload
 from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
 
 
@@ -33,7 +35,7 @@ def exchanges(h: EwcHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
     told = PayloadSchema((*_fisher_specs(h, backbone), *counts))
     return (
         train_exchange("ewc", h, backbone),
-        Exchange("finish", told, rounds=1, check=count_faults),
+        Exchange("finish", told, rounds=1, check=_faults),
     )
 
 
@@ -52,9 +54,19 @@ def largest(h: EwcHparams, backbone: BackboneInfo, task: TaskInfo, clients: int)
     return Largest(room.sizes, room.without_tensors, (*room.without_parts, *without))
 
 
+def _faults(payload: Payload, task: TaskInfo) -> list[str]:
+    """Return how an upload contradicts the task; an importance below 0 would push away."""
+    measured = [name for name in payload.tensors if name.startswith("fisher.")]
+    negative = [name for name in measured if (payload.f32(name) < 0).any()]
+    return [
+        *count_faults(payload, task),
+        *(f"{name!r} holds a negative number" for name in negative),
+    ]
+
+
 def _fisher_specs(h: EwcHparams, backbone: BackboneInfo) -> tuple[TensorSpec, ...]:
     return tuple(
-        TensorSpec(fisher_name(spec.name), Kind.IMPORTANCE, spec.shape, non_negative=True)
+        TensorSpec(fisher_name(spec.name), Kind.IMPORTANCE, spec.shape)
         for spec in lora_specs(trained_names(h), backbone)
     )
 
@@ -68,5 +80,6 @@ METHOD = lora_method(
     exchanges=exchanges,
     broadcast=broadcast,
     largest=largest,
+    presets={"short": {**SHORT, "ewc_lambda": 1e4}},
     cadence={CURRENT: Cadence.LEARNED, IMPORTANCE: Cadence.OPENING},
 )

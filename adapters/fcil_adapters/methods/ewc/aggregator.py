@@ -38,12 +38,13 @@ class Aggregator:
         tensors = {n: a for n, a in state.tensors.items() if not n.startswith("new.")}
         if current_task(state) >= 0:
             for name in _names(h):
-                fresh = state.tensors.get(f"new.{name}")
-                before = tensors.get(name, np.zeros(state.tensors[_lora(name)].shape, np.float32))
+                before = (
+                    state.f32(name) if name in tensors else np.zeros_like(state.f32(_lora(name)))
+                )
                 tensors[name] = before
-                if fresh is not None:
-                    summed = h.gamma * before.astype(np.float64) + fresh
-                    tensors[name] = summed.astype(np.float32)
+                if f"new.{name}" in state.tensors:
+                    fresh = state.f32(f"new.{name}").astype(np.float64)
+                    tensors[name] = (h.gamma * before + fresh).astype(np.float32)
         return open_task(ctx, State(tensors, state.meta))
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from fcil_adapters.bridge import to_numpy, to_torch
 from fcil_adapters.contract import Context, ImageSet, Progress, State
 from fcil_adapters.loading import plain_batches
-from fcil_adapters.local_passes import class_counts
+from fcil_adapters.local_passes import class_counts, schedule_factor
 from fcil_adapters.lora_head import Received, read_parts
 from fcil_adapters.lora_head_training import Bench, lora_tensors, train_round
 from fcil_adapters.methods.ewc.fisher import squared_gradients
@@ -33,35 +34,38 @@ class Learner:
         bench = Bench.of(ctx, received)
         if ctx.kind == "finish":
             return state, Payload(_measured(ctx, bench, data))
-        held = _Held.of(ctx, bench, received, broadcast) if received.teacher else None
+        held = Held.of(ctx, bench, received, broadcast)
         return state, Payload(train_round(ctx, bench, data, penalty=held))
 
 
-class _Held:
-    """``lambda sum F (theta - theta*)^2`` (Kirkpatrick et al., Eq. 3, without its 1/2)."""
+class Held:
+    """``lambda sum F (theta - theta*)^2`` (Kirkpatrick et al., Eq. 3, without its 1/2).
 
-    def __init__(self, weights: dict[str, Tensor], anchor: dict[str, Tensor]) -> None:
-        self.weights = weights  # lambda F, as far as SGD can follow
-        self.anchor = anchor
+    Explicit steps of SGD would run away from the anchor where ``lr lambda F > 1``. So all
+    gradients of a parameter are divided by ``1 + 2 lr lambda F``, which is the step that is
+    implicit in the penalty: it has the same minimum and is stable for every lambda.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> None:
+        self.weights = weights  # lambda F
+        self.anchor = anchor  # theta*
 
     @classmethod
     def of(
         cls, ctx: Context, bench: Bench, received: Received, broadcast: Mapping[str, Payload]
-    ) -> _Held:
+    ) -> Held | None:
+        """Read theta* and F; the first task has none."""
+        if received.teacher is None:
+            return None
         h: EwcHparams = ctx.hparams
-        assert received.teacher is not None
         part = find_part(broadcast, IMPORTANCE)
-        # SGD overshoots a quadratic w x^2 from w = 1 / lr on; at w = 1 / (2 lr) a step lands on
-        # the anchor, so more than that holds nothing better.
-        most = 1 / (2 * h.lr_lora) if h.lr_lora else 0.0
-        weights = {
-            name: to_torch(
-                np.minimum(h.ewc_lambda * part.f32(fisher_name(f"lora.{name}")), most),
-                bench.backbone.device,
-            )
-            for name in bench.lora
-        }
-        return cls(weights, lora_tensors(bench, received.teacher[0]))
+        fisher = {n: part.f32(fisher_name(f"lora.{n}")) for n in bench.lora}
+        weights = {n: h.ewc_lambda * to_torch(f, bench.backbone.device) for n, f in fisher.items()}
+        rate = h.lr_lora * schedule_factor(h.schedule, ctx.round, ctx.rounds)
+        held = cls(weights, lora_tensors(bench, received.teacher[0]))
+        for name, parameter in bench.lora.items():
+            parameter.register_hook(partial(_divided, by=1 + 2 * rate * weights[name]))  # type: ignore[no-untyped-call]
+        return held
 
     def __call__(self, bench: Bench) -> Tensor:
         """Return the penalty of a step."""
@@ -70,6 +74,10 @@ class _Held:
             for name, p in bench.lora.items()
         ]
         return torch.stack(terms).sum()
+
+
+def _divided(grad: Tensor, by: Tensor) -> Tensor:
+    return grad / by
 
 
 def _measured(ctx: Context, bench: Bench, data: ImageSet) -> dict[str, Array]:

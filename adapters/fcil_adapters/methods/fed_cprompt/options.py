@@ -40,7 +40,13 @@ class FedCPromptHparams(ComponentHparams):
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "repo": {"query": "view"},
-        "short": {"epochs": 5, "batch_size": 16, "lr": 5e-3, "augment": "jitter"},
+        "short": {
+            "epochs": 5,
+            "batch_size": 16,
+            "lr": 1e-2,
+            "augment": "jitter",
+            "contrast": 1e-5,
+        },
     }
 )
 

@@ -17,7 +17,6 @@ from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
 from fcil_adapters.lora_head import broadcast_schemas, lora_method, train_exchange
 from fcil_adapters.methods.icarl.options import IcarlHparams
 from fcil_adapters.methods.icarl.parts import MEANS
-from fcil_adapters.privacy import no_statistics
 from fcil_adapters.tasks import CURRENT
 from fcil_protocol.payload import Payload
 from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
@@ -80,7 +79,6 @@ METHOD = lora_method(
     IcarlHparams,
     exchanges=exchanges,
     broadcast=broadcast,
-    statistics=no_statistics,
     averagings=mean_only,
     cadence={CURRENT: Cadence.LEARNED, MEANS: Cadence.FINISHED},
     exemplars=lambda h: h.memory,

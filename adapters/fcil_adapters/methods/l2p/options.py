@@ -58,7 +58,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "pull": 0.0,
             "feature": "token_and_prompts",
         },
-        "short": {"batch_size": 16, "lr": 1e-2, "augment": "jitter"},
+        "short": {"batch_size": 16, "lr": 1e-2, "augment": "jitter", "feature": "token"},
     }
 )
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fcil_adapters.backbone import Backbone, VisionTransformer, leading_tokens
+from fcil_adapters.backbone import Backbone, leading_tokens
 from fcil_protocol.errors import DataError
 
 Feature = Literal["prompts", "token", "token_and_prompts"]
@@ -78,6 +78,9 @@ class SequenceView:
     """
 
     def __init__(self, backbone: Backbone, feature: Feature) -> None:
+        # Here, because the backbone's torchvision shim must come first.
+        from timm.models.vision_transformer import VisionTransformer
+
         self._view = backbone.view()
         if type(self._view).forward_features is not VisionTransformer.forward_features:
             raise DataError(

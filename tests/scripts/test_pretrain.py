@@ -1,0 +1,442 @@
+"""scripts/pretrain: the terms of the loss, resuming to the bit, the card, and bad input."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pretraining import card, checkpoint, command, terms, training, transfer
+from pretraining.layers import LayersTeacher, depths
+from pretraining.learner import batches, features, normalised
+from pretraining.pictures import CIFAR100, Pictures, check_disjoint, read_pictures
+from pretraining.recipe import Recipe
+from pretraining.training import CHECKPOINT, Sitting
+from pretraining.views import turn, view
+
+from fcil_adapters.backbone import cls_features, load_backbone
+from fcil_adapters.embedded import embedded_file
+from fcil_protocol.errors import ConfigError, CorruptFile, DataError
+
+torch.set_num_threads(1)
+
+TOY = {
+    "img_size": 16, "patch_size": 4, "embed_dim": 8, "depth": 5, "num_heads": 2, "mlp_ratio": 2,
+    "num_classes": 0,
+}  # fmt: skip
+ALL = Recipe(
+    steps=6, batch=4, dino=1.0, classes=1.0, spread=0.1, layers=0.5, keep=0.5, whole_after=0.6,
+    small=2, outputs=16, momentum=0.9, warm_teacher=0.5, warmup=0.3,
+)  # fmt: skip
+SCRIPT = Path(__file__).parents[2] / "scripts" / "pretrain"
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def pictures(rng):
+    images = rng.integers(0, 256, (14, 16, 16, 3), dtype=np.uint8)
+    return Pictures(images, np.repeat([0, 1], 7), ("left", "right"), "d" * 64)
+
+
+def doubles(rng, *shape):
+    return torch.from_numpy(rng.standard_normal(shape))
+
+
+def quiet(folder, **options):
+    return Sitting(folder, tell=lambda _: None, **options)
+
+
+def softmax(x):
+    powers = np.exp(x - x.max())
+    return powers / powers.sum()
+
+
+class TestDino:
+    def test_loss_is_the_cross_entropy_of_all_pairs_of_different_views(self, rng):
+        student, teacher = doubles(rng, 4, 3, 5), doubles(rng, 2, 3, 5)  # views, B, K
+        centre = doubles(rng, 5)
+        expected = []
+        for t in range(2):
+            for s in range(4):
+                if s == t:
+                    continue
+                for b in range(3):
+                    target = softmax((teacher[t, b].numpy() - centre.numpy()) / 0.04)
+                    expected.append(-(target * np.log(softmax(student[s, b].numpy() / 0.1))).sum())
+        loss = terms.dino_loss(list(student), list(teacher), centre, (0.1, 0.04))
+        assert float(loss) == pytest.approx(np.mean(expected), rel=1e-12)
+
+    def test_centre_is_a_moving_mean_of_the_teachers_outputs(self, rng):
+        centre, teacher = doubles(rng, 5), doubles(rng, 2, 3, 5)
+        moved = terms.moved_centre(centre, list(teacher), 0.9)
+        expected = 0.9 * centre.numpy() + 0.1 * teacher.numpy().reshape(6, 5).mean(0)
+        np.testing.assert_allclose(moved.numpy(), expected, rtol=1e-12)
+
+    def test_teacher_follows_the_student_and_never_learns_by_itself(self, pictures):
+        learner, _ = training.begin(replace(ALL, momentum=0.75), pictures, TOY, None, "cpu")
+        before = [p.clone() for p in learner.teacher.parameters()]
+        learner.learn(*(torch.from_numpy(a[:4]) for a in (pictures.images, pictures.labels)))
+        pairs = zip(before, learner.student.parameters(), learner.teacher.parameters(), strict=True)
+        for old, new, now in pairs:
+            assert not torch.equal(old, new)
+            torch.testing.assert_close(now, 0.75 * old + 0.25 * new)
+
+    def test_centre_of_a_learner_moves_with_the_teachers_outputs(self, pictures):
+        learner, _ = training.begin(ALL, pictures, TOY, None, "cpu")
+        learner.learn(*(torch.from_numpy(a[:4]) for a in (pictures.images, pictures.labels)))
+        # Rows and points have unit length: a tenth of a mean of cosines.
+        assert 0 < float(learner.centre.abs().max()) <= 0.1
+
+
+class TestSchedules:
+    def test_rate_grows_linearly_then_falls_by_a_cosine_to_nothing(self):
+        recipe = Recipe(steps=110, dino=1.0, lr=2.0, warmup=10 / 110)
+        assert [recipe.rate(s) for s in (0, 4, 9)] == pytest.approx([0.2, 1.0, 2.0])
+        assert [recipe.rate(s) for s in (10, 60, 110)] == pytest.approx([2.0, 1.0, 0.0])
+
+    def test_momentum_of_the_teacher_goes_from_its_start_to_one_by_a_cosine(self):
+        recipe = Recipe(steps=100, dino=1.0, momentum=0.9)
+        expected = [1 - 0.1 * (math.cos(math.pi * s / 100) + 1) / 2 for s in (0, 25, 50, 100)]
+        assert [recipe.teacher_momentum(s) for s in (0, 25, 50, 100)] == pytest.approx(expected)
+
+    def test_teachers_temperature_rises_linearly_and_stays(self):
+        recipe = Recipe(steps=100, dino=1.0, teacher_temperature=0.08, warm_teacher=0.2)
+        assert [recipe.sharpness(s) for s in (0, 10, 20, 99)] == pytest.approx(
+            [0.04, 0.06, 0.08, 0.08]
+        )
+
+    def test_order_of_the_images_depends_on_the_step_alone(self):
+        recipe = replace(ALL, steps=9)
+        everything = [rows.tolist() for rows in batches(14, recipe, 0)]
+        assert [rows.tolist() for rows in batches(14, recipe, 5)] == everything[5:]
+        assert sorted(sum(everything[:3], [])) == sorted(set(sum(everything[:3], [])))
+        assert everything[:3] != everything[3:6]
+
+
+class TestSpread:
+    def test_is_barlow_twins_on_features_of_equal_length_that_are_not_centred(self, rng):
+        a, b = rng.standard_normal((2, 6, 3))
+        za, zb = (x / np.linalg.norm(x, axis=1, keepdims=True) * math.sqrt(3) for x in (a, b))
+        c = za.T @ zb / 6
+        expected = sum(
+            (1 - c[i, j]) ** 2 if i == j else 5e-3 * c[i, j] ** 2
+            for i in range(3)
+            for j in range(3)
+        )
+        loss = terms.spread_loss(torch.from_numpy(a), torch.from_numpy(b))
+        assert float(loss) == pytest.approx(expected, rel=1e-12)
+
+
+class TestLayers:
+    def test_answers_have_the_root_of_the_blocks_spread_in_their_main_directions(self, rng):
+        seen = [doubles(rng, 40, 4) @ doubles(rng, 4, 4) for _ in range(3)]
+        teacher = LayersTeacher(3, 4).double()
+        teacher.fit(seen)
+        x = np.hstack([(s / (s - s.mean(0)).square().sum(1).mean().sqrt()).numpy() for s in seen])
+        values = np.linalg.svd(x - x.mean(0), compute_uv=False)[:4] / math.sqrt(40)
+        answers = teacher(seen).numpy()
+        np.testing.assert_allclose(answers.mean(0), 0, atol=1e-12)
+        spread = np.linalg.eigvalsh(answers.T @ answers / 40)[::-1]
+        np.testing.assert_allclose(spread, values, rtol=1e-9)
+
+    def test_no_turn_of_the_answers_lies_nearer_to_the_features(self, rng):
+        seen = [doubles(rng, 40, 4) for _ in range(3)]
+        teacher = LayersTeacher(3, 4).double()
+        teacher.fit(seen)
+        agreement = teacher(seen).T @ seen[-1]
+        # Procrustes: the best turn leaves a symmetric matrix without negative eigenvalues.
+        torch.testing.assert_close(agreement, agreement.T)
+        assert float(torch.linalg.eigvalsh(agreement).min()) > 0
+
+    def test_last_of_the_depths_is_the_feature(self, rng):
+        vit = training.new_model(TOY, 0)
+        x = torch.from_numpy(rng.random((2, 3, 16, 16), dtype=np.float32))
+        *others, last = depths(vit, x)
+        assert len(others) == 2
+        torch.testing.assert_close(last, vit(x))
+
+
+class TestViews:
+    def test_feature_is_that_of_the_backbone_that_ships(self, rng):
+        backbone = load_backbone()
+        images = rng.integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
+        x = torch.from_numpy(images).permute(0, 3, 1, 2) / 255
+        torch.testing.assert_close(normalised(x), backbone.normalise(images))
+        expected = cls_features(backbone.module, backbone.normalise(images))
+        torch.testing.assert_close(features(backbone.module, normalised(x)), expected)
+
+    def test_patches_that_are_left_out_change_nothing(self):
+        vit = training.new_model(TOY, 0)
+        dice = torch.Generator().manual_seed(1)
+        left = torch.rand(1, 16, generator=dice).argsort(1)[0, 8:]  # what keep = 0.5 leaves out
+        x = torch.rand(1, 3, 16, 16)
+        y = x.clone().unflatten(2, (4, 4)).unflatten(4, (4, 4))  # (1, 3, row, 4, column, 4)
+        y[:, :, left // 4, :, left % 4] = 0.0
+        y = y.flatten(4, 5).flatten(2, 3)
+        assert not torch.equal(features(vit, x), features(vit, y))
+        seen = [features(vit, z, 0.5, torch.Generator().manual_seed(1)) for z in (x, y)]
+        torch.testing.assert_close(*seen)
+
+    def test_small_views_give_features_too(self):
+        vit = training.new_model(TOY, 0)
+        assert features(vit, torch.rand(2, 3, 8, 8)).shape == (2, 8)
+
+    def test_turns_are_quarters(self, rng):
+        images = torch.from_numpy(rng.random((4, 3, 5, 5)))
+        turned = turn(images, torch.arange(4))
+        for k in range(4):
+            assert np.array_equal(turned[k], np.rot90(images[k].numpy(), k, (1, 2)))
+
+    def test_a_view_shows_no_more_than_its_share_of_the_picture(self):
+        ramp = torch.linspace(0.3, 0.5, 32).expand(8, 3, 32, 32)  # left to right
+        dice = torch.Generator().manual_seed(0)
+        seen = view(ramp, 16, (0.05, 0.1), dice)
+        spans = (seen.amax((1, 2, 3)) - seen.amin((1, 2, 3))).numpy()
+        # The widest crop has sqrt(0.1 x sqrt(4/3)) of the width; contrast and brightness stretch.
+        assert seen.shape == (8, 3, 16, 16)
+        assert spans.max() < 0.2 * math.sqrt(0.1 * math.sqrt(4 / 3)) * 1.4 * 1.4
+
+
+class TestResume:
+    def test_gives_the_weights_of_an_undisturbed_run_to_the_bit(self, pictures, tmp_path):
+        whole, parts = tmp_path / "whole", tmp_path / "parts"
+        whole.mkdir()
+        parts.mkdir()
+        learner, story = training.begin(ALL, pictures, TOY, None, "cpu")
+        training.train(learner, story, pictures, quiet(whole))
+        learner, story = training.begin(ALL, pictures, TOY, None, "cpu")
+        assert training.train(learner, story, pictures, quiet(parts, until=3)).step == 3
+        for until in (4, 6):
+            learner, story = training.resume(parts, pictures, "cpu")
+            story = training.train(learner, story, pictures, quiet(parts, until=until))
+        assert story.step == 6
+        expected, _ = checkpoint.load(whole / CHECKPOINT)
+        found, _ = checkpoint.load(parts / CHECKPOINT)
+        assert expected.keys() == found.keys()
+        assert any(name.startswith("optimiser.") for name in found)
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+    def test_checkpoints_are_written_as_often_as_asked(self, pictures, tmp_path, monkeypatch):
+        steps = []
+        keep = checkpoint.save
+        monkeypatch.setattr(checkpoint, "save", lambda *a: (steps.append(a[2].step), keep(*a)))
+        learner, story = training.begin(ALL, pictures, TOY, None, "cpu")
+        ticks = iter(range(1000))
+        training.train(
+            learner, story, pictures, quiet(tmp_path, save_s=4, clock=lambda: 2 * next(ticks))
+        )
+        assert steps[-1] == 6
+        assert len(steps) > 2
+
+    def test_other_pictures_than_a_checkpoints_are_refused(self, pictures, tmp_path):
+        learner, story = training.begin(ALL, pictures, TOY, None, "cpu")
+        training.train(learner, story, pictures, quiet(tmp_path, until=1))
+        with pytest.raises(ConfigError, match="begun with other pictures"):
+            training.resume(tmp_path, replace(pictures, digest="e" * 64), "cpu")
+
+    def test_a_damaged_checkpoint_is_named_and_left_alone(self, pictures, tmp_path):
+        learner, story = training.begin(ALL, pictures, TOY, None, "cpu")
+        training.train(learner, story, pictures, quiet(tmp_path, until=1))
+        path = tmp_path / CHECKPOINT
+        damaged = path.read_bytes()[:-10]
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptFile, match=CHECKPOINT):
+            training.resume(tmp_path, pictures, "cpu")
+        assert path.read_bytes() == damaged
+
+    def test_a_file_of_weights_is_no_checkpoint(self, tmp_path):
+        (tmp_path / CHECKPOINT).write_bytes(embedded_file(".safetensors").read_bytes())
+        with pytest.raises(CorruptFile, match="its format is 'pt'"):
+            checkpoint.load(tmp_path / CHECKPOINT)
+
+
+def png(colour, side=32):
+    out = BytesIO()
+    Image.new("RGB", (side, side), colour).save(out, "PNG")
+    return out.getvalue()
+
+
+@pytest.fixture
+def archive(tmp_path):
+    """A zip with two classes that differ in brightness: six train and two test images each."""
+    path = tmp_path / "pictures.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        for part, count in (("train", 6), ("test", 2)):
+            for c, base in (("dark", 20), ("light", 180)):
+                for i in range(count):
+                    file.writestr(f"{part}/{c}/{i}.png", png((base + i, base, base + 5 * i)))
+    return path
+
+
+def pretrain(capsys, *arguments):
+    code = command.main([str(a) for a in arguments])
+    done = capsys.readouterr()
+    return code, done.out, done.err
+
+
+class TestCommand:
+    def test_trains_goes_on_and_measures(self, archive, tmp_path, capsys, monkeypatch):
+        monkeypatch.setattr(card, "write_graph", lambda *_: None)  # slow; see the full test
+        two = tuple(read_pictures(archive, 32, part) for part in ("train", "test"))
+        monkeypatch.setattr(card, "digits", lambda: two)
+        out = tmp_path / "out"
+        always = ("train", "--data", archive, "--out", out)
+        new = ("--recipe", "supervised", "--steps", 1, "--batch", 4)
+        code, said, _ = pretrain(capsys, *always, *new)
+        assert (code, said.count("step 1 of 1")) == (0, 1)
+        code, said, _ = pretrain(capsys, *always)
+        assert (code, "goes on at step 1 of 1" in said) == (0, True)
+        code, said, _ = pretrain(
+            capsys, "card", "--out", out, "--cifar100", archive, "--data", archive, "--per-class", 3
+        )
+        assert code == 0
+        page = (out / "vit_nano_patch4_32.md").read_text()
+        assert page.strip() in said
+        assert "1 steps (0.33 passes)" in page
+        weights = load_backbone("embedded", out / "vit_nano_patch4_32.safetensors")
+        assert f"`{weights.info.digest}`" in page
+        probe = np.load(out / "vit_nano_patch4_32.probe.npy")
+        assert (probe.shape, probe.dtype) == ((4, 128), np.float32)
+
+    @pytest.mark.full
+    def test_graph_of_the_card_is_that_of_its_weights(self, tmp_path):
+        card.embed(card.shipped(), tmp_path)
+        assert (tmp_path / "vit_nano_patch4_32.onnx").read_bytes() == embedded_file(
+            ".onnx"
+        ).read_bytes()
+
+    def test_another_recipe_than_the_checkpoints_is_refused(self, archive, tmp_path, capsys):
+        always = ("train", "--data", archive, "--out", tmp_path / "out", "--batch", 4)
+        assert pretrain(capsys, *always, "--recipe", "supervised", "--steps", 1)[0] == 0
+        code, _, error = pretrain(capsys, *always, "--steps", 9, "--lr", 0.5)
+        assert code == 4
+        assert "steps 1 (asked for: 9)" in error
+        assert "lr 0.001 (asked for: 0.5)" in error
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            (("--data", "missing.zip", "--steps", 1), "there is no folder or zip file missing.zip"),
+            ((), "a new pre-training needs its length"),
+            (("--steps", 1, "--recipe", "layers"), "there are none. Say which: --start"),
+            (("--steps", 1, "--start", "nowhere.safetensors"), "nowhere.safetensors cannot be read"),
+            (("--steps", 1, "--device", "abacus"), "there is no device 'abacus' here"),
+            (("--steps", 1, "--batch", 13), "a step takes 13 pictures, there are 12"),
+            (("--steps", 0), "at least 1 step"),
+            (("--steps", 1, "--keep", 0), "keep and area are shares"),
+        ],
+    )  # fmt: skip
+    def test_bad_input_is_one_sentence(self, given, words, archive, tmp_path, capsys):
+        code, _, error = pretrain(
+            capsys, "train", "--out", tmp_path / "out", "--data", archive, "--batch", 4, *given
+        )
+        assert code == 4
+        assert words in error
+        assert error.count("\n") == 1
+
+    def test_minutes_become_a_number_of_steps(self, archive, tmp_path, capsys):
+        code, said, _ = pretrain(
+            capsys, "train", "--out", tmp_path / "out", "--data", archive, "--batch", 4,
+            "--minutes", 1e-6, "--recipe", "supervised",
+        )  # fmt: skip
+        assert code == 0
+        assert "1 steps fit 1e-06 minutes; --steps 1 repeats this" in said
+
+    @pytest.mark.full
+    def test_kill_9_at_any_step_changes_no_weight(self, archive, tmp_path):
+        def start(out, *more):
+            line = [sys.executable, SCRIPT, "train", "--data", archive, "--out", tmp_path / out]
+            line += ["--batch", 4, "--threads", 1, "--save-every", 0, "--recipe", "dino", *more]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            return subprocess.Popen([str(part) for part in line], env=environment)
+
+        assert start("whole", "--steps", 12).wait() == 0
+        checkpoint_path = tmp_path / "killed" / CHECKPOINT
+        for _ in range(2):
+            before = checkpoint_path.stat().st_mtime_ns if checkpoint_path.exists() else 0
+            process = start("killed", "--steps", 12)
+            while process.poll() is None:
+                if checkpoint_path.exists() and checkpoint_path.stat().st_mtime_ns > before:
+                    process.send_signal(signal.SIGKILL)
+                    break
+            process.wait()
+        assert start("killed").wait() == 0
+        expected, _ = checkpoint.load(tmp_path / "whole" / CHECKPOINT)
+        found, _ = checkpoint.load(checkpoint_path)
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+class TestPictures:
+    def test_are_the_train_part_in_the_order_of_their_names(self, archive):
+        found = read_pictures(archive, 8, "train")
+        assert found.images.shape == (12, 8, 8, 3)
+        assert found.classes == ("dark", "light")
+        assert found.images[:, 0, 0, 0].tolist() == [*range(20, 26), *range(180, 186)]
+        some = read_pictures(archive, 8, "train", 2)
+        assert some.labels.tolist() == [0, 0, 1, 1]
+        assert some.digest != found.digest
+
+    def test_classes_of_cifar100_are_refused_unless_told(self):
+        assert len(CIFAR100) == 100
+        with pytest.raises(DataError, match="1 of the 2 classes .* such as Aquarium_Fish"):
+            check_disjoint(("Aquarium_Fish", "car"), allowed=False)
+        check_disjoint(("Aquarium_Fish", "car"), allowed=True)
+        check_disjoint(("airplane", "automobile", "truck"), allowed=False)
+
+    def test_one_class_is_too_few(self, tmp_path):
+        (tmp_path / "train" / "one").mkdir(parents=True)
+        (tmp_path / "train" / "one" / "a.png").write_bytes(png(9))
+        with pytest.raises(DataError, match="at least two classes"):
+            read_pictures(tmp_path, 8, "train")
+
+
+class TestTransfer:
+    """Features whose answers can be worked out by hand."""
+
+    def test_nearest_mean_goes_by_angle(self):
+        # Means (9.5, 0) and (0, 1): (3, 2) is nearer to the second point and the first angle.
+        train = np.array([[9.0, 0.0], [10.0, 0.0], [0.0, 1.0]])
+        test = np.array([[3.0, 2.0], [0.1, 0.2], [1.0, 3.0], [5.0, 1.0]])
+        found = transfer.Features(train, np.array([0, 0, 1]), test, np.array([0, 1, 1, 1]))
+        assert transfer.nearest_mean(found) == 75.0
+
+    def test_neighbours_vote_by_how_near_they_are(self):
+        at = np.radians([0.0, 40.0, 42.0, 90.0])
+        train = np.stack([np.cos(at), np.sin(at)], 1)
+        labels = np.array([0, 1, 1, 0])
+        test = np.stack([np.cos(np.radians([2.0, 30.0])), np.sin(np.radians([2.0, 30.0]))], 1)
+        # At 2 degrees exp((1 - 0.0006) / 0.07) outweighs both of 38 and 40 degrees away.
+        found = transfer.Features(train, labels, test, np.array([0, 1]))
+        assert transfer.neighbours(found, 3) == 100.0
+        assert transfer.neighbours(replace(found, answers=np.array([1, 1])), 3) == 50.0
+
+    def test_linear_ridge_is_the_solution_of_its_normal_equations(self, rng):
+        train, test = rng.standard_normal((30, 3)), rng.standard_normal((50, 3))
+        labels = (train[:, 0] > 0.3).astype(int)
+        x, targets = np.c_[train, np.ones(30)], np.eye(2)[labels]
+        # Ridge as least squares with sqrt(lambda) rows added, lambda = 1.
+        w = np.linalg.lstsq(np.r_[x, np.eye(4)], np.r_[targets, np.zeros((4, 2))], rcond=None)[0]
+        answers = (np.c_[test, np.ones(50)] @ w).argmax(1)
+        answers[:5] = 1 - answers[:5]
+        found = transfer.Features(train, labels, test, answers)
+        assert transfer.linear(found) == 90.0
+
+    def test_relu_ridge_tells_what_no_line_does(self, rng):
+        corner = rng.standard_normal((400, 2))
+        labels = (corner.prod(1) > 0).astype(int)  # XOR
+        found = transfer.Features(corner[:300], labels[:300], corner[300:], labels[300:])
+        assert transfer.linear(found) < 70 < 90 < transfer.relu_ridge(found, width=500)
