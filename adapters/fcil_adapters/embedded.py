@@ -12,7 +12,7 @@ from fcil_adapters.contract import Preprocessing
 
 EMBEDDED = "vit_nano_patch4_32"
 EMBEDDED_NAMES = ("embedded", EMBEDDED)
-EMBEDDED_DIGEST = "072344de5c60bf857e06c8e67c2952ba728fdfa6376f0f6a5be50c3e91192f0c"
+EMBEDDED_DIGEST = "41ad1890e0360a9ee54df454ffdbe190d1f93133e11aed6343784a8940f61329"
 EMBEDDED_PREPROCESSING = Preprocessing(size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
 

@@ -65,7 +65,7 @@ def named(monkeypatch):
 class TestEmbedded:
     def test_digest_is_that_of_the_shipped_weights(self, embedded):
         assert embedded.info.digest == EMBEDDED_DIGEST
-        assert EMBEDDED_DIGEST == "072344de5c60bf857e06c8e67c2952ba728fdfa6376f0f6a5be50c3e91192f0c"
+        assert EMBEDDED_DIGEST == "41ad1890e0360a9ee54df454ffdbe190d1f93133e11aed6343784a8940f61329"
 
     def test_info_describes_it(self, embedded):
         info = embedded.info
