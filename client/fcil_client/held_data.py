@@ -14,8 +14,10 @@ from fcil_client import manifest as manifests
 from fcil_client import partition_file
 from fcil_client.local_data import LocalData
 from fcil_client.manifest import Manifest
+from fcil_client.partition_file import Partition
 from fcil_client.partition_source import Parts
 from fcil_client.split import Fractions
+from fcil_protocol.errors import DataError
 
 MOST_IMAGES = 200_000  # in the lists that are kept: about 100 MB; others are read again from disk
 
@@ -83,10 +85,9 @@ class HeldData:
 
     def _open(self, fields: Fields) -> tuple[ImageSource, Fractions]:
         """Open a client's images; a data set that a partition divides is looked through once."""
-        data, path = Path(fields["data"]), fields.get("partition", "")
-        if not path:
+        data, partition = Path(fields["data"]), partition_of(fields)
+        if partition is None:
             return open_source(data), Fractions()
-        partition = partition_file.load(Path(path))
         if self._parts is None or not self._parts.are(data, partition):
             self._parts = Parts(open_source(data), partition)
         return self._parts.slot(fields["slot"]), partition.fractions
@@ -119,6 +120,24 @@ class HeldData:
 def manifest_path(fields: Fields) -> Path:
     """Return where a client keeps the list of its images."""
     return Path(fields["cache"]) / manifests.NAME
+
+
+def partition_of(fields: Fields) -> Partition | None:
+    """Return the partition that divides a client's data; None: all of it is the client's.
+
+    Raises:
+        DataError: the file holds another partition than the client began with.
+        CorruptFile, StorageError, UsageError: as `partition_file` says.
+    """
+    if not fields.get("partition"):
+        return None
+    partition = partition_file.load(Path(fields["partition"]))
+    if partition_file.seat(partition, fields["slot"]) != fields["seat"]:
+        raise DataError(
+            f"{fields['partition']} has become another partition since this client began.",
+            action="Put the one with which it began back, or start the clients of the new one.",
+        )
+    return partition
 
 
 def _key(fields: Fields) -> _Key:

@@ -160,6 +160,7 @@ class RoundWork:
             "data": str(self._options.data.resolve()),
             "partition": str(self._options.partition or ""),
             "slot": self._options.slot,
+            "seat": self._home.seat,
             "cache": str(self._home.directory),
             "salt": self._home.salt(),
             "memory_bytes": self.resources.image_bytes,

@@ -7,7 +7,6 @@ that it needs, so a new process can take over at any call.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from fcil_adapters import exemplars, registry, worker_ops
 from fcil_adapters.contract import Context
@@ -17,8 +16,7 @@ from fcil_adapters.worker_models import Engine, evaluate, read_parts
 from fcil_adapters.worker_ops import Call, Reply
 from fcil_adapters.worker_pipe import Fields
 from fcil_client import manifest as manifests
-from fcil_client import partition_file
-from fcil_client.held_data import HeldData, manifest_path
+from fcil_client.held_data import HeldData, manifest_path, partition_of
 from fcil_client.local_data import LocalData
 from fcil_client.split import SIDES
 from fcil_protocol.errors import DataError, WireError
@@ -45,7 +43,8 @@ class ClientWorker:
         """Look at the data folder.
 
         Fields: ``data`` (path), ``cache`` (directory where the manifest is kept), ``salt``,
-        and, if a partition divides the data, ``partition`` (path) and ``slot``.
+        and, if a partition divides the data, ``partition`` (path), ``slot``, and ``seat``, the
+        name that both gave to the client when it began.
         Result: ``counts`` {side: {class name: images}}, ``faults``, ``notes``, ``digest``,
         and ``changes`` since the scan before, in sentences.
         """
@@ -119,9 +118,9 @@ class ClientWorker:
 
 def _choice(fields: Fields, ctx: Context) -> frozenset[str] | None:
     """Return the images that a partition lets this round see, by name; None: all of the client."""
-    if not fields.get("partition"):
+    partition = partition_of(fields)
+    if partition is None:
         return None
-    partition = partition_file.load(Path(fields["partition"]))
     return partition.round_choice(fields["slot"], ctx.task.index, ctx.round)
 
 

@@ -134,7 +134,8 @@ def fields(data, partition, slot, tmp_path, ctx=None, **more):
     cache.mkdir(exist_ok=True)
     given = {
         "data": str(data), "partition": str(partition), "slot": slot, "cache": str(cache),
-        "salt": b"s" * 16, "memory_bytes": 1 << 20, "min_count": 1, **more,
+        "seat": seat_of(partition, slot), "salt": b"s" * 16, "memory_bytes": 1 << 20,
+        "min_count": 1, **more,
     }  # fmt: skip
     return given if ctx is None else fields_of(MEAN, ctx, parts=[], **given)
 
@@ -176,6 +177,19 @@ def test_hepcos_learner_sees_the_images_of_its_round_alone(data, tmp_path):
     order = fields(data, tmp_path / "p.json", 1, tmp_path, far, classes={"cat": 0, "dog": 1})
     with pytest.raises(DataError, match="gives this client no image of this round's classes"):
         worker("run", order, [Payload()])
+
+
+@pytest.mark.parametrize("op", ["scan", "run"])
+def test_a_partition_that_becomes_another_one_gives_a_client_nothing(data, tmp_path, op):
+    divided(data, tmp_path / "p.json", kind="hepco", kappa=0.5, gamma=0.5, rounds=3)
+    ctx = context(MEAN, classes=(0, 1))
+    order = fields(data, tmp_path / "p.json", 1, tmp_path, ctx, classes={"ant": 0, "bee": 1})
+    worker = Direct(ClientWorker())
+    worker("run", order, [Payload()])
+    divided(data, tmp_path / "p.json", kind="hepco", kappa=0.5, gamma=0.5, rounds=3, seed=1)
+    for one in (worker, Direct(ClientWorker())):  # also one that was started anew since
+        with pytest.raises(DataError, match="has become another partition"):
+            one(op, order, [Payload()])
 
 
 def test_a_dry_run_counts_what_the_slot_would_announce(data, partition):
