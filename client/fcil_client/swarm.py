@@ -260,8 +260,9 @@ class Swarm:
     async def _watch(self, parent: Path, members: list[Member]) -> None:
         names = {m.seat.data.resolve().name: m for m in members}
         async for paths in changes(parent, self.notes):
-            touched = {Path(path).relative_to(parent).parts[:1] for path in paths}
-            for name in [n for (n,) in touched if n in names] if paths else names:
+            # What happens to the parent itself (touch, chmod) is about no member.
+            touched = {"".join(Path(path).relative_to(parent).parts[:1]) for path in paths}
+            for name in names.keys() & touched if paths else names:
                 client = names[name].client
                 if client is not None and client in self._shared.members:
                     client.feed(FolderChanged())

@@ -161,8 +161,7 @@ class Door:
         Raises:
             FcilError: why it cannot be enrolled.
         """
-        if not seat.seat:
-            await finish(seat.data)
+        await finish(seat.data, seat.seat)
         if self.tickets is None:
             return await asyncio.to_thread(self._find, seat)
         known = find_enrolled(seat.data, self.server, seat.seat)

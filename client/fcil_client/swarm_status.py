@@ -46,13 +46,20 @@ def record_bytes(name: str, start: str, members: dict[str, str]) -> bytes:
 
 
 def records() -> list[Record]:
-    """Return the swarms that have run here; one that is damaged is none."""
+    """Return the swarms that have run here, as they began; those that still run come last.
+
+    One that is damaged is none.
+    """
     found = []
-    for path in sorted(swarms().glob(f"*/{RECORD}")):
+    for path in sorted(swarms().glob(f"*/{RECORD}"), key=_runs_and_began):
         record = _record(path, path.stat().st_mtime_ns)
         if record is not None:
             found.append(record)
     return found
+
+
+def _runs_and_began(path: Path) -> tuple[bool, int]:
+    return control.socket_path(path.parent).exists(), path.stat().st_mtime_ns
 
 
 @lru_cache(maxsize=64)
@@ -72,7 +79,7 @@ def record_of(directory: Path) -> dict[str, str]:
 
 
 def in_swarms(homes: Sequence[Home]) -> dict[Path, Record]:
-    """Return which of these homes belong to members of which swarm."""
+    """Return which of these homes belong to which swarm: the one that runs, or began last."""
     of = {Path(where): record for record in records() for where in record.members.values()}
     return {home.directory: of[home.directory] for home in homes if home.directory in of}
 

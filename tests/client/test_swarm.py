@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import os
 import resource
 from types import SimpleNamespace
 
 import pytest
 
 from client.round_kit import FED
-from fcil_client import swarm, swarm_shared, swarm_status, swarm_view, workplace
+from fcil_client import swarm, swarm_seats, swarm_shared, swarm_status, swarm_view, workplace
 from fcil_client.doctor import examination
 from fcil_client.home import Home
 from fcil_client.notes import Note, Notes
@@ -25,6 +26,7 @@ from fcil_client.swarm_seats import (
 )
 from fcil_client.swarm_show import Screen, end_line
 from fcil_client.workplace import Workplace
+from fcil_protocol import control
 from fcil_protocol.errors import DataError, FcilError, UsageError
 from fcil_protocol.messages import RUN_DONE
 from fcil_protocol.terminal import Format
@@ -325,3 +327,54 @@ def test_homes_are_found_in_the_swarms_that_have_them_and_a_damaged_record_is_no
     assert (row["members"], row["running"], row["answers"]) == (1, False, False)
     with pytest.raises(FcilError):
         swarm_status.ask(homes[0], 1.0)
+
+
+def test_of_two_swarms_with_the_same_members_the_one_counts_that_runs_or_ran_last(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    home = Home.of(FED, tmp_path / "a")
+    content = swarm_status.record_bytes("s", "--data x", {"s-a": str(home.directory)})
+    folders = [swarm_status.swarms() / name for name in ("1", "0", "2")]
+    for began, folder in enumerate(folders):
+        folder.mkdir(parents=True)
+        (folder / swarm_status.RECORD).write_bytes(content)
+        os.utime(folder / swarm_status.RECORD, (began, began))
+        assert swarm_status.in_swarms([home])[home.directory].directory == folder
+    control.socket_path(folders[1]).touch()
+    assert swarm_status.in_swarms([home])[home.directory].directory == folders[1]
+
+
+def test_a_swarm_stays_when_the_folder_of_its_folders_is_touched(tmp_path, monkeypatch):
+    data, seen = tmp_path / "data", asyncio.Event()
+
+    async def changes(*_):
+        yield {str(data)}
+        yield {str(data / "new")}
+        seen.set()
+        await asyncio.Event().wait()
+
+    async def beside(made):
+        monkeypatch.setattr(swarm, "changes", changes)
+        async with asyncio.timeout(5):
+            await seen.wait()
+        await asyncio.sleep(0)
+        assert not made._ending.is_set()
+        made.stop()
+
+    _, said = run(tmp_path, monkeypatch, ["wait"], beside=beside)
+    assert said == []
+
+
+def test_a_key_change_that_a_kill_interrupted_is_finished_for_a_slot_too(tmp_path, monkeypatch):
+    asked = []
+
+    async def finish(data, seat):
+        asked.append((data, seat))
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(swarm_seats, "finish", finish)
+    monkeypatch.setattr(swarm_seats.Seat, "seat", "0123abcd-000")
+    with pytest.raises(UsageError, match="no ticket"):
+        asyncio.run(Door(tickets=tmp_path).enrol(swarm_seats.Seat("s", tmp_path), None))
+    assert asked == [(tmp_path, "0123abcd-000")]
