@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +15,7 @@ from fcil_client.swarm import Outcome, Swarm
 from fcil_client.swarm_seats import Door, Seat
 from fcil_protocol.logs import LogFile, Said
 from fcil_protocol.service import Service
-from fcil_protocol.terminal import Format, printable
+from fcil_protocol.terminal import Format, printable, tell
 
 STEP_S = 2.0  # between two summaries
 HEARD = 1000  # sentences of members that are known as said
@@ -64,7 +62,7 @@ class Screen:
             return
         if self._log is not None:
             self._log.write(at, level, printable(words))
-        _print({"event": "note", "at": at, "member": name, "level": level, "text": text})
+        tell({"event": "note", "at": at, "member": name, "level": level, "text": text})
 
     def summary(self, told: dict[str, Any]) -> None:
         """Show how all members are, if that has changed."""
@@ -79,7 +77,7 @@ class Screen:
         if self._form is Format.TEXT:
             self._said(time.time(), "info", swarm_view.line(told))
         else:
-            _print({"event": "summary", "at": time.time(), **told})
+            tell({"event": "summary", "at": time.time(), **told})
 
     def end(self, outcome: Outcome, code: int) -> None:
         """Show how it ended."""
@@ -88,12 +86,7 @@ class Screen:
             self._said(time.time(), "error" if code else "info", end_line(outcome))
         else:
             stopped = {"done": outcome.done, "stopped": outcome.stopped, "code": code}
-            _print({"event": "end", "at": time.time(), **outcome.summary, **stopped})
-
-
-def _print(fields: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(fields) + "\n")
-    sys.stdout.flush()
+            tell({"event": "end", "at": time.time(), **outcome.summary, **stopped})
 
 
 def end_line(outcome: Outcome) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import IO, Any, cast
+from typing import IO, Any, Literal, cast
 
 from fcil_protocol.errors import EXIT_INTERNAL, EXIT_USAGE, FcilError, StorageError
 
@@ -148,8 +148,15 @@ class Lines:
         self._console.print(line)
 
 
+def tell(fields: dict[str, Any]) -> None:
+    """Print one JSON line of a daemon, if there is somebody to read it; nothing is raised."""
+    out = _Patient("stdout")
+    out.write(json.dumps(fields) + "\n")
+    out.flush()
+
+
 class _Patient:
-    """Standard error for a daemon, as far as it can be written to.
+    """A daemon's standard error, or output, as far as it can be written to.
 
     A reader that is gone (EPIPE) or a terminal that was closed (EIO) does not come back: from
     then on the lines go nowhere. A full disk may have room again: only this line is lost.
@@ -157,23 +164,31 @@ class _Patient:
 
     encoding = "utf-8"
 
+    def __init__(self, name: Literal["stdout", "stderr"] = "stderr") -> None:
+        self._name = name
+
+    @property
+    def _stream(self) -> IO[str]:
+        stream: IO[str] = getattr(sys, self._name)
+        return stream
+
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(text)
+            self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
         try:
-            sys.stderr.flush()
+            self._stream.flush()
         except OSError as error:
             if error.errno != errno.ENOSPC:
-                _to_nowhere(2)
+                _to_nowhere(1 if self._name == "stdout" else 2)
 
     def isatty(self) -> bool:
-        return sys.stderr.isatty()
+        return self._stream.isatty()
 
     def fileno(self) -> int:
-        return sys.stderr.fileno()
+        return self._stream.fileno()
 
 
 def _to_nowhere(number: int) -> None:

@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import resource
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -378,3 +380,23 @@ def test_a_key_change_that_a_kill_interrupted_is_finished_for_a_slot_too(tmp_pat
     with pytest.raises(UsageError, match="no ticket"):
         asyncio.run(Door(tickets=tmp_path).enrol(swarm_seats.Seat("s", tmp_path), None))
     assert asked == [(tmp_path, "0123abcd-000")]
+
+
+def test_a_swarm_goes_on_when_nobody_reads_what_it_prints():
+    code = (
+        "from fcil_client.notes import Note\n"
+        "from fcil_client.swarm_show import Screen\n"
+        "from fcil_protocol.terminal import Format, errors\n"
+        "screen = Screen(Format.JSONL, None)\n"
+        "with errors(Format.JSONL):\n"
+        "    input()\n"
+        "    for _ in range(3):\n"
+        "        screen.note('a', Note(1.0, 'error', 'x' * 10_000))\n"
+        "        screen.note('', Note(1.0, 'info', 'y'))\n"
+        "    raise SystemExit(7)\n"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
+        process.stdout.close()  # as `| head` does
+        _, said = process.communicate(b"\n", timeout=60)
+    assert (process.returncode, said) == (7, b"")
