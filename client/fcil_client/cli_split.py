@@ -192,7 +192,7 @@ def _make(
     if picture is not None:
         partition_picture.check_target(picture)
     if export is not None:
-        partition_export.check_target(export)
+        partition_export.check_target(export, data)
     source = open_source(find_data(str(data)))
     try:
         _say(f"looking through {data}")
@@ -213,14 +213,22 @@ def _make(
 
 
 def _keep(out: Path, made: Partition) -> None:
-    """Refuse to write over another partition: clients may be at work by it."""
+    """Refuse to write over anything but this partition: clients may be at work by another."""
     from fcil_client import partition_file
+    from fcil_protocol.errors import CorruptFile, DataError
 
-    if out.exists() and partition_file.load(out).digest != made.digest:
-        raise UsageError(
-            f"{out} is another partition already, and clients may have joined with it.",
-            action="Give this one another name: --out FILE, or remove that file.",
-        )
+    if not out.exists():
+        return
+    try:
+        if partition_file.load(out).digest == made.digest:
+            return
+        found = "is another partition already, and clients may have joined with it"
+    except (CorruptFile, DataError):
+        found = "is there already, and is no whole partition"
+    raise UsageError(
+        f"{out} {found}.",
+        action="Give this one another name: --out FILE, or remove what is there.",
+    )
 
 
 def told(made: Partition, out: Path, picture: Path | None, export: Path | None) -> dict[str, Any]:

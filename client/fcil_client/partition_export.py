@@ -12,12 +12,17 @@ from fcil_protocol.errors import UsageError
 from fcil_protocol.files import storage_errors, write_atomic
 
 
-def check_target(folder: Path) -> None:
+def check_target(folder: Path, data: Path) -> None:
     """Check that nothing is there yet that could be mixed with what is written.
 
     Raises:
-        UsageError: the folder is not empty.
+        UsageError: the folder is not empty, or is inside the data, which would become another.
     """
+    if folder.resolve().is_relative_to(data.resolve()):
+        raise UsageError(
+            f"{folder} is inside the data that is to be divided.",
+            action="Give the folders another place: --export DIR",
+        )
     with storage_errors("look into", folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(
@@ -38,11 +43,11 @@ def export(parts: Parts, folder: Path, progress: Callable[[int, int], None]) -> 
         progress: told clients done and in all.
 
     Raises:
-        UsageError: the folder is not empty.
+        UsageError: as `check_target`.
         DataError: an image cannot be read any more.
         StorageError: a file cannot be written.
     """
-    check_target(folder)
+    check_target(folder, parts.source.path)
     clients = parts.partition.clients
     width = max(3, len(str(clients - 1)))
     made = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
@@ -15,6 +14,7 @@ from fcil_client.partition_file import Partition, Source, listing_digest, sealed
 from fcil_protocol.errors import UsageError
 
 TEST_FRACTION = 0.2
+MOST_BETA = 1e6  # as good as even; from 1e305 on, numpy's shares are no numbers
 Names = dict[str, tuple[str, ...]]  # class name -> names of its images
 # Streams beside those of the tasks; a fifth word is no padding, so none of them meets another.
 _SUBSET, _HOLD_OUT, _VALIDATE, _DEAL = 1, 2, 3, 4
@@ -296,7 +296,7 @@ def _wrong(request: Request) -> Iterator[tuple[str, str]]:
         if getattr(request, name) < 0:
             yield f"{name.replace('_', ' ')} must be at least 0, got {getattr(request, name)}.", ""
     bounds = {
-        "beta": ("above 0", 0 < request.beta < math.inf),
+        "beta": ("above 0 and at most 1e+06", 0 < request.beta <= MOST_BETA),
         "kappa": ("above 0 and at most 1", 0 < request.kappa <= 1),
         "gamma": ("above 0 and at most 1", 0 < request.gamma <= 1),
         "imbalance": ("above 0 and at most 1", 0 < request.imbalance <= 1),

@@ -190,9 +190,15 @@ def test_counts_are_those_of_the_owners():
         ),
         ({"kind": "hepco", "imbalance": 2}, "imbalance must be above 0 and at most 1, got 2"),
         ({"kind": "hepco", "rounds": 0}, "rounds must be at least 1, got 0"),
-        ({"kind": "dirichlet", "beta": 0}, "beta must be above 0, got 0"),
-        ({"kind": "dirichlet", "beta": float("inf")}, "beta must be above 0, got inf"),
-        ({"kind": "dirichlet", "beta": float("nan")}, "beta must be above 0, got nan"),
+        ({"kind": "dirichlet", "beta": 0}, "beta must be above 0 and at most 1e+06, got 0"),
+        (
+            {"kind": "dirichlet", "beta": float("inf")},
+            "beta must be above 0 and at most 1e+06, got inf",
+        ),
+        (
+            {"kind": "dirichlet", "beta": float("nan")},
+            "beta must be above 0 and at most 1e+06, got nan",
+        ),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"val_fraction": 1.0}, "val fraction must be at least 0 and below 1, got 1"),
         ({"tasks": 7}, "6 classes cannot make 7 tasks"),

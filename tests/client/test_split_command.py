@@ -98,7 +98,20 @@ def test_again_it_writes_the_same_file_and_never_over_another_one(split, tmp_pat
     other = split(*words, "--seed", 1)
     assert other.exit_code == 4
     assert "partition.json is another partition already" in other.stderr
+    (tmp_path / "half.json").write_bytes(first[:100])
+    (tmp_path / "folder").mkdir()
+    for there in ("half.json", "folder"):
+        refused = split(*words, "--out", there)
+        assert refused.exit_code == 4
+        assert f"{there} is there already, and is no whole partition" in refused.stderr
     assert (tmp_path / "partition.json").read_bytes() == first
+
+
+def test_folders_of_clients_are_not_written_into_the_data_which_would_become_another(split, data):
+    refused = split("--clients", 2, "--tasks", 2, "--export", data / "train" / "new")
+    assert refused.exit_code == 4
+    assert "is inside the data" in refused.stderr
+    assert not (data / "train" / "new").exists()
 
 
 @pytest.mark.parametrize(
