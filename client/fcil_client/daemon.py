@@ -196,7 +196,7 @@ class Client:
 
     def _enter(self, run: str) -> None:
         terms = self._talk.known_terms
-        self._work.effort.fits.clear()  # another method, another backbone
+        self.place.enter(run)
         try:
             if self.home.enter_run(run):
                 self.notes("info", f"run {run}: {terms.method.name} on {terms.backbone.name}")

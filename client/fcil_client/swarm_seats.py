@@ -22,6 +22,8 @@ from fcil_protocol.dialling import Dial
 from fcil_protocol.errors import DataError, UsageError
 from fcil_protocol.ticket import read_ticket
 
+MOST_DIGITS = 100  # of a range of slots; Python refuses to read numbers of thousands
+
 
 @dataclass(frozen=True)
 class Seat:
@@ -106,7 +108,8 @@ def read_slots(text: str, clients: int) -> list[int]:
     for word in text.split(","):
         first, dash, last = (part.strip() for part in word.partition("-"))
         last = last if dash else first
-        if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last):
+        numbers = first.isdecimal() and last.isdecimal() and len(first + last) < MOST_DIGITS
+        if not numbers or int(first) > int(last):
             raise UsageError(
                 f"--slots takes numbers and ranges; {word.strip()!r} is neither.",
                 action="Write for instance --slots 0-9 or --slots 0,3,5-7.",

@@ -78,11 +78,18 @@ class Workplace:
         self.room = asyncio.Semaphore(AT_ONCE)
         self._remembers = remembers
         self._asking = asyncio.Lock()
+        self._run = ""
         self._known: tuple[Fields, Loaded] | None = None
 
     def hold(self, still: bool) -> None:
         """Let the worker stand still where it is, or go on."""
         (self.host.rest.hold if still else self.host.rest.go)()
+
+    def enter(self, run: str) -> None:
+        """Forget what fitted in another run, which has another method or backbone."""
+        if run != self._run:
+            self._run = run
+            self.effort.fits.clear()
 
     async def backbone(self, fields: Fields) -> Loaded:
         """Have the worker load a backbone and compute its probe features.

@@ -43,7 +43,7 @@ def test_slots_are_numbers_and_ranges_each_once_in_order():
     assert read_slots("3, 0-2,2", 4) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("text", ["", "a", "2-1", "-1", "1-", "0-4", "4"])
+@pytest.mark.parametrize("text", ["", "a", "2-1", "-1", "1-", "0-4", "4", "9" * 5000])
 def test_slots_that_are_none_are_refused_in_words(text):
     with pytest.raises(UsageError, match="--slots"):
         read_slots(text, 4)
@@ -115,6 +115,16 @@ def test_a_backbone_is_described_once_for_all_and_asked_for_anew_if_it_is_anothe
     assert asyncio.run(ask(shared)) == [("backbone", "a"), ("backbone", "b")]
     calls.clear()
     assert len(asyncio.run(ask(Workplace(Options(tmp_path), tmp_path / "log")))) == 6
+
+
+def test_what_fits_into_memory_holds_for_all_members_of_a_run(tmp_path):
+    place = Workplace(Options(tmp_path), tmp_path / "log")
+    place.enter("r1")
+    place.effort.fits["train"] = 8
+    place.enter("r1")  # a member that comes later
+    assert place.effort.fits == {"train": 8}
+    place.enter("r2")
+    assert place.effort.fits == {}
 
 
 class Waiting:
