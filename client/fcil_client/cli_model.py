@@ -162,6 +162,11 @@ def find_home(data: Path | None, server: str | None, slot: int | None) -> Home:
                 "exported model: --model FILE.onnx",
             )
         return found[0]
+    if slot is not None:
+        raise UsageError(
+            "--slot names a client of a data set that a partition divides.",
+            action="Say which data set: --data DATA",
+        )
     homes = Home.all()
     if len(homes) == 1:
         return homes[0]

@@ -10,6 +10,7 @@ from adapters.worker_kit import Direct, context, fields_of, fill
 from fcil_adapters.images import open_source
 from fcil_client import enrolment, home
 from fcil_client.cli import app
+from fcil_client.cli_model import find_home
 from fcil_client.dry_run import count_images
 from fcil_client.enrolment import find_member
 from fcil_client.home import Enrolment, Home
@@ -233,6 +234,13 @@ def test_a_command_means_the_slot_that_it_names(data, homes):
     shutil.rmtree(whole.directory)
     shutil.rmtree(homes[1].directory)
     assert find_member(data, None)[1].name == "s0"
+
+
+def test_a_slot_of_no_data_is_refused_though_there_is_one_client(homes):
+    shutil.rmtree(homes[1].directory)
+    assert find_home(None, None, None).directory == homes[0].directory
+    with pytest.raises(UsageError, match="--slot names a client of a data set"):
+        find_home(None, None, 1)
 
 
 def test_status_tells_how_each_slot_is_started(data, homes):
