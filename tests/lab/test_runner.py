@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -75,6 +76,27 @@ def test_a_cell_that_has_a_result_is_not_run_again(tmp_path) -> None:
     again = Lab(tmp_path)
     assert again.tasks() == []
     assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_a_partition_file_that_was_cut_is_made_anew(tmp_path) -> None:
+    source = data.write_digits(tmp_path / "digits")
+    cell = plan.make(experiment(data={"name": "digits", "classes": 10, "tasks": 2}))[1]
+    images = data.Images(source, source)
+    made = data.partition(images, cell.split, tmp_path)
+    whole = made.path.read_bytes()
+    for damaged in (whole[:300], b"[]", b'{"digest": 3}'):
+        made.path.write_bytes(damaged)
+        assert data.partition(images, cell.split, tmp_path) == made
+        assert made.path.read_bytes() == whole
+
+
+def test_results_of_another_data_set_are_not_in_the_same_table(tmp_path) -> None:
+    lab = Lab(tmp_path)
+    lab.run()
+    some = dict(list(lab.parts.items())[:1])
+    assert lab.results.see("backbone", some).partitions == lab.known.partitions
+    other = {slug: replace(one, source="other") for slug, one in some.items()}
+    assert set(lab.results.see("backbone", other).partitions) == set(some)
 
 
 def test_another_partition_file_makes_every_cell_new(tmp_path) -> None:
