@@ -41,7 +41,9 @@ class Lab:
         self.results.make()
         self.cells = plan.make(experiment())
         self.parts = {
-            c.split.slug: Partition(folder, digest + c.split.slug, "d", (("a",),), 8, ())
+            c.split.slug: Partition(
+                folder, digest + c.split.slug, "d", (("a",),), 8, ("few images",)
+            )
             for c in self.cells
         }
         self.known = self.results.see("backbone", self.parts)
@@ -71,6 +73,7 @@ class Lab:
 def test_a_cell_that_has_a_result_is_not_run_again(tmp_path) -> None:
     lab = Lab(tmp_path)
     assert lab.run() == {}
+    assert lab.results.load(lab.known.key(lab.cells[0]))["notes"] == ["few images"]
     assert len(lab.ran) == 8  # of ten cells, two pairs of joint ones share a result
     assert set(lab.results.finished(lab.cells, lab.known)) == {c.name for c in lab.cells}
     again = Lab(tmp_path)

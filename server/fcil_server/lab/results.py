@@ -145,6 +145,7 @@ class Results:
             "seed": cell.seed,
             "identity": cell.identity(one["digest"], known.backbone),
             "train_images": one["images"],
+            "notes": one["notes"],
         }
         save_json(self.folder / "cells" / f"{key}.json", content)
 
