@@ -13,8 +13,10 @@ import safetensors
 import safetensors.torch
 import torch
 
+from fcil_adapters.backbone import backbone_digest
 from fcil_adapters.embedded import EMBEDDED, EMBEDDED_NAMES, embedded_file
 from fcil_protocol.errors import ConfigError, DataError, FcilError
+from fcil_protocol.files import DirectoryLock, storage_errors
 from pretraining.checkpoint import Story, load
 from pretraining.learner import Learner
 from pretraining.pictures import Pictures, check_disjoint, read_pictures
@@ -30,12 +32,13 @@ from pretraining.training import (
 )
 
 _CHANGES = ("batch", "lr", "seed", "keep", "area", "precision")
+_LARGEST = 1e9  # of all that is counted or timed here
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; what goes wrong is one sentence and an exit code."""
-    args = _parser().parse_args(arguments)
     try:
+        args = _parser().parse_args(arguments)
         args.run(args)
     except FcilError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -52,42 +55,55 @@ def _parser() -> argparse.ArgumentParser:
     go.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
     go.add_argument("--recipe", choices=RECIPES, help="default: dino")
     length = go.add_mutually_exclusive_group()
-    length.add_argument("--epochs", type=float, help="passes over the pictures")
+    length.add_argument("--epochs", type=_above_zero, help="passes over the pictures")
     length.add_argument("--steps", type=int)
     length.add_argument(
-        "--minutes", type=float, help="a few steps are timed, and their number fixed"
+        "--minutes", type=_above_zero, help="a few steps are timed, and their number fixed"
     )
     go.add_argument("--start", help="'embedded' or a safetensors file; default: random weights")
     go.add_argument("--allow-overlap", action="store_true", help="with classes of CIFAR-100")
     go.add_argument("--save-every", type=float, default=60.0, metavar="SECONDS")
-    for name, kind in (("batch", int), ("lr", float), ("seed", int), ("keep", float)):
+    for name, kind in (("batch", int), ("lr", _above_zero), ("seed", int), ("keep", float)):
         go.add_argument(f"--{name}", type=kind)
     go.add_argument("--area", type=float, help="smallest share of a picture in a large view")
     go.add_argument("--precision", choices=("fp32", "bf16"))
     go.add_argument("--device", default="cpu")
-    go.add_argument("--threads", type=int, help="they change the last bits; default: torch's")
+    go.add_argument("--threads", type=_count, help="they change the last bits; default: torch's")
     show = commands.add_parser("card", help="measure, and write the files in the form that ships")
     show.set_defaults(run=_card)
     show.add_argument("--out", type=Path, help="folder of a checkpoint; none: the one that ships")
     show.add_argument("--data", type=Path, help="the pre-training data, with test/<class>/*")
     show.add_argument("--cifar100", type=Path, required=True)
-    show.add_argument("--per-class", type=int, default=100)
-    show.add_argument("--threads", type=int)
+    show.add_argument("--per-class", type=_count, default=100)
+    show.add_argument("--threads", type=_count)
     return parser
+
+
+def _above_zero(text: str) -> float:
+    number = float(text)
+    if not 0 < number <= _LARGEST:  # nor NaN
+        raise ConfigError(f"expected a number above 0 and up to {_LARGEST:g}, got {text}.")
+    return number
+
+
+def _count(text: str) -> int:
+    return max(int(text), int(_above_zero(text)))
 
 
 def _train(args: argparse.Namespace) -> None:
     _prepare(args.device, args.threads)
     pictures = read_pictures(args.data, EMBEDDED_MODEL["img_size"], "train")
     check_disjoint(pictures.classes, allowed=args.allow_overlap)
-    args.out.mkdir(parents=True, exist_ok=True)
-    if (args.out / CHECKPOINT).exists():
-        _refuse_changes(args, load(args.out / CHECKPOINT)[1], len(pictures.images))
-        learner, story = resume(args.out, pictures, args.device)
-        print(f"goes on at step {story.step} of {story.recipe.steps}", flush=True)
-    else:
-        learner, story = _new(args, pictures)
-    story = train(learner, story, pictures, Sitting(args.out, args.save_every, tell=_tell))
+    with storage_errors("create", args.out):
+        args.out.mkdir(parents=True, exist_ok=True)
+    with DirectoryLock.acquire(args.out, "pre-training"):
+        if (args.out / CHECKPOINT).exists():
+            _refuse_changes(args, load(args.out / CHECKPOINT)[1], len(pictures.images))
+            learner, story = resume(args.out, pictures, args.device)
+            print(f"goes on at step {story.step} of {story.recipe.steps}", flush=True)
+        else:
+            learner, story = _new(args, pictures)
+        story = train(learner, story, pictures, Sitting(args.out, args.save_every, tell=_tell))
     print(f"step {story.step} of {story.recipe.steps}, saved in {args.out / CHECKPOINT}")
 
 
@@ -104,7 +120,7 @@ def _new(args: argparse.Namespace, pictures: Pictures) -> tuple[Learner, Story]:
         raise ConfigError(
             "a new pre-training needs its length.", action="Give --epochs, --steps or --minutes."
         )
-    recipe = Recipe(**{"steps": 1, **RECIPES[kind], **given})
+    recipe = Recipe.of(kind, 1, **given)
     if args.minutes is not None:
         trial, _ = begin(
             replace(recipe, steps=1000), pictures, EMBEDDED_MODEL, weights, args.device
@@ -128,8 +144,15 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 
 def _refuse_changes(args: argparse.Namespace, story: Story, images: int) -> None:
     """A checkpoint's recipe stays what it was: options that say otherwise are an error."""
+    if args.start is not None and backbone_digest(_weights(args.start)) != story.start:
+        raise ConfigError(
+            f"{args.out} has a pre-training that began from "
+            f"{f'the weights {story.start[:12]}' if story.start else 'random weights'}, not from "
+            f"{args.start}.",
+            action="Leave --start out to go on with it, or choose another folder.",
+        )
     recipe = story.recipe
-    wanted = {**(RECIPES[args.recipe] if args.recipe else {}), **_given(args)}
+    wanted = {**(Recipe.of(args.recipe, 1).terms if args.recipe else {}), **_given(args)}
     steps = _steps(args, images, recipe.batch)
     if steps is not None:
         wanted["steps"] = steps

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fcil_protocol.errors import RunFailed
 from pretraining.layers import LayersTeacher, depths, layers_loss
 from pretraining.recipe import Recipe
 from pretraining.terms import (
@@ -83,7 +84,10 @@ class Learner:
             losses = self._losses(pictures, labels, dice)
         total = torch.stack([getattr(r, name) * loss for name, loss in losses.items()]).sum()
         if not torch.isfinite(total):
-            raise FloatingPointError(f"the loss is not finite at step {self.step}")
+            raise RunFailed(
+                f"the loss is not finite at step {self.step}.",
+                action="Begin in another folder with a smaller --lr.",
+            )
         self.optimiser.zero_grad()
         total.backward()
         nn.utils.clip_grad_norm_(self.student.parameters(), r.clip)

@@ -89,6 +89,8 @@ class Recipe:
                 f"must be above 0, got {', '.join(f'{t:g}' for t in terms)}.",
                 action="Choose a recipe: " + ", ".join(RECIPES) + ".",
             )
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise ConfigError(f"the learning rate is above 0 and finite, got {self.lr:g}.")
         if not (0 < self.keep <= 1 and 0 < self.area <= 1):
             raise ConfigError(
                 f"keep and area are shares above 0 and up to 1, got {self.keep:g} and "
@@ -109,6 +111,17 @@ class Recipe:
                 action="Start anew in another folder.",
             )
         return cls(**found)
+
+    @classmethod
+    def of(cls, kind: str, steps: int, **given: Any) -> Recipe:
+        """Make one of `RECIPES`, with some fields as they are given."""
+        return cls(**{"steps": steps, **RECIPES[kind], **given})
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """Return the fields by which one of `RECIPES` differs from another."""
+        names = sorted({name for fields_ in RECIPES.values() for name in fields_})
+        return {name: getattr(self, name) for name in names}
 
     @property
     def large(self) -> int:

@@ -31,7 +31,8 @@ class FederationSection(Section):
     ids: Literal["random", "named"] = Field(
         "random",
         description="new clients' ids: drawn, or derived from their names, so that an experiment "
-        "made again with clients of the same names gives the same numbers (docs/lab.md)",
+        "made again with clients of the same names gives the same numbers (docs/lab.md); by a "
+        "named id, relays and networks can guess the name",
     )
     metrics: str = Field(
         "",

@@ -36,6 +36,7 @@ def experiment(**changes: Any) -> Experiment:
 def content(name: str, faa: float, aia: float = 50.0, wall_s: float = 10.0) -> dict[str, Any]:
     """Return what a finished cell's file holds, as far as the report looks at it."""
     size = {"true_wire": 3000, "wire": 2900, "tensor": 1000}
+    link = {**size, "wire": 0}
     return {
         "version": 1,
         "key": "k" * 24,
@@ -47,7 +48,14 @@ def content(name: str, faa: float, aia: float = 50.0, wall_s: float = 10.0) -> d
         "forgetting": {"max": 5.0, "diag": 4.0, "fedmammoth": 2.0},
         "task_mean": [80.0, faa],
         "matrix": [[80.0], [faa - 10, faa + 10]],
-        "bytes": {"up": size, "down": size, "by_cause": {"update": {"up": size, "down": size}}},
+        "bytes": {
+            "up": size,
+            "down": size,
+            "by_cause": {
+                "update": {"up": size, "down": size},
+                "connection": {"up": link, "down": link},
+            },
+        },
         "per_client_round": {
             "up_tensor": 100,
             "down_tensor": 200,

@@ -39,6 +39,11 @@ def test_all_faults_are_told_at_once_and_unknown_keys_name_the_nearest() -> None
         assert words in error.value.message, words
 
 
+def test_a_seed_that_no_ledger_can_hold_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"setting\.seeds\.0: .*less than"):
+        parse(fields(setting={**FIELDS["setting"], "seeds": [2**63]}), "toy")
+
+
 def test_names_that_lead_nowhere_are_told_with_the_nearest() -> None:
     wrong = fields(
         data={"name": "toys", "classes": 5, "tasks": 2},

@@ -80,6 +80,7 @@ def test_both_forms_of_the_report_show_the_same_and_say_what_is_missing(tmp_path
         name: content(name, faa)
         for name, faa in (("NCM/beta=1/1", 60.0), ("NCM/beta=1/2", 64.0), ("Ridge/beta=1/1", 50.0))
     }
+    done["Ridge/beta=1/1"]["notes"] = ["class 'a' has only 3 train images"]
     failed = {"Joint/beta=1/1": "the swarm ended with code 1"}
     paths = report.write(tmp_path, found, cells, done, failed, "scripts/reproduce X")
     text, page = (path.read_text() for path in paths)
@@ -89,6 +90,11 @@ def test_both_forms_of_the_report_show_the_same_and_say_what_is_missing(tmp_path
         assert words in page, words
     assert "T &lt;b&gt;" in page
     assert page.count("<svg") == 1  # beta=1 alone has curves
+    assert "accuracy over all classes seen, mean over seeds, percent: drawn in report.html" in text
+    assert "n = 1 or 2 seeds" in text
+    assert "- Ridge/beta=1/1: class 'a' has only 3 train images" in text
+    assert "deviation 2.8, 2 and 1 seeds" in text
+    assert "| row | partition | update |" in text  # a connection has no bytes of its own
     assert "<script" not in page
     assert "| after | task 0 | task 1 |" in text
     assert "background:rgb(0 94 148" in page

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
+import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from fcil_protocol.errors import DataError, NotYet, RunFailed
-from fcil_server.lab import data, plan, runner
+from fcil_server.lab import cell, data, plan, runner
 from fcil_server.lab.budget import Budget
 from fcil_server.lab.cell import Stopped, Work
 from fcil_server.lab.data import Partition
@@ -40,7 +44,9 @@ class Lab:
         self.results.make()
         self.cells = plan.make(experiment())
         self.parts = {
-            c.split.slug: Partition(folder, digest + c.split.slug, "d", (("a",),), 8, ())
+            c.split.slug: Partition(
+                folder, digest + c.split.slug, "d", (("a",),), 8, ("few images",)
+            )
             for c in self.cells
         }
         self.known = self.results.see("backbone", self.parts)
@@ -70,11 +76,33 @@ class Lab:
 def test_a_cell_that_has_a_result_is_not_run_again(tmp_path) -> None:
     lab = Lab(tmp_path)
     assert lab.run() == {}
+    assert lab.results.load(lab.known.key(lab.cells[0]))["notes"] == ["few images"]
     assert len(lab.ran) == 8  # of ten cells, two pairs of joint ones share a result
     assert set(lab.results.finished(lab.cells, lab.known)) == {c.name for c in lab.cells}
     again = Lab(tmp_path)
     assert again.tasks() == []
     assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_a_partition_file_that_was_cut_is_made_anew(tmp_path) -> None:
+    source = data.write_digits(tmp_path / "digits")
+    split = plan.make(experiment(data={"name": "digits", "classes": 10, "tasks": 2}))[1].split
+    images = data.Images(source, source)
+    made = data.partition(images, split, tmp_path)
+    whole = made.path.read_bytes()
+    for damaged in (whole[:300], b"[]", b'{"digest": 3}'):
+        made.path.write_bytes(damaged)
+        assert data.partition(images, split, tmp_path) == made
+        assert made.path.read_bytes() == whole
+
+
+def test_results_of_another_data_set_are_not_in_the_same_table(tmp_path) -> None:
+    lab = Lab(tmp_path)
+    lab.run()
+    some = dict(list(lab.parts.items())[:1])
+    assert lab.results.see("backbone", some).partitions == lab.known.partitions
+    other = {slug: replace(one, source="other") for slug, one in some.items()}
+    assert set(lab.results.see("backbone", other).partitions) == set(some)
 
 
 def test_another_partition_file_makes_every_cell_new(tmp_path) -> None:
@@ -127,6 +155,27 @@ def test_an_interruption_ends_what_runs_and_keeps_what_is_done(tmp_path, number)
         lab.run(run_cell, jobs=2)
     assert len(Lab(tmp_path).tasks()) == 7
     assert lab.show.lines[0] == "begins: NCM/alpha=1/1"
+
+
+class Declined:
+    """A federation whose clients have all declined: the server would ask again for hours."""
+
+    def __init__(self) -> None:
+        process = SimpleNamespace(poll=lambda: None, pid=os.getpid(), wait=time.sleep)
+        self.server, self.clients = process, {"swarm": process}
+
+    def status(self) -> dict[str, object]:
+        waits = "clients that have declined to be able to take part"
+        return {"now": {"phase": "collecting", "waiting_for": waits, "task": None}}
+
+    def last_words(self, name: str, _lines: int) -> str:
+        return {"server": "all have declined", "swarm": "half precision holds 1e+30"}[name]
+
+
+def test_a_cell_whose_clients_all_decline_fails_with_their_reason(tmp_path) -> None:
+    work = Work(tmp_path, tmp_path, (("a",),), tmp_path, "", tmp_path)
+    with pytest.raises(RunFailed, match=r"all have declined \| half precision holds 1e\+30"):
+        cell._watch(Declined(), work, threading.Event(), lambda _: None, 1)
 
 
 def test_a_folder_without_results_says_so(tmp_path) -> None:

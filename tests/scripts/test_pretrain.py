@@ -262,7 +262,7 @@ class TestResume:
 
     def test_a_file_of_weights_is_no_checkpoint(self, tmp_path):
         (tmp_path / CHECKPOINT).write_bytes(embedded_file(".safetensors").read_bytes())
-        with pytest.raises(CorruptFile, match="its format is 'pt'"):
+        with pytest.raises(CorruptFile, match="its format is None"):
             checkpoint.load(tmp_path / CHECKPOINT)
 
 
@@ -342,6 +342,11 @@ class TestCommand:
             (("--steps", 1, "--batch", 13), "a step takes 13 pictures, there are 12"),
             (("--steps", 0), "at least 1 step"),
             (("--steps", 1, "--keep", 0), "keep and area are shares"),
+            (("--epochs", "nan"), "expected a number above 0"),
+            (("--epochs", "inf"), "expected a number above 0"),
+            (("--minutes", -1), "expected a number above 0"),
+            (("--steps", 1, "--lr", "nan"), "expected a number above 0"),
+            (("--steps", 1, "--threads", 0), "expected a number above 0"),
         ],
     )  # fmt: skip
     def test_bad_input_is_one_sentence(self, given, words, archive, tmp_path, capsys):
@@ -351,6 +356,29 @@ class TestCommand:
         assert code == 4
         assert words in error
         assert error.count("\n") == 1
+
+    def test_a_checkpoint_refuses_another_start_or_recipe(self, archive, tmp_path, capsys):
+        line = ("train", "--out", tmp_path / "out", "--data", archive)
+        code, _, _ = pretrain(capsys, *line, "--batch", 4, "--steps", 1, "--recipe", "joint")
+        assert code == 0
+        code, _, error = pretrain(capsys, *line, "--start", "embedded")
+        assert code == 4
+        assert "began from random weights, not from embedded" in error
+        code, _, error = pretrain(capsys, *line, "--recipe", "supervised")
+        assert code == 4
+        assert "dino 0.5 (asked for: 0.0)" in error
+
+    def test_weights_that_diverge_are_one_sentence_and_no_place_for_a_file_is_another(
+        self, archive, tmp_path, capsys
+    ):
+        line = ("train", "--data", archive, "--batch", 4, "--recipe", "supervised")
+        far = ("--steps", 9, "--lr", 1e9, "--out", tmp_path / "out")
+        code, _, error = pretrain(capsys, *line, *far)
+        assert code == 1
+        assert "the loss is not finite at step" in error
+        code, _, error = pretrain(capsys, *line, "--steps", 1, "--out", archive)
+        assert code == 1
+        assert "cannot create" in error
 
     def test_minutes_become_a_number_of_steps(self, archive, tmp_path, capsys):
         code, said, _ = pretrain(

@@ -61,7 +61,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Curves:
-    """Accuracy over tasks, a line per (name, values); in HTML alone."""
+    """Accuracy over tasks, a line per (name, values); drawn in HTML alone."""
 
     title: str
     lines: Sequence[tuple[str, Sequence[float | None]]]
@@ -72,7 +72,7 @@ Block = Heading | Text | Items | Code | Table | Matrix | Curves
 
 def markdown(title: str, blocks: Iterable[Block]) -> str:
     """Write blocks as Markdown."""
-    return "\n\n".join([f"# {title}", *filter(None, map(_markdown, blocks))]) + "\n"
+    return "\n\n".join([f"# {title}", *map(_markdown, blocks)]) + "\n"
 
 
 def _markdown(block: Block) -> str:
@@ -91,8 +91,8 @@ def _markdown(block: Block) -> str:
             return "\n".join(_line(cells) for cells in (head, rule, *rows))
         case Matrix(title, rows):
             return f"<details><summary>{escape(title)}</summary>\n\n{_triangle(rows)}\n\n</details>"
-        case Curves():
-            return ""  # report.html draws them
+        case Curves(title, _):
+            return f"{title}: drawn in report.html."
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -67,7 +67,8 @@ def run(
         tell: hears now and then how far it is.
 
     Raises:
-        RunFailed: a process ended by itself; with its last words. Timeout: the limit is over.
+        RunFailed: a process ended by itself, or all clients declined a round; with the last
+            words. Timeout: the limit is over.
         Stopped: it was told to.
     """
     with storage_errors("empty", work.room):
@@ -119,7 +120,14 @@ def _watch(
                 f"{federation.last_words(SWARM, _WORDS)}"
             )
         used.look([server.pid, swarm.pid])
-        tell(_how_far(federation, tasks))
+        now = _now(federation)
+        if now.get("phase") == "collecting" and now["waiting_for"]:
+            # Asked again and again, hours on end: the round would be skipped, and so the next.
+            raise RunFailed(
+                f"a round got no update: {federation.last_words('server', 1)} | "
+                f"{federation.last_words(SWARM, 2)}"
+            )
+        tell(_how_far(now, tasks))
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(LOOK_S)
     if server.returncode:
@@ -159,14 +167,18 @@ class Used:
         self.peak = max(self.peak, total)
 
 
-def _how_far(federation: LocalFederation, tasks: int) -> str:
+def _now(federation: LocalFederation) -> dict[str, Any]:
+    """Return what the server does; empty while it does not answer."""
     try:
         status = federation.status()
     except FcilError:  # it is just ending
         status = None
-    if status is None or status["now"]["task"] is None:
+    return {} if status is None else dict(status["now"])
+
+
+def _how_far(now: Mapping[str, Any], tasks: int) -> str:
+    if now.get("task") is None:
         return ""
-    now = status["now"]
     where = f"task {now['task'] + 1} of {tasks}"
     if now["kind"] and (now["rounds"] or 0) > 1:
         where += f", {now['kind']} round {now['round'] + 1} of {now['rounds']}"

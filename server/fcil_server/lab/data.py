@@ -5,6 +5,7 @@ The digits are scikit-learn's, written once as class folders; everything else is
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ import numpy as np
 
 from fcil_adapters.embedded import EMBEDDED_DIGEST, EMBEDDED_NAMES
 from fcil_adapters.image_source import Entry, ImageSource, open_source
-from fcil_protocol.errors import ConfigError, DataError
+from fcil_protocol.errors import ConfigError, CorruptFile, DataError
 from fcil_protocol.files import storage_errors, write_atomic
 from fcil_server.lab.experiment import Data, Experiment, Setting
 from fcil_server.lab.plan import Cell, Split
@@ -165,37 +166,46 @@ def write_digits(folder: Path) -> Path:
 
 
 def partition(images: Images, split: Split, room: Path, *, anew: bool = False) -> Partition:
-    """Return a partition, made by ``fcil-client split`` where it is not there yet.
+    """Return a partition, made by ``fcil-client split`` where none is there that can be read.
 
     Raises:
         DataError: it cannot be drawn; the message is the command's own.
     """
     path = room / f"partition-{split.slug}.json"
-    if anew or not path.exists():
-        made = path.with_suffix(".half")
-        made.unlink(missing_ok=True)
-        where = ["--data", str(images.source), "--out", str(made)]
-        command = [sys.executable, "-m", "fcil_client", "split", *where, *split.arguments()]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode or not made.exists():
-            words = " ".join(done.stderr.split()) or f"it ended with code {done.returncode}"
-            raise DataError(f"fcil-client split {' '.join(split.arguments())}: {words}")
-        made.replace(path)
+    if not anew and path.exists():
+        with contextlib.suppress(CorruptFile):
+            return read_partition(path)
+    made = path.with_suffix(".half")
+    made.unlink(missing_ok=True)
+    where = ["--data", str(images.source), "--out", str(made)]
+    command = [sys.executable, "-m", "fcil_client", "split", *where, *split.arguments()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or not made.exists():
+        words = " ".join(done.stderr.split()) or f"it ended with code {done.returncode}"
+        raise DataError(f"fcil-client split {' '.join(split.arguments())}: {words}")
+    made.replace(path)
     return read_partition(path)
 
 
 def read_partition(path: Path) -> Partition:
-    """Read what the server's side needs of a partition file."""
-    with storage_errors("read", path):
-        content: dict[str, Any] = json.loads(path.read_bytes())
-    return Partition(
-        path=path,
-        digest=str(content["digest"]),
-        source=str(content["source"]["digest"]),
-        tasks=tuple(tuple(names) for names in content["tasks"]),
-        images=sum(len(names) for names in content["images"]["train"].values()),
-        notes=tuple(content.get("notes", ())),
-    )
+    """Read what the server's side needs of a partition file.
+
+    Raises:
+        CorruptFile: it is none, or not whole.
+    """
+    try:
+        with storage_errors("read", path):
+            content: dict[str, Any] = json.loads(path.read_bytes())
+        return Partition(
+            path=path,
+            digest=str(content["digest"]),
+            source=str(content["source"]["digest"]),
+            tasks=tuple(tuple(names) for names in content["tasks"]),
+            images=sum(len(names) for names in content["images"]["train"].values()),
+            notes=tuple(content.get("notes", ())),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptFile(f"the partition {path} is damaged ({error}).") from error
 
 
 def partitions(images: Images, cells: Iterable[Cell], room: Path) -> dict[str, Partition]:

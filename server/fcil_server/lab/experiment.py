@@ -40,7 +40,9 @@ class Data(Section):
 class Setting(Section):
     """What all rows have in common, unless a row says otherwise."""
 
-    seeds: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, description="one cell each")
+    seeds: list[Annotated[int, Field(ge=0, lt=2**63)]] = Field(
+        min_length=1, description="one cell each"
+    )
     clients: int = Field(ge=1, description="clients of the federation")
     clients_per_round: int = Field(0, ge=0, description="asked in a round; 0: all")
     rounds_per_task: int = Field(ge=1, description="train rounds in each task")

@@ -131,10 +131,10 @@ def _cell(stat: Stat, digits: int = 1) -> str:
 def _accuracy(experiment: Experiment, found: Sequence[Entry]) -> Iterator[Block]:
     yield Heading("Accuracy")
     counts = sorted({e.faa.n for e in found if e.faa.n})
-    n = " or ".join(map(str, counts)) or "no"
+    n = f"{' or '.join(map(str, counts)) or 'no'} seed{'' if counts == [1] else 's'}"
     spread = "± is the deviation over seeds (n - 1)" if max(counts, default=0) > 1 else ""
     yield Text(
-        f"Percent, n = {n} seeds{f'; {spread}' if spread else ', so without a deviation'}. "
+        f"Percent, n = {n}{f'; {spread}' if spread else ', so without a deviation'}. "
         "In brackets what a paper says, in its own setting (below)."
     )
     for title, metric, paper in (
@@ -226,7 +226,12 @@ def _bytes(found: Sequence[Entry]) -> Iterator[Block]:
     ways = ("tensors up", "down", "wire up", "down", "in all up", "down")
     rows = [(e.row, e.partition, *map(_size, e.sizes)) for e in found]
     yield Table(("row", "partition", *ways), rows, text=2)
-    causes = list(dict.fromkeys(c for e in found for c in e.by_cause))
+    # The kernel counts whole connections, which have no share in what is predicted by cause.
+    causes = list(
+        dict.fromkeys(
+            c for e in found for c, ways in e.by_cause.items() if any(s.mean for s in ways)
+        )
+    )
     if causes:
         yield Text("What the bytes in all were spent on, up / down (predicted exactly):")
         none = Stat.of([])
@@ -256,7 +261,7 @@ def _effort(found: Sequence[Entry]) -> Iterator[Block]:
     yield Table(head, lines, text=3)
     faults = [fault for e in found for fault in e.faults]
     if faults:
-        yield Text("Rounds that did not go as planned:")
+        yield Text("What did not go as planned:")
         yield Items(faults)
 
 

@@ -32,7 +32,7 @@ class Known:
     """What was seen of the data and the backbone: enough to tell every key.
 
     Attributes:
-        partitions: slug of a split -> digest, images and notes of its file.
+        partitions: slug of a split -> digest, source, images and notes of its file.
     """
 
     backbone: str
@@ -92,13 +92,23 @@ class Results:
             ) from error
 
     def see(self, backbone: str, partitions: Mapping[str, Partition]) -> Known:
-        """Note what data and backbone are now, besides what was seen of other cells."""
+        """Note what data and backbone are now, besides what was seen of other cells.
+
+        What was seen of another data set is forgotten: one table is about one.
+        """
+        sources = {p.source for p in partitions.values()}
         try:
-            before = dict(self.known().partitions)
+            seen = self.known().partitions
         except NotYet:
-            before = {}
+            seen = {}
+        before = {slug: one for slug, one in seen.items() if one.get("source") in sources}
         now = {
-            slug: {"digest": p.digest, "images": p.images, "notes": list(p.notes)}
+            slug: {
+                "digest": p.digest,
+                "source": p.source,
+                "images": p.images,
+                "notes": list(p.notes),
+            }
             for slug, p in partitions.items()
         }
         known = Known(backbone, {**before, **now})
@@ -107,10 +117,19 @@ class Results:
         return known
 
     def load(self, key: str) -> dict[str, Any] | None:
-        """Return a finished cell's content; None if there is none, or none that can be read."""
+        """Return a finished cell's content; None if there is none, or a damaged one.
+
+        Raises:
+            StorageError: the system does not let it be read.
+        """
+        path = self.folder / "cells" / f"{key}.json"
+        if not path.exists():
+            return None
+        with storage_errors("read", path):
+            text = path.read_bytes()
         try:
-            content = json.loads((self.folder / "cells" / f"{key}.json").read_bytes())
-        except (FileNotFoundError, ValueError):
+            content = json.loads(text)
+        except ValueError:
             return None
         whole = isinstance(content, dict) and content.get("version") == RESULT_VERSION
         return content if whole and content.get("key") == key else None
@@ -126,6 +145,7 @@ class Results:
             "seed": cell.seed,
             "identity": cell.identity(one["digest"], known.backbone),
             "train_images": one["images"],
+            "notes": one["notes"],
         }
         save_json(self.folder / "cells" / f"{key}.json", content)
 

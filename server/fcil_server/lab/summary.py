@@ -165,8 +165,10 @@ def _at(content: Content, path: Sequence[str]) -> float | None:
 
 
 def _faults(done: Sequence[tuple[Cell, Content]]) -> Iterable[str]:
-    """Say where a cell's rounds did not go as planned."""
+    """Say where a cell's partition or rounds are not what was planned."""
     for cell, content in done:
+        for note in content.get("notes", ()):
+            yield f"{cell.name}: {note}"
         rounds = content["rounds"]
         if rounds["not_done"] or rounds["excluded"]:
             yield (
@@ -209,8 +211,8 @@ def judge(claim: Claim, found: Sequence[Entry]) -> Judged:
     verdict: Verdict = "holds" if ahead > 0 else "does not hold"
     if abs(ahead) <= margin:
         verdict = "too close"
-    seeds = f"{min(left.n, right.n)} seeds" if spreads else "one seed, so no deviation"
-    words = f"{left.mean:.1f} against {right.mean:.1f}, deviation {margin:.1f}, {seeds}"
+    words = f"{left.mean:.1f} against {right.mean:.1f}, "
     if not spreads:
-        words = f"{left.mean:.1f} against {right.mean:.1f}, {seeds}"
-    return Judged(claim, verdict, words)
+        return Judged(claim, verdict, f"{words}one seed, so no deviation")
+    seeds = f"{left.n}" if left.n == right.n else f"{left.n} and {right.n}"
+    return Judged(claim, verdict, f"{words}deviation {margin:.1f}, {seeds} seeds")
