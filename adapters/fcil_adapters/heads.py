@@ -13,11 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fcil_protocol.schema import TensorSpec
+
 Distance = Literal["rms", "sq", "sq_over_d"]
 
 # Below it the square root's slope grows without bound.
 _SMALLEST = 1e-12
 _SMALLEST_NORM = float(np.finfo(np.float32).tiny)
+_LARGEST = TensorSpec.max_abs  # of an entry that may be broadcast
 
 
 def squared_distances(features: Tensor, prototypes: Tensor) -> Tensor:
@@ -74,12 +77,17 @@ def mean_row(mean: NDArray[np.floating], past: NDArray[np.floating]) -> NDArray[
 
     Returns:
         (..., d), each of the past rows' mean length, or 1 without any; zero where the mean is.
+        Shorter where past rows are so long that an entry could not be broadcast.
     """
     length = float(np.linalg.norm(past.astype(np.float64), axis=1).mean()) if len(past) else 1.0
     rows = mean.astype(np.float64)
     norms = np.linalg.norm(rows, axis=-1, keepdims=True)
     scaled: NDArray[np.float64] = rows * (length / np.maximum(norms, _SMALLEST_NORM))
-    return scaled
+    largest = np.abs(scaled).max(axis=-1, keepdims=True)
+    bounded: NDArray[np.float64] = scaled * np.minimum(
+        1.0, _LARGEST / np.maximum(largest, _SMALLEST_NORM)
+    )
+    return bounded
 
 
 def draw_linear(

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fcil_adapters.array_scores import cosines
 from fcil_adapters.backbone import Backbone, cls_features
 from fcil_adapters.bridge import to_torch
 from fcil_adapters.class_reports import federated_means, report_tensors
@@ -17,8 +18,6 @@ from fcil_adapters.lora_head_means import MEAN, ClassMeans, with_means
 from fcil_adapters.lora_head_views import merged_view
 from fcil_adapters.scoring import Scorer
 from fcil_protocol.payload import Payload
-
-_SMALLEST_NORM = 1e-12
 
 
 def report_means(ctx: Context, received: Received, data: ImageSet) -> Payload:
@@ -59,11 +58,7 @@ def nearest_scorer(
         features = cls_features(view, backbone.normalise(pixels))  # (b, d)
         if not cosine:
             return -squared_distances(features, rows)
-        return _unit(features) @ _unit(rows).T
+        scores: Tensor = cosines(features, rows)
+        return scores
 
     return Scorer(tuple(int(c) for c in means.classes), score, ctx.micro_batch)
-
-
-def _unit(rows: Tensor) -> Tensor:
-    unit: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(_SMALLEST_NORM)
-    return unit

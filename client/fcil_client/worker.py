@@ -89,6 +89,7 @@ class ClientWorker:
         held, most = unpack(state), method.exemplars(ctx.hparams)
         faults: list[str] = []
         if most:
+            exemplars.check_state(held, most)
             shown, faults = _exemplars(ctx, call.fields, data, exemplars.named(held), door)
             ctx = replace(ctx, exemplars=shown)
         new_state, upload = learner.run(ctx, held, parts, door)

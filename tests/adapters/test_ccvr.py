@@ -166,6 +166,14 @@ class TestCalibration:
             fed.run(task)
         assert self.accuracy(fed, (6, 7, 8)) > 0.7
 
+    def test_a_class_that_came_after_the_training_rounds_is_a_candidate(self, backbone):
+        fed = federation(backbone, [toy_images({0: 5}, 1)])
+        fed.open(TASKS[0])
+        fed.round("train")
+        fed.clients = [toy_images({0: 5, 1: 5}, 1)]
+        fed.round("finish")
+        assert fed.predictor().classes == (0, 1)
+
     def test_absent_clients_count_with_what_they_sent_last(self, backbone):
         fed = federation(backbone)
         fed.run(TASKS[0])

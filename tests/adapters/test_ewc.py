@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -190,6 +192,19 @@ def test_importance_is_never_negative_on_the_wire():
     bad = {**sent.tensors, "fisher.0.q.B": -np.ones_like(sent.f32("fisher.0.q.B"))}
     faults = fed.exchanges[1].check(Payload(bad), TASKS[0])
     assert faults == ["'fisher.0.q.B' holds a negative number"]
+
+
+def test_the_largest_importance_in_every_task_can_still_be_broadcast():
+    """A federation of few clients judges no outliers; its next task must open all the same."""
+    fed = Federation.of("ewc", CLIENTS, **SMALL, modules=["q"])
+    for task in make_tasks([3, 1], [5, 4], [2, 0], [6, 7]):
+        fed.open(task)
+        parts = fed.parts()  # within its schema
+        fed.round("finish", alter=lambda sent: replace(sent, tensors={
+            n: np.full_like(a, 1e4) if n.startswith("fisher") else a
+            for n, a in sent.tensors.items()
+        }))  # fmt: skip
+    assert parts[IMPORTANCE].f32("fisher.0.q.B").max() == 1e4
 
 
 def test_one_client_of_two_that_measured_is_enough():

@@ -177,7 +177,10 @@ def test_told_means_must_be_of_seen_classes_in_order_and_of_enough_images(one_ta
     one_task.open(TASKS[1])
     sent = one_task.upload("finish", 0)
     check = one_task.exchanges[1].check
-    for name, value in (("owned", [9, 1, 5, 4]), ("owned", [1, 3, 5, 4]), ("images", [4, 4, 7, 0])):
+    for name, value in (
+        ("owned", [9, 1, 5, 4]), ("owned", [1, 3, 5, 4]), ("images", [4, 4, 7, 0]),
+        ("images", [4, 4, 7, 8]), ("images", [9, 4, 7, 7]), ("means", sent.f32("means") * 1.1),
+    ):  # fmt: skip
         told = replace(sent, tensors={**sent.tensors, name: np.array(value)})
         assert len(check(told, TASKS[1])) == 1, name
     assert check(sent, TASKS[1]) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -195,3 +197,19 @@ def test_a_penalty_counts_once_a_step_and_a_loss_once_an_image(micro, backbone):
     assert seen == ([(8, 8)] if micro is None else [(1, 8)] * 8)
     expected = np.array([-0.1 * (1 - 3), 0.1 * 3, 0.1 * 3])
     np.testing.assert_allclose(bench.bias.detach().numpy(), expected, atol=1e-6)
+
+
+def test_rows_as_long_as_a_schema_allows_do_not_keep_a_lone_class_from_being_broadcast(backbone):
+    """A federation of few clients judges no outliers; its next round must close all the same."""
+    fed = federation("fedavg_lora", backbone, max_weight_share=0.5)
+    fed.open(TASKS[0])
+
+    def longest(sent):
+        rows = np.full_like(sent.f32("head.weight"), 1e4)
+        return replace(sent, tensors={**sent.tensors, "head.weight": rows})
+
+    fed.round(alter=longest)
+    fed.open(make_tasks([0, 1, 2], [5])[1])
+    fed.round()
+    row = fed.parts()["current"].f32("head.weight")  # within its schema
+    assert np.abs(row).max() == 1e4

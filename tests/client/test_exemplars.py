@@ -171,6 +171,11 @@ def test_a_state_may_name_no_more_than_the_method_declares(root, keeper, declare
     state = with_exemplars(Payload(), as_digests(of(data, "ant")[:2]))
     with pytest.raises(InternalError, match="keeps 4 exemplars, its method declares 3"):
         call(root, state, {"cat": 2}, {"ant": 0})
+    assert len(keeper.shown) == 1
+    state = with_exemplars(Payload(), as_digests(of(data, "ant")[:4]))
+    with pytest.raises(InternalError, match="keeps 4 exemplars, its method declares 3"):
+        call(root, state, {"cat": 2}, {"ant": 0})
+    assert len(keeper.shown) == 1  # the learner was not called
 
 
 def test_classes_that_are_not_past_cannot_be_opened_as_past(root, keeper, declare):

@@ -81,6 +81,7 @@ def _calibrated(ctx: Context, state: State, rows: HeadRows) -> HeadRows:
         return rows
     own = class_positions(np.asarray(mixture.classes), rows.classes.tolist())
     start = rows.weight[own], rows.bias[own]
-    weight, bias = rows.weight.copy(), rows.bias.copy()
+    weight, bias, seen = rows.weight.copy(), rows.bias.copy(), rows.seen.copy()
     weight[own], bias[own] = fit_to_mixture(ctx, h, mixture, start, (_SAMPLES, _ORDER))
-    return replace(rows, weight=weight, bias=bias)
+    seen[own] = True  # also a class whose images came after the training rounds
+    return replace(rows, weight=weight, bias=bias, seen=seen)

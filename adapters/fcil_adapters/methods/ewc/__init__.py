@@ -23,7 +23,7 @@ from fcil_adapters.lora_head import (
 )
 from fcil_adapters.lora_tensors import lora_specs
 from fcil_adapters.methods.ewc.options import EwcHparams
-from fcil_adapters.methods.ewc.parts import IMPORTANCE, fisher_name
+from fcil_adapters.methods.ewc.parts import IMPORTANCE, LARGEST, fisher_name
 from fcil_adapters.tasks import CURRENT
 from fcil_protocol.payload import Payload
 from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
@@ -66,7 +66,7 @@ def _faults(payload: Payload, task: TaskInfo) -> list[str]:
 
 def _fisher_specs(h: EwcHparams, backbone: BackboneInfo) -> tuple[TensorSpec, ...]:
     return tuple(
-        TensorSpec(fisher_name(spec.name), Kind.IMPORTANCE, spec.shape)
+        TensorSpec(fisher_name(spec.name), Kind.IMPORTANCE, spec.shape, max_abs=LARGEST)
         for spec in lora_specs(trained_names(h), backbone)
     )
 

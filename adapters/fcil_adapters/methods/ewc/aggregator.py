@@ -15,7 +15,7 @@ from fcil_adapters.lora_head_rounds import (
     parts_of,
 )
 from fcil_adapters.methods.ewc.options import EwcHparams
-from fcil_adapters.methods.ewc.parts import IMPORTANCE, fisher_name
+from fcil_adapters.methods.ewc.parts import IMPORTANCE, LARGEST, fisher_name
 from fcil_adapters.tasks import current_task
 from fcil_protocol.payload import Payload
 
@@ -32,7 +32,8 @@ class Aggregator:
         """Put the last task's F to the others: ``F <- gamma F + F_new``.
 
         A task whose F nobody measured, or that had one column and so no gradient, says nothing
-        of what matters, and takes nothing from what earlier tasks said.
+        of what matters, and takes nothing from what earlier tasks said. The sum stays within
+        what can be broadcast, whatever clients send.
         """
         h: EwcHparams = ctx.hparams
         tensors = {n: a for n, a in state.tensors.items() if not n.startswith("new.")}
@@ -44,7 +45,8 @@ class Aggregator:
                 tensors[name] = before
                 if f"new.{name}" in state.tensors:
                     fresh = state.f32(f"new.{name}").astype(np.float64)
-                    tensors[name] = (h.gamma * before + fresh).astype(np.float32)
+                    total = np.minimum(h.gamma * before + fresh, LARGEST)
+                    tensors[name] = total.astype(np.float32)
         return open_task(ctx, State(tensors, state.meta))
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fcil_adapters.arrays import sample_weights
 from fcil_adapters.averaging import average
-from fcil_adapters.bridge import to_numpy, to_torch
-from fcil_adapters.contract import Context, Part, Progress, State, Updates
+from fcil_adapters.contract import Context, Part, State, Updates
 from fcil_adapters.gaussian_mixture import Mixture, make_mixture
 from fcil_adapters.gaussian_store import (
     Entry,
@@ -25,7 +23,7 @@ from fcil_adapters.methods.hgp.options import HgpHparams
 from fcil_adapters.methods.hgp.parts import pool_names
 from fcil_adapters.prompt_drawing import draw_pool
 from fcil_adapters.prompt_parts import HEAD
-from fcil_adapters.rebalance import Samples, rebalance
+from fcil_adapters.rebalance import fit_to_mixture
 from fcil_adapters.statistics import class_positions
 from fcil_adapters.tasks import CURRENT, current_task, of_task, tagged, task_part
 from fcil_protocol.payload import Array
@@ -135,22 +133,9 @@ def _rebalanced(ctx: Context, state: State, head: Head, entries: Sequence[Entry]
     if len(mixture.classes) < 2:
         return head  # one column's cross-entropy is 0
     rows = _rows(state, mixture.classes)
-    total = h.samples_per_class * len(mixture.classes)
-
-    def draw(epoch: int) -> Samples:
-        draws = torch.Generator().manual_seed(ctx.torch_seed(_SAMPLES, epoch))
-        rng = ctx.rng(_SAMPLES, epoch)
-        return mixture.draw(total, h.sampling_scale, rng, draws, ctx.device)
-
-    weight, bias = rebalance(
-        h,
-        to_torch(head[0][rows], ctx.device),
-        to_torch(head[1][rows], ctx.device),
-        draw,
-        torch.Generator().manual_seed(ctx.torch_seed(_ORDER)),
-        lambda done, loss: ctx.progress(Progress(done, h.server_epochs, loss)),
-    )
-    return _with_rows(state, mixture.classes, (to_numpy(weight), to_numpy(bias)), head)
+    start = head[0][rows], head[1][rows]
+    fitted = fit_to_mixture(ctx, h, mixture, start, (_SAMPLES, _ORDER))
+    return _with_rows(state, mixture.classes, fitted, head)
 
 
 def _mixture(ctx: Context, entries: Sequence[Entry]) -> Mixture:

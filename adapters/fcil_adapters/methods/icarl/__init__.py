@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from fcil_adapters.averaging_rules import mean_only
 from fcil_adapters.cadence import Cadence
 from fcil_adapters.class_reports import count_faults, count_spec
@@ -20,6 +22,8 @@ from fcil_adapters.methods.icarl.parts import MEANS
 from fcil_adapters.tasks import CURRENT
 from fcil_protocol.payload import Payload
 from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
+
+_LONGEST = 1.001  # a mean of features of length 1, as float32 has it
 
 
 def exchanges(h: IcarlHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
@@ -55,7 +59,7 @@ def broadcast(h: IcarlHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSc
 
 def _means(rows: str) -> TensorSpec:
     """Describe means of features of length 1."""
-    return TensorSpec("means", Kind.PROTOTYPE, (rows, "d"), exact=True, max_abs=1.001)
+    return TensorSpec("means", Kind.PROTOTYPE, (rows, "d"), exact=True, max_abs=_LONGEST)
 
 
 def _mean_faults(h: IcarlHparams, payload: Payload, task: TaskInfo) -> list[str]:
@@ -68,6 +72,14 @@ def _mean_faults(h: IcarlHparams, payload: Payload, task: TaskInfo) -> list[str]
         faults.append(f"'owned': expected seen classes in their order, each once, got {owned[:20]}")
     if any(n < h.min_count_upload for n in images):
         faults.append(f"'images': expected at least {h.min_count_upload} behind each mean")
+    most = dict(zip(task.classes, payload.i64("count").tolist(), strict=False))
+    if any(n > most.get(c, h.memory) for c, n in zip(owned, images, strict=True)):
+        faults.append(
+            "'images': expected no more than a class of the task has ('count'), and no more "
+            f"exemplars of a past class than the {h.memory} of the memory"
+        )
+    if (np.linalg.norm(payload.f32("means"), axis=1) > _LONGEST).any():
+        faults.append("'means': expected means of features of length 1, got a longer one")
     return faults
 
 
