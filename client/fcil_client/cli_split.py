@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -117,8 +118,7 @@ def split(
 ) -> None:
     """Divide a data set between clients and tasks, and save who has what.
 
-    The same seed gives the same file. Then start the clients:
-    fcil-client join --data DATA --partition FILE --slot K
+    The same seed gives the same file. It says how to start server and clients with it.
     """
     form = chosen(form, json_flag)
     given = {
@@ -145,8 +145,19 @@ def split(
         made = _make(data, request, out, picture, export)
         row = told(made, out, picture, export)
         emit(row, form, lambda: show(made, row), rows=row["holdings"])
-        join = f"fcil-client join --data {data} --partition {out} --slot K"
-        _say(f"{out} is written. Join as one of its clients with: {join}")
+        _say(f"{out} is written. The server needs its tasks, and each client its slot:")
+        for command in _commands(shlex.quote(str(data)), shlex.quote(str(out))):
+            _say(f"  {command}")
+
+
+def _commands(data: str, out: str) -> tuple[str, ...]:
+    """Return what is started with a partition; the server reads none."""
+    tasks = f'"tasks.classes=$(jq -c .tasks {out})"'
+    return (
+        f"fcil-server serve -c tasks.schedule=listed -c {tasks}",
+        f"fcil-client join --data {data} --partition {out} --slot K   # each on its own",
+        f"fcil-client swarm --data {data} --partition {out}           # or all in one process",
+    )
 
 
 def _of_kind(kind: Kind, given: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 AGAIN = 3  # times that a group that was killed is started again
 KILLED = 128  # exit codes from here on say which signal ended a process, as negative ones do
 _ADDED = (
-    "members", "enrolled", "connected", "fetching", "training", "sending", "counted",
+    "members", "enrolled", "connected", "fetching", "working", "sending", "counted",
     "bytes_up", "bytes_down",
 )  # fmt: skip
 

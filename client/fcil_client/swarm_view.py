@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def summary(members: Sequence[Member]) -> dict[str, Any]:
     """Return how the members are, JSON-ready.
 
-    ``connected`` have a session; ``fetching``, ``training`` and ``sending`` are at a round's
-    work (one trains at a time, the others wait for their turn); ``counted`` are updates since
+    ``connected`` have a session; ``fetching``, ``working`` and ``sending`` are at a round's
+    work (one computes at a time, the others wait for their turn); ``counted`` are updates since
     the start; bytes are of messages, before the link encrypts them.
     """
     clients = [m.client for m in members if m.client is not None]
@@ -30,7 +30,7 @@ def summary(members: Sequence[Member]) -> dict[str, Any]:
         "enrolled": sum(m.home is not None for m in members),
         "connected": sum(c.session.link is Link.READY for c in alive),
         "fetching": work[Work.FETCHING],
-        "training": work[Work.WORKING],
+        "working": work[Work.WORKING],
         "sending": work[Work.SENDING],
         "counted": sum(c.counted for c in clients),
         "round": keys.most_common(1)[0][0] if keys else None,
@@ -46,7 +46,7 @@ def line(told: dict[str, Any]) -> str:
     words = [f"{told['connected']} of {told['members']} connected"]
     if told["enrolled"] + len(told["failed"]) < told["members"]:
         words.append(f"{told['enrolled']} enrolled")
-    at_work = [f"{told[w]} {w}" for w in ("fetching", "training", "sending") if told[w]]
+    at_work = [f"{told[w]} {w}" for w in ("fetching", "working", "sending") if told[w]]
     if told["round"]:
         words.append(f"{told['round']}: {', '.join(at_work)}")
     words.append(f"{told['counted']} updates counted")

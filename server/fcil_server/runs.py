@@ -157,11 +157,11 @@ class OpenRun:
             test[key] += int(m)
         peer.train, peer.test = dict(train), dict(test)
         peer.names, peer.resting = tuple(names), False
-        images = sum(peer.train.values())
+        held = [n for n in peer.train.values() if n]  # of other classes it has tests alone
         self.server.note(
             "info",
             "announced",
-            f"{peer.name} holds {images} training images of {len(names)} classes",
+            f"{peer.name} holds {sum(held)} training images of {len(held)} classes",
             peer.client,
         )
         self.coordinator.arrived(peer)

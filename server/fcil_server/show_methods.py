@@ -115,8 +115,10 @@ def show_methods(rows: list[dict[str, Any]]) -> None:
         kinds = ", ".join({**each["up"]["kinds"], **each["down"]["kinds"]})
         table.add_row(row["name"], kinds, _short(each["up"]), _short(each["down"]))
     out.print(table)
+    out.print()
     for row in rows:
         out.print(f"{row['name']}: {row['title']}. {row['citation']}", style="dim")
+    out.print()
     for row in rows:
         _show_budget(out, row)
     out.print(f"{_of(rows)}; <= is at most.")

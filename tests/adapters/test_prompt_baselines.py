@@ -418,6 +418,18 @@ class TestContrast:
             np.testing.assert_array_equal(moved["shut"][name], array)
         assert not np.array_equal(moved["open"]["prompt.0"], moved["none"]["prompt.0"])
 
+    def test_in_mixed_precision_the_client_begins_where_the_server_is(self):
+        """A factor of a thousand would make a loss of what only rounding tells apart."""
+        losses = []
+        for contrast in (0.0, 1.0):
+            fed = federation(
+                "fed_cprompt", [IMAGES], tasks=1, far=0.0, margin=0.0, contrast=contrast, **WHOLE
+            )
+            fed.open(TASKS[1])
+            fed.backbone.choose_precision("amp")
+            losses.append(first_loss(fed))
+        assert losses[0] == losses[1]
+
     @pytest.mark.parametrize("far", [0.0, 1e9])
     def test_a_batch_in_pieces_has_one_hinge(self, far):
         """Open or shut over the whole batch, whatever its pieces would do by themselves."""

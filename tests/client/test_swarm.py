@@ -190,13 +190,13 @@ def test_a_summary_counts_members_by_what_they_do_and_leaves_out_who_failed():
     ]
     told = swarm_view.summary(members)
     assert (told["members"], told["connected"], told["enrolled"]) == (5, 2, 4)
-    assert (told["training"], told["fetching"], told["counted"]) == (1, 1, 3)
+    assert (told["working"], told["fetching"], told["counted"]) == (1, 1, 3)
     assert (told["bytes_up"], told["bytes_down"]) == (4_000_000, 8_000_000)
     assert list(told["failed"]) == ["d"]
     json.dumps(told)
     line = swarm_view.line(told)
     assert "2 of 5 connected" in line
-    assert "task 0 train round 1: 1 fetching, 1 training" in line
+    assert "task 0 train round 1: 1 fetching, 1 working" in line
     assert "1 failed" in line
     assert swarm_view.line(swarm_view.summary([])).startswith("0 of 0 connected")
 

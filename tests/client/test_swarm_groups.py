@@ -15,7 +15,7 @@ from fcil_client.swarm_spread import watched_groups
 from fcil_protocol.errors import ConfigError, UsageError
 
 SUMMARY = {
-    "members": 2, "enrolled": 2, "connected": 1, "fetching": 0, "training": 1, "sending": 0,
+    "members": 2, "enrolled": 2, "connected": 1, "fetching": 0, "working": 1, "sending": 0,
     "counted": 3, "round": "task 0 train round 1", "run": "r", "bytes_up": 10, "bytes_down": 20,
     "failed": {},
 }  # fmt: skip

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from fcil_protocol.errors import ConfigError
 from fcil_server.lab import plan
+from fcil_server.lab.cli import app
 from fcil_server.lab.experiment import load, parse
 from lab.kit import FIELDS, experiment, fields
 
@@ -20,6 +22,15 @@ def test_every_experiment_that_comes_along_is_whole(path: Path) -> None:
     cells = plan.make(found)
     assert len({c.name for c in cells}) == len(cells)
     assert all(c.expected_s > 0 for c in cells)
+
+
+def test_the_list_has_as_many_cells_to_run_as_it_says(tmp_path: Path) -> None:
+    """A joint row is run once for all partitions."""
+    words = [str(EXPERIMENTS / "digits.toml"), "--list", "--results", str(tmp_path / "none")]
+    *cells, plan_line = CliRunner().invoke(app, words).stdout.splitlines()
+    shared = [line for line in cells if "the same as " in line]
+    assert [line.split("/")[:2] for line in shared] == [["Joint (analytic)", "beta=0.5"]]
+    assert plan_line.startswith(f"{len(cells) - len(shared)} cells to run")
 
 
 def test_all_faults_are_told_at_once_and_unknown_keys_name_the_nearest() -> None:

@@ -126,7 +126,7 @@ def _run(
         failed |= runner.run(tasks, known, results, budget, show, after=write)
     except KeyboardInterrupt:
         show.close()
-        show.say(f"interrupted; started again, it goes on: {command}")
+        show.say("interrupted; the same command goes on")
         raise
     finally:
         show.close()
@@ -159,11 +159,13 @@ def _list(cells: Sequence[Cell], folder: Path, jobs: int) -> None:
         kept = Results(folder)
         if (kept.folder / PLAN).exists():
             done = set(kept.finished(cells, kept.known()))
+    different: dict[str, Cell] = {}  # joint rows share a result between partitions
     for cell in cells:
+        first = different.setdefault(digest_of(cell.identity(cell.split.slug, "")), cell)
         state = "done" if cell.name in done else f"about {duration(cell.expected_s)}"
+        if first is not cell:
+            state = f"the same as {first.name}"
         print(f"{cell.name}  ({cell.method}, {state})")  # noqa: T201
-    # Joint rows share a result between partitions.
-    different = {digest_of(c.identity(c.split.slug, "")): c for c in cells}
     left = [c for c in different.values() if c.name not in done]
     print(plan_words(len(left), len(different), Budget(jobs).left(left), jobs))  # noqa: T201
 

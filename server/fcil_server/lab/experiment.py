@@ -189,7 +189,8 @@ def load(path: Path) -> Experiment:
         fields = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"there is no experiment {path}.", action="Those that come with fcil are experiments/."
+            f"there is no experiment {path}.",
+            action="Those that come with fcil are in experiments/.",
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}.") from error

@@ -30,8 +30,13 @@ from fcil_adapters.prompts import Queries
 
 @dataclass(frozen=True)
 class Teacher:
-    """A fixed model: features and the head's rows of all seen classes, (C, d) and (C,)."""
+    """A fixed model: features and the head's rows of all seen classes, (C, d) and (C,).
 
+    Its features are rounded as the client's own are: the scale of the contrast would else
+    make a distance of what only mixed precision tells apart.
+    """
+
+    backbone: Backbone
     features: Features
     weight: Tensor
     bias: Tensor
@@ -39,7 +44,9 @@ class Teacher:
     def logits(self, pixels: Tensor, queries: Tensor) -> Tensor:
         """Return scores (b, C), without a gradient."""
         with torch.no_grad():
-            return functional.linear(self.features(pixels, queries), self.weight, self.bias)
+            with self.backbone.training():
+                features = self.features(pixels, queries)
+            return functional.linear(features.float(), self.weight, self.bias)
 
 
 def gap(h: FedCPromptHparams, local: Tensor, server: Tensor, previous: Tensor) -> Tensor:
@@ -81,8 +88,9 @@ class Contrast:
             torch.cat([past, to_torch(rows, device)])
             for past, rows in zip((past_weight, past_bias), first, strict=True)
         ]
-        server = Teacher(_fixed(bench.backbone, h, start.prompts), weight, bias)
-        previous = Teacher(_fixed(bench.backbone, h, start.prompts[:-1]), before[0], before[1])
+        same = bench.backbone
+        server = Teacher(same, _fixed(same, h, start.prompts), weight, bias)
+        previous = Teacher(same, _fixed(same, h, start.prompts[:-1]), before[0], before[1])
         return cls(h, server, previous, past_weight, past_bias)
 
     def add(self, bench: Bench, batch: Batch, queries: Queries) -> None:
