@@ -24,6 +24,7 @@ from fcil_adapters.averaging_rules import AveragingRule, every_rule, mean_only
 from fcil_adapters.cadence import Cadence, Largest
 from fcil_adapters.class_reports import count_faults, count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
+from fcil_adapters.economies import Economy
 from fcil_adapters.head_rows import F32, HeadRows, head_specs, row_specs
 from fcil_adapters.lora_head_options import LoraHparams
 from fcil_adapters.lora_tensors import lora_names, lora_of, lora_places, lora_specs
@@ -40,6 +41,10 @@ TASK_META = (MetaSpec("task", "int"),)
 
 # Few rounds on a small backbone, whose features a larger step has to move (METHODS.md G8).
 SHORT: Mapping[str, Any] = {"epochs": 3, "batch_size": 16, "lr_lora": 1e-2, "lr_head": 0.1}
+LORA_ECONOMIES = (
+    Economy("q and v alone", "the LoRA of the MLPs", {"modules": ["q", "v"]}),
+    Economy("rank 2", "half of each LoRA's rank", {"rank": 2}),
+)
 
 
 def places(h: LoraHparams) -> tuple[str, ...]:
@@ -183,6 +188,7 @@ def lora_method(
         "averagings": lora_averagings,
         "half": (Kind.LORA, Kind.HEAD),
         "presets": {"short": SHORT},
+        "economies": LORA_ECONOMIES,
         **{
             half: f"fcil_adapters.methods.{name}.{half}:{half.capitalize()}"
             for half in ("learner", "aggregator", "model")

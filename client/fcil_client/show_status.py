@@ -90,7 +90,7 @@ def check_alive(rows: list[dict[str, Any]]) -> None:
     Raises:
         Unreachable: one does not, or there is none.
     """
-    silent = [str(row.get("data", row["name"])) for row in rows if not row["answers"]]
+    silent = [str(row.get("data") or row["name"]) for row in rows if not row["answers"]]
     if silent or not rows:
         raise Unreachable(
             f"no client's daemon answers{' for ' if silent else ''}{', '.join(silent)}."

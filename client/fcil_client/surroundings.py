@@ -1,7 +1,7 @@
 """What a client's process gives it: links, signals, a control socket, manners.
 
 A client that has a process to itself is `Alone`; a member of a swarm shares one with others
-(`swarm_member`).
+(`swarm_shared`).
 """
 
 from __future__ import annotations

@@ -175,9 +175,11 @@ class Swarm:
         await asyncio.gather(*self._beside, return_exceptions=True)
         tasks = [m.task for m in self.members if m.task is not None]
         for member in self.members:
-            if member.client is not None and member.client in self._shared.members:
-                member.client.stop()
-            elif member.task is not None:  # it still waits for its turn to start
+            client = member.client
+            if client is not None and client in self._shared.members:
+                client.stop()
+            # One that is ending by itself is left to it: it has its link to close.
+            elif member.task is not None and (client is None or client in self._shared.waiting):
                 member.task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._shared.close()

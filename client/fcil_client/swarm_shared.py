@@ -38,7 +38,8 @@ class Shared:
 
     Attributes:
         place: the one worker.
-        members: the clients that run now.
+        waiting: the clients that wait for their turn to start; they hold nothing yet.
+        members: the clients that run now, until they begin to end.
         starts: to be held by a member that connects for the first time: a thousand Hellos at
             once would keep the server from its rounds.
     """
@@ -54,6 +55,7 @@ class Shared:
         sensors: Sensors | None = None,
     ) -> None:
         self.place = Workplace(options, log, remembers=True)
+        self.waiting: set[Client] = set()
         self.members: set[Client] = set()
         self.starts = asyncio.Semaphore(STARTS)
         self.said_goodbye = said_goodbye
@@ -97,7 +99,11 @@ class Membership:
 
     async def begin(self, client: Client) -> None:
         """Wait for a turn to start."""
-        await self._shared.starts.acquire()
+        self._shared.waiting.add(client)
+        try:
+            await self._shared.starts.acquire()
+        finally:
+            self._shared.waiting.discard(client)
         self._client = client
         self._shared.members.add(client)
         self._starts = asyncio.get_running_loop().call_later(START_S, self._started)

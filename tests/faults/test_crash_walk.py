@@ -128,6 +128,6 @@ def first_start(tmp_path, part):
             else:
                 break
         assert "Traceback" not in federation.log("server").read_text()
-        if kills:
-            assert len(done.read_text().splitlines()) == kills
+        if kills:  # the last of them may be one that came after the note was heard
+            assert kills <= len(done.read_text().splitlines()) <= kills + 1
     return kills

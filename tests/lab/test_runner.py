@@ -53,7 +53,7 @@ class Lab:
         self.ran: list[str] = []
         self.show = Quiet()
 
-    def tasks(self) -> list[runner.Task]:
+    def pending(self) -> list[runner.Pending]:
         def work(_cell, key: str) -> Work:
             room = self.results.room(key)
             return Work(room, room, (("a",),), room, "", room)
@@ -68,7 +68,7 @@ class Lab:
 
     def run(self, run_cell=None, jobs: int = 1) -> dict[str, str]:
         return runner.run(
-            self.tasks(), self.known, self.results, Budget(jobs), self.show,
+            self.pending(), self.known, self.results, Budget(jobs), self.show,
             after=lambda: None, run_cell=run_cell or self.numbers,
         )  # fmt: skip
 
@@ -80,7 +80,7 @@ def test_a_cell_that_has_a_result_is_not_run_again(tmp_path) -> None:
     assert len(lab.ran) == 8  # of ten cells, two pairs of joint ones share a result
     assert set(lab.results.finished(lab.cells, lab.known)) == {c.name for c in lab.cells}
     again = Lab(tmp_path)
-    assert again.tasks() == []
+    assert again.pending() == []
     assert list((tmp_path / "work").iterdir()) == []
 
 
@@ -107,7 +107,7 @@ def test_results_of_another_data_set_are_not_in_the_same_table(tmp_path) -> None
 
 def test_another_partition_file_makes_every_cell_new(tmp_path) -> None:
     Lab(tmp_path).run()
-    assert len(Lab(tmp_path, digest="q").tasks()) == 8
+    assert len(Lab(tmp_path, digest="q").pending()) == 8
 
 
 def test_a_damaged_result_is_computed_again(tmp_path) -> None:
@@ -117,7 +117,7 @@ def test_a_damaged_result_is_computed_again(tmp_path) -> None:
     first.write_bytes(first.read_bytes()[:100])
     second.rename(tmp_path / "cells" / f"{'0' * 24}.json")
     third.write_text(json.dumps({**json.loads(third.read_text()), "version": 0}))
-    assert len(Lab(tmp_path).tasks()) == 3
+    assert len(Lab(tmp_path).pending()) == 3
 
 
 def test_a_failed_cell_is_named_and_the_others_go_on(tmp_path) -> None:
@@ -135,7 +135,7 @@ def test_a_failed_cell_is_named_and_the_others_go_on(tmp_path) -> None:
     assert "no memory" in failed["Ridge/beta=1/1"]
     assert "ZeroDivisionError" in failed["NCM/alpha=1/2"]
     assert len(lab.ran) == 5
-    assert len(Lab(tmp_path).tasks()) == 3
+    assert len(Lab(tmp_path).pending()) == 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -153,7 +153,7 @@ def test_an_interruption_ends_what_runs_and_keeps_what_is_done(tmp_path, number)
 
     with pytest.raises(KeyboardInterrupt):
         lab.run(run_cell, jobs=2)
-    assert len(Lab(tmp_path).tasks()) == 7
+    assert len(Lab(tmp_path).pending()) == 7
     assert lab.show.lines[0] == "begins: NCM/alpha=1/1"
 
 

@@ -110,12 +110,12 @@ def _run(
             limit_s=experiment.budget.limit_s,
         )
 
-    tasks = runner.todo(chosen, known, results, work)
-    for task in tasks:  # every server's whole configuration, before any of them starts
-        plan.server_config(task.cell, task.work.tasks, weights=weights, central_test="")
+    pending = runner.todo(chosen, known, results, work)
+    for item in pending:  # every server's whole configuration, before any of them starts
+        plan.server_config(item.cell, item.work.tasks, weights=weights, central_test="")
     budget = _budget(chosen, known, results, jobs)
-    todo = [t.cell for t in tasks]
-    show.say(plan_words(len(tasks), _different(chosen, known), budget.left(todo), jobs))
+    todo = [t.cell for t in pending]
+    show.say(plan_words(len(pending), _different(chosen, known), budget.left(todo), jobs))
     failed: dict[str, str] = {}
 
     def write() -> list[Path]:
@@ -123,7 +123,7 @@ def _run(
         return report.write(results.folder, experiment, cells, done, failed, command)
 
     try:
-        failed |= runner.run(tasks, known, results, budget, show, after=write)
+        failed |= runner.run(pending, known, results, budget, show, after=write)
     except KeyboardInterrupt:
         show.close()
         show.say("interrupted; the same command goes on")
@@ -132,7 +132,7 @@ def _run(
         show.close()
         paths = write()
     if failed:
-        show.say(f"{len(failed)} of {len(tasks)} cells failed: {', '.join(failed)}")
+        show.say(f"{len(failed)} of {len(pending)} cells failed: {', '.join(failed)}")
     _tell(paths)
     return failed
 

@@ -26,7 +26,7 @@ CellRun = Callable[[Cell, Work, threading.Event, Callable[[str], None]], dict[st
 
 
 @dataclass(frozen=True)
-class Task:
+class Pending:
     """A cell to run under its key."""
 
     cell: Cell
@@ -36,19 +36,19 @@ class Task:
 
 def todo(
     cells: Sequence[Cell], known: Known, results: Results, work: Callable[[Cell, str], Work]
-) -> list[Task]:
+) -> list[Pending]:
     """Return what is still to be run; cells that share a key are run once."""
-    tasks: dict[str, Task] = {}
+    pending: dict[str, Pending] = {}
     for cell in cells:
         key = known.key(cell)
         assert key is not None, "the partitions of all cells were made"
-        if key not in tasks and results.load(key) is None:
-            tasks[key] = Task(cell, key, work(cell, key))
-    return list(tasks.values())
+        if key not in pending and results.load(key) is None:
+            pending[key] = Pending(cell, key, work(cell, key))
+    return list(pending.values())
 
 
 def run(
-    tasks: Sequence[Task],
+    pending: Sequence[Pending],
     known: Known,
     results: Results,
     budget: Budget,
@@ -57,10 +57,10 @@ def run(
     after: Callable[[], object],
     run_cell: CellRun = cells_of.run,
 ) -> dict[str, str]:
-    """Run all tasks; return the failed cells' names, each with why.
+    """Run all pending; return the failed cells' names, each with why.
 
     Args:
-        tasks: in the order in which they begin.
+        pending: in the order in which they begin.
         known: what their keys were made of.
         results: where they are kept.
         budget: learns how long they take.
@@ -77,15 +77,17 @@ def run(
     began: dict[str, float] = {}
     far: dict[str, str] = {}
 
-    def one(task: Task) -> dict[str, Any]:
-        began[task.key] = time.monotonic()
-        show.began(task.cell)
-        return run_cell(task.cell, task.work, stop, lambda t: far.__setitem__(task.key, t))
+    def one(item: Pending) -> dict[str, Any]:
+        began[item.key] = time.monotonic()
+        show.began(item.cell)
+        return run_cell(item.cell, item.work, stop, lambda t: far.__setitem__(item.key, t))
 
     pool = ThreadPoolExecutor(budget.jobs, thread_name_prefix="cell")
     with _interruptible():
-        waiting: dict[Future[dict[str, Any]], Task] = {pool.submit(one, t): t for t in tasks}
+        waiting: dict[Future[dict[str, Any]], Pending] = {}
         try:
+            for item in pending:  # the first begin while the others are still handed over
+                waiting[pool.submit(one, item)] = item
             while waiting:
                 done, _ = wait(waiting, TICK_S, FIRST_COMPLETED)
                 for future in done:
@@ -99,19 +101,19 @@ def run(
                     [(c, now - began[k]) for k, c in running.items()],
                 )
                 words = {c.name: far.get(k, "") for k, c in running.items()}
-                show.progress(len(tasks) - len(waiting), len(tasks), left, words)
+                show.progress(len(pending) - len(waiting), len(pending), left, words)
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
-            for future, task in waiting.items():  # done in the very moment of the interruption
+            for future, item in waiting.items():  # done in the very moment of the interruption
                 if future.done() and not future.cancelled():
-                    _ended(future, task, known, results, budget, show, failed)
+                    _ended(future, item, known, results, budget, show, failed)
     return failed
 
 
 def _ended(
     future: Future[dict[str, Any]],
-    task: Task,
+    item: Pending,
     known: Known,
     results: Results,
     budget: Budget,
@@ -121,17 +123,17 @@ def _ended(
     """Keep a result, or why there is none."""
     try:
         numbers: Mapping[str, Any] = future.result()
-        results.save(task.key, task.cell, known, numbers)
+        results.save(item.key, item.cell, known, numbers)
     except Stopped:
         return
     except Exception as error:  # also a defect of ours must not stop the other cells
         said = error.message if isinstance(error, FcilError) else f"{type(error).__name__}: {error}"
-        failed[task.cell.name] = f"{said} Its logs are in {task.work.room / 'logs'}."
-        show.failed(task.cell, failed[task.cell.name])
+        failed[item.cell.name] = f"{said} Its logs are in {item.work.room / 'logs'}."
+        show.failed(item.cell, failed[item.cell.name])
         return
-    shutil.rmtree(task.work.room, ignore_errors=True)
-    budget.measured(task.cell, numbers["seconds"]["wall_s"])
-    show.ended(task.cell, numbers)
+    shutil.rmtree(item.work.room, ignore_errors=True)
+    budget.measured(item.cell, numbers["seconds"]["wall_s"])
+    show.ended(item.cell, numbers)
 
 
 @contextmanager

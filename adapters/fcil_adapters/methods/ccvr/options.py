@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from fcil_adapters.economies import Economy
-from fcil_adapters.lora_head import SHORT
+from fcil_adapters.lora_head import LORA_ECONOMIES, SHORT
 from fcil_adapters.lora_head_options import LoraHparams, PastRows
 
 
@@ -93,6 +93,5 @@ ECONOMIES = (
     Economy("low-rank covariances", "all but their largest eigenvalues", {"cov": "lowrank"}),
     Economy("covariances of rank 4", "all but 4 eigenvalues", {"cov_rank": 4}),
     Economy("diagonal covariances", "how features vary together", {"cov": "diag"}),
-    Economy("q and v alone", "the LoRA of the MLPs", {"modules": ["q", "v"]}),
-    Economy("rank 2", "half of each LoRA's rank", {"rank": 2}),
+    *LORA_ECONOMIES,
 )

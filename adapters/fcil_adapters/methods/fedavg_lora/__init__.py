@@ -10,7 +10,7 @@ Manifest (no torch). The way from the equations to the functions is in NOTES.md.
 from __future__ import annotations
 
 from fcil_adapters.lora_head import SHORT, lora_method
-from fcil_adapters.methods.fedavg_lora.options import ECONOMIES, FedavgLoraHparams
+from fcil_adapters.methods.fedavg_lora.options import FedavgLoraHparams
 
 METHOD = lora_method(
     "fedavg_lora",
@@ -19,5 +19,4 @@ METHOD = lora_method(
     "https://arxiv.org/abs/1602.05629",
     FedavgLoraHparams,
     presets={"short": SHORT, "all_columns": {"head_loss": "all"}},
-    economies=ECONOMIES,
 )

@@ -19,7 +19,7 @@ from fcil_adapters.lora_head import (
     train_exchange,
 )
 from fcil_adapters.lora_head_means import MEANS, means_exchange, means_schemas, means_statistics
-from fcil_adapters.methods.fedclm.options import ECONOMIES, FedclmHparams
+from fcil_adapters.methods.fedclm.options import FedclmHparams
 from fcil_adapters.privacy import Statistic
 from fcil_adapters.tasks import CURRENT
 from fcil_protocol.schema import PayloadSchema
@@ -51,5 +51,4 @@ METHOD = lora_method(
     broadcast=broadcast,
     statistics=statistics,
     cadence={CURRENT: Cadence.LEARNED, MEANS: Cadence.CLOSED},
-    economies=ECONOMIES,
 )

@@ -6,7 +6,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from fcil_adapters.economies import Economy
 from fcil_adapters.lora_head_options import LoraHparams, PastRows
 
 
@@ -22,9 +21,3 @@ class FedclmHparams(LoraHparams):
     def past_rows(self) -> PastRows:
         """Nobody scores with them."""
         return "none"
-
-
-ECONOMIES = (
-    Economy("q and v alone", "the LoRA of the MLPs", {"modules": ["q", "v"]}),
-    Economy("rank 2", "half of each LoRA's rank", {"rank": 2}),
-)

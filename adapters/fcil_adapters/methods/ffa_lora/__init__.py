@@ -9,7 +9,7 @@ Manifest (no torch). The way from the equations to the functions is in NOTES.md.
 from __future__ import annotations
 
 from fcil_adapters.lora_head import SHORT, lora_method
-from fcil_adapters.methods.ffa_lora.options import ECONOMIES, FfaLoraHparams
+from fcil_adapters.methods.ffa_lora.options import FfaLoraHparams
 
 METHOD = lora_method(
     "ffa_lora",
@@ -17,5 +17,4 @@ METHOD = lora_method(
     "Y. Sun, Z. Li, Y. Li, B. Ding. ICLR 2024. https://arxiv.org/abs/2403.12313",
     FfaLoraHparams,
     presets={"short": SHORT, "paper": {"init_a": "gaussian"}},
-    economies=ECONOMIES,
 )
