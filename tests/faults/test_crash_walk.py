@@ -26,7 +26,7 @@ from system.kit import settings
 
 pytestmark = pytest.mark.processes
 
-SAMPLE = {SERVER: 72, CLIENT: 24, SERVER_WORKER: 1, CLIENT_WORKER: 1}  # one part of so many
+SAMPLE = {SERVER: 96, CLIENT: 36, SERVER_WORKER: 1, CLIENT_WORKER: 1}  # one part of so many
 ALL = {SERVER: 24, CLIENT: 12}
 
 # Two deaths on one call are not an accident any more: a worker does one whole call in between.

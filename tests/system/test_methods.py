@@ -6,8 +6,8 @@ without what its paper claims matters most, and it must lose.
 
 Every method's halves, parts and late clients are tried in one process (adapters/test_contract_kit,
 its ablation in its own tests), and daemons know no method by name. So the ordinary run takes one
-method of each kind: a low-rank part for each task with prototypes, residuals that add up with a
-linear head, prompts with statistics and a head that the server trains. `-m full` takes all.
+method of each kind: a low-rank part for each task with prototypes, and prompts with statistics and
+a linear head that the server trains. `-m full` takes all.
 """
 
 from dataclasses import dataclass, field
@@ -62,7 +62,7 @@ CASES = [
     Case("ewc", 15),
     Case("fedproto", 15),
 ]
-OF_EACH_KIND = ("pilora", "fed_talora", "hgp")
+OF_EACH_KIND = ("pilora", "hgp")
 
 
 def arguments(case, **extra):
