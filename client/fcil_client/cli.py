@@ -12,6 +12,19 @@ from fcil_client import cli_member, cli_model, cli_split
 from fcil_client.cli_backbone import app as backbone_app
 from fcil_client.cli_doctor import doctor
 from fcil_client.cli_swarm import swarm
+from fcil_client.join_options import (
+    AllowPartialOption,
+    DeviceOption,
+    EngineOption,
+    MaxEpsilonOption,
+    MicroBatchOption,
+    MinCountOption,
+    MinNoiseOption,
+    PrecisionOption,
+    ServerOption,
+    WeightsOption,
+    WorkTimeoutOption,
+)
 from fcil_client.manners_options import (
     HoursOption,
     ImagesOption,
@@ -59,51 +72,30 @@ def join(
         Path | None,
         typer.Option(help="The ticket's file, or - to read it from standard input."),
     ] = None,
-    server: Annotated[
-        str | None, typer.Option(help="Which server, if several could be meant: name or address.")
-    ] = None,
+    server: ServerOption = None,
     partition: PartitionOption = None,
     slot: OwnSlotOption = -1,
-    engine: Annotated[
-        str, typer.Option(help="What runs the backbone: torch, onnx, or auto: torch if installed.")
-    ] = "auto",
-    device: Annotated[
-        str, typer.Option(help="auto, cpu, cuda or cuda:N; with onnx also tensorrt.")
-    ] = "auto",
-    precision: Annotated[
-        str, typer.Option(help="Of training: fp32, amp (mixed), or auto, which is fp32.")
-    ] = "auto",
-    weights: Annotated[
-        Path | None,
-        typer.Option(help="Local file with the backbone's weights: .safetensors, .onnx for onnx."),
-    ] = None,
+    engine: EngineOption = "auto",
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    weights: WeightsOption = None,
     max_threads: MaxThreadsOption = 0,
     threads: ThreadsOption = 0,
     nice: NiceOption = 10,
     max_memory: MaxMemoryOption = None,
     memory_mb: ImagesOption = 0,
-    micro_batch: Annotated[
-        int, typer.Option(min=0, help="Most images in one pass; 0: the method's batch.")
-    ] = 0,
-    work_timeout: Annotated[
-        float, typer.Option(min=0, help="Longest time without progress in training, s; 0: any.")
-    ] = 1800,
+    micro_batch: MicroBatchOption = 0,
+    work_timeout: WorkTimeoutOption = 1800,
     only_on_mains: OnMainsOption = False,
     min_battery: MinBatteryOption = 0,
     only_when_idle: WhenIdleOption = False,
     hours: HoursOption = None,
     max_temperature: MaxTemperatureOption = 0.0,
     patience: PatienceOption = 120.0,
-    min_noise: Annotated[
-        float, typer.Option(min=0, help="Decline rounds with a smaller noise multiplier.")
-    ] = 0.0,
-    max_epsilon: Annotated[
-        float, typer.Option(min=0, help="Decline noised rounds beyond this epsilon; 0: no limit.")
-    ] = 0.0,
-    min_count: Annotated[int, typer.Option(min=1, help="Leave out classes with fewer images.")] = 1,
-    allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Noise on statistics alone is enough.")
-    ] = False,
+    min_noise: MinNoiseOption = 0.0,
+    max_epsilon: MaxEpsilonOption = 0.0,
+    min_count: MinCountOption = 1,
+    allow_partial: AllowPartialOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would leave this device; send nothing.")
     ] = False,

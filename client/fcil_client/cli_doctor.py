@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fcil_client.join_options import (
+    ServerOption,
+)
 from fcil_protocol.errors import UsageError
 from fcil_protocol.options import FormatOption, JsonOption
 from fcil_protocol.terminal import Format, chosen, emit, errors, printable
@@ -19,9 +22,7 @@ def doctor(
     data: Annotated[
         Path | None, typer.Option(help="The client of this folder or zip file.")
     ] = None,
-    server: Annotated[
-        str | None, typer.Option(help="Which server, if several could be meant: name or address.")
-    ] = None,
+    server: ServerOption = None,
     ticket: Annotated[
         Path | None,
         typer.Option(help="Look at this ticket, or - for standard input, without using it."),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fcil_client.join_options import ServerOption
 from fcil_client.partition_options import SlotOption
 from fcil_protocol.errors import UsageError
 from fcil_protocol.options import FormatOption, JsonOption
@@ -14,10 +15,6 @@ from fcil_protocol.terminal import Format, chosen, emit, errors, printable
 
 if TYPE_CHECKING:
     from fcil_client.home import Enrolment, Home
-
-ServerOption = Annotated[
-    str | None, typer.Option(help="Which server, if several could be meant: name or address.")
-]
 
 
 def leave(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fcil_client.join_options import ServerOption
 from fcil_client.partition_options import SlotOption
 from fcil_protocol.errors import EXIT_RUN_FAILED, UsageError
 from fcil_protocol.options import FormatOption, JsonOption
@@ -23,9 +24,6 @@ PROGRESS_S = 2.0
 
 DataOption = Annotated[
     Path | None, typer.Option(help="Whose model: the client's folder, if this user has several.")
-]
-ServerOption = Annotated[
-    str | None, typer.Option(help="Which server, if several could be meant: name or address.")
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 WeightsOption = Annotated[
