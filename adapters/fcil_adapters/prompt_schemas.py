@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fcil_adapters.averaging_rules import every_rule
 from fcil_adapters.cadence import Cadence
 from fcil_adapters.class_reports import count_faults, count_spec
-from fcil_adapters.contract import Exchange, TaskInfo
+from fcil_adapters.contract import Exchange, Hparams, Method, TaskInfo
 from fcil_adapters.privacy import Statistic
 from fcil_adapters.prompt_parts import POOLS, PROMPTS
 from fcil_protocol.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
@@ -74,3 +75,28 @@ def sizes(rows: Mapping[str, int], length: int, d: int, task: TaskInfo) -> dict[
 def lone_class_statistics(_hparams: Any, _kind: str, task: TaskInfo) -> tuple[Statistic, ...]:
     """Return what noise protects: in a task of one class, the mean feature as its head row."""
     return (Statistic("class means", ("head.weight",)),) if len(task.classes) == 1 else ()
+
+
+def prompt_method(
+    name: str, title: str, citation: str, hparams: type[Hparams], **more: Any
+) -> Method:
+    """Return the manifest of a method in the folder ``methods/<name>``.
+
+    Args:
+        name: the method's.
+        title: for people.
+        citation: of its paper.
+        hparams: its options.
+        more: fields of `Method` that are its own, or differ.
+    """
+    common: dict[str, Any] = {
+        "version": "1",
+        "averagings": every_rule,
+        "statistics": lone_class_statistics,
+        "half": TRAINED_KINDS,
+        **{
+            half: f"fcil_adapters.methods.{name}.{half}:{half.capitalize()}"
+            for half in ("learner", "aggregator", "model")
+        },
+    }
+    return Method(name=name, title=title, citation=citation, hparams=hparams, **(common | more))

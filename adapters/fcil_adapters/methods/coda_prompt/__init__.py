@@ -13,17 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.averaging_rules import every_rule
 from fcil_adapters.claims import Claim
-from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
+from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
 from fcil_adapters.methods.coda_prompt.options import ECONOMIES, PRESETS, CodaPromptHparams
 from fcil_adapters.placement import check_blocks
 from fcil_adapters.prompt_parts import component_names
 from fcil_adapters.prompt_schemas import (
     PROMPT_CADENCE,
-    TRAINED_KINDS,
     head_schemas,
-    lone_class_statistics,
+    prompt_method,
     prompts_schema,
     sizes,
     train_exchange,
@@ -56,27 +54,16 @@ def dims(hparams: CodaPromptHparams, backbone: BackboneInfo, task: TaskInfo) -> 
     return sizes({"m": hparams.components}, hparams.length, backbone.dim, task)
 
 
-def _half(name: str) -> str:
-    return f"fcil_adapters.methods.coda_prompt.{name}"
-
-
-METHOD = Method(
+METHOD = prompt_method(
     name="coda_prompt",
-    version="1",
     title="CODA-Prompt with FedAvg: prompt components with attention, added by each task",
     citation="J. S. Smith et al. CVPR 2023. https://arxiv.org/abs/2211.13218",
     hparams=CodaPromptHparams,
     exchanges=exchanges,
     broadcast=broadcast,
     dims=dims,
-    learner=_half("learner:Learner"),
-    aggregator=_half("aggregator:Aggregator"),
-    model=_half("model:Model"),
     presets=PRESETS,
     cadence=PROMPT_CADENCE,
-    averagings=every_rule,
-    statistics=lone_class_statistics,
-    half=TRAINED_KINDS,
     claim=Claim(
         said="0.3 MB (HGP's paper)",
         up_bytes=337_960,

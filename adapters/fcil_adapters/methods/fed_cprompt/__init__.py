@@ -13,18 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.averaging_rules import every_rule
 from fcil_adapters.cadence import Cadence, Largest
-from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
+from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
 from fcil_adapters.methods.fed_cprompt.options import ECONOMIES, FIRST, PRESETS, FedCPromptHparams
 from fcil_adapters.placement import check_blocks
 from fcil_adapters.prompt_parts import component_names
 from fcil_adapters.prompt_schemas import (
     PROMPT_CADENCE,
-    TRAINED_KINDS,
     head_schemas,
     head_specs,
-    lone_class_statistics,
+    prompt_method,
     prompts_schema,
     sizes,
     train_exchange,
@@ -65,27 +63,16 @@ def largest(
     return Largest() if task.index > 0 else Largest(without_parts=(FIRST,))
 
 
-def _half(name: str) -> str:
-    return f"fcil_adapters.methods.fed_cprompt.{name}"
-
-
-METHOD = Method(
+METHOD = prompt_method(
     name="fed_cprompt",
-    version="1",
     title="Fed-CPrompt: components with a contrast of server and previous task (HePCo's form)",
     citation="G. Bagwe, X. Yuan, M. Pan, L. Zhang. 2023. https://arxiv.org/abs/2307.04869",
     hparams=FedCPromptHparams,
     exchanges=exchanges,
     broadcast=broadcast,
     dims=dims,
-    learner=_half("learner:Learner"),
-    aggregator=_half("aggregator:Aggregator"),
-    model=_half("model:Model"),
     presets=PRESETS,
     cadence={**PROMPT_CADENCE, FIRST: Cadence.OPENING},
-    averagings=every_rule,
-    statistics=lone_class_statistics,
-    half=TRAINED_KINDS,
     largest=largest,
     economies=ECONOMIES,
 )

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.averaging_rules import every_rule
 from fcil_adapters.claims import Claim
-from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
+from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
 from fcil_adapters.methods.fedavg_prompt.options import ECONOMIES, PRESETS, FedAvgPromptHparams
 from fcil_adapters.placement import check_blocks
 from fcil_adapters.prompt_parts import pool_names
 from fcil_adapters.prompt_schemas import (
     POOL_CADENCE,
-    TRAINED_KINDS,
     head_schemas,
-    lone_class_statistics,
     pool_schema,
+    prompt_method,
     sizes,
     train_exchange,
 )
@@ -54,27 +52,16 @@ def dims(hparams: FedAvgPromptHparams, backbone: BackboneInfo, task: TaskInfo) -
     return sizes({"M": hparams.pool_size}, hparams.prompt_length, backbone.dim, task)
 
 
-def _half(name: str) -> str:
-    return f"fcil_adapters.methods.fedavg_prompt.{name}"
-
-
-METHOD = Method(
+METHOD = prompt_method(
     name="fedavg_prompt",
-    version="1",
     title="FedAvg-Prompt: averaged pools of prompts (a baseline of HePCo)",
     citation="S. Halbe, J. S. Smith, J. Tian, Z. Kira. TMLR 2024. https://arxiv.org/abs/2306.09970",
     hparams=FedAvgPromptHparams,
     exchanges=exchanges,
     broadcast=broadcast,
     dims=dims,
-    learner=_half("learner:Learner"),
-    aggregator=_half("aggregator:Aggregator"),
-    model=_half("model:Model"),
     presets=PRESETS,
     cadence=POOL_CADENCE,
-    averagings=every_rule,
-    statistics=lone_class_statistics,
-    half=TRAINED_KINDS,
     claim=Claim(
         said="31.37 MB in each exchange (MiB; HePCo's paper)",
         up_bytes=32_894_000,

@@ -13,20 +13,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fcil_adapters.averaging_rules import every_rule
 from fcil_adapters.cadence import Cadence
 from fcil_adapters.claims import Claim
 from fcil_adapters.class_reports import count_spec
-from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
+from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
 from fcil_adapters.methods.hepco.options import ECONOMIES, PRESETS, HepcoHparams
 from fcil_adapters.methods.hepco.parts import check_upload
 from fcil_adapters.placement import check_blocks
 from fcil_adapters.prompt_parts import POOLS, pool_names
 from fcil_adapters.prompt_schemas import (
-    TRAINED_KINDS,
     head_specs,
-    lone_class_statistics,
     pool_schema,
+    prompt_method,
     prompt_specs,
 )
 from fcil_protocol.schema import MetaSpec, PayloadSchema, TensorSpec
@@ -77,11 +75,7 @@ def _flags(rows: str) -> tuple[TensorSpec, ...]:
     return count_spec("classes", rows), count_spec("seen", rows)
 
 
-def _half(name: str) -> str:
-    return f"fcil_adapters.methods.hepco.{name}"
-
-
-METHOD = Method(
+METHOD = prompt_method(
     name="hepco",
     version="2",
     title="HePCo: Continual Adaptation of Vision Transformers for Federated Learning",
@@ -90,14 +84,8 @@ METHOD = Method(
     exchanges=exchanges,
     broadcast=broadcast,
     dims=dims,
-    learner=_half("learner:Learner"),
-    aggregator=_half("aggregator:Aggregator"),
-    model=_half("model:Model"),
     presets=PRESETS,
     cadence={POOLS: Cadence.TRAINED, "task": Cadence.TASK},
-    averagings=every_rule,
-    statistics=lone_class_statistics,
-    half=TRAINED_KINDS,
     claim=Claim(
         said="31.37 MB in each exchange (MiB)",
         up_bytes=32_894_000,

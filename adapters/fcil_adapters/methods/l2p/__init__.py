@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.averaging_rules import every_rule
 from fcil_adapters.claims import Claim
-from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
+from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
 from fcil_adapters.methods.l2p.options import ECONOMIES, NAMES, PRESETS, L2pHparams
 from fcil_adapters.prompt_schemas import (
     POOL_CADENCE,
-    TRAINED_KINDS,
     head_schemas,
-    lone_class_statistics,
     pool_schema,
+    prompt_method,
     sizes,
     train_exchange,
 )
@@ -43,27 +41,16 @@ def dims(hparams: L2pHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[st
     return sizes({"M": hparams.pool_size}, hparams.length, backbone.dim, task)
 
 
-def _half(name: str) -> str:
-    return f"fcil_adapters.methods.l2p.{name}"
-
-
-METHOD = Method(
+METHOD = prompt_method(
     name="l2p",
-    version="1",
     title="L2P with FedAvg: the nearest prompts of a pool lead an image's tokens",
     citation="Z. Wang et al. CVPR 2022. https://arxiv.org/abs/2112.08654",
     hparams=L2pHparams,
     exchanges=exchanges,
     broadcast=broadcast,
     dims=dims,
-    learner=_half("learner:Learner"),
-    aggregator=_half("aggregator:Aggregator"),
-    model=_half("model:Model"),
     presets=PRESETS,
     cadence=POOL_CADENCE,
-    averagings=every_rule,
-    statistics=lone_class_statistics,
-    half=TRAINED_KINDS,
     claim=Claim(
         said="0.2 MB (HGP's paper)",
         up_bytes=215_080,
