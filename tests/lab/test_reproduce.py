@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,8 +13,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from fcil_server.lab.cell import written
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(280)]
 
@@ -27,6 +26,11 @@ partitions = [{ name = "alpha=5", kind = "quantity", alpha = 5 }]
 rows = [{ title = "A", method = "%s" }, { title = "B", method = "%s", clients = 3 }]
 """
 NUMBERS = ("faa", "aia", "forgetting", "matrix", "train_images", "rounds")
+
+
+def written(path: Path) -> dict[str, object]:
+    """Return a cell's file."""
+    return json.loads(path.read_bytes())
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import subprocess
 import threading
@@ -248,10 +247,3 @@ def _per_client_round(data: RunData) -> Mapping[str, float | None]:
             total = sum(asdict(side)[what] for side in sides)
             found[f"{direction.value}_{what}"] = total / count if count else None
     return found
-
-
-def written(path: Path) -> dict[str, Any]:
-    """Read a cell's file."""
-    with storage_errors("read", path):
-        content: dict[str, Any] = json.loads(path.read_bytes())
-    return content
