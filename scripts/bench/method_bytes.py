@@ -28,7 +28,8 @@ from processes import children, peak_mb
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger_rows import Direction
 from fcil_server.local import LocalFederation
-from fcil_server.report_claims import accounts
+from fcil_server.page.claims import accounts
+from fcil_server.page.snapshot import frozen
 from fcil_server.rundata import Bytes, RoundView, RunData, collect, format_bytes
 
 BACKBONE = "vit_base_patch16_224"
@@ -228,7 +229,7 @@ def main() -> None:
         if args.rows is not None:
             args.rows.write_text("".join(json.dumps(r) + "\n" for r in rows))
         print(f"{name}: {seconds:.0f} s, {memory:.0f} MB in all processes", flush=True)
-        for account in accounts(data)[1]:
+        for account in accounts(frozen(data)):
             both = (format_bytes(v) if v is not None else "-" for v in (account.up, account.down))
             print(f"  {account.how}: {' up, '.join(both)} down", flush=True)
     print("\n".join((*table(rows), "", *rounds_table(rows))))

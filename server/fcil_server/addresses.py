@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fcil_protocol.errors import ConfigError
 
 DEFAULT_METRICS = "127.0.0.1:9464"  # the port that exporters of OpenTelemetry use, too
+DEFAULT_PAGE = "127.0.0.1:7780"
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -24,11 +24,13 @@ from fcil_server.config import load
 from fcil_server.federation import CONFIG, describe_lost_frames
 from fcil_server.findings import Finding, Level, failed, failure, fine, warning
 from fcil_server.ledger import LEDGER_NAME, Ledger
+from fcil_server.page.sessions import KEY_NAME
+from fcil_server.page_key import check_key
 
 LOW_BYTES, TOO_LOW_BYTES = 1_000_000_000, 50_000_000
 CERTIFICATE_DAYS = 30.0
 _PASSES = 3
-_OURS = {CONFIG, "keys", LEDGER_NAME, "runs", LOCK_NAME, "control.sock"}
+_OURS = {CONFIG, "keys", LEDGER_NAME, "runs", LOCK_NAME, "control.sock", KEY_NAME}
 _OURS |= {f"{LEDGER_NAME}-wal", f"{LEDGER_NAME}-shm"}
 _KEYS = {"server.json", "root.json", "certificate", "server.next.json"}
 _LOG = re.compile(r".+\.(log|jsonl)(\.\d+)?")  # the worker's, and what `--log` may put here
@@ -80,6 +82,7 @@ def _server(directory: Path) -> _Server:
 def _look(directory: Path) -> Iterator[Finding]:
     yield from _config(directory)
     yield from _keys(directory / "keys")
+    yield from _page_key(directory)
     try:
         lost = describe_lost_frames(directory / LEDGER_NAME)
         if lost:
@@ -126,6 +129,15 @@ def _keys(folder: Path) -> Iterator[Finding]:
     if public is not None and all(f.level is Level.OK for f in found):
         where = "root key here" if root else "root key kept elsewhere"
         yield fine("keys", f"server key {public.fingerprint}, certified; {where}")
+
+
+def _page_key(directory: Path) -> Iterator[Finding]:
+    """A server that serves no page has none."""
+    if (directory / KEY_NAME).exists():
+        try:
+            check_key(directory)
+        except FcilError as error:
+            yield failed("keys", error)
 
 
 def _certificate(path: Path, public: PublicKeys | None, root: RootKey | None) -> Iterator[Finding]:

@@ -17,16 +17,20 @@ from fcil_server import (
     cli_export,
     cli_forget,
     cli_members,
+    cli_page,
     cli_relay,
     cli_rounds,
     cli_storage,
 )
-from fcil_server.cli_metrics import (
-    MetricsCertOption,
-    MetricsKeyOption,
+from fcil_server.cli_doors import (
+    CertOption,
+    KeyOption,
     MetricsOption,
+    PageOption,
+    ReadOnlyOption,
     ServeCommand,
     metrics_settings,
+    page_settings,
 )
 from fcil_server.cli_options import (
     DEFAULT_DIRECTORY,
@@ -62,8 +66,12 @@ def serve(
     settings: SetOption = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0: any free one.")] = None,
     metrics: MetricsOption = None,
-    metrics_cert: MetricsCertOption = None,
-    metrics_key: MetricsKeyOption = None,
+    metrics_cert: CertOption = None,
+    metrics_key: KeyOption = None,
+    page: PageOption = None,
+    page_cert: CertOption = None,
+    page_key: KeyOption = None,
+    page_read_only: ReadOnlyOption = False,
     new_run: Annotated[bool, typer.Option(help="Begin a new run instead of going on.")] = False,
     budget: BudgetOption = None,
     until_done: Annotated[
@@ -89,12 +97,13 @@ def serve(
         from fcil_server.federation import CONFIG, Federation
 
         overrides = with_budget(settings, budget)
+        overrides += metrics_settings(metrics, metrics_cert, metrics_key)
+        overrides += page_settings(page, page_cert, page_key, read_only=page_read_only)
         if port is not None:
             path = config or (directory / CONFIG if (directory / CONFIG).exists() else None)
             listen = load(path, overrides).federation.listen
             host = listen.rpartition(":")[0]
             overrides = (*overrides, f'federation.listen="{host}:{port}"')
-        overrides += metrics_settings(metrics, metrics_cert, metrics_key)
         file = open_log(log, log_format, log_mb)
         federation = Federation.open(directory, config, overrides)
         try:
@@ -115,13 +124,15 @@ async def _serve(federation: Any, log: LogFile | None, **flags: bool) -> None:
         said(note.at, note.level, note.text, note.code)
         service.news()
 
-    def keep_for_good() -> None:
+    def listening() -> None:
+        if log is None:
+            cli_page.show_first_link(server)
         # Modules and schemas live as long as this process: no collection looks at them again,
         # which would keep the loop for 50 ms.
         gc.collect()
         gc.freeze()
 
-    server = Server(federation, say=say, service=service, listening=keep_for_good, **flags)
+    server = Server(federation, say=say, service=service, listening=listening, **flags)
     await server.serve()
 
 
@@ -372,6 +383,7 @@ def stop(
 
 
 app.add_typer(cli_members.app)
+app.add_typer(cli_page.app)
 app.add_typer(cli_forget.app)
 app.add_typer(cli_storage.app)
 app.add_typer(cli_export.app)

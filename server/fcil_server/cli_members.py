@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fcil_protocol.options import FormatOption, JsonOption
-from fcil_protocol.terminal import Format, chosen, emit, errors, printable
+from fcil_protocol.terminal import Format, chosen, emit, errors
 from fcil_server.cli_options import DEFAULT_DIRECTORY, DirOption
 
 app = typer.Typer()
-
-_UNITS = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
-
-
-def seconds(text: str) -> float:
-    """Read a duration such as 30m, 24h or 7d.
-
-    Raises:
-        UsageError: it is none.
-    """
-    from fcil_protocol.errors import UsageError
-
-    match = re.fullmatch(r"([0-9]{1,4})([mhd])", text)
-    if match is None:
-        raise UsageError(
-            f"expected a duration such as 30m, 24h or 7d, got {text[:40]!r}.",
-            action="Give a number and m, h or d.",
-        )
-    return int(match[1]) * _UNITS[match[2]]
 
 
 def check_new_file(path: Path) -> None:
@@ -78,6 +58,7 @@ def enrol(
     with errors(form):
         from fcil_protocol.errors import UsageError
         from fcil_protocol.files import write_atomic
+        from fcil_server.orders import only_here, seconds, start_command
 
         if qr and form is not Format.TEXT:
             raise UsageError("--qr draws on a terminal; it does not go with --json.")
@@ -90,22 +71,17 @@ def enrol(
             write_atomic(out, text.encode("ascii") + b"\n")
             issued["file"] = str(out)
             del issued["ticket"]
-        if all(_is_loopback(a) for a in issued["addresses"]):
-            typer.echo(
-                "warning: the ticket names only this machine's own address; for clients "
-                "elsewhere set `[federation] listen` and `advertise`, then enrol again.",
-                err=True,
-            )
+        warning = only_here(issued["addresses"])
+        if warning:
+            typer.echo(f"warning: {warning}", err=True)
 
         def show() -> None:
             if out is None:
                 typer.echo(text)
             if qr:
                 _draw(text)
-            where = f"--ticket {out}" if out is not None else "--ticket FILE (or - for stdin)"
-            start = "fcil-server relay --listen HOST:PORT" if relay else "fcil-client join"
-            start += "" if relay else " --data FOLDER"
-            typer.echo(f"On the device: {start} {where}", err=True)
+            file = str(out) if out is not None else "FILE (or - for stdin)"
+            typer.echo(f"On the device: {start_command(file, relay=relay)}", err=True)
             typer.echo(f"Server key: {issued['fingerprint']}", err=True)
 
         emit(issued, form, show)
@@ -133,16 +109,6 @@ def _issue(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
             return issue_ticket(roster, addresses, asked, f"uid {os.getuid()}")
         finally:
             federation.close()
-
-
-def _is_loopback(address: str) -> bool:
-    import ipaddress
-
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _draw(text: str) -> None:
@@ -230,6 +196,7 @@ def revoke(
         from fcil_protocol.errors import Unreachable
         from fcil_server.doorkeeper import Doorkeeper
         from fcil_server.federation import Federation, find_directory
+        from fcil_server.orders import said
         from fcil_server.roster import Roster
 
         find_directory(directory)
@@ -248,5 +215,4 @@ def revoke(
             finally:
                 federation.close()
         emit({"withdrawn": False, **reply}, form, lambda: None)
-        what = "ticket is withdrawn" if reply.get("withdrawn") else "membership is revoked"
-        typer.echo(f"{printable(reply['name'])}: the {what}.", err=True)
+        typer.echo(said("revoke", reply), err=True)

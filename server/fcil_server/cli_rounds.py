@@ -25,8 +25,7 @@ def close_round(
     json_flag: JsonOption = False,
 ) -> None:
     """End the round under way with what has come; with nothing, it is skipped."""
-    _ask("close_round", directory, form, json_flag, rest_of_task=rest_of_task)
-    typer.echo("The round closes.", err=True)
+    _order("close_round", directory, form, json_flag, rest_of_task=rest_of_task)
 
 
 @app.command()
@@ -36,9 +35,7 @@ def pause(
     json_flag: JsonOption = False,
 ) -> None:
     """Open no further round until `resume`; the one under way goes on to its end."""
-    told = _ask("pause", directory, form, json_flag)
-    open_now = "The round under way goes on to its end; then " if told["round_open"] else ""
-    typer.echo(f"{open_now or 'From now on '}no round opens: fcil-server resume.", err=True)
+    _order("pause", directory, form, json_flag)
 
 
 @app.command()
@@ -48,8 +45,7 @@ def resume(
     json_flag: JsonOption = False,
 ) -> None:
     """Let rounds go on after `pause`, or take a `drain` back that is still under way."""
-    _ask("resume", directory, form, json_flag)
-    typer.echo("Rounds go on.", err=True)
+    _order("resume", directory, form, json_flag)
 
 
 @app.command()
@@ -62,23 +58,22 @@ def drain(
 
     A round that comes up short at its deadline goes on when the server is started again.
     """
-    told = _ask("drain", directory, form, json_flag)
-    when = "when the round under way is over" if told["round_open"] else "now"
-    typer.echo(f"The server stops {when}.", err=True)
+    _order("drain", directory, form, json_flag)
 
 
-def _ask(
+def _order(
     op: str,
     directory: Path,
     form: Format,
     json_flag: bool,
     **fields: Any,
-) -> dict[str, Any]:
+) -> None:
     """Give the running server an order, and show what it says of it."""
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_protocol import control
+        from fcil_server.orders import said
 
         told = control.ask(directory, op, **fields)
         emit(told, form, lambda: None)
-    return told
+        typer.echo(said(op, told), err=True)

@@ -12,15 +12,15 @@ from fcil_server.class_changes import apply_change
 from fcil_server.erase import Going, erase, tidy
 from fcil_server.gauges import gauges
 from fcil_server.ledger_rows import Role, RunStatus
+from fcil_server.orders import check_lasts
 from fcil_server.outlook import outlook
+from fcil_server.page_entry import page_enter, page_link, page_sign_out
 from fcil_server.position import Mode
 from fcil_server.roster import Roster, check_name, ever_named
 from fcil_server.status import status
 
 if TYPE_CHECKING:
     from fcil_server.daemon import Server
-
-MIN_TICKET_S, MAX_TICKET_S = 60.0, 90 * 86_400.0
 
 
 async def answer(server: Server, op: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -34,6 +34,8 @@ async def answer(server: Server, op: str, fields: dict[str, Any]) -> dict[str, A
             return await status(server)
         case "gauges":
             return gauges(server, fields)
+        case "live":
+            return await server.live.tell(fields)
         case "outlook":
             return outlook(server)
         case "notes":
@@ -64,12 +66,19 @@ async def answer(server: Server, op: str, fields: dict[str, Any]) -> dict[str, A
             return change_classes(server, fields)
         case "stop_run":
             return _stop_run(server, fields)
+        case "page_link":
+            return page_link(server, _actor(fields))
+        case "page_enter":
+            return page_enter(server, fields, _actor(fields))
+        case "page_sign_out":
+            return await page_sign_out(server, _actor(fields))
         case _:
             raise UsageError(f"this server knows no command {op!r}.")
 
 
 def _actor(fields: dict[str, Any]) -> str:
-    return f"uid {fields.get('uid', '?')}"
+    page = ", page" if fields.get("by") == "page" else ""
+    return f"uid {fields.get('uid', '?')}{page}"
 
 
 def _audit(server: Server, fields: dict[str, Any], action: str, detail: str = "") -> None:
@@ -147,15 +156,10 @@ def issue_ticket(
     Raises:
         UsageError: the name is taken or none, the time is out of range, or ``via`` no relay.
     """
-    lasts_s, via = fields.get("lasts_s"), fields.get("via")
-    if not isinstance(lasts_s, int | float) or not MIN_TICKET_S <= lasts_s <= MAX_TICKET_S:
-        raise UsageError(
-            f"a ticket lasts 1 minute to {MAX_TICKET_S / 86_400:.0f} days.",
-            action="Give another --expires, such as 24h.",
-        )
+    via = fields.get("via")
     ticket = roster.issue(
         check_name(fields.get("name")),
-        float(lasts_s),
+        check_lasts(fields.get("lasts_s")),
         tuple(addresses),
         actor,
         role=Role.RELAY if fields.get("relay") is True else Role.CLIENT,

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from fcil_protocol.errors import UsageError
 from fcil_protocol.files import write_atomic
+from fcil_server.beside import HEAD, row, where
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger_rows import Direction
-from fcil_server.report_charts import cost_chart
+from fcil_server.page import charts, frozen
 from fcil_server.report_claims import wire_source
-from fcil_server.report_page import page, table
-from fcil_server.rundata import RunData, collect, cost_by_task, format_bytes
+from fcil_server.report_page import table
+from fcil_server.rundata import RunData, collect, cost_by_task
 from fcil_server.runs import run_named
 
 Named = Sequence[tuple[str, RunData]]
@@ -39,21 +39,13 @@ def read(places: Sequence[Path]) -> list[tuple[str, RunData]]:
 
 
 def _read(place: Path) -> RunData:
-    # A run directory is <federation>/runs/<run>.
-    directory, run = place, None
-    if not (place / LEDGER_NAME).exists():
-        directory, run = place.parent.parent, place.name
-    if not (directory / LEDGER_NAME).exists():
-        raise UsageError(
-            f"{place} is neither a federation's directory nor one of its runs.",
-            action="Give a directory that holds a ledger, or one of the directories in its runs/.",
-        )
+    directory, run = where(place)
     with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
         return collect(ledger, run_named(ledger, run).run_id)
 
 
 def write(runs: Named, folder: Path) -> list[Path]:
-    """Write ``comparison.html``, ``comparison.csv`` and, with matplotlib, a PNG.
+    """Write ``comparison.html``, ``comparison.csv`` and, with matplotlib, pictures.
 
     Raises:
         StorageError, DiskFull: the folder cannot be written.
@@ -65,32 +57,18 @@ def write(runs: Named, folder: Path) -> list[Path]:
     if importlib.util.find_spec("matplotlib") is not None:
         from fcil_server import plots
 
-        files["accuracy_over_bytes.png"] = plots.cost(runs)
+        files.update(plots.cost(runs))
     for name, content in files.items():
         write_atomic(folder / name, content)
     return [folder / name for name in files]
 
 
-HEAD = ("run", "method", "FAA", "AIA", "forgetting", "up", "down", "tensors up", "tensors down")
-
-
 def rows(runs: Named) -> list[tuple[str, ...]]:
     """Return a line of headline numbers for each run."""
-    lines = []
-    for name, data in runs:
-        faa, aia, lost = data.headline
-        ways = [data.bytes_of(d) for d in Direction]
-        lines.append(
-            (
-                name,
-                data.run.method,
-                *("-" if v is None else f"{v:.1f} %" for v in (faa, aia)),
-                "-" if lost is None else f"{lost:.1f} pp",
-                *(format_bytes(b.true_wire) for b in ways),
-                *(format_bytes(b.tensor) for b in ways),
-            )
-        )
-    return lines
+    return [
+        row(name, data.run.method, data.headline, [data.bytes_of(d) for d in Direction])
+        for name, data in runs
+    ]
 
 
 def _html(runs: Named) -> str:
@@ -100,10 +78,10 @@ def _html(runs: Named) -> str:
         f"{' or '.join(sorted(sources))}; tensors are what papers count. Runs of unlike data or "
         "tasks cannot be compared by this."
     )
-    return page(
+    chart = charts.still(charts.cost([(name, cost_by_task(data)) for name, data in runs]))
+    return frozen.plain(
         "Runs side by side",
-        f"<h1>Runs side by side</h1>{cost_chart(runs)}{table(HEAD, rows(runs), text=2)}"
-        f'<p class="faint">{escape(note)}</p>',
+        f'{chart}{table(HEAD, rows(runs), text=2)}<p class="faint">{escape(note)}</p>',
     )
 
 

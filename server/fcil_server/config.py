@@ -205,11 +205,20 @@ def _cross_checks(config: Config) -> Iterator[str]:
             split_address(address)
         except ConfigError as error:
             yield str(error).rstrip(".")
-    if config.federation.metrics:
+    section = config.federation
+    for key, address, certificate in (
+        ("metrics", section.metrics, section.metrics_certificate),
+        ("page", section.page, section.page_certificate),
+    ):
         try:
-            check_door(config.federation.metrics, config.federation.metrics_certificate)
+            if address:
+                check_door(address, certificate)
         except ConfigError as error:
-            yield f"federation.metrics: {str(error).rstrip('.')}"
+            yield f"federation.{key}: {str(error).rstrip('.')}"
+    if not section.page:
+        for key in ("page_read_only", "page_metrics", "page_beside"):
+            if getattr(section, key):
+                yield f"federation.{key} does nothing while federation.page is empty (--page)"
 
 
 def _round_checks(section: RoundSection) -> Iterator[str]:

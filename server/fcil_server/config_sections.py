@@ -47,10 +47,36 @@ class FederationSection(Section):
         0, ge=0, le=1000, description="of so many clients figures are told apart, by name"
     )
 
+    page: str = Field(
+        "",
+        description="address at which the live page is served, such as 127.0.0.1:7780 "
+        "(docs/page.md); empty: it is not",
+    )
+    page_cert: str = Field(
+        "", description="PEM file of the certificate that an address beyond loopback needs"
+    )
+    page_key: str = Field("", description="PEM file of its key")
+    page_read_only: bool = Field(False, description="the page shows and changes nothing")
+    page_metrics: bool = Field(
+        False, description="the page's address serves /metrics, too, to everybody who reaches it"
+    )
+    page_health: bool = Field(
+        True, description="the page's address serves /healthz, too, to everybody who reaches it"
+    )
+    page_beside: list[str] = Field(
+        default_factory=list,
+        description="other federations' or runs' directories that the page can compare with",
+    )
+
     @property
     def metrics_certificate(self) -> Certificate:
         """The files by which the figures' door proves its name."""
         return Certificate(self.metrics_cert, self.metrics_key)
+
+    @property
+    def page_certificate(self) -> Certificate:
+        """The files by which the page's door proves its name."""
+        return Certificate(self.page_cert, self.page_key)
 
     def told(self, port: int = 0) -> list[str]:
         """Return the addresses that clients are told.
@@ -84,7 +110,7 @@ class RunSection(Section):
     central_test: str = Field("", description="folder of test images that the server evaluates on")
     plots: bool = Field(
         True,
-        description="a run's end draws its PNGs; false: only `fcil-server report` does",
+        description="a run's end draws its pictures; false: only `fcil-server report` does",
     )
 
 

@@ -77,6 +77,7 @@ class Coordinator:
 
     def left(self, client: ClientId) -> None:
         """A client's session ended."""
+        self.discovery.news.set()  # what is waited for says how many are here
         self._events.put_nowait(machine.Left(client, self._now()))
 
     def declined(self, client: ClientId, key: RoundKey, reason: str) -> None:
@@ -320,7 +321,9 @@ class Coordinator:
         row = ledger.open_round(self.kit.run)
         if row is None or row.key != key:
             held, since = self.at.mode is not Mode.RUNNING, self.at.unheld_since
+            self.at.opened_at = None
             return Round(rules=rules, seed=seed, held=held, unheld_since=since)
+        self.at.opened_at = row.opened_at
         return restore(ledger, row, rules, seed, self._now())
 
     def _set_timer(self, at: float) -> None:
@@ -341,9 +344,10 @@ class Coordinator:
                 self._unheld_noted = -1
                 remaining = kit.config.round.deadline_s
                 with kit.ledger.transaction(waits=False):
-                    kit.ledger.new_round(
+                    row = kit.ledger.new_round(
                         key, asked=asked, base_state=self.at.number, remaining_s=remaining
                     )
+                self.at.opened_at = row.opened_at
                 await asyncio.to_thread(kit.ledger.sync)
                 kit.notify("info", "round_opened", round_notes.opened(self.at, asked))
             case machine.Widened(asked):

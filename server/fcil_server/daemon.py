@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 
 from fcil_protocol import control
+from fcil_protocol.assembly import Assembly
 from fcil_protocol.channel import Channel
 from fcil_protocol.errors import BadSignature, FcilError, InternalError, NotNow, WireError
 from fcil_protocol.ids import ClientId
@@ -52,13 +53,16 @@ from fcil_server.journal import Journal, Note
 from fcil_server.lanes import Lanes
 from fcil_server.ledger_rows import Client as ClientRow
 from fcil_server.ledger_rows import RoundKey
-from fcil_server.metrics_process import MetricsProcess
+from fcil_server.live import Live
+from fcil_server.page_key import make_key
+from fcil_server.page_links import PageLinks
 from fcil_server.peers import Peer, Peers
 from fcil_server.position import Mode
 from fcil_server.roster import LEFT_BY_ITSELF, REVOKED, Roster
 from fcil_server.runs import OpenRun, open_run
 from fcil_server.status import status_line
 from fcil_server.turns import LagMeter, Turns
+from fcil_server.web_process import WebProcess, figures_site, page_site
 
 FLUSH_S = 5.0  # how often byte counts and the deadline are written while nothing closes
 GOODBYE_S = 1.0  # for a goodbye to arrive before its connection is cut
@@ -96,6 +100,8 @@ class Server:
         self.started_at = time.time()  # once: a figure that trembles looks like restarts
         self.lag = LagMeter()
         self.books = Books(self)
+        self.live = Live(self)
+        self.links = PageLinks()
         self.port = 0
         self._until_done = until_done
         self._new_run = new_run
@@ -111,7 +117,8 @@ class Server:
         self._guests: Guests
         self._intake: Intake
         self.accounts: Accounts
-        self.figures: MetricsProcess
+        self.figures: WebProcess
+        self.page: WebProcess
         self.open: OpenRun
 
     # --- life -------------------------------------------------------------------------------
@@ -124,7 +131,7 @@ class Server:
         """
         _raise_descriptor_limit()
         self.ledger.checkpoint_by_hand()
-        self.figures = MetricsProcess(self.federation.directory, self.config.federation, self.note)
+        self._open_doors()
         self.roster.open()
         link = self._link = Lanes(
             self._listen(),
@@ -161,7 +168,8 @@ class Server:
             self.note("info", "serving", f"listening on {', '.join(self.addresses())}")
             self._listening()
             self.lag.start()
-            work = (self._receive(), self.open.drive(), self._tick(), self.figures.run())
+            doors = (self.figures.run(), self.page.run())
+            work = (self._receive(), self.open.drive(), self._tick(), *doors)
             tasks = [asyncio.create_task(self.guard(w)) for w in work]
             await self._stopping.wait()
         finally:
@@ -169,9 +177,18 @@ class Server:
             self._service.stopping()
             await self._shut_down(tasks, door)
             self.figures.close()
+            self.page.close()
             self._service.over()
         if self._failure is not None:
             raise self._failure
+
+    def _open_doors(self) -> None:
+        """Listen for Prometheus and for browsers, as far as that is wanted."""
+        directory, section = self.federation.directory, self.config.federation
+        self.figures = WebProcess(directory, figures_site(section), self.note)
+        self.page = WebProcess(directory, page_site(section), self.note)
+        if self.page.served:
+            make_key(directory)
 
     def _listen(self) -> Router:
         host, port = split_address(self.config.federation.listen)
@@ -191,6 +208,14 @@ class Server:
     def is_up(self, relay: ClientId) -> bool:
         """Say whether a relay is connected."""
         return self._link.has(relay)
+
+    def relays(self) -> list[ClientId]:
+        """Return the relays that are connected."""
+        return self._link.relays()
+
+    def uploads(self, client: ClientId) -> list[Assembly]:
+        """Return what has come of a client's envelopes, the newest first."""
+        return self._intake.arriving.of(client)
 
     def addresses(self) -> list[str]:
         """Return the addresses that clients are told."""
@@ -482,6 +507,7 @@ class Server:
             stored=self._stored,
             lasting=self.ledger.sync,
             announced=self._announced,
+            opened=self.live.opened,
             send=self.send,
             refused=self._count_refusal,
             failed=self._fail,
@@ -508,6 +534,7 @@ class Server:
     def round_opens(self, key: RoundKey, new_parts: set[str]) -> None:
         """Charge bytes to this round from now on."""
         self.accounts.begin(key, new_parts)
+        self.live.round_opens(key)
 
     async def round_closed(self, key: RoundKey) -> None:
         """Write what a closed round cost and brought, beside the round that follows."""

@@ -20,7 +20,7 @@ class Discovery:
 
     Attributes:
         may_go_on: returns at once unless the operator holds the run.
-        news: set whenever a client has announced its classes, or names were changed.
+        news: set whenever a client has announced its classes or left, or names were changed.
     """
 
     kit: Kit

@@ -6,6 +6,7 @@
         federation.toml   the configuration, with every key and its meaning
         keys/             root.json, server.json (0600), certificate;
                           server.next.json while new keys are put in place
+        page.key          signs the sessions of the page (0600), once it was served
         ledger.sqlite     who, what, when, how many bytes
         runs/<id>/        states/ parts/ spool/ incoming/ and the run's results
         lock  control.sock

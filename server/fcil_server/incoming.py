@@ -59,6 +59,10 @@ class Arriving:
         own[digest] = assembly
         return assembly
 
+    def of(self, client: ClientId) -> list[Assembly]:
+        """Return what is kept of a client's envelopes, the newest first."""
+        return list(reversed(self._of.get(client, {}).values()))
+
     def _place(self, digest: str, size: int) -> Path | None:
         path = self._directory / digest
         if size > IN_MEMORY_BYTES or size > self._free or path.exists():

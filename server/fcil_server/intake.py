@@ -21,14 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fcil_adapters.contract import TaskInfo
-from fcil_protocol.envelope import (
-    Core,
-    Header,
-    open_body,
-    parse_header,
-    unwrap_key,
-    verify_header,
-)
+from fcil_protocol.envelope import Core, Header, open_body, parse_header, unwrap_key, verify_header
 from fcil_protocol.errors import (
     FcilError,
     InternalError,
@@ -101,6 +94,7 @@ class Intake:
         stored: called after the fsync; it commits the update to the ledger.
         lasting: returns when what `stored` has committed is on the disk; then the Ack leaves.
         announced: called with a client's inventory.
+        opened: told of an update that is whole and valid, and not yet on the disk.
         refused: told of what is refused here, other than by an error of `offer` or `chunk`.
         failed: told of what the server cannot go on with.
     """
@@ -121,13 +115,14 @@ class Intake:
         announced: Callable[[Peer, Payload], None],
         send: Callable[[Peer, Message], bool],
         lasting: Callable[[], None] = lambda: None,
+        opened: Callable[[Accepted], None] = lambda _: None,
         refused: Callable[[Peer, FcilError], None] = lambda *_: None,
         failed: Callable[[FcilError], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._federation = federation
         self._keys = keys
-        self._arriving = Arriving(incoming, MAX_UPLOADS)
+        self.arriving = Arriving(incoming, MAX_UPLOADS)
         self._spool = spool
         self._credit = credit
         self._max_payload_bytes = max_payload_bytes
@@ -138,6 +133,7 @@ class Intake:
         self._lasting = lasting
         self._announced = announced
         self._send = send
+        self._opened = opened
         self._refused = refused
         self._failed = failed
         self._clock = clock
@@ -175,7 +171,7 @@ class Intake:
         self._check_size(peer, header)
         if len(peer.inflow.under_way) >= MAX_UPLOADS:
             self.forget(peer, next(iter(peer.inflow.under_way)))
-        assembly = self._arriving.take(peer.client, header)
+        assembly = self.arriving.take(peer.client, header)
         receiving = Receiving(header, data, signature, wrap, assembly)
         self._inflows.add(peer.inflow)
         coming = min(message.unasked, unasked(header))
@@ -260,7 +256,7 @@ class Intake:
                 self._waiting.popleft()
                 self._complete.discard(one.digest)
                 with contextlib.suppress(FcilError):  # a bad disk: `sweep` tries again
-                    self._arriving.drop(one.peer.client, one.digest)
+                    self.arriving.drop(one.peer.client, one.digest)
                 one.over.set()
                 self._room.set()
 
@@ -280,6 +276,7 @@ class Intake:
             return
         expectation = self._expect(peer.client, header.core)
         accepted = await asyncio.to_thread(self._keep, peer.client, receiving, expectation)
+        self._opened(accepted)
         self._batch.append((peer, accepted))
         self._pending.add(digest)
         if self._flush is None or self._flush.done():
@@ -369,7 +366,7 @@ class Intake:
     def forget(self, peer: Peer, digest: str) -> None:
         """Drop what has come of an update that was refused."""
         if peer.inflow.end(digest) is not None:
-            self._arriving.drop(peer.client, digest)
+            self.arriving.drop(peer.client, digest)
 
     def sweep(self, peers: Iterable[Peer]) -> None:
         """After a round, remove what nobody goes on with: its updates could not count any more.
@@ -378,7 +375,7 @@ class Intake:
         """
         live = {digest for peer in peers for digest in peer.inflow.under_way}
         with contextlib.suppress(FcilError):  # what is left goes after the next round
-            self._arriving.sweep(live | self._complete)
+            self.arriving.sweep(live | self._complete)
 
     async def drain(self) -> None:
         """Wait until every update that is complete now is durable and acknowledged, or refused."""

@@ -68,6 +68,11 @@ class Journal:
         with contextlib.suppress(FcilError):
             self._ledger.add_refusal(client, error.code, error.message)
 
+    @property
+    def last(self) -> int:
+        """The number of the newest note, from 1; 0: there is none."""
+        return self._noted
+
     def latest(self, count: int) -> list[dict[str, Any]]:
         """Return the newest notes, oldest first."""
         return [asdict(n) for n in list(self._notes)[-count:]]

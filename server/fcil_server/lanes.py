@@ -160,6 +160,11 @@ class Lanes:
         """Say whether a relay is connected and was greeted."""
         return any(relay.peer is not None for relay in self._relays(client))
 
+    def relays(self) -> list[ClientId]:
+        """Return the relays that are connected and were greeted."""
+        greeted = (r for r in self._kinds.values() if r is not None and r.peer is not None)
+        return sorted({relay.row.client_id for relay in greeted})
+
     def _relays(self, client: ClientId) -> list[_Relay]:
         return [r for r in self._kinds.values() if r is not None and r.row.client_id == client]
 

@@ -1,4 +1,4 @@
-"""The run directory's PNGs, drawn by matplotlib without a display.
+"""The run directory's pictures, as PNG and SVG, drawn by matplotlib without a display.
 
 matplotlib is imported only here and only when something is drawn. Colours are Okabe and
 Ito's and the cividis map, readable with every common form of colour blindness and in grey.
@@ -31,16 +31,16 @@ _MAX_BARS = 60  # rounds; more are drawn as lines
 
 
 def draw(data: RunData) -> dict[str, bytes]:
-    """Return file name -> PNG of every plot that the run has numbers for."""
+    """Return file name -> picture of every plot that the run has numbers for, PNG and SVG."""
     figures: dict[str, Figure] = {}
     m = data.metrics
     if m is not None:
-        figures["accuracy_matrix.png"] = _matrix(data, m)
-        figures["accuracy.png"] = _accuracy(data, m)
+        figures["accuracy_matrix"] = _matrix(data, m)
+        figures["accuracy"] = _accuracy(data, m)
     if data.rounds:
-        figures["bytes_per_round.png"] = _bytes_per_round(data)
-        figures["seconds_per_round.png"] = _seconds(data)
-    return {name: _png(figure) for name, figure in figures.items()}
+        figures["bytes_per_round"] = _bytes_per_round(data)
+        figures["seconds_per_round"] = _seconds(data)
+    return {k: v for name, figure in figures.items() for k, v in _files(name, figure).items()}
 
 
 def _new(width: float, height: float) -> tuple[Figure, Axes]:
@@ -53,11 +53,18 @@ def _new(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def _png(figure: Figure) -> bytes:
-    out = io.BytesIO()
-    # No software or date in the file: the same numbers give the same bytes.
-    figure.savefig(out, format="png", dpi=_DPI, metadata={"Software": None})
-    return out.getvalue()
+def _files(name: str, figure: Figure) -> dict[str, bytes]:
+    """Return a figure as files; the same numbers give the same bytes.
+
+    So there is no software or date in them, and names inside an SVG come from its content.
+    """
+    import matplotlib as mpl
+
+    png, svg = io.BytesIO(), io.BytesIO()
+    figure.savefig(png, format="png", dpi=_DPI, metadata={"Software": None})
+    with mpl.rc_context({"svg.hashsalt": "fcil"}):
+        figure.savefig(svg, format="svg", metadata={"Creator": None, "Date": None})
+    return {f"{name}.png": png.getvalue(), f"{name}.svg": svg.getvalue()}
 
 
 def _matrix(data: RunData, m: Metrics) -> Figure:
@@ -112,8 +119,8 @@ def _accuracy(data: RunData, m: Metrics) -> Figure:
     return figure
 
 
-def cost(runs: Sequence[tuple[str, RunData]]) -> bytes:
-    """Return a PNG of accuracy against bytes on the wire, a line for each named run."""
+def cost(runs: Sequence[tuple[str, RunData]]) -> dict[str, bytes]:
+    """Return file name -> picture of accuracy against bytes, a line for each named run."""
     figure, axes = _new(7.0, 4.2)
     points = {name: cost_by_task(data) for name, data in runs}
     scale, unit = _unit(max((float(b) for line in points.values() for b, _ in line), default=0))
@@ -128,7 +135,7 @@ def cost(runs: Sequence[tuple[str, RunData]]) -> bytes:
     axes.set_ylabel("accuracy over all classes seen [%]")
     axes.set_title("Accuracy after each task, by what it cost")
     axes.legend(frameon=False)
-    return _png(figure)
+    return _files("accuracy_over_bytes", figure)
 
 
 def _bytes_per_round(data: RunData) -> Figure:
@@ -178,11 +185,16 @@ def _seconds(data: RunData) -> Figure:
     x, low = np.arange(len(views)), np.zeros(len(views))
     phases = dict.fromkeys(p for v in views for p in v.round.phases)
     for phase, colour in zip(phases, itertools.cycle(_COLOURS), strict=False):
-        high = np.array([v.round.phases.get(phase, 0.0) for v in views])
-        axes.bar(x, high, 0.6, bottom=low, color=colour, label=phase.removesuffix("_s"))
-        low += high
+        high = low + [v.round.phases.get(phase, 0.0) for v in views]
+        look: dict[str, Any] = {"color": colour, "label": phase.removesuffix("_s")}
+        if len(views) > _MAX_BARS:
+            axes.fill_between(x, low, high, step="mid", lw=0, **look)
+        else:
+            axes.bar(x, high - low, 0.6, bottom=low, **look)
+        low = high
     _grid(axes)
     _round_marks(axes, data)
+    axes.set_ylim(bottom=0)
     axes.set_ylabel("seconds")
     axes.set_title(f"{data.run.method}: seconds per round by phase", pad=18)
     figure.legend(frameon=False, ncols=4, loc="outside lower center", fontsize=9)

@@ -81,6 +81,7 @@ class Position:
         state, number, digest: the committed state that the next round starts from.
         parts, refs: its broadcast, once computed, and the sealed references to it.
         mode: what the operator wants; it ends with the server.
+        opened_at: when the round under way first asked somebody, unix seconds.
         unheld_since: since when nobody here has data for the task, while its rounds are skipped
             for that.
     """
@@ -97,6 +98,7 @@ class Position:
     refs: list[PartRef] = field(default_factory=list)
     mode: Mode = Mode.RUNNING
     unheld_since: float | None = None
+    opened_at: float | None = None
 
     @property
     def base(self) -> int:

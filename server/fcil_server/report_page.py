@@ -1,31 +1,11 @@
-"""What reports are written with: a self-contained page, tables, and numbers as people read them."""
+"""What reports are written with: tables, and numbers as people read them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from html import escape
 
-from fcil_server.svg import STYLE
-
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 NOTHING = "-"  # what is undefined
-
-
-def page(title: str, body: str) -> str:
-    """Return a document that makes no request, around a body of escaped HTML."""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>"
-        f"<body>{body}</body></html>\n"
-    )
-
-
-def section(title: str, content: str) -> str:
-    """Put a heading over a piece of a page."""
-    return f"<section><h2>{escape(title)}</h2>{content}</section>"
 
 
 def folded(title: str, content: str) -> str:
@@ -72,8 +52,3 @@ def duration(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.1f} min"
     return f"{seconds / 3600:.1f} h"
-
-
-def when(moment: float | None) -> str:
-    """Write a moment in UTC."""
-    return "" if moment is None else f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S} UTC"

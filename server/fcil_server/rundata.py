@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 from fcil_protocol.errors import UsageError
@@ -19,8 +21,10 @@ from fcil_server.ledger_rows import (
     Answer,
     ByteCount,
     Cause,
+    ClassRow,
     Client,
     Direction,
+    Event,
     Round,
     Run,
     Source,
@@ -28,6 +32,8 @@ from fcil_server.ledger_rows import (
     UpdateStatus,
 )
 from fcil_server.metrics import Metrics
+
+_EVENTS = 50  # warnings and errors that a report lists
 
 
 @dataclass(frozen=True)
@@ -62,10 +68,10 @@ class Bytes:
         for count in counts:
             where = (count.run, count.task, count.kind, count.round, count.direction)
             places[where].append(count)
-        return sum((cls._of_one_place(found) for found in places.values()), start=cls())
+        return sum((cls.of_one_place(found) for found in places.values()), start=cls())
 
     @classmethod
-    def _of_one_place(cls, counts: Sequence[ByteCount]) -> Bytes:
+    def of_one_place(cls, counts: Sequence[ByteCount]) -> Bytes:
         """Sum what was counted in one round and direction."""
         wire = sum(c.wire for c in counts if c.source is not Source.KERNEL)
         kernel = sum(c.wire for c in counts if c.source is Source.KERNEL)
@@ -82,8 +88,10 @@ class Bytes:
         )
 
     def __add__(self, other: Bytes) -> Bytes:
-        pairs = zip(astuple(self), astuple(other), strict=True)
-        return Bytes(*(a + b for a, b in pairs))
+        return Bytes(*map(int.__add__, _numbers(self), _numbers(other)))
+
+
+_numbers = attrgetter(*(spec.name for spec in fields(Bytes)))  # astuple copies: 20 times slower
 
 
 @dataclass(frozen=True)
@@ -137,17 +145,24 @@ class RunData:
         clients: who was asked, answered or is counted in bytes, by id.
         pooled: metrics over the clients' test images; ``central`` over the server's folder.
         flows: the run's byte counts; ``outside``: the federation's that belong to no run.
+        events: the run's newest warnings and errors, the newest first.
     """
 
     run: Run
     tasks: tuple[Task, ...]
-    class_names: Mapping[int, str]
+    classes: tuple[ClassRow, ...]
     rounds: tuple[RoundView, ...]
     clients: Mapping[ClientId, Client]
     pooled: Metrics | None
     central: Metrics | None
     flows: tuple[ByteCount, ...]
     outside: tuple[ByteCount, ...]
+    events: tuple[Event, ...] = ()
+
+    @cached_property
+    def class_names(self) -> Mapping[int, str]:
+        """Class id -> name."""
+        return {c.class_id: c.name for c in self.classes if c.class_id is not None}
 
     @property
     def metrics(self) -> Metrics | None:
@@ -203,13 +218,14 @@ def collect(ledger: Ledger, run_id: RunId) -> RunData:
     return RunData(
         run=run,
         tasks=tuple(tasks),
-        class_names={c.class_id: c.name for c in ledger.classes(run_id) if c.class_id is not None},
+        classes=tuple(ledger.classes(run_id)),
         rounds=views,
         clients=_participants(ledger, views, flows),
         pooled=metrics.pooled(evaluations, increments),
         central=metrics.central(evaluations, increments),
         flows=tuple(flows),
         outside=tuple(ledger.byte_counts(None)),
+        events=tuple(e for e in reversed(ledger.events(run_id)) if e.level != "info")[:_EVENTS],
     )
 
 

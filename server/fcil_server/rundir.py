@@ -25,7 +25,6 @@ from fcil_server.fork import check_state
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import ByteCount, Direction, RoundKey, RunStatus
 from fcil_server.metrics import Metrics
-from fcil_server.report import html_report
 from fcil_server.rundata import Bytes, RunData, collect, round_view
 from fcil_server.store import StateRecord, StateStore
 
@@ -63,12 +62,14 @@ def write(
     """Write all files of a run's directory anew, each atomically, and return their paths.
 
     ``states`` is where the final model is copied from; without it, and before the first
-    state, there is none. PNGs are drawn where ``plots`` says so and matplotlib is there.
+    state, there is none. Pictures are drawn where ``plots`` says so and matplotlib is there.
 
     Raises:
         UsageError: there is no such run.
         StorageError, DiskFull: the directory cannot be written.
     """
+    from fcil_server.page import frozen  # its templates are loaded when they are needed
+
     data = collect(ledger, run)
     with storage_errors("create", directory):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -78,7 +79,7 @@ def write(
         "bytes.csv": bytes_csv(data).encode(),
         "accuracy_matrix.csv": matrix_csv(data.metrics).encode(),
         "environment.json": _json(environment(data)),
-        "report.html": html_report(data).encode(),
+        "report.html": frozen.report(data).encode(),
     }
     content = summary(data)
     if states is not None and final is not None:

@@ -17,24 +17,11 @@ from fcil_protocol.ids import RunId
 from fcil_protocol.messages import PrivacyTerms
 from fcil_protocol.terminal import printable
 from fcil_server import comparison
+from fcil_server.beside import HEAD
 from fcil_server.ledger import Ledger
 from fcil_server.report_tables import summary_tables
 from fcil_server.rundata import RunData, format_bytes
-
-# The ledger's words, as the tables show them.
-CLOSED_BY = {
-    "taken": "closed with as many updates as are taken",
-    "deadline": "closed at its deadline",
-    "operator": "closed by the operator",
-    "rest_of_task": "closed by the operator, with the rest of its task",
-    "no_holder": "nobody here held images for it",
-}
-ANSWERS = {
-    "straggler": "came too late",
-    "lost": "was away",
-    "declined": "declined",
-    "surplus": "was not needed",
-}
+from fcil_server.words import ANSWERS, CLOSED_BY
 
 
 def _console() -> Console:
@@ -50,6 +37,8 @@ def show_status(data: dict[str, Any]) -> None:
         out.print(f"federation  {printable(federation['name'])} at {where}", markup=False)
     else:
         out.print(f"federation  {federation['directory']} (not running)", markup=False)
+    if federation.get("page"):
+        out.print(f"page        {federation['page']['address']}, by a link of: fcil-server page")
     if run:
         out.print(
             f"run         {run['id']} ({run['status']}), {run['method']} on {run['backbone']}"
@@ -195,7 +184,7 @@ def rounds_csv(rows: list[dict[str, Any]]) -> None:
 def show_comparison(runs: Sequence[tuple[str, RunData]], folder: Path) -> None:
     """Print the headline numbers of several runs, and where the page is."""
     table = Table(box=None, pad_edge=False)
-    for number, title in enumerate(comparison.HEAD):
+    for number, title in enumerate(HEAD):
         table.add_column(title, justify="left" if number < 2 else "right")
     for line in comparison.rows(runs):
         table.add_row(*map(printable, line))

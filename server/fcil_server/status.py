@@ -31,6 +31,7 @@ async def status(server: Server) -> dict[str, Any]:
             "addresses": server.addresses(),
             "port": server.port,
             "metrics": server.figures.describe(),
+            "page": server.page.describe(),
             "up_s": round(time.monotonic() - server.began, 1),
         },
         "run": {

@@ -8,30 +8,65 @@ whoever is slow, silent or greedy is cut. uvicorn speaks HTTP, Starlette finds t
 
 from __future__ import annotations
 
+import array
 import asyncio
+import contextlib
+import fcntl
 import functools
 import ipaddress
 import re
 import socket
 import ssl
+import termios
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from fcil_protocol.errors import ConfigError, LinkError
 from fcil_server.addresses import Certificate, split_address
 
-MAX_CONNECTIONS = 32
 MAX_HEAD_BYTES = 8192  # of a request: its line and headers
 HANDSHAKE_S = 5.0  # of TLS, which comes before what is bounded below
-FIRST_S = 2.0  # from a connection to its first request: who says nothing leaves room soon
-REQUEST_S = 10.0  # from the first request, or the last answer, to the end of the next answer
 KEEP_ALIVE_S = 5.0  # without a request
 BACKLOG = 64
+STREAM_BUFFER_BYTES = 64 << 10  # that the kernel may hold for one who does not read a stream
 
 _HOST = re.compile(r"(?:\[(?P<six>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a door takes, and for how long it waits.
+
+    Attributes:
+        connections: at a time; one more is cut at once.
+        body_bytes: of a request.
+        first_s: from a connection to its first request: who says nothing leaves room soon.
+        request_s: from the first request, or the last answer, to the end of the next answer.
+        stalled_s: how long the reader of a stream may take nothing while something waits for
+            it; a stream is bounded by this alone (`endless`).
+    """
+
+    connections: int = 32
+    body_bytes: int = 0
+    first_s: float = 2.0
+    request_s: float = 10.0
+    stalled_s: float = 10.0
+
+
+LIMITS = Limits()
+_ENDLESS = "fcil_endless"  # in a request's state: tells the door that its answer is a stream
+
+
+def endless(scope: Any) -> None:
+    """Say that the answer to a request is a stream: bounded by `Limits.stalled_s` alone.
+
+    Each piece that is sent then waits until all before it has left this process.
+    """
+    scope["state"][_ENDLESS]()
 
 
 def open_door(address: str) -> socket.socket:
@@ -120,9 +155,10 @@ def is_ours(host: str, names: frozenset[str]) -> bool:
 class OwnNames:
     """Sends away whoever calls the door by a name that is not its own, or says too much."""
 
-    def __init__(self, app: App, names: frozenset[str]) -> None:
+    def __init__(self, app: App, names: frozenset[str], body_bytes: int = 0) -> None:
         self._app = app
         self._names = names
+        self._body_bytes = body_bytes
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass a request on, or refuse it."""
@@ -132,15 +168,24 @@ class OwnNames:
         else:
             from starlette.responses import PlainTextResponse
 
-            await PlainTextResponse(*refusal)(scope, receive, send)
+            headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+            await PlainTextResponse(*refusal, headers)(scope, receive, send)
 
     def _refusal(self, scope: Any) -> tuple[str, int] | None:
         if _head_bytes(scope) > MAX_HEAD_BYTES:
             return f"a request may be {MAX_HEAD_BYTES} bytes long.\n", 431
-        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        hosts = _all(scope, b"host")
         if len(hosts) != 1 or not is_ours(hosts[0].decode("latin-1"), self._names):
             return "this door is not called that; use its address in numbers.\n", 421
+        if _all(scope, b"transfer-encoding"):
+            return "say how long the request's body is (Content-Length).\n", 411
+        if any(int(length) > self._body_bytes for length in _all(scope, b"content-length")):
+            return f"a request's body may be {self._body_bytes} bytes long.\n", 413
         return None
+
+
+def _all(scope: Any, name: bytes) -> list[bytes]:
+    return [value for key, value in scope["headers"] if key == name]
 
 
 def _head_bytes(scope: Any) -> int:
@@ -149,7 +194,7 @@ def _head_bytes(scope: Any) -> int:
     return target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
-def make_server(app: App, certificate: Certificate) -> Any:
+def make_server(app: App, certificate: Certificate, limits: Limits = LIMITS) -> Any:
     """Return a ``uvicorn.Server`` for the app; ``serve(sockets=[...])`` runs it.
 
     Raises:
@@ -159,8 +204,8 @@ def make_server(app: App, certificate: Certificate) -> Any:
 
     check_certificate(certificate)
     config = uvicorn.Config(
-        OwnNames(app, own_names(certificate)),
-        http=_bounded(),
+        OwnNames(app, own_names(certificate), limits.body_bytes),
+        http=_bounded(limits),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -194,7 +239,7 @@ def make_server(app: App, certificate: Certificate) -> Any:
     return Door(config)
 
 
-def _bounded() -> type[asyncio.Protocol]:
+def _bounded(limits: Limits) -> type[asyncio.Protocol]:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Bounded(H11Protocol):
@@ -202,21 +247,24 @@ def _bounded() -> type[asyncio.Protocol]:
 
         _patience: asyncio.TimerHandle | None = None
         _asked = False
+        _streams = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             """Take a connection, unless there are many."""
             super().connection_made(transport)
-            if len(self.connections) > MAX_CONNECTIONS:
+            if len(self.connections) > limits.connections:
                 transport.abort()
             else:
-                self._wait(FIRST_S)
+                self._wait(limits.first_s)
 
         def handle_events(self) -> None:
             """Take what came; with the first request, its time begins."""
             super().handle_events()
+            if self.scope is not None:
+                self.scope["state"][_ENDLESS] = self._stream
             if not self._asked and self.cycle is not None:
                 self._asked = True
-                self._wait(REQUEST_S)
+                self._wait(limits.request_s)
 
         def connection_lost(self, exc: Exception | None) -> None:
             """Forget a connection."""
@@ -225,8 +273,44 @@ def _bounded() -> type[asyncio.Protocol]:
 
         def on_response_complete(self) -> None:
             """Wait for the next request."""
+            self._streams = False
             super().on_response_complete()
-            self._wait(REQUEST_S)
+            self._wait(limits.request_s)
+
+        def pause_writing(self) -> None:
+            """Wait for a reader that is behind; that of a stream must take something."""
+            super().pause_writing()
+            if self._streams:
+                self._watch(_untaken(self.transport))
+
+        def resume_writing(self) -> None:
+            """Go on: the reader has caught up."""
+            super().resume_writing()
+            if self._streams:
+                self._forgive()
+
+        def _stream(self) -> None:
+            self._streams = True
+            self._forgive()
+            sock = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, STREAM_BUFFER_BYTES)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # a machine that is gone takes nothing, either
+                patience_ms = int(limits.stalled_s * 1000)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms)
+            self.transport.set_write_buffer_limits(high=1, low=0)  # at 0, TLS waits for ever
+
+        def _watch(self, behind: int) -> None:
+            """Cut the reader unless it takes something of what waits for it, in time."""
+            self._forgive()
+
+            def look() -> None:
+                left = _untaken(self.transport)
+                if left >= behind:
+                    self.transport.abort()
+                else:
+                    self._watch(left)
+
+            self._patience = self.loop.call_later(limits.stalled_s, look)
 
         def _wait(self, seconds: float) -> None:
             self._forgive()
@@ -238,3 +322,12 @@ def _bounded() -> type[asyncio.Protocol]:
                 self._patience = None
 
     return cast("type[asyncio.Protocol]", Bounded)
+
+
+def _untaken(transport: asyncio.Transport) -> int:
+    """Return how much of what was written the other machine has not taken."""
+    in_kernel = array.array("i", [0])
+    sock = transport.get_extra_info("socket")
+    with contextlib.suppress(OSError):  # a kernel that does not tell: it holds little (`_stream`)
+        fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, in_kernel)
+    return transport.get_write_buffer_size() + in_kernel[0]

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from fcil_server.report_page import NOTHING, folded, page, table
-from fcil_server.svg import LEFT, PLOT_W, figure, grid, x_labels, y_of
-
-STYLES = "abcdef"
+from fcil_server.page import charts, frozen
+from fcil_server.page.accuracy import look_of
+from fcil_server.page.spec import STYLES
+from fcil_server.report_page import NOTHING, folded, table
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _triangle(rows: Sequence[Sequence[float | None]]) -> str:
 
 def html(title: str, blocks: Iterable[Block]) -> str:
     """Write blocks as one page that makes no request."""
-    return page(title, f"<h1>{escape(title)}</h1>{''.join(map(_html, blocks))}")
+    return frozen.plain(title, "".join(map(_html, blocks)))
 
 
 def _html(block: Block) -> str:
@@ -143,27 +143,11 @@ def _heat(rows: Sequence[Sequence[float | None]]) -> str:
 
 
 def _heat_cell(value: float | None) -> str:
-    if value is None:
-        return f"<td>{NOTHING}</td>"
-    alpha = 0.06 + 0.94 * value / 100
-    strong = ' class="strong"' if alpha > 0.6 else ""
-    return f'<td{strong} style="background:rgb(0 94 148 / {alpha:.2f})">{value:.1f}</td>'
+    text = NOTHING if value is None else f"{value:.1f}"
+    return f'<td class="{look_of(value)}">{text}</td>'
 
 
 def curves(title: str, lines: Sequence[tuple[str, Sequence[float | None]]]) -> str:
     """Draw accuracies in percent over tasks, a line each; at most as many as there are styles."""
-    tasks = max((len(values) for _, values in lines), default=0)
-    x = [LEFT + PLOT_W * (t + 0.5) / max(1, tasks) for t in range(tasks)]
-    marks = [grid([(v, f"{v} %") for v in (0, 25, 50, 75, 100)], 100)]
-    marks += x_labels(x, [str(t) for t in range(tasks)], "after task")
-    for style, (name, values) in zip(STYLES, lines, strict=False):
-        points = [(x[t], y_of(v, 100), t, v) for t, v in enumerate(values) if v is not None]
-        joined = " ".join(f"{px:.1f},{py:.1f}" for px, py, _, _ in points)
-        marks.append(f'<polyline class="line {style}" points="{joined}"/>')
-        marks.extend(
-            f'<circle class="dot {style}" cx="{px:.1f}" cy="{py:.1f}" r="4">'
-            f"<title>{escape(name)} after task {t}: {v:.1f} %</title></circle>"
-            for px, py, t, v in points
-        )
-    legend = [(name, style) for style, (name, _) in zip(STYLES, lines, strict=False)]
-    return figure(title, marks, legend)
+    styled = [(name, style, values) for style, (name, values) in zip(STYLES, lines, strict=False)]
+    return str(charts.still(charts.over_tasks("curves", title, styled)))

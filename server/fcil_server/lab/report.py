@@ -7,7 +7,6 @@ from pathlib import Path
 
 from fcil_protocol.files import write_atomic
 from fcil_server.lab.blocks import (
-    STYLES,
     Block,
     Code,
     Curves,
@@ -22,6 +21,7 @@ from fcil_server.lab.blocks import (
 from fcil_server.lab.experiment import Experiment, Figure
 from fcil_server.lab.plan import Cell
 from fcil_server.lab.summary import Content, Entry, Stat, entries, judge
+from fcil_server.page.spec import STYLES
 from fcil_server.report_page import NOTHING, duration
 from fcil_server.rundata import format_bytes
 

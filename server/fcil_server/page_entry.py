@@ -1,0 +1,90 @@
+"""How browsers get to see the page: the commands that make links, burn them, and sign out."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from typing import TYPE_CHECKING, Any
+
+from fcil_protocol.errors import UsageError
+from fcil_server.addresses import split_address
+from fcil_server.page_key import renew_key
+from fcil_server.page_links import LIFE_S
+from fcil_server.web_door import own_names
+
+if TYPE_CHECKING:
+    from fcil_server.daemon import Server
+
+MAX_ADDRESS = 45  # characters of an IP address
+
+
+def page_link(server: Server, actor: str) -> dict[str, Any]:
+    """Make a link that lets one browser in, once; it goes to whoever asked and is kept nowhere.
+
+    Raises:
+        UsageError: no page is served.
+    """
+    _must_serve(server)
+    token = server.links.make(time.monotonic())
+    server.ledger.add_audit(actor, "page_link")
+    # What stands behind the # is not sent: no log of any server between has it.
+    url = f"{server.page.origin(_host(server))}/enter#{token}"
+    return {"url": url, "expires": time.time() + LIFE_S}
+
+
+def page_enter(server: Server, fields: dict[str, Any], actor: str) -> dict[str, Any]:
+    """Burn a link: the browser that brought it is let in.
+
+    Args:
+        server: the server.
+        fields: ``token``, and ``from``: the browser's address.
+        actor: who asks, for the audit log.
+
+    Raises:
+        UsageError: no page is served.
+        TrustError: there is no such link, any more, or too many were tried.
+    """
+    _must_serve(server)
+    address = str(fields.get("from", ""))[:MAX_ADDRESS]
+    server.links.use(str(fields.get("token", "")), time.monotonic(), address)
+    server.ledger.add_audit(actor, "page_enter", f"from {address}" if address else "")
+    return {"ok": True}
+
+
+async def page_sign_out(server: Server, actor: str) -> dict[str, Any]:
+    """End all sessions and void all links.
+
+    Raises:
+        DiskFull, StorageError: nothing was changed.
+    """
+    await asyncio.to_thread(renew_key, server.federation.directory)
+    server.links.void()
+    server.ledger.add_audit(actor, "page_sign_out")
+    return {}
+
+
+def _must_serve(server: Server) -> None:
+    if not server.page.served:
+        raise UsageError(
+            "this server serves no page.", action="Start it with: fcil-server serve --page"
+        )
+
+
+def _host(server: Server) -> str:
+    """Return by what name a browser gets to the page."""
+    section = server.config.federation
+    names = own_names(section.page_certificate) - {"localhost"}
+    whole = sorted(name for name in names if not name.startswith("*."))
+    if whole:
+        return whole[0]
+    hosts = [split_address(a)[0] for a in (section.page, *server.addresses())]
+    return next((host for host in hosts if not _is_any(host)), "localhost")
+
+
+def _is_any(host: str) -> bool:
+    """Say whether an address stands for all that a machine has."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False

@@ -1,0 +1,43 @@
+"""The key that signs the page's sessions: ``page.key`` in the federation's directory, 0600.
+
+It is the server's to make. Whoever has it could let in any browser, so it is kept as other
+keys are, but for backups: a federation that is restored makes a new one, and sessions end.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from fcil_protocol.files import write_atomic
+from fcil_server.page.sessions import KEY_NAME, MIN_KEY_BYTES, KeyedSessions
+
+
+def make_key(directory: Path) -> None:
+    """Make the key where there is none.
+
+    Raises:
+        KeyFileError: there is one that cannot be used, or that others may read.
+        StorageError: it cannot be read or written.
+    """
+    if not (directory / KEY_NAME).exists():
+        renew_key(directory)
+    check_key(directory)
+
+
+def check_key(directory: Path) -> None:
+    """Refuse a key that cannot be used.
+
+    Raises:
+        KeyFileError, StorageError: why.
+    """
+    KeyedSessions(directory).current()
+
+
+def renew_key(directory: Path) -> None:
+    """Put a new key in place of the old one: every session is over.
+
+    Raises:
+        DiskFull, StorageError: the old one is still there.
+    """
+    write_atomic(directory / KEY_NAME, secrets.token_bytes(MIN_KEY_BYTES))

@@ -1,0 +1,17 @@
+"""The ledger's words as people read them, in terminals, reports and on the page."""
+
+from __future__ import annotations
+
+CLOSED_BY = {
+    "taken": "closed with as many updates as are taken",
+    "deadline": "closed at its deadline",
+    "operator": "closed by the operator",
+    "rest_of_task": "closed by the operator, with the rest of its task",
+    "no_holder": "nobody here held images for it",
+}
+ANSWERS = {
+    "straggler": "came too late",
+    "lost": "was away",
+    "declined": "declined",
+    "surplus": "was not needed",
+}
