@@ -10,7 +10,9 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.request import Request, urlopen
 
+from fcil_protocol import control
 from fcil_protocol.envelope import StoredEnvelope, read_envelope, unwrap_key
 from fcil_protocol.ids import Digest
 from fcil_protocol.keys import PrivateKeys
@@ -20,7 +22,7 @@ from fcil_server.store import PartStore
 from system.kit import open_ledger, settings, write_client
 from system.needles import Needles
 
-KEY_FILES = ("keys.json", "root.json", "server.json")
+KEY_FILES = ("keys.json", "root.json", "server.json", "page.key")
 SECRETS = ("curve", "signing", "sealing")  # of a key file; a root key has one of them
 
 
@@ -108,7 +110,8 @@ def look(story, processes):
         for pid in family(process.pid):
             proc = Path(f"/proc/{pid}")
             words = (proc / "cmdline").read_bytes()
-            kind = "worker" if b"worker" in words else "daemon"
+            page = "page" if b"page.server" in words else "daemon"
+            kind = "worker" if b"worker" in words else page
             name = f"{parent}'s {kind} {pid}"
             links = [link for fd in (proc / "fd").iterdir() if (link := pointed_at(fd))]
             story.told[name] = b"\0".join((words, (proc / "environ").read_bytes(), *links))
@@ -133,7 +136,8 @@ def tell(directory, temporary, monkeypatch):
     mask = os.umask(0)  # nothing of what is checked is the umask's merit
     try:
         with LocalFederation(directory) as federation:
-            federation.serve("--until-done", *arguments)
+            federation.serve("--until-done", "--page", "127.0.0.1:0", *arguments)
+            let_a_browser_in(federation, story)
             ticket = enrol(federation, directory, story)
             federation.join("a", folders["a"])
             federation.join("b", folders["b"], "--ticket", str(ticket))
@@ -171,6 +175,22 @@ def enrol(federation, directory, story):
     path = directory / "images" / "ticket"
     path.write_text(text)
     return path
+
+
+def let_a_browser_in(federation, story):
+    """Enter the page as a browser does, and look at it."""
+    url = control.ask(federation.federation, "page_link")["url"]
+    origin, _, token = url.partition("/enter#")
+    headers = {"Content-Type": "application/json", "Origin": origin}
+    body = json.dumps({"token": token}).encode()
+    with urlopen(Request(f"{origin}/enter", body, headers), timeout=60) as answer:
+        cookie = answer.headers["Set-Cookie"].partition(";")[0]
+    with urlopen(Request(origin, headers={"Cookie": cookie}), timeout=60) as page:
+        assert b"<main" in page.read()
+    story.needles.add("page: a link's token", base64.urlsafe_b64decode(token + "="))
+    story.needles.add("page: a session's cookie", cookie.partition("=")[2].encode())
+    key = (federation.federation / "page.key").read_bytes()
+    story.needles.add("page: page.key", key)
 
 
 def refuse(story, federation, folders):

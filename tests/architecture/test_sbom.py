@@ -49,9 +49,15 @@ def test_it_lists_the_libraries_that_face_the_network(bill):
     assert versions(bill)["OpenSSL"][0].isdigit()
 
 
+def test_it_lists_what_the_page_brings_into_a_browser(bill):
+    listed = {c["name"]: c["licenses"][0]["license"]["id"] for c in bill["components"]
+              if c.get("purl", "").startswith("pkg:npm/")}  # fmt: skip
+    assert listed == {"uplot": "MIT", "idiomorph": "0BSD"}
+
+
 def test_every_package_can_be_looked_up(bill):
     for component in bill["components"]:
-        if component["name"] not in ("libzmq", "OpenSSL"):
+        if component["name"] not in ("libzmq", "OpenSSL", "uplot", "idiomorph"):
             name = canonicalize_name(component["name"])
             assert component["purl"].startswith(f"pkg:pypi/{name}@")
 

@@ -71,7 +71,7 @@ def story(tmp_path_factory):
 def test_secrets_are_in_the_key_files_and_in_the_memory_of_the_server(story):
     """So the search knows them and would find them elsewhere."""
     keys, _ = story.files()
-    assert len(keys) == 6  # root, server, a, b, c, d
+    assert len(keys) == 7  # root, server, a, b, c, d, page
     assert all(story.needles.found_in(path.read_bytes()) for path in keys)
     (held,) = (held for name, held in story.held.items() if "daemon" in name)
     assert any("server.json" in name for name in held)
@@ -97,10 +97,16 @@ def test_no_process_shows_one_to_others(story):
 
 
 def test_no_worker_has_one(story):
-    assert len(story.held) == 4
+    assert len(story.held) == 5
     for name, held in story.held.items():
         if "worker" in name:
             assert not held, name
+
+
+def test_the_process_that_serves_the_page_has_the_pages_alone(story):
+    (held,) = (held for name, held in story.held.items() if "'s page " in name)
+    assert "page: page.key" in held
+    assert all(name.startswith("page: ") for name in held)
 
 
 def test_nobody_else_may_look_into_anything(story):

@@ -13,6 +13,7 @@ import sample_run
 from fcil_protocol.ids import UpdateId
 from fcil_protocol.schema import class_key
 from fcil_server.classes import ClassRegistry
+from fcil_server.coordinator import Coordinator
 from fcil_server.discovery import Discovery, OldClasses
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import RoundKey
@@ -107,6 +108,27 @@ class TestHeld:
 
 async def may_go_on() -> None:
     """Nobody holds the run."""
+
+
+def test_who_leaves_is_no_longer_said_to_be_here(kit) -> None:
+    kit.config.round.min_clients = 2
+    kit.here.append(peer(ALICE, "alice", dog=2))
+    nobody = dict.fromkeys(("drain", "round_opens", "round_closed", "drained"))
+
+    async def story() -> str:
+        coordinator = Coordinator(kit, **nobody)
+        waiting = asyncio.create_task(coordinator.discovery.wait())
+        await asyncio.sleep(0)
+        assert "(1 here)" in coordinator.at.waiting_for
+        kit.here.clear()
+        coordinator.left(ALICE)
+        for _ in range(10):  # turns of the loop
+            await asyncio.sleep(0)
+        waiting.cancel()
+        return coordinator.at.waiting_for
+
+    said = asyncio.run(story())
+    assert said == "2 clients (0 here) with at least 1 new class (0 waiting)"
 
 
 def test_it_waits_until_somebody_brings_a_new_name_and_says_for_what(kit) -> None:

@@ -269,7 +269,7 @@ def test_a_batch_that_meets_a_defect_ends_the_server_and_does_not_fall_silent(sc
 
 def test_a_client_that_offers_more_does_not_lose_what_is_about_to_be_opened(scene, monkeypatch):
     monkeypatch.setattr(intake, "MAX_UPLOADS", 1)
-    scene.intake._arriving._per_client = 1
+    scene.intake.arriving._per_client = 1
 
     async def story():
         scene.go_on.clear()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import ipaddress
 import socket
 import ssl
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -20,15 +20,15 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from fcil_protocol.errors import ConfigError, LinkError, Unreachable
-from fcil_server import metrics_process, metrics_server, web_door
+from fcil_server import web_child, web_door
 from fcil_server.addresses import Certificate, check_door
-from fcil_server.config_sections import FederationSection
-from fcil_server.metrics_process import MetricsProcess
-from fcil_server.metrics_server import Figures, Fresh, make_app
-from fcil_server.web_door import is_ours, make_server, open_door, own_names
+from fcil_server.figures import Figures
+from fcil_server.metrics_server import make_app
+from fcil_server.web_child import Fresh
+from fcil_server.web_door import LIMITS, Limits, endless, is_ours, make_server, open_door, own_names
+from server.web_kit import NO_CERTIFICATE, ask, door, get
 
 LARGE = "x" * 4_000_000
-NO_CERTIFICATE = Certificate()
 
 
 async def hello(_request):
@@ -43,42 +43,9 @@ def app() -> Starlette:
     return Starlette(routes=[Route("/", hello), Route("/large", large)])
 
 
-@contextlib.asynccontextmanager
-async def door(application=None, certificate=NO_CERTIFICATE):
-    """Serve an app; yields the port."""
-    sock = open_door("127.0.0.1:0")
-    server = make_server(application or app(), certificate)
-    server.capture_signals = contextlib.nullcontext  # they are pytest's
-    task = asyncio.create_task(server.serve(sockets=[sock]))
-    try:
-        yield sock.getsockname()[1]
-    finally:
-        server.should_exit = True
-        await asyncio.wait_for(task, 60)
-        sock.close()
-
-
-async def ask(port: int, request: str, *, tls=None) -> str:
-    """Send bytes as they are; return everything until the connection ends."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
-    got = b""
-    try:
-        writer.write(request.encode("latin-1"))
-        with contextlib.suppress(ConnectionError):  # cut: what came until then
-            while more := await asyncio.wait_for(reader.read(1 << 16), 60):
-                got += more
-    finally:
-        writer.close()
-    return got.decode("latin-1")
-
-
-def get(path: str = "/", host: str = "127.0.0.1", *, method: str = "GET") -> str:
-    return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-
-
-def answers(*requests: str) -> list[str]:
+def answers(*requests: str, **limits) -> list[str]:
     async def work() -> list[str]:
-        async with door() as port:
+        async with door(app(), **limits) as port:
             return [await ask(port, request) for request in requests]
 
     return asyncio.run(work())
@@ -111,12 +78,9 @@ def test_who_calls_it_by_a_foreign_name_is_sent_away() -> None:
     assert codes(*(get(host=name) for name in own)) == ["200"] * len(own)
 
 
-def test_a_request_that_never_ends_is_cut_where_it_is_too_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(web_door, "FIRST_S", 1000.0)  # it is not for its time
+def test_a_request_that_never_ends_is_cut_where_it_is_too_long() -> None:
     long = "GET / HTTP/1.1\r\n" + "".join(f"X-{i}: {'y' * 90}\r\n" for i in range(2_000))
-    (answer,) = answers(long)
+    (answer,) = answers(long, first_s=1000.0)  # it is not for its time
     assert answer.partition("\r")[0] in ("HTTP/1.1 400 Bad Request", "")  # cut, with or without
 
 
@@ -133,14 +97,11 @@ def test_what_is_no_http_is_refused(junk: str) -> None:
     assert answer.startswith("HTTP/1.1 400")
 
 
-def test_who_says_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_door, "FIRST_S", 0.2)
-    assert answers("", "GET / HT") == ["", ""]  # `ask` ends with the connection
+def test_who_says_nothing_is_cut() -> None:
+    assert answers("", "GET / HT", first_s=0.2) == ["", ""]  # `ask` ends with the connection
 
 
-def test_an_answer_may_take_longer_than_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_door, "FIRST_S", 0.2)
-
+def test_an_answer_may_take_longer_than_the_first_request() -> None:
     async def slow(_request):
         await ask(port_of["it"], "")  # until one that says nothing is cut, who came later
         return PlainTextResponse("at last\n")
@@ -148,19 +109,16 @@ def test_an_answer_may_take_longer_than_the_first_request(monkeypatch: pytest.Mo
     port_of: dict[str, int] = {}
 
     async def work() -> str:
-        async with door(Starlette(routes=[Route("/", slow)])) as port:
+        async with door(Starlette(routes=[Route("/", slow)]), first_s=0.2) as port:
             port_of["it"] = port
             return await ask(port, get())
 
     assert asyncio.run(work()).endswith("at last\n")
 
 
-def test_who_does_not_read_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_door, "FIRST_S", 0.5)
-    monkeypatch.setattr(web_door, "REQUEST_S", 0.5)
-
+def test_who_does_not_read_is_cut() -> None:
     async def work() -> int:
-        async with door() as port:
+        async with door(app(), first_s=0.5, request_s=0.5) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
             writer.write(get("/large").encode())
             reader._transport.pause_reading()
@@ -182,13 +140,9 @@ async def _until_one_is_left(port: int) -> None:
     await ask(port, "")
 
 
-def test_many_connections_leave_room_for_those_that_were_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(web_door, "MAX_CONNECTIONS", 4)
-
+def test_many_connections_leave_room_for_those_that_were_there() -> None:
     async def work() -> tuple[str, list[bytes], str]:
-        async with door() as port:
+        async with door(app(), connections=4) as port:
             kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
             for reader, writer in kept:
                 writer.write(get().replace("Connection: close\r\n", "").encode())
@@ -212,6 +166,138 @@ def test_many_connections_leave_room_for_those_that_were_there(
     assert again.endswith("hello\n")
     assert set(beyond) <= {b""}
     assert later.endswith("hello\n")
+
+
+# --- bodies and streams ---------------------------------------------------------------------
+
+
+def test_the_door_of_figures_takes_few_and_little_and_waits_briefly() -> None:
+    assert Limits(connections=32, body_bytes=0, first_s=2.0, request_s=10.0) == LIMITS
+    assert inspect.signature(make_server).parameters["limits"].default is LIMITS
+
+
+def test_a_body_is_bounded_and_says_its_length() -> None:
+    async def length(request):
+        return PlainTextResponse(str(len(await request.body())))
+
+    application = Starlette(routes=[Route("/", length, methods=["GET", "POST"])])
+
+    async def work() -> list[str]:
+        sent = [
+            get(method="POST", Content_Length="8") + "12345678",
+            get(method="POST", Content_Length="9") + "123456789",
+            get(Content_Length="9") + "123456789",
+            get(method="POST", Transfer_Encoding="chunked") + "1\r\nx\r\n0\r\n\r\n",
+        ]
+        async with door(application, body_bytes=8) as port:
+            answers = [await ask(port, request) for request in sent]
+        async with door(application) as port:
+            answers.append(await ask(port, sent[0]))  # as the door of figures
+        return [answer.split(" ", 2)[1] for answer in answers]
+
+    assert asyncio.run(work()) == ["200", "413", "413", "411", "413"]
+
+
+def stream_of(pieces: int, size: int):
+    """An endless answer of so many pieces."""
+
+    async def application(scope, _receive, send) -> None:
+        endless(scope)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(pieces):
+            await send({"type": "http.response.body", "body": b"x" * size, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return application
+
+
+def test_a_stream_may_last_longer_than_a_request() -> None:
+    async def application(scope, _receive, send) -> None:
+        endless(scope)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await ask(port_of["it"], "")  # until one that says nothing is cut: longer than a request
+        await send({"type": "http.response.body", "body": b"at last", "more_body": False})
+
+    port_of: dict[str, int] = {}
+
+    async def work() -> str:
+        async with door(application, first_s=0.3, request_s=0.1) as port:
+            port_of["it"] = port
+            return await ask(port, get())
+
+    assert "at last" in asyncio.run(work())
+
+
+async def slowly(port: int, take, tls=None) -> int:
+    """Ask for a stream and take it as `take` says; return how much came until its end."""
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", port))
+    reader, writer = await asyncio.open_connection(
+        sock=raw, limit=1024, ssl=tls, server_hostname="127.0.0.1" if tls else None
+    )
+    writer.write(get().encode())
+    got = 0
+    with contextlib.suppress(ConnectionError):
+        got = await take(reader)
+    writer.close()
+    return got
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_stream_of_many_pieces_comes_whole(certificate: Certificate, sealed: bool) -> None:
+    trusts = ssl.create_default_context(cafile=certificate.chain) if sealed else None
+
+    async def work() -> str:
+        shown = certificate if sealed else NO_CERTIFICATE
+        async with door(stream_of(40, 20_000), shown, first_s=5.0, stalled_s=3.0) as port:
+            return await ask(port, get(), tls=trusts)
+
+    assert asyncio.run(work()).count("x") == 800_000
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_who_takes_nothing_of_a_stream_is_cut(certificate: Certificate, sealed: bool) -> None:
+    size = 4_000_000
+    trusts = ssl.create_default_context(cafile=certificate.chain) if sealed else None
+    shown = certificate if sealed else NO_CERTIFICATE
+
+    async def work() -> int:
+        async with door(stream_of(1, size), shown, first_s=1.0, stalled_s=0.3) as port:
+
+            async def take(reader) -> int:
+                reader._transport.pause_reading()
+                await ask(port, "", tls=trusts)  # one that says nothing is cut: later than this
+                reader._transport.resume_reading()
+                got = 0
+                while more := await asyncio.wait_for(reader.read(1 << 16), 60):
+                    got += len(more)
+                return got
+
+            return await slowly(port, take, trusts)
+
+    assert asyncio.run(work()) < size
+
+
+def test_who_takes_a_stream_slowly_gets_it_whole() -> None:
+    size = 300_000
+
+    async def work() -> int:
+        async with door(stream_of(1, size), first_s=0.05, stalled_s=0.5) as port:
+
+            async def take(reader) -> int:
+                got = 0
+                while more := await asyncio.wait_for(reader.read(8_000), 60):
+                    got += len(more)
+                    reader._transport.pause_reading()
+                    await ask(port, "")  # a pause that is shorter than the patience
+                    reader._transport.resume_reading()
+                return got
+
+            return await slowly(port, take)
+
+    assert asyncio.run(work()) > size
 
 
 # --- addresses and certificates -------------------------------------------------------------
@@ -275,7 +361,7 @@ def certificate(tmp_path: Path) -> Certificate:
 def test_with_a_certificate_it_speaks_tls_alone(certificate: Certificate) -> None:
     async def work() -> tuple[str, str]:
         trusts = ssl.create_default_context(cafile=certificate.chain)
-        async with door(certificate=certificate) as port:
+        async with door(app(), certificate) as port:
             sealed = await ask(port, get(), tls=trusts)
             return sealed, await ask(port, get())
 
@@ -290,7 +376,7 @@ def test_who_never_finishes_the_handshake_of_tls_is_cut(
     monkeypatch.setattr(web_door, "HANDSHAKE_S", 0.2)
 
     async def work() -> list[str]:
-        async with door(certificate=certificate) as port:
+        async with door(app(), certificate) as port:
             assert "create_server" not in vars(asyncio.get_running_loop())
             return [await ask(port, silence) for silence in ("", "\x16\x03\x01\x02\x00")]
 
@@ -369,7 +455,7 @@ def test_figures_are_gathered_once_for_all_who_ask_together() -> None:
 
 
 def test_figures_are_gathered_anew_when_they_are_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, "FRESH_S", -1.0)
+    monkeypatch.setattr(web_child, "FRESH_S", -1.0)
     numbers = iter(range(10))
 
     async def work() -> list[int]:
@@ -390,74 +476,3 @@ def test_the_backlog_of_a_closed_door_is_refused() -> None:
         place = sock.getsockname()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(place, timeout=5)
-
-
-# --- the process behind it ------------------------------------------------------------------
-
-
-def process(address: str, **given) -> MetricsProcess:
-    section = FederationSection(metrics=address, **given)
-    return MetricsProcess(Path("federation"), section, lambda *_: None)
-
-
-def test_without_an_address_there_is_no_door() -> None:
-    made = process("")
-    assert (made.describe(), made.address) == (None, "")
-    asyncio.run(made.run())  # nothing to keep running
-    made.close()
-
-
-@pytest.mark.parametrize("given", ["metrics_cert", "metrics_key"])
-def test_a_certificate_without_an_address_is_refused(given: str) -> None:
-    with pytest.raises(ConfigError, match="no address of figures"):
-        process("", **{given: "c.pem"})
-
-
-def test_missing_packages_are_named_before_anything_listens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="needs the packages prometheus_client, starlette"):
-        process("127.0.0.1:0")
-
-
-def test_a_bad_certificate_is_told_before_anything_listens(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read the certificate"):
-        process("0.0.0.0:0", metrics_cert=str(tmp_path / "c.pem"), metrics_key="k.pem")
-
-
-def test_a_process_that_ends_again_and_again_is_started_less_and_less_often(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    said: list[str] = []
-    made = process("127.0.0.1:0")
-    enough = asyncio.Event()
-
-    def say(_level: str, _code: str, text: str) -> None:
-        said.append(text)
-        if len(said) == 6:
-            enough.set()
-
-    made._say = say
-    monkeypatch.setattr(metrics_process, "BACK_OFF_S", (0.001, 0.002, 0.003))
-    monkeypatch.setattr(made, "_command", lambda *_: [sys.executable, "-c", "raise SystemExit(3)"])
-
-    async def until_five_ends() -> None:
-        task = asyncio.create_task(made.run())
-        await asyncio.wait_for(enough.wait(), 60)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(until_five_ends())
-    made.close()
-    assert said[0].startswith("figures are at http://127.0.0.1:")
-    assert said[1] == (
-        "the process that serves figures ended with exit code 3; it is started again in 0.001 s"
-    )
-    assert [text.rsplit(" ", 2)[1] for text in said[1:6]] == [
-        "0.001",
-        "0.002",
-        "0.003",
-        "0.003",
-        "0.003",
-    ]

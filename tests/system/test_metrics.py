@@ -70,7 +70,8 @@ def test_figures_are_those_of_the_ledger_whatever_happens_to_who_serves_them(tmp
                 seen.append(figures(url))
 
     with LocalFederation(tmp_path) as federation, ThreadPoolExecutor() as threads:
-        federation.serve("--metrics", "127.0.0.1:0", *settings())
+        page = ("--page", "127.0.0.1:0", "-c", "federation.page_metrics=true")
+        federation.serve("--metrics", "127.0.0.1:0", *page, *settings())
         url, first = metrics(federation)
         assert get(url.replace("/metrics", "/healthz"))[1].startswith("ok: ")
         watcher = threads.submit(watch, url)
@@ -91,6 +92,9 @@ def test_figures_are_those_of_the_ledger_whatever_happens_to_who_serves_them(tmp
         watcher.result(60)
         _grows(seen)
         _is_the_ledgers(federation, last)
+        page = federation.status()["federation"]["page"]
+        _is_the_ledgers(federation, figures(f"{page['address']}/metrics"))
+        assert get(f"{page['address']}/healthz")[1].startswith("ok: ")
 
         os.kill(federation.server.pid, signal.SIGSTOP)
         try:
@@ -102,6 +106,7 @@ def test_figures_are_those_of_the_ledger_whatever_happens_to_who_serves_them(tmp
             os.kill(federation.server.pid, signal.SIGCONT)
         federation.kill_server()
         assert ends(second)
+        assert ends(page["pid"])
         with pytest.raises(OSError):
             socket.create_connection(("127.0.0.1", int(url.split(":")[2].split("/")[0])), 5)
 

@@ -1,13 +1,14 @@
-"""How figures are asked for on the command line."""
+"""How figures and the page are asked for on the command line."""
 
 import pytest
 import typer
 
 from fcil_protocol.errors import ConfigError
-from fcil_server.addresses import DEFAULT_METRICS
+from fcil_server.addresses import DEFAULT_METRICS, DEFAULT_PAGE, Certificate
 from fcil_server.cli import app
-from fcil_server.cli_metrics import metrics_settings
+from fcil_server.cli_doors import metrics_settings, page_settings
 from fcil_server.config import load
+from fcil_server.config_sections import FederationSection
 
 
 def given(*arguments: str) -> dict[str, object]:
@@ -57,3 +58,46 @@ def test_a_door_that_would_be_open_to_others_is_a_fault(address: str, words: str
 def test_a_certificate_without_its_key_is_a_fault() -> None:
     with pytest.raises(ConfigError, match="belong together"):
         load(None, ("federation.metrics='127.0.0.1:1'", "federation.metrics_cert='c.pem'"))
+
+
+# --- the page -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "addresses"),
+    [
+        (("--page",), (None, DEFAULT_PAGE)),
+        (("--page", "--metrics"), (DEFAULT_METRICS, DEFAULT_PAGE)),
+        (("--metrics", "--page", "127.0.0.1:1"), (DEFAULT_METRICS, "127.0.0.1:1")),
+    ],
+)
+def test_the_pages_address_may_be_left_out_too(
+    arguments: tuple[str, ...], addresses: tuple[str | None, str]
+) -> None:
+    params = given(*arguments)
+    assert (params["metrics"], params["page"]) == addresses
+
+
+def page_config(*arguments: str) -> FederationSection:
+    params = given(*arguments)
+    names = ("page", "page_cert", "page_key")
+    settings = page_settings(*(params[n] for n in names), read_only=params["page_read_only"])
+    return load(None, settings).federation
+
+
+def test_the_pages_options_become_settings_of_the_federation() -> None:
+    files = ("--page-cert", "c.pem", "--page-key", "k.pem")
+    section = page_config("--page", "0.0.0.0:1", *files, "--page-read-only")
+    assert (section.page, section.page_read_only) == ("0.0.0.0:1", True)
+    assert section.page_certificate == Certificate("c.pem", "k.pem")
+    assert page_config("--page").page_read_only is False
+
+
+def test_a_page_for_reading_only_that_is_not_served_is_a_fault() -> None:
+    with pytest.raises(ConfigError, match="page_read_only does nothing while federation.page is"):
+        page_config("--page-read-only")
+
+
+def test_a_page_that_others_could_reach_in_the_clear_is_a_fault() -> None:
+    with pytest.raises(ConfigError, match=r"federation.page: 0\.0\.0\.0:1 can be reached"):
+        page_config("--page", "0.0.0.0:1")

@@ -1,0 +1,85 @@
+"""One-time links: good once, for a day, few at a time, and not to be guessed."""
+
+import pytest
+
+from fcil_protocol.errors import TrustError
+from fcil_server.page_links import (
+    LIFE_S,
+    MAX_ADDRESSES,
+    MAX_OPEN,
+    MAX_WRONG,
+    WINDOW_S,
+    PageLinks,
+)
+
+
+@pytest.fixture
+def links() -> PageLinks:
+    return PageLinks()
+
+
+def no_good(links: PageLinks, token: str, now: float = 0.0, address: str = "") -> str:
+    with pytest.raises(TrustError) as told:
+        links.use(token, now, address)
+    return str(told.value)
+
+
+def test_a_link_lets_in_once(links: PageLinks) -> None:
+    token = links.make(0.0)
+    links.use(token, 1.0)
+    assert "was used" in no_good(links, token, 2.0)
+
+
+@pytest.mark.parametrize("change", ["", "x", "A" * 43, "\udcff", "é" * 1000])
+def test_what_is_no_link_lets_nobody_in_and_burns_none(links: PageLinks, change: str) -> None:
+    token = links.make(0.0)
+    no_good(links, change)
+    no_good(links, token[:-1])
+    no_good(links, token.swapcase())
+    links.use(token, 1.0)
+
+
+def test_a_link_is_good_for_a_day(links: PageLinks) -> None:
+    early, late = links.make(0.0), links.make(1.0)
+    no_good(links, early, LIFE_S)
+    links.use(late, LIFE_S)
+
+
+def test_of_many_links_the_newest_are_good(links: PageLinks) -> None:
+    tokens = [links.make(0.0) for _ in range(MAX_OPEN + 1)]
+    assert len(set(tokens)) == MAX_OPEN + 1
+    no_good(links, tokens[0])
+    for token in tokens[1:]:
+        links.use(token, 1.0)
+
+
+def test_after_ten_wrong_tries_in_a_minute_that_address_waits_and_others_do_not(
+    links: PageLinks,
+) -> None:
+    good, other = links.make(0.0), links.make(0.0)
+    for n in range(MAX_WRONG):
+        assert "was used" in no_good(links, "guess", float(n), "192.0.2.1")
+    assert "within a minute" in no_good(links, good, 10.0, "192.0.2.1")
+    links.use(other, 10.0, "192.0.2.2")
+    assert "within a minute" in no_good(links, good, WINDOW_S - 0.1, "192.0.2.1")
+    links.use(good, WINDOW_S, "192.0.2.1")
+
+
+def test_tries_are_remembered_of_so_many_addresses_only(links: PageLinks) -> None:
+    for n in range(MAX_ADDRESSES + 5):
+        no_good(links, "guess", 0.0, str(n))
+    assert len(links._wrong) == MAX_ADDRESSES
+
+
+def test_signing_out_voids_the_open_links(links: PageLinks) -> None:
+    token = links.make(0.0)
+    links.void()
+    no_good(links, token)
+
+
+def test_nothing_that_is_kept_opens_anything(links: PageLinks) -> None:
+    token = links.make(0.0)
+    assert token not in repr(vars(links))
+    (kept,) = links._open
+    assert token.encode() not in kept
+    assert len(token) == 43
