@@ -121,6 +121,15 @@ class Visit:
         ARTEFACTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=ARTEFACTS / f"{name}.png", full_page=whole, caret="initial")
 
+    def look(self, name: str, *, whole: bool = True) -> None:
+        """Keep pictures in light and dark, in both of which axe must find nothing."""
+        faults = []
+        for scheme in ("dark", "light"):
+            self.page.emulate_media(color_scheme=scheme)
+            self.shot(f"{name}-{scheme}", whole=whole)
+            faults += [f"{scheme}: {fault}" for fault in axe_faults(self.page)]
+        assert faults == []
+
     def ready(self) -> None:
         """Wait until the page is whole, and its scripts have drawn the charts."""
         self.page.wait_for_selector(f"section#{SECTIONS[-1]}")

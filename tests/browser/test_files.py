@@ -84,6 +84,5 @@ def test_two_runs_are_compared_on_one_page(chromium, tmp_path):
         expect(dialog).to_contain_text(page_kit.LONG_RUN)
         expect(dialog).to_contain_text(page_kit.RUN)
         expect(dialog).to_contain_text("MB")
-        visit.shot("compare-light", whole=False)
-        assert kit.axe_faults(visit.page) == []
+        visit.look("compare", whole=False)
         chromium.close()

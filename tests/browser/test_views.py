@@ -126,8 +126,7 @@ def test_a_client_opens_with_its_rounds_and_escape_closes_it(chromium, doors):
     dialog = visit.page.get_by_role("dialog")
     expect(dialog).to_contain_text("on battery")
     expect(dialog).to_contain_text("signature does not match")
-    visit.shot("client-light", whole=False)
-    assert kit.axe_faults(visit.page) == []
+    visit.look("client", whole=False)
     visit.page.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
     expect(opener).to_be_focused()
@@ -170,8 +169,7 @@ def test_nothing_is_seen_without_a_session(chromium, doors):
     assert answer is not None
     assert answer.status == 401
     assert "alice" not in visit.page.content()
-    visit.shot("enter-light")
-    assert kit.axe_faults(visit.page) == []
+    visit.look("enter")
     for path in ("/stream", "/part/clients", "/part/client?id=x", "/pictures/x/y.png"):
         told = visit.context.request.get(door.origin + path)
         assert told.status in {401, 404}, path
