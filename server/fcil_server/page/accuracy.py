@@ -37,7 +37,11 @@ class MatrixRow:
 
 @dataclass(frozen=True)
 class Lost:
-    """What became of a task: its best accuracy, when that was, its last, and the difference."""
+    """What became of a task: its best accuracy before the last, when that was, and the drop.
+
+    Drops are the terms of the default definition of forgetting (`metrics.forgetting`): one that
+    was gained is negative, and the newest task has none.
+    """
 
     task: int
     first: float | None
@@ -97,10 +101,10 @@ def look_of(value: float | None) -> str:
 def forgotten(m: Metrics, task: int) -> Lost:
     """Return what became of a task's accuracy."""
     column = [(m.matrix[t][task], t) for t in range(task, m.tasks)]
-    known = [(v, t) for v, t in column if v is not None]
+    known = [(v, t) for v, t in column[:-1] if v is not None]
     first, last = column[0][0], column[-1][0]
     if not known:
-        return Lost(task, None, None, None, None, None)
+        return Lost(task, first, None, None, last, None)
     best, at = max(known, key=lambda pair: (pair[0], -pair[1]))
     return Lost(task, first, best, at, last, None if last is None else best - last)
 
