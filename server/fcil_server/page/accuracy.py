@@ -109,7 +109,7 @@ def forgotten(m: Metrics, task: int) -> Lost:
     return Lost(task, first, best, at, last, None if last is None else best - last)
 
 
-def cost_by_task(history: History) -> list[tuple[float, float]]:
+def cost_by_task(history: History) -> list[tuple[int, float]]:
     """Return for each evaluated task the bytes on the wire until its end, and A_t in percent."""
     if history.metrics is None:
         return []
@@ -118,11 +118,12 @@ def cost_by_task(history: History) -> list[tuple[float, float]]:
     for one in history.rounds:
         if one.key.task < len(sizes):
             sizes[one.key.task] += one.up.true_wire + one.down.true_wire
-    found, until = [], 0
+    found: list[tuple[int, float]] = []
+    until = 0
     for size, accuracy in zip(sizes, mean, strict=True):
         until += size
         if accuracy is not None:
-            found.append((float(until), accuracy))
+            found.append((until, accuracy))
     return found
 
 
