@@ -42,8 +42,8 @@ _NEWEST_TEST = (
 # What each section shows of a history, by the names of its fields.
 _SHOWS: Mapping[str, tuple[str, ...]] = {
     "head": ("run", "tasks", "rounds", "unread", "totals", "pooled", "central"),
-    "now": ("run", "rounds", "open"),
-    "clients": ("run", "members"),
+    "now": ("run", "rounds", "open", "runs"),
+    "clients": ("run", "members", "runs"),
     "tasks": ("run", "tasks", "classes", "rounds"),
     "accuracy": ("run", "rounds", "unread", "pooled", "central"),
     "bytes": ("run", "tasks", "rounds", "totals", "outside"),
@@ -201,7 +201,7 @@ class Reader(HistoryTables, AccountTables):
         """Return the history that was known if nothing has changed, else this as the next one."""
         old = known.history
         fields = dict.fromkeys(name for names in _SHOWS.values() for name in names)
-        other = {name for name in (*fields, "runs") if getattr(old, name) != getattr(found, name)}
+        other = {name for name in fields if getattr(old, name) != getattr(found, name)}
         if not other and old.version:
             return old
         self._version += 1
