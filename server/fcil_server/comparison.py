@@ -108,6 +108,8 @@ def _csv(runs: Named) -> str:
     lines.writerow(("run", "method", "after_task", "wire_bytes", "wire_source", "accuracy"))
     for _, history in runs:
         run, source = _run(history), _wire_source(history).value
-        for task, (size, accuracy) in enumerate(cost_by_task(history)):
+        means = history.metrics.task_mean if history.metrics else ()
+        known = [task for task, mean in enumerate(means) if mean is not None]
+        for task, (size, accuracy) in zip(known, cost_by_task(history), strict=True):
             lines.writerow((run.run_id, run.method, task, size, source, f"{accuracy:.4f}"))
     return out.getvalue()
