@@ -12,17 +12,18 @@ from pathlib import Path
 from fcil_protocol.files import write_atomic
 from fcil_server.beside import HEAD, row, where
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import Direction
-from fcil_server.page import charts, frozen
-from fcil_server.report_claims import wire_source
+from fcil_server.ledger_rows import Direction, Run, Source
+from fcil_server.page import charts, frozen, snapshot
+from fcil_server.page.accuracy import cost_by_task
+from fcil_server.page.snapshot import History
 from fcil_server.report_page import table
-from fcil_server.rundata import RunData, collect, cost_by_task
+from fcil_server.rundata import collect
 from fcil_server.runs import run_named
 
-Named = Sequence[tuple[str, RunData]]
+Named = Sequence[tuple[str, History]]
 
 
-def read(places: Sequence[Path]) -> list[tuple[str, RunData]]:
+def read(places: Sequence[Path]) -> list[tuple[str, History]]:
     """Read the newest run of each federation directory, or the run of each run directory.
 
     Names are the methods', with the run's id where two would be called alike.
@@ -31,17 +32,22 @@ def read(places: Sequence[Path]) -> list[tuple[str, RunData]]:
         UsageError: there is no run in one of the places.
     """
     found = [_read(place) for place in places]
-    methods = [data.run.method for data in found]
+    methods = [_run(history).method for history in found]
     return [
-        (m if methods.count(m) == 1 else f"{m} {data.run.run_id}", data)
-        for m, data in zip(methods, found, strict=True)
+        (m if methods.count(m) == 1 else f"{m} {_run(history).run_id}", history)
+        for m, history in zip(methods, found, strict=True)
     ]
 
 
-def _read(place: Path) -> RunData:
+def _run(history: History) -> Run:
+    assert history.run is not None, "it was read by its name"
+    return history.run
+
+
+def _read(place: Path) -> History:
     directory, run = where(place)
     with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
-        return collect(ledger, run_named(ledger, run).run_id)
+        return snapshot.frozen(collect(ledger, run_named(ledger, run).run_id))
 
 
 def write(runs: Named, folder: Path) -> list[Path]:
@@ -57,7 +63,7 @@ def write(runs: Named, folder: Path) -> list[Path]:
     if importlib.util.find_spec("matplotlib") is not None:
         from fcil_server import plots
 
-        files.update(plots.cost(runs))
+        files.update(plots.cost(_lines(runs)))
     for name, content in files.items():
         write_atomic(folder / name, content)
     return [folder / name for name in files]
@@ -65,20 +71,31 @@ def write(runs: Named, folder: Path) -> list[Path]:
 
 def rows(runs: Named) -> list[tuple[str, ...]]:
     """Return a line of headline numbers for each run."""
+    ways = [[history.bytes_of(d) for d in Direction] for _, history in runs]
     return [
-        row(name, data.run.method, data.headline, [data.bytes_of(d) for d in Direction])
-        for name, data in runs
+        row(name, _run(history).method, history.headline, sizes)
+        for (name, history), sizes in zip(runs, ways, strict=True)
     ]
 
 
+def _lines(runs: Named) -> list[tuple[str, list[tuple[int, float]]]]:
+    return [(name, cost_by_task(history)) for name, history in runs]
+
+
+def _wire_source(history: History) -> Source:
+    """Return who counted what is called the wire's bytes."""
+    kernel = any(history.bytes_of(d).wire_kernel for d in Direction)
+    return Source.KERNEL if kernel else Source.PREDICTED
+
+
 def _html(runs: Named) -> str:
-    sources = {wire_source(data).value for _, data in runs}
+    sources = {_wire_source(history).value for _, history in runs}
     note = (
         "Up and down are TCP payload of all clients, "
         f"{' or '.join(sorted(sources))}; tensors are what papers count. Runs of unlike data or "
         "tasks cannot be compared by this."
     )
-    chart = charts.still(charts.cost([(name, cost_by_task(data)) for name, data in runs]))
+    chart = charts.still(charts.cost(_lines(runs)))
     return frozen.plain(
         "Runs side by side",
         f'{chart}{table(HEAD, rows(runs), text=2)}<p class="faint">{escape(note)}</p>',
@@ -89,9 +106,10 @@ def _csv(runs: Named) -> str:
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
     lines.writerow(("run", "method", "after_task", "wire_bytes", "wire_source", "accuracy"))
-    for _, data in runs:
-        source = wire_source(data).value
-        for task, (size, accuracy) in enumerate(cost_by_task(data)):
-            where = (data.run.run_id, data.run.method, task)
-            lines.writerow((*where, size, source, f"{accuracy:.4f}"))
+    for _, history in runs:
+        run, source = _run(history), _wire_source(history).value
+        means = history.metrics.task_mean if history.metrics else ()
+        known = [task for task, mean in enumerate(means) if mean is not None]
+        for task, (size, accuracy) in zip(known, cost_by_task(history), strict=True):
+            lines.writerow((run.run_id, run.method, task, size, source, f"{accuracy:.4f}"))
     return out.getvalue()

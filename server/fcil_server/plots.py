@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from fcil_server.ledger_rows import Direction
 from fcil_server.metrics import Metrics
-from fcil_server.rundata import CAUSES, REST, RunData, by_cause, cost_by_task
+from fcil_server.page.charts import by_cause
+from fcil_server.page.snapshot import frozen
+from fcil_server.rundata import CAUSES, REST, RunData
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,12 +121,11 @@ def _accuracy(data: RunData, m: Metrics) -> Figure:
     return figure
 
 
-def cost(runs: Sequence[tuple[str, RunData]]) -> dict[str, bytes]:
-    """Return file name -> picture of accuracy against bytes, a line for each named run."""
+def cost(runs: Sequence[tuple[str, Sequence[tuple[int, float]]]]) -> dict[str, bytes]:
+    """Return file name -> picture of accuracy against bytes, a line for each (name, points)."""
     figure, axes = _new(7.0, 4.2)
-    points = {name: cost_by_task(data) for name, data in runs}
-    scale, unit = _unit(max((float(b) for line in points.values() for b, _ in line), default=0))
-    for number, (name, line) in enumerate(points.items()):
+    scale, unit = _unit(max((float(b) for _, line in runs for b, _ in line), default=0))
+    for number, (name, line) in enumerate(runs):
         style: dict[str, Any] = {"color": _COLOURS[number % len(_COLOURS)]}
         style |= {"marker": "os^Dvx"[number % 6], "ls": ("-", "--", ":")[number % 3]}
         axes.plot([b / scale for b, _ in line], [a for _, a in line], label=name, **style)
@@ -139,13 +140,13 @@ def cost(runs: Sequence[tuple[str, RunData]]) -> dict[str, bytes]:
 
 
 def _bytes_per_round(data: RunData) -> Figure:
-    views = data.rounds
-    figure, axes = _new(min(16.0, max(7.0, 2.0 + 0.3 * len(views))), 4.2)
-    x = np.arange(len(views))
-    stacks = {d: [by_cause([v], d) for v in views] for d in Direction}
+    lines = frozen(data).rounds
+    figure, axes = _new(min(16.0, max(7.0, 2.0 + 0.3 * len(lines))), 4.2)
+    x = np.arange(len(lines))
+    stacks = {d: [by_cause([one], d) for one in lines] for d in Direction}
     most = max(sum(one.values()) for stack in stacks.values() for one in stack)
     scale, unit = _unit(float(most))
-    if len(views) > _MAX_BARS:
+    if len(lines) > _MAX_BARS:
         for way, stack in stacks.items():
             total = np.array([sum(one.values()) for one in stack]) / scale
             colour = ORANGE if way is Direction.UP else BLUE

@@ -11,8 +11,7 @@ from fcil_adapters.forms import forms_of
 from fcil_adapters.vit_sizes import backbone_by_name
 from fcil_protocol.errors import FcilError
 from fcil_server import config as configuration
-from fcil_server.ledger_rows import Direction, Run, Source
-from fcil_server.rundata import RunData
+from fcil_server.ledger_rows import Run
 from fcil_server.traffic import predict
 from fcil_server.traffic_parts import Setting
 
@@ -66,9 +65,3 @@ def _accounts(run: Run, method: Method, claim: Claim) -> list[Account]:
         return found
     up, down = traffic.round
     return [*found, Account(f"its tensors with this run's options ({where})", up.bytes, down.bytes)]
-
-
-def wire_source(data: RunData) -> Source:
-    """Return who counted what is called the wire's bytes."""
-    kernel = any(data.bytes_of(d).wire_kernel for d in Direction)
-    return Source.KERNEL if kernel else Source.PREDICTED

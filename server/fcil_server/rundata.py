@@ -260,35 +260,6 @@ CAUSES = {
 REST = "heartbeats and the rest"
 
 
-def by_cause(rounds: Iterable[RoundView], direction: Direction) -> dict[str, int]:
-    """Return the wire bytes of some rounds by what they were spent on, all causes named.
-
-    The causes' bytes are the exact prediction; `REST` is what the kernel counted beyond them.
-    """
-    found = dict.fromkeys([*CAUSES.values(), REST], 0)
-    for view in rounds:
-        for flow in view.flows:
-            if flow.direction is direction and flow.cause in CAUSES:
-                found[CAUSES[flow.cause]] += flow.wire
-        found[REST] += (view.up if direction is Direction.UP else view.down).rest
-    found[REST] = max(0, found[REST])  # bytes on their way when the kernel was asked
-    return found
-
-
-def cost_by_task(data: RunData) -> list[tuple[int, float]]:
-    """Return for each evaluated task the bytes on the wire until its end, and A_t in percent."""
-    if data.metrics is None:
-        return []
-    points: list[tuple[int, float]] = []
-    for task, accuracy in enumerate(data.metrics.task_mean):
-        until = sum_bytes(
-            one for v in data.rounds if v.round.task <= task for one in (v.up, v.down)
-        )
-        if accuracy is not None:
-            points.append((until.true_wire, accuracy))
-    return points
-
-
 def format_bytes(count: float) -> str:
     """Write a number of bytes with three digits and a decimal unit (1 kB = 1,000 B)."""
     for unit in ("B", "kB", "MB", "GB"):

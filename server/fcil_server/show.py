@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from fcil_server import comparison
 from fcil_server.beside import HEAD
 from fcil_server.ledger import Ledger
 from fcil_server.report_tables import summary_tables
-from fcil_server.rundata import RunData, format_bytes
+from fcil_server.rundata import format_bytes
 from fcil_server.words import ANSWERS, CLOSED_BY
 
 
@@ -181,7 +180,7 @@ def rounds_csv(rows: list[dict[str, Any]]) -> None:
         table.writerow(len(row[n]) if isinstance(row[n], list) else row[n] for n in names)
 
 
-def show_comparison(runs: Sequence[tuple[str, RunData]], folder: Path) -> None:
+def show_comparison(runs: comparison.Named, folder: Path) -> None:
     """Print the headline numbers of several runs, and where the page is."""
     table = Table(box=None, pad_edge=False)
     for number, title in enumerate(HEAD):

@@ -1,6 +1,7 @@
 """Runs side by side: read from federations or run directories, one page, one table."""
 
 import csv
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -56,6 +57,16 @@ def test_page_table_and_plot_are_written_with_the_same_numbers(
         assert cell in page
     assert "://" not in page  # it asks nobody for anything
     assert "default-src 'none'; style-src 'sha256-" in unescape(page)
+
+
+def test_a_task_that_nobody_tested_leaves_the_numbers_of_the_others_alone(
+    federations: tuple[Path, Path],
+) -> None:
+    ((name, data),) = comparison.read(federations[:1])
+    untested = replace(data.metrics, task_mean=(None, *data.metrics.task_mean[1:]))
+    text = comparison._csv([(name, replace(data, pooled=untested))])
+    lines = csv.DictReader(text.splitlines())
+    assert [line["after_task"] for line in lines] == ["1", "2"]
 
 
 def test_what_is_no_federation_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import page_kit
 import sample_run
 from fcil_protocol.errors import CorruptFile, StorageError, UsageError
-from fcil_protocol.ids import RunId
+from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Cause, Direction, RoundKey, RunStatus
 from fcil_server.page import tally
@@ -210,6 +210,29 @@ def test_who_was_erased_is_nowhere_any_more(ledger: Ledger, reader: Reader) -> N
     assert [m.standing for m in after.members if m.client == GONE] == ["erased"]
 
 
+def test_who_was_erased_before_the_first_run_is_nowhere_either(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l") as ledger, Reader(tmp_path / "l") as reader:
+        sample_run.add_clients(ledger)
+        ledger.add_event("info", "x", "alice knows gone")
+        ledger.add_refusal(ALICE, "x", "alice knows gone")
+        assert "alice knows gone" in {e.text for e in reader.read().events}
+        with ledger.transaction():
+            ledger.erase_client(GONE)
+        after = reader.read()
+        texts = [e.text for e in after.events] + [m.refusal for m in after.members if m.refusal]
+        assert texts == ["alice knows erased-cccccccc"] * 2
+
+
+def test_a_new_run_is_found_though_the_older_one_was_just_read(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l") as ledger, Reader(tmp_path / "l") as reader:
+        sample_run.add_run(ledger)
+        reader.read()
+        other = RunId("r20260103-030405-abcd")
+        sample_run.add_run(ledger, other)
+        assert reader.read(RUN).run.run_id == RUN
+        assert reader.read().run.run_id == other
+
+
 def test_an_older_run_can_be_read_beside_the_newest(tmp_path: Path) -> None:
     with page_kit.small(tmp_path / "l") as ledger, Reader(tmp_path / "l") as reader:
         other = RunId("r20260103-030405-abcd")
@@ -263,9 +286,10 @@ def test_the_newest_events_are_kept_and_the_others_counted(
     assert second.older == 3
 
 
-def test_metrics_follow_the_evaluations(ledger: Ledger, reader: Reader) -> None:
+@pytest.mark.parametrize("client", [ALICE, GONE])  # GONE's are the newest rows
+def test_metrics_follow_the_evaluations(ledger: Ledger, reader: Reader, client: ClientId) -> None:
     before = reader.read()
-    ledger.add_evaluation(RUN, 2, ALICE, dict.fromkeys(range(6), (0, 10)))
+    ledger.add_evaluation(RUN, 2, client, dict.fromkeys(range(6), (0, 10)))
     after = reader.read()
     assert after.metrics.faa < before.metrics.faa
     assert "accuracy" in after.changed(before.version)

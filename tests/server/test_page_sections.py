@@ -97,11 +97,13 @@ def test_the_heat_map_has_the_matrix_in_its_cells_and_tenths_as_their_looks(
 def test_what_was_forgotten_of_each_task_adds_up_to_the_headline(history: History) -> None:
     lost = [forgotten(history.metrics, i) for i in range(3)]
     assert [(one.best, one.last, one.lost) for one in lost] == [
-        (90, 60, 30), (85, 85, 0), (95, 95, 0),
+        (90, 60, 30), (80, 85, -5), (None, 95, None),
     ]  # fmt: skip
-    drops = [90 - 60, 80 - 85]  # by definition from the best before the last evaluation
+    drops = [one.lost for one in lost if one.lost is not None]
     assert sum(drops) / 2 == pytest.approx(history.headline[2])
-    assert "30.0 pp" in words(shown("accuracy", history))
+    text = words(shown("accuracy", history))
+    assert "30.0 pp" in text
+    assert "-5.0 pp" in text
 
 
 def test_the_round_in_progress_says_who_is_at_work_and_how_far(history: History) -> None:
@@ -225,6 +227,15 @@ def test_classes_stand_with_who_brought_them_and_those_that_wait_come_first(
     said = [a["data-say"] for _, a in Page(html).tags if "data-say" in a]
     assert said == ["New class <b>walrus</b>"]
     assert "bob" in text[text.index("owl") :]
+
+
+@pytest.mark.parametrize(("planned", "listed"), [(None, False), (0, True)])
+def test_what_an_erased_member_brought_is_not_said_to_be_the_configurations(
+    history: History, planned: int | None, listed: bool
+) -> None:
+    classes = tuple(replace(c, first_seen_by=None, planned_task=planned) for c in history.classes)
+    text = words(shown("tasks", replace(history, classes=classes)))
+    assert ("the configuration" in text) is listed
 
 
 def test_events_say_how_bad_they_are_and_what_to_do(history: History) -> None:

@@ -182,6 +182,10 @@ def test_an_older_run_is_shown_as_it_was_and_is_not_live(federation: Path) -> No
         html = await page.get(f"/?run={RUN}")
         assert html.startswith("HTTP/1.1 200")
         assert "data-running" not in html.partition("<head>")[0]
+        html += await page.get(f"/part/client?run={RUN}&id={sample_run.ALICE}")
+        assert f'This run is not the newest, which is <a href="/?run={OTHER}">' in html
+        assert "does not answer" not in html  # the server does
+        assert "server stopped" not in html
 
     looked_at(federation, page_kit.live(), work)
 

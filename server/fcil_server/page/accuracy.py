@@ -37,7 +37,11 @@ class MatrixRow:
 
 @dataclass(frozen=True)
 class Lost:
-    """What became of a task: its best accuracy, when that was, its last, and the difference."""
+    """What became of a task: its best accuracy before the last, when that was, and the drop.
+
+    Drops are the terms of the default definition of forgetting (`metrics.forgetting`): one that
+    was gained is negative, and the newest task has none.
+    """
 
     task: int
     first: float | None
@@ -97,15 +101,15 @@ def look_of(value: float | None) -> str:
 def forgotten(m: Metrics, task: int) -> Lost:
     """Return what became of a task's accuracy."""
     column = [(m.matrix[t][task], t) for t in range(task, m.tasks)]
-    known = [(v, t) for v, t in column if v is not None]
+    known = [(v, t) for v, t in column[:-1] if v is not None]
     first, last = column[0][0], column[-1][0]
     if not known:
-        return Lost(task, None, None, None, None, None)
+        return Lost(task, first, None, None, last, None)
     best, at = max(known, key=lambda pair: (pair[0], -pair[1]))
     return Lost(task, first, best, at, last, None if last is None else best - last)
 
 
-def cost_by_task(history: History) -> list[tuple[float, float]]:
+def cost_by_task(history: History) -> list[tuple[int, float]]:
     """Return for each evaluated task the bytes on the wire until its end, and A_t in percent."""
     if history.metrics is None:
         return []
@@ -114,11 +118,12 @@ def cost_by_task(history: History) -> list[tuple[float, float]]:
     for one in history.rounds:
         if one.key.task < len(sizes):
             sizes[one.key.task] += one.up.true_wire + one.down.true_wire
-    found, until = [], 0
+    found: list[tuple[int, float]] = []
+    until = 0
     for size, accuracy in zip(sizes, mean, strict=True):
         until += size
         if accuracy is not None:
-            found.append((float(until), accuracy))
+            found.append((until, accuracy))
     return found
 
 

@@ -149,6 +149,7 @@ class Pages:
             csrf=session.csrf,
             read_only=self._site.read_only,
             running=newest and self._watch.live,
+            earlier=not newest,
             runs=[{"id": r.run, "method": r.method, "status": r.status} for r in runs],
             run=board.run,
             version=self._version,

@@ -94,6 +94,7 @@ def client_html(
         m=member,
         client=known,
         run=history.run,
+        newer=history.newer,
         facts=_facts(history.run, row, peer, became, refusals),
         refusals=[(r, advice_for(r.code, r.reason)) for r in refusals],
         events=[e for e in history.events if e.client == client][:MAX_EVENTS],

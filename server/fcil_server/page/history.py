@@ -32,11 +32,18 @@ KEPT_EVENTS = 2_000  # the newest, which can be leafed through
 _KEPT_RUNS = 4  # of which what was read is remembered
 _SHOWN_RUNS = 100  # the newest, to choose from
 
+# Of any run, so that nothing is searched; with its numbers, since who is tested once more just
+# after the first time gets the same row numbers again.
+_NEWEST_TEST = (
+    "SELECT max(rowid), group_concat(correct || '/' || total) FROM evaluations WHERE "
+    "(run, task, client) = (SELECT run, task, client FROM evaluations ORDER BY rowid DESC LIMIT 1)"
+)
+
 # What each section shows of a history, by the names of its fields.
 _SHOWS: Mapping[str, tuple[str, ...]] = {
     "head": ("run", "tasks", "rounds", "unread", "totals", "pooled", "central"),
-    "now": ("run", "rounds", "open"),
-    "clients": ("run", "members"),
+    "now": ("run", "rounds", "open", "runs"),
+    "clients": ("run", "members", "runs"),
     "tasks": ("run", "tasks", "classes", "rounds"),
     "accuracy": ("run", "rounds", "unread", "pooled", "central"),
     "bytes": ("run", "tasks", "rounds", "totals", "outside"),
@@ -85,6 +92,7 @@ class Reader(HistoryTables, AccountTables):
         self._known: OrderedDict[RunId | None, _Known] = OrderedDict()
         self._written: dict[RunId | None, int] = {}  # what SQLite counted when it was read
         self._newest: RunId | None = None
+        self._looked = -1  # what SQLite counted when the newest run was looked for
         self._refusals: tuple[object, Mapping[str, Row]] = (None, {})
         self._version = 0
 
@@ -98,16 +106,15 @@ class Reader(HistoryTables, AccountTables):
         written = int(self._number("PRAGMA data_version"))
         wanted = run or self._newest
         known = self._known.get(wanted)
-        fresh = known is not None and self._written.get(wanted) == written
+        # That the older run is known as it is now does not say that it is still the newest.
+        fresh = self._written.get(wanted) == written and (run or self._looked == written)
         if known is not None and fresh and not known.tally.is_due(self.now):
             return known.history
         with self._moment():
             row = self._run(run)
-            if row is None:
-                return self._nothing(written)
             if run is None:
-                self._newest = row.run_id
-            return self._read(row, written)
+                self._newest, self._looked = row.run_id if row else None, written
+            return self._nothing(written) if row is None else self._read(row, written)
 
     @contextmanager
     def _moment(self) -> Iterator[None]:
@@ -131,13 +138,11 @@ class Reader(HistoryTables, AccountTables):
 
     def _nothing(self, written: int) -> History:
         """Return what there is before the first run: members and events."""
-        known = self._known.setdefault(
-            None, _Known(Tally(RunId(""), self._rows), Paper(), forgotten=None)
-        )
+        known = self._known_of(None)
         members = tuple(self._members(self._people(), {}, Tallied((), None, {}, {}, {})))
         self._take_events(known, None)
         found = History(members=members, events=known.events, older=self._older(known))
-        self._written[None] = written
+        self._remember(None, known, written)
         return self._keep(known, found)
 
     def _read(self, run: Run, written: int) -> History:
@@ -169,18 +174,22 @@ class Reader(HistoryTables, AccountTables):
         self._remember(run.run_id, known, written)
         return self._keep(known, found)
 
-    def _known_of(self, run: Run) -> _Known:
+    def _known_of(self, run: Run | None) -> _Known:
         """Take out what is remembered of a run, or begin anew where it is not true any more."""
-        erased = self._number("SELECT count(*) FROM erased")
-        forgotten = (run.emptied_at, erased)
-        known = self._known.pop(run.run_id, None)
+        name = run.run_id if run else None
+        forgotten = (run and run.emptied_at, self._erased())
+        known = self._known.pop(name, None)
         if known is None or known.forgotten != forgotten or known.tally.reopened():
             history = known.history if known else History()
-            tally = Tally(run.run_id, self._rows)
-            known = _Known(tally, paper_of(run), forgotten, history=history)
+            tally, paper = Tally(name or RunId(""), self._rows), paper_of(run) if run else Paper()
+            known = _Known(tally, paper, forgotten, history=history)
         return known
 
-    def _remember(self, run: RunId, known: _Known, written: int) -> None:
+    def _erased(self) -> int:
+        """Return how many members were erased: with one more, whatever names it is read anew."""
+        return int(self._number("SELECT count(*) FROM erased"))
+
+    def _remember(self, run: RunId | None, known: _Known, written: int) -> None:
         """Keep what was read whole; what failed in the middle is begun anew the next time."""
         self._known[run] = known  # the last one used
         self._written[run] = written
@@ -192,7 +201,7 @@ class Reader(HistoryTables, AccountTables):
         """Return the history that was known if nothing has changed, else this as the next one."""
         old = known.history
         fields = dict.fromkeys(name for names in _SHOWS.values() for name in names)
-        other = {name for name in (*fields, "runs") if getattr(old, name) != getattr(found, name)}
+        other = {name for name in fields if getattr(old, name) != getattr(found, name)}
         if not other and old.version:
             return old
         self._version += 1
@@ -213,8 +222,7 @@ class Reader(HistoryTables, AccountTables):
     def _test(
         self, known: _Known, run: RunId, rounds: int, increments: Sequence[Sequence[int]]
     ) -> None:
-        newest = self._number("SELECT max(rowid) FROM evaluations")  # of any run: no search
-        key = (newest, rounds)
+        key = (*self._rows(_NEWEST_TEST)[0], rounds)
         if key != known.tested:
             rows = self.evaluations(run)
             known.pooled = metrics.pooled(rows, increments)
@@ -272,7 +280,7 @@ class Reader(HistoryTables, AccountTables):
 
     def _newest_refusals(self) -> Mapping[str, Row]:
         """Return client -> its newest refusal, and how many the ledger has."""
-        key = tuple(self._rows("SELECT count(*), max(id) FROM refusals")[0])
+        key = (*self._rows("SELECT count(*), max(id) FROM refusals")[0], self._erased())
         if key != self._refusals[0]:
             sql = (
                 "SELECT client, max(id), at, reason, count(*) AS n FROM refusals "

@@ -40,7 +40,8 @@ def in_short(history: History, live: Mapping[str, Any] | None) -> str:
     run = history.run
     if run is None:
         return "no run yet"
-    if history.frozen or (live is not None and live["run"] != run.run_id):
+    older = history.newer or (live is not None and live["run"] != run.run_id)
+    if history.frozen or older:
         return run.status.value
     if live is None:
         return "server stopped" if run.status.value == "running" else run.status.value
@@ -56,9 +57,11 @@ def view(history: History, live: Mapping[str, Any] | None, _: Params) -> dict[st
         "at": None,
         "last": next(reversed(history.rounds), None),
     }
+    if history.newer:
+        return {**known, "state": "older", "current": history.newer}
     if live is None:
         return {**known, "state": "stopped"}
-    if history.run is not None and live["run"] != history.run.run_id:
+    if history.run is not None and live["run"] != history.run.run_id:  # it has just begun
         return {**known, "state": "older", "current": live["run"]}
     at = live.get("round")
     return {

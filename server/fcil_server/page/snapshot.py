@@ -161,6 +161,12 @@ class History:
         return frozenset(name for name, version in self.marks.items() if version > since)
 
     @property
+    def newer(self) -> str:
+        """The newest run, where this is an older one; else empty."""
+        newest = self.runs[0].run if self.runs else ""
+        return newest if self.run is not None and newest != self.run.run_id else ""
+
+    @property
     def metrics(self) -> Metrics | None:
         """What headlines show: the clients' test images, or else the server's folder."""
         return self.pooled or self.central

@@ -27,7 +27,7 @@ class TaskRow:
 
 @dataclass(frozen=True)
 class ClassLine:
-    """A class name: who brought it, and where it is."""
+    """A class name: who brought it (empty: somebody who was erased), and where it is."""
 
     row: ClassRow
     by: str
@@ -75,7 +75,10 @@ def _task(history: History, task: Task, rounds: int) -> TaskRow:
 
 
 def _line(row: ClassRow, names: Mapping[str, str]) -> ClassLine:
-    by = names.get(row.first_seen_by, row.first_seen_by[:8]) if row.first_seen_by else ""
+    if row.first_seen_by:
+        by = names.get(row.first_seen_by, row.first_seen_by[:8])
+    else:
+        by = "" if row.planned_task is None else "the configuration"
     if row.task is not None:
         state = f"task {row.task}"
     elif row.planned_task is not None:
