@@ -142,7 +142,7 @@ def _checked(fields: Fields) -> dict[str, Any]:
     request: dict[str, Any] = {"act": act}
     for name, kind in takes.items():
         value = fields.get(name, kind())
-        if type(value) is not kind or (kind is str and _SURROGATE.search(value)):
+        if type(value) is not kind or (isinstance(value, str) and _SURROGATE.search(value)):
             words = {str: "a text", bool: "true or false"}[kind]
             raise UsageError(f"{name} of {act} is {words}, got {ascii(value)[:40]}.")
         request[name] = value
