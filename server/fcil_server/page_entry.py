@@ -43,11 +43,11 @@ def page_enter(server: Server, fields: dict[str, Any], actor: str) -> dict[str, 
 
     Raises:
         UsageError: no page is served.
-        TrustError: there is no such link, any more, or too many were tried.
+        TrustError: there is no such link, any more.
     """
     _must_serve(server)
     address = str(fields.get("from", ""))[:MAX_ADDRESS]
-    server.links.use(str(fields.get("token", "")), time.monotonic(), address)
+    server.links.use(str(fields.get("token", "")), time.monotonic())
     server.ledger.add_audit(actor, "page_enter", f"from {address}" if address else "")
     return {"ok": True}
 

@@ -9,16 +9,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections import deque
 
 from fcil_protocol.errors import TrustError
 
 TOKEN_BYTES = 32  # 256 bits, 43 characters
 LIFE_S = 86_400.0
 MAX_OPEN = 32  # links; one more voids the oldest
-MAX_WRONG = 10  # tries from one address within `WINDOW_S`; then none is looked at for so long
-WINDOW_S = 60.0
-MAX_ADDRESSES = 1000  # that are remembered for their wrong tries
 
 
 class PageLinks:
@@ -26,7 +22,6 @@ class PageLinks:
 
     def __init__(self) -> None:
         self._open: dict[bytes, float] = {}  # digest -> when it expires, the oldest first
-        self._wrong: dict[str, deque[float]] = {}  # address -> its last tries, the newest last
 
     def make(self, now: float) -> str:
         """Return the token of a new link; beyond `MAX_OPEN` the oldest link is void."""
@@ -37,29 +32,21 @@ class PageLinks:
             del self._open[next(iter(self._open))]
         return token
 
-    def use(self, token: str, now: float, address: str = "") -> None:
-        """Burn a link.
+    def use(self, token: str, now: float) -> None:
+        """Burn a link; 256 bits need no count of wrong tries, which would keep right ones out.
 
         Args:
             token: of the link, as a browser gave it.
             now: seconds.
-            address: of who gave it; each has its own count of wrong tries.
 
         Raises:
-            TrustError: there is no such link, any more, or this address tried too often.
+            TrustError: there is no such link, any more.
         """
         self._forget_old(now)
-        tries = self._wrong.get(address, ())
-        if sum(now - at < WINDOW_S for at in tries) >= MAX_WRONG:
-            raise TrustError(
-                f"{MAX_WRONG} links from this address were no good within a minute.",
-                action="Wait a minute; then use a fresh link: fcil-server page",
-            )
         # All are compared, so that the time tells nothing.
         asked = _digest(token)
         found = [digest for digest in self._open if hmac.compare_digest(digest, asked)]
         if not found:
-            self._count(address, now)
             raise TrustError(
                 "this link was used, is too old, or was never made.",
                 action="Make a fresh one on the server's machine: fcil-server page",
@@ -72,13 +59,6 @@ class PageLinks:
 
     def _forget_old(self, now: float) -> None:
         self._open = {digest: ends for digest, ends in self._open.items() if ends > now}
-
-    def _count(self, address: str, now: float) -> None:
-        tries = self._wrong.pop(address, None) or deque(maxlen=MAX_WRONG)
-        tries.append(now)
-        self._wrong[address] = tries
-        while len(self._wrong) > MAX_ADDRESSES:
-            del self._wrong[next(iter(self._wrong))]
 
 
 def _digest(token: str) -> bytes:

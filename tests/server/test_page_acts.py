@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fcil_server.page import act_routes
 from fcil_server.page.act_routes import MAX_BODY_BYTES, routes
 from fcil_server.page.acts import Acts, qr_svg
 from fcil_server.page.confirmations import GOOD_S, MAX_ALL, MAX_OPEN, Confirmations, Plan
+from fcil_server.page.server import LIMITS, ORDER_S
 from fcil_server.page.sessions import KEY_NAME, KeyedSessions, Session
 from sample_run import ALICE, BOB
 
@@ -135,6 +137,7 @@ def test_between_rounds_it_is_said_that_no_round_is_touched(acts, server) -> Non
         ({"act": "revoke", "name": ""}, "no client is called"),
         ({"act": "revoke", "name": "bob", "keep_update": 1}, "true or false"),
         ({"act": "revoke", "name": None}, "is a text"),
+        ({"act": "revoke", "name": "bob", "why": "\ud800"}, "is a text"),
         ({"act": "enrol", "name": "alice", "lasts": "24h"}, "'alice' is enrolled"),
         ({"act": "enrol", "name": "", "lasts": "24h"}, "1 to 128 printable"),
         ({"act": "enrol", "name": "a\nb", "lasts": "24h"}, "1 to 128 printable"),
@@ -214,6 +217,13 @@ def test_what_the_server_refuses_is_told(acts, server) -> None:
     word = acts.prepare(ME, {"act": "pause"})["confirm"]
     server.fails = UsageError("not now.")
     with pytest.raises(UsageError, match=r"not now\."):
+        acts.carry_out(ME, {"confirm": word})
+
+
+def test_an_act_that_may_still_happen_is_told_to_be_one(acts, server) -> None:
+    word = acts.prepare(ME, {"act": "pause"})["confirm"]
+    server.fails = Timeout("it does not answer.")
+    with pytest.raises(Timeout, match=r"it does not answer\. What you confirmed may still happen"):
         acts.carry_out(ME, {"confirm": word})
 
 
@@ -522,6 +532,52 @@ def test_who_tries_links_without_end_holds_up_only_who_tries_links(
         return [last[0], own[0], *(answer[0] for answer in held)]
 
     assert asyncio.run(work()) == [429, 200, *([403] * act_routes.TRIES)]
+
+
+def test_an_act_that_gets_no_turn_is_not_carried_out_later(directory, server, monkeypatch) -> None:
+    monkeypatch.setattr(act_routes, "ORDER_PATIENCE_S", 0.05)
+    goes_on = threading.Event()
+
+    def stopped(op: str, **fields: Any) -> dict[str, Any]:
+        goes_on.wait(60)
+        return server.ask(op, **fields)
+
+    page = Page(directory, server)
+    page.routes = routes(page.keyed, stopped, Acts(directory, stopped), secure=False)
+    page.enter()
+
+    async def work() -> list[int]:
+        posts = [
+            asyncio.create_task(page._post("/act/prepare", {"act": "pause"}, {}))
+            for _ in range(act_routes.ORDERS + 1)
+        ]
+        last = await posts[-1]
+        goes_on.set()
+        return [last[0], *[answer[0] for answer in await asyncio.gather(*posts[:-1])]]
+
+    assert asyncio.run(work()) == [429, *[200] * act_routes.ORDERS]
+
+
+def test_all_that_an_act_waits_for_ends_before_its_request_is_cut() -> None:
+    asked = 2 * ORDER_S  # how things are, and then for the act itself
+    assert act_routes.ORDER_PATIENCE_S + asked < LIMITS.request_s
+    assert LIMITS.request_s > act_routes.PATIENCE_S + ORDER_S
+
+
+def test_who_goes_away_in_the_middle_of_a_body_is_no_defect(page) -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    headers = {"host": "h", "origin": "http://h", "content-type": "application/json"}
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": "POST", "path": "/enter", "headers": raw}
+    asyncio.run(page.routes[0].app(scope, receive, send))
+    assert sent[0]["status"] == 400
 
 
 def test_commands_and_page_say_the_same_of_loopback_addresses() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
 import threading
 from pathlib import Path
 
@@ -228,6 +229,17 @@ def test_a_picture_is_the_runs_own_and_no_link_is_followed(federation: Path) -> 
         "accuracy.svg",
         "bytes_per_round.png",
     ]
+
+
+def test_a_pipe_in_a_pictures_place_holds_nobody_up(tmp_path: Path) -> None:
+    place = tmp_path / "runs" / RUN
+    place.mkdir(parents=True)
+    os.mkfifo(place / "accuracy.png")
+    waiting = threading.Thread(target=pictures.load, args=(tmp_path, RUN, "accuracy.png"))
+    waiting.daemon = True  # where it waits, it does so for ever
+    waiting.start()
+    waiting.join(5)
+    assert not waiting.is_alive()
 
 
 def test_assets_are_kept_by_browsers_and_come_packed(federation: Path) -> None:

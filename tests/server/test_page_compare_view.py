@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import page_kit
 import sample_run
-from fcil_protocol.errors import NotYet, StorageError, UsageError
+from fcil_protocol.errors import CorruptFile, NotYet, StorageError, UsageError
 from fcil_protocol.ids import RunId
 from fcil_server import comparison
-from fcil_server.ledger import LEDGER_NAME
+from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger_rows import RunStatus
 from fcil_server.page import compare_view
 from fcil_server.page.compare_view import (
@@ -25,7 +26,7 @@ from fcil_server.page.compare_view import (
     Place,
     Runs,
 )
-from fcil_server.page.compared import Compared, differences, warnings
+from fcil_server.page.compared import Compared, differences, settings, warnings
 from fcil_server.page.history import Reader
 from sample_run import RUN
 
@@ -137,6 +138,13 @@ def test_what_is_wrong_with_a_place_stands_beside_its_name(places, tmp_path: Pat
     line = next(line for line in html.splitlines() if 'value="@damaged"' in line)
     assert "damaged" in line.partition('class="badge bad"')[2]
     assert len(cells(html, "Headlines of the runs")) == 1 + 2
+
+
+def test_a_configuration_that_is_none_is_what_is_wrong_with_its_place(places) -> None:
+    with Ledger(places[0] / LEDGER_NAME, read_only=True) as ledger:
+        run = ledger.newest_run()
+    with pytest.raises(CorruptFile, match=f"the configuration of run {run.run_id} is damaged"):
+        settings(replace(run, config="no configuration"), 1)
 
 
 @pytest.mark.parametrize(

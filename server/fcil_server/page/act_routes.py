@@ -7,14 +7,15 @@ our content type and a word that it cannot read; what lacks one of them is refus
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hmac
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -28,6 +29,8 @@ MAX_TOKEN = 256  # characters
 TRIES = 4  # links that are tried at the same time; each wrong one holds its place for PAUSE_S
 PAUSE_S = 1.0
 PATIENCE_S = 5.0  # for a place
+ORDERS = 2  # acts that are asked for at the same time
+ORDER_PATIENCE_S = 1.0  # for one's turn: nothing is to happen after its request was given up
 CSRF_HEADER = "x-fcil-csrf"
 
 T = TypeVar("T")
@@ -70,7 +73,8 @@ class Posts:
         self._places = asyncio.Semaphore(TRIES)
         # Of their own: who knocks must not keep the threads that carry out acts, nor others.
         self._knocks = ThreadPoolExecutor(max_workers=TRIES, thread_name_prefix="enter")
-        self._orders = ThreadPoolExecutor(max_workers=2, thread_name_prefix="act")
+        self._turns = asyncio.Semaphore(ORDERS)
+        self._orders = ThreadPoolExecutor(max_workers=ORDERS, thread_name_prefix="act")
 
     async def enter(self, request: Request) -> Response:
         """Let a browser in that has a link's token, once for each token."""
@@ -89,20 +93,13 @@ class Posts:
         return answer
 
     async def _try_token(self, token: str, sender: str) -> None:
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await self._places.acquire()
-        except TimeoutError as error:
-            many = NotNow("too many try to enter.", action="Try again in a few seconds.")
-            raise Refusal(429, many) from error
-        try:
-            order = functools.partial(self._ask, "page_enter", token=token, **{"from": sender})
-            await _in_thread(self._knocks, order)
-        except TrustError as error:
-            await self._pause(PAUSE_S)
-            raise Refusal(403, error) from error
-        finally:
-            self._places.release()
+        order = functools.partial(self._ask, "page_enter", token=token, **{"from": sender})
+        async with _one_of(self._places, PATIENCE_S, "too many try to enter."):
+            try:
+                await _in_thread(self._knocks, order)
+            except TrustError as error:
+                await self._pause(PAUSE_S)
+                raise Refusal(403, error) from error
 
     async def leave(self, request: Request) -> Response:
         """End the session, in this process and in the browser."""
@@ -130,7 +127,9 @@ class Posts:
         session = self._check(request)
         fields = await _json(request)
         do = functools.partial(step(self._acts), session, fields)
-        return JSONResponse(await _in_thread(self._orders, do))
+        many = "the server has not answered other acts yet; nothing was done."
+        async with _one_of(self._turns, ORDER_PATIENCE_S, many):
+            return JSONResponse(await _in_thread(self._orders, do))
 
     def _check(self, request: Request) -> Session:
         """Return the session of a request that its own page sent.
@@ -168,6 +167,24 @@ class Posts:
 _LINK = "Get a link with: fcil-server page"
 
 
+@contextlib.asynccontextmanager
+async def _one_of(places: asyncio.Semaphore, patience_s: float, many: str) -> AsyncIterator[None]:
+    """Hold a place; who gets none in time is told to come again.
+
+    Raises:
+        Refusal: there are too many.
+    """
+    try:
+        async with asyncio.timeout(patience_s):
+            await places.acquire()
+    except TimeoutError as error:
+        raise Refusal(429, NotNow(many, action="Try again in a few seconds.")) from error
+    try:
+        yield
+    finally:
+        places.release()
+
+
 async def _in_thread(pool: ThreadPoolExecutor, do: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(pool, do)
 
@@ -175,11 +192,14 @@ async def _in_thread(pool: ThreadPoolExecutor, do: Callable[[], T]) -> T:
 async def _json(request: Request) -> dict[str, Any]:
     """Return the body's JSON object; what is longer than the limit is not read to its end."""
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            long = TooLarge(f"a body may be {MAX_BODY_BYTES} bytes long.", action="Send less.")
-            raise Refusal(413, long)
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY_BYTES:
+                long = TooLarge(f"a body may be {MAX_BODY_BYTES} bytes long.", action="Send less.")
+                raise Refusal(413, long)
+    except ClientDisconnect as error:  # nobody is left to tell
+        raise Refusal(400, UsageError("the request ended before its body did.")) from error
     try:
         fields = json.loads(bytes(body))
     except (ValueError, RecursionError) as error:

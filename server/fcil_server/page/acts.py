@@ -7,13 +7,14 @@ a word; `Acts.carry_out` takes the word and lets it happen, to just that and not
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import segno
 
-from fcil_protocol.errors import NotNow, UsageError
+from fcil_protocol.errors import NotNow, Timeout, UsageError
 from fcil_server.ledger import LEDGER_NAME
 from fcil_server.ledger_client import ClientReader
 from fcil_server.ledger_rows import Client, Role
@@ -44,6 +45,8 @@ _TAKES: dict[str, dict[str, type]] = {
     "close_round": {"rest_of_task": bool},
 }
 NAMES = tuple(_TAKES)
+
+_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can hold one alone; no file or ledger can
 
 
 class Acts:
@@ -96,7 +99,13 @@ class Acts:
                 f"nothing was done, for it is no longer what you confirmed. Now: {now.says}",
                 action="Begin again if you want that.",
             )
-        told = self._ask(plan.op, **plan.fields, by=_BY)
+        try:
+            told = self._ask(plan.op, **plan.fields, by=_BY)
+        except Timeout as error:  # what was sent cannot be taken back
+            raise Timeout(
+                f"{error.message} What you confirmed may still happen.",
+                action="Look whether it did, here or in the audit log, before you begin again.",
+            ) from error
         if plan.op == "enrol":
             return _issued(request, told)
         return {"says": said(plan.op, told)}
@@ -133,7 +142,7 @@ def _checked(fields: Fields) -> dict[str, Any]:
     request: dict[str, Any] = {"act": act}
     for name, kind in takes.items():
         value = fields.get(name, kind())
-        if type(value) is not kind:
+        if type(value) is not kind or (isinstance(value, str) and _SURROGATE.search(value)):
             words = {str: "a text", bool: "true or false"}[kind]
             raise UsageError(f"{name} of {act} is {words}, got {ascii(value)[:40]}.")
         request[name] = value

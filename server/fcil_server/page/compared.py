@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from fcil_protocol.errors import CorruptFile
 from fcil_protocol.ids import RunId
 from fcil_server.beside import row
 from fcil_server.ledger_rows import Direction, Run, RunStatus
@@ -63,8 +64,15 @@ def compared(history: History) -> Compared:
 
 
 def settings(run: Run, tasks: int) -> dict[str, str]:
-    """Return what a run was begun with, flat, as texts."""
-    config = tomllib.loads(run.config)
+    """Return what a run was begun with, flat, as texts.
+
+    Raises:
+        CorruptFile: that is no configuration.
+    """
+    try:
+        config = tomllib.loads(run.config)
+    except tomllib.TOMLDecodeError as error:
+        raise CorruptFile(f"the configuration of run {run.run_id} is damaged: {error}.") from error
     found: dict[str, Any] = {
         "method": run.method,
         "method version": run.method_version,

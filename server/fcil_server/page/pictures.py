@@ -36,8 +36,9 @@ def load(directory: Path, run: str, name: str) -> tuple[bytes, str] | None:
         return None
     path = directory / "runs" / run / name
     try:
-        # No link is followed: what it leads to is not the run's.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        # No link is followed: what it leads to is not the run's. No pipe is waited for.
+        how = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(path, how), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:
                 return None
