@@ -94,12 +94,13 @@ class Posts:
 
     async def _try_token(self, token: str, sender: str) -> None:
         order = functools.partial(self._ask, "page_enter", token=token, **{"from": sender})
-        async with _one_of(self._places, PATIENCE_S, "too many try to enter."):
-            try:
+        try:
+            async with _one_of(self._places, PATIENCE_S, "too many try to enter."):
                 await _in_thread(self._knocks, order)
-            except TrustError as error:
-                await self._pause(PAUSE_S)
-                raise Refusal(403, error) from error
+        except TrustError as error:
+            # Not in a place: many wrong links must not keep the right one waiting.
+            await self._pause(PAUSE_S)
+            raise Refusal(403, error) from error
 
     async def leave(self, request: Request) -> Response:
         """End the session, in this process and in the browser."""
