@@ -449,6 +449,7 @@ class Server:
         peer = self.peers.remove(conn)
         if peer is not None and self.peers.by_client(peer.client) is None:
             self.note("info", "left", f"{peer.name} left", peer.client)
+            self.ledger.touch(peer.client)
             self.open.coordinator.left(peer.client)
 
     def _refuse(self, incoming: Incoming, error: FcilError) -> None:
