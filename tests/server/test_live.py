@@ -241,6 +241,16 @@ def test_the_map_of_all_peers_is_one_answer_and_gives_the_loop_its_turns(monkeyp
     assert told["relays"] == ["relay"]
 
 
+def test_who_has_answered_is_not_at_work_any_more():
+    server = crowd(2)
+    a, b = server.ids
+    server.at.round.answers |= {a: Answer.UPDATED, b: Answer.NONE}
+    for peer in server.peers:
+        peer.progress = ("fetching", 360, 2584)
+    told = tell(server, peers=True)["peers"]
+    assert (told[a]["progress"], told[b]["progress"]) == (None, ("fetching", 360, 2584))
+
+
 def test_between_rounds_there_is_none_and_peers_are_said_if_asked_for():
     server = crowd(2)
     server.at.round = None
