@@ -37,7 +37,10 @@ class MatrixRow:
 
 @dataclass(frozen=True)
 class Lost:
-    """What became of a task: its best accuracy, when that was, its last, and the difference."""
+    """What became of a task: its best accuracy before the last, when that was, what it lost.
+
+    The mean of what tasks lost is the head's forgetting; the newest has nothing to lose yet.
+    """
 
     task: int
     first: float | None
@@ -97,11 +100,11 @@ def look_of(value: float | None) -> str:
 def forgotten(m: Metrics, task: int) -> Lost:
     """Return what became of a task's accuracy."""
     column = [(m.matrix[t][task], t) for t in range(task, m.tasks)]
-    known = [(v, t) for v, t in column if v is not None]
+    before = [(v, t) for v, t in column[:-1] if v is not None]
     first, last = column[0][0], column[-1][0]
-    if not known:
-        return Lost(task, None, None, None, None, None)
-    best, at = max(known, key=lambda pair: (pair[0], -pair[1]))
+    if not before:
+        return Lost(task, first, None, None, last, None)
+    best, at = max(before, key=lambda pair: (pair[0], -pair[1]))
     return Lost(task, first, best, at, last, None if last is None else best - last)
 
 
