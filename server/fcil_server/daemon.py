@@ -272,6 +272,7 @@ class Server:
         turns = Turns()
         for peer in self.peers:
             self.send(peer, Bye(reason="the server stops"))
+            self.ledger.touch(peer.client)
             await turns.give()
         await asyncio.sleep(0.05 + 0.0005 * len(self.peers))  # let the goodbyes leave the socket
 

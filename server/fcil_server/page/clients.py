@@ -21,7 +21,7 @@ _STATES = {
     "revoked": "bad",
     "erased": "bad",
 }
-_MISSED = "took part a short while ago"
+_MISSED = "took part in the last rounds"
 _IN_REPORT = 500  # clients that a report lists
 _HERE = frozenset({"ready", "preparing", "resting"})
 _GONE = frozenset({"revoked", "erased"})
