@@ -121,4 +121,4 @@ def show_first_link(server: Server) -> None:
     except FcilError as error:  # a disk that is full for its audit: no reason not to serve
         typer.echo(f"There is no link to the page: {error}", err=True)
     else:
-        typer.echo(f"The page (good once, for 24 hours): {told['url']}", err=True)
+        typer.echo(f"A link to the page, good once, within 24 hours: {told['url']}", err=True)

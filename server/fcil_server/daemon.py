@@ -272,6 +272,7 @@ class Server:
         turns = Turns()
         for peer in self.peers:
             self.send(peer, Bye(reason="the server stops"))
+            self.ledger.touch(peer.client)
             await turns.give()
         await asyncio.sleep(0.05 + 0.0005 * len(self.peers))  # let the goodbyes leave the socket
 
@@ -449,6 +450,7 @@ class Server:
         peer = self.peers.remove(conn)
         if peer is not None and self.peers.by_client(peer.client) is None:
             self.note("info", "left", f"{peer.name} left", peer.client)
+            self.ledger.touch(peer.client)
             self.open.coordinator.left(peer.client)
 
     def _refuse(self, incoming: Incoming, error: FcilError) -> None:

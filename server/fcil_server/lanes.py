@@ -199,6 +199,7 @@ class Lanes:
             self._end_all(relay)
             if relay.peer is not None:
                 self._say("warning", "relay_left", f"relay {relay.row.name} left")
+                self._roster.federation.ledger.touch(relay.row.client_id)
         elif lanes.is_laned(incoming.frames):
             self._lane(relay, lanes.read_up(incoming.frames))
         else:

@@ -114,9 +114,10 @@ class Ledger(HistoryTables, AccountTables, TrustTables, ForkTables, ForgetTables
         return name
 
     def touch(self, client_id: ClientId, *, device: str | None = None) -> None:
-        """Note that a client was seen now, and the device text that it gave."""
+        """Note that a client, if it is not erased, was seen now, and the device text it gave."""
         self._write(
-            "UPDATE clients SET last_seen = ?, device = ifnull(?, device) WHERE client_id = ?",
+            "UPDATE clients SET last_seen = ?, device = ifnull(?, device) "
+            "WHERE client_id = ? AND length(curve) > 0",
             (self.now, device, client_id),
             durable=False,
         )

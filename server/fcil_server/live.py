@@ -159,10 +159,13 @@ class Live:
     # --- everybody ----------------------------------------------------------------------------
 
     async def _peers(self, turns: Turns) -> dict[str, Any]:
-        peers = self._server.peers
+        peers, at = self._server.peers, self._server.open.coordinator.at
+        answers = at.round.answers if at.round is not None else {}
         found: dict[str, Any] = {}
         for peer in list(peers):
-            found[peer.client] = _peer(peer, peers.refused.get(peer.client, ""))
+            # What one said of its work on the way to an answer is over with the answer.
+            at_work = answers.get(peer.client, Answer.NONE) is Answer.NONE
+            found[peer.client] = _peer(peer, peers.refused.get(peer.client, ""), at_work=at_work)
             await turns.give()
         for client, why in list(peers.refused.items()):
             found.setdefault(client, {**_AWAY, "state": "refused", "why": why})
@@ -181,12 +184,12 @@ _AWAY = {
 }
 
 
-def _peer(peer: Peer, why: str) -> dict[str, Any]:
+def _peer(peer: Peer, why: str, *, at_work: bool) -> dict[str, Any]:
     state = "resting" if peer.resting else "ready" if peer.announced else "preparing"
     return {
         "name": peer.name,
         "state": state,
-        "progress": peer.progress,
+        "progress": peer.progress if at_work else None,
         "paused": peer.paused,
         "images": sum(peer.train.values()) if peer.train is not None else None,
         "classes": len(peer.names) if peer.announced else None,

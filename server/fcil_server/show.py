@@ -20,7 +20,7 @@ from fcil_server.beside import HEAD
 from fcil_server.ledger import Ledger
 from fcil_server.report_tables import summary_tables
 from fcil_server.rundata import format_bytes
-from fcil_server.words import ANSWERS, CLOSED_BY
+from fcil_server.words import ANSWERS, CLOSED_BY, progress_of
 
 
 def _console() -> Console:
@@ -87,8 +87,7 @@ def _show_clients(out: Console, clients: list[dict[str, Any]], answers: dict[str
         progress = row.get("progress")
         doing = answers.get(row["id"], "")
         if doing == "none" and progress:
-            phase, done, total = progress
-            doing = f"{phase} {100 * done // max(total, 1)} %" + ", paused" * row["paused"]
+            doing = progress_of(*progress) + ", paused" * row["paused"]
         table.add_row(
             printable(row["name"]),
             row["state"],

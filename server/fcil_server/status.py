@@ -112,7 +112,7 @@ async def _clients(server: Server) -> list[dict[str, Any]]:
                 "role": row.role.value,
                 "device": row.device,
                 "agreement": peer.agreement if peer else None,
-                # The ledger notes when a client came; one that is connected is here now.
+                # The ledger notes when a client came and went; one that is connected is here now.
                 "last_seen": row.last_seen if state == away else now,
                 "images": sum((peer.train or {}).values()) if peer else None,
                 "classes": len(peer.names) if peer else None,

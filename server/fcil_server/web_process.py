@@ -20,6 +20,7 @@ from fcil_server.web_door import check_certificate, open_door
 
 BACK_OFF_S = (0.2, 1.0, 5.0, 30.0)  # after the first, second, third ... end in a row
 STEADY_S = 60.0  # after so long it counts as the first again
+LAST_WORDS_S = 1.0  # in which it gives the answers that are under way when the server ends
 
 Say = Callable[[str, str, str], None]
 
@@ -126,7 +127,7 @@ class WebProcess:
         self._check()
         self._socket = open_door(site.address)
         # The writing end is never written to: it closes when this process ends, however it does.
-        self._pipe = os.pipe()
+        self._pipe = list(os.pipe())
 
     @property
     def served(self) -> bool:
@@ -200,10 +201,18 @@ class WebProcess:
             code = await self._process.wait()
         finally:
             if self._process.returncode is None:  # the server ends
-                self._process.kill()
-                await self._process.wait()
+                await self._end(self._process)
             self._process = None
         return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        """End the process; who asked it for the server's end is told before."""
+        os.close(self._pipe.pop())
+        try:
+            await asyncio.wait_for(process.wait(), LAST_WORDS_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
 
     def _command(self, fd: int, parent: int) -> list[str]:
         site = self._site

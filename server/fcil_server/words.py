@@ -15,3 +15,8 @@ ANSWERS = {
     "declined": "declined",
     "surplus": "was not needed",
 }
+
+
+def progress_of(what: str, done: int, total: int) -> str:
+    """Say how far a client's work is, whose units differ from one kind of work to another."""
+    return f"{what} {100 * done // total} %" if total else what

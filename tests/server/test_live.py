@@ -16,6 +16,7 @@ from fcil_protocol.messages import Ack, Chunk, Update
 from fcil_protocol.payload import Payload
 from fcil_server.daemon import Server
 from fcil_server.federation import Federation
+from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import RoundKey
 from fcil_server.live import MAX_SHOWN, Live
 from fcil_server.peers import Peer, Peers
@@ -113,8 +114,11 @@ def test_bytes_grow_as_chunks_come_and_are_whole_when_the_update_is_there(tmp_pa
                 ("a", "updated"),
             ]
             assert (live["answered"], live["clients"][1]["received"]) == (1, size)
-            a.close()
-            b.close()
+            until_then = time.time()
+        a.close()
+        b.close()
+        with Ledger(server.ledger.path, read_only=True) as ledger:
+            assert all(c.last_seen > until_then for c in ledger.clients()), "until the server ended"
         async with serving(tmp_path) as server:  # a restart goes on with the round
             again = await until(server, lambda r: r and r["asked"])
             assert (again["answered"], again["received_bytes"]) == (1, size)
@@ -239,6 +243,16 @@ def test_the_map_of_all_peers_is_one_answer_and_gives_the_loop_its_turns(monkeyp
     )
     assert len(json.dumps(told)) < control.MAX_LINE_BYTES / 10
     assert told["relays"] == ["relay"]
+
+
+def test_who_has_answered_is_not_at_work_any_more():
+    server = crowd(2)
+    a, b = server.ids
+    server.at.round.answers |= {a: Answer.UPDATED, b: Answer.NONE}
+    for peer in server.peers:
+        peer.progress = ("fetching", 360, 2584)
+    told = tell(server, peers=True)["peers"]
+    assert (told[a]["progress"], told[b]["progress"]) == (None, ("fetching", 360, 2584))
 
 
 def test_between_rounds_there_is_none_and_peers_are_said_if_asked_for():

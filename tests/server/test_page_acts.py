@@ -404,7 +404,7 @@ def test_a_wrong_link_is_refused_after_a_pause_and_sets_no_cookie(directory, ser
     page = Page(directory, server)
     server.fails = TrustError("this link is used or too old.")
     status, told, headers = page.post("/enter", {"token": "wrong"})
-    assert (status, told["error"]["says"]) == (403, "this link is used or too old.")
+    assert (status, told["error"]["says"]) == (403, "This link is used or too old.")
     assert "set-cookie" not in headers
     assert len(page.paused) == 1
 

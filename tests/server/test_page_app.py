@@ -125,7 +125,7 @@ def test_a_stranger_sees_where_to_enter_and_nothing_else(federation: Path) -> No
             ):
                 answer = await ask(page.port, get(path, Cookie=cookie))
                 assert code(answer) == 401, path
-                assert "you are not let in" in answer
+                assert "You are not let in" in answer
         for path in ("/enter", "/assets/page.css"):
             assert code(await ask(page.port, get(path))) == 200
 
@@ -163,17 +163,17 @@ def test_other_methods_are_refused_and_a_head_has_no_body(federation: Path) -> N
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [
-        ("/?colour=red", 400, "unknown parameter"),
+        ("/?colour=red", 400, "Unknown parameter"),
         (f"/?run={RUN}&run={RUN}", 400, "may be given once"),
         ("/?run=../page.key", 400, "is no run"),
-        ("/?run=r20990101-000000-0000", 400, "there is no run"),
+        ("/?run=r20990101-000000-0000", 400, "There is no run"),
         (f"/?{'x' * 1200}", 414, "1024 bytes"),
         (f"/part/now?find={'x' * 300}", 400, "with 200 characters"),
-        ("/part/rounds?last=9999999", 400, "expected last to be one of"),
-        ("/part/clients?page=-1", 400, "expected page to be a number"),
-        ("/part/clients?page=%EF%BC%91", 400, "expected page to be a number"),
-        ("/stream?since=1e9", 400, "expected since to be a number"),
-        ("/part/client?id=nobody", 404, "there is no such client"),
+        ("/part/rounds?last=9999999", 400, "Expected last to be one of"),
+        ("/part/clients?page=-1", 400, "Expected page to be a number"),
+        ("/part/clients?page=%EF%BC%91", 400, "Expected page to be a number"),
+        ("/stream?since=1e9", 400, "Expected since to be a number"),
+        ("/part/client?id=nobody", 404, "There is no such client"),
         ("/part/compare?run=%00", 400, ""),
     ],
 )

@@ -186,8 +186,20 @@ def test_who_took_part_and_is_away_is_seen_and_who_is_revoked_comes_last(
     assert rows == [f"client-{c}" for c in (BOB, GONE, ALICE)]
     assert "2 enrolled, 1 revoked, 1 connected." in words(html)
     missed = shown("clients", replace(history, members=(bob, gone)), {**live, "peers": {}})
-    assert "2 away that took part a short while ago" in words(missed)
+    assert "2 away that took part in the last rounds" in words(missed)
     assert missed.count('<span class="badge warn">away') == 2
+
+
+def test_tickets_are_seen_while_they_are_open(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger, Reader(ledger.path) as reader:
+        ledger.add_ticket("over", curve=b"a" * 32, signing=b"s", expires_at=page_kit.NOW)
+        later = ledger.now + 3600
+        ledger.add_ticket("<b>van</b>", curve=b"b" * 32, signing=b"s", expires_at=later)
+        open_one = reader.read()
+        assert "Open tickets: <b>van</b> (good until" in words(shown("clients", open_one))
+        ledger.withdraw_tickets("<b>van</b>")
+        assert reader.read().changed(open_one.version) == {"clients"}
+        assert reader.read().tickets == ()
 
 
 def test_nobody_who_may_not_act_sees_a_button(history: History) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -125,3 +126,27 @@ def test_a_process_that_ends_again_and_again_is_started_less_and_less_often(
         "0.003",
         "0.003",
     ]
+
+
+def test_a_process_answers_what_is_under_way_before_it_ends_with_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = process("page", "127.0.0.1:0")
+    begun, told = tmp_path / "begun", tmp_path / "told"
+    os.mkfifo(begun)
+
+    def command(_fd: int, parent: int) -> list[str]:
+        story = f"open({str(begun)!r}, 'w'); open({parent}).read(); open({str(told)!r}, 'w')"
+        return [sys.executable, "-IS", "-c", story]
+
+    monkeypatch.setattr(made, "_command", command)
+
+    async def until_the_server_ends() -> None:
+        task = asyncio.create_task(made.run())
+        await asyncio.to_thread(begun.read_text)  # it runs
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(until_the_server_ends())
+    made.close()
+    assert told.exists()

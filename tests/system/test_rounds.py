@@ -125,7 +125,7 @@ def test_folders_removed_under_a_running_client_cost_no_round(tmp_path):
     assert {(r["outcome"], r["counted"]) for r in rows} == {("done", 1)}
 
 
-def test_a_connected_client_was_last_seen_now(tmp_path):
+def test_a_connected_client_was_last_seen_now_and_one_that_is_gone_when_it_went(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings())
         federation.join("a", write_client(tmp_path / "a", range(4)))
@@ -139,6 +139,7 @@ def test_a_connected_client_was_last_seen_now(tmp_path):
         assert federation.clients.pop("a").wait(120) == 0
         while (gone := operate(federation, "status")["clients"][0])["state"] != "away":
             pass
+        assert gone["last_seen"] > here["last_seen"]
         assert operate(federation, "status")["clients"][0]["last_seen"] == gone["last_seen"]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from fcil_server.page.params import ROWS, Params, cut, matches
 from fcil_server.page.snapshot import History, Member
+from fcil_server.words import progress_of
 
 # What a client is, in words, and how good that is; the page's style gives each look a sign.
 _STATES = {
@@ -20,7 +21,7 @@ _STATES = {
     "revoked": "bad",
     "erased": "bad",
 }
-_MISSED = "took part a short while ago"
+_MISSED = "took part in the last rounds"
 _IN_REPORT = 500  # clients that a report lists
 _HERE = frozenset({"ready", "preparing", "resting"})
 _GONE = frozenset({"revoked", "erased"})
@@ -92,7 +93,4 @@ def _doing(peer: Mapping[str, Any]) -> str:
     progress = peer.get("progress")
     if peer.get("paused"):
         return "stands still"
-    if not progress:
-        return ""
-    what, done, total = progress
-    return f"{what}: {done} of {total}" if total else str(what)
+    return progress_of(*progress) if progress else ""

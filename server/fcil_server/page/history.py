@@ -21,7 +21,7 @@ from fcil_server.ledger_accounts import AccountTables
 from fcil_server.ledger_rounds import HistoryTables
 from fcil_server.ledger_rows import Direction, Event, Run
 from fcil_server.metrics import Metrics
-from fcil_server.page.snapshot import History, Member, RunName
+from fcil_server.page.snapshot import History, Member, OpenTicket, RunName
 from fcil_server.page.tally import Tallied, Tally, counts, no_round, of_place
 from fcil_server.report_claims import Paper, paper_of
 from fcil_server.rundata import Bytes
@@ -43,7 +43,7 @@ _NEWEST_TEST = (
 _SHOWS: Mapping[str, tuple[str, ...]] = {
     "head": ("run", "tasks", "rounds", "unread", "totals", "pooled", "central"),
     "now": ("run", "rounds", "open", "runs"),
-    "clients": ("run", "members", "runs"),
+    "clients": ("run", "members", "tickets", "runs"),
     "tasks": ("run", "tasks", "classes", "rounds"),
     "accuracy": ("run", "rounds", "unread", "pooled", "central"),
     "bytes": ("run", "tasks", "rounds", "totals", "outside"),
@@ -141,7 +141,12 @@ class Reader(HistoryTables, AccountTables):
         known = self._known_of(None)
         members = tuple(self._members(self._people(), {}, Tallied((), None, {}, {}, {})))
         self._take_events(known, None)
-        found = History(members=members, events=known.events, older=self._older(known))
+        found = History(
+            members=members,
+            tickets=tuple(self._tickets()),
+            events=known.events,
+            older=self._older(known),
+        )
         self._remember(None, known, written)
         return self._keep(known, found)
 
@@ -166,6 +171,7 @@ class Reader(HistoryTables, AccountTables):
             pooled=known.pooled,
             central=known.central,
             members=tuple(self._members(people, names, tallied)),
+            tickets=tuple(self._tickets()),
             events=known.events,
             older=self._older(known),
             paper=known.paper,
@@ -243,6 +249,14 @@ class Reader(HistoryTables, AccountTables):
     @staticmethod
     def _older(known: _Known) -> int:
         return known.all_events - len(known.events)
+
+    def _tickets(self) -> Iterator[OpenTicket]:
+        sql = (
+            "SELECT name, expires_at FROM tickets WHERE used_at IS NULL AND withdrawn_at IS NULL "
+            "AND expires_at > ? ORDER BY issued_at DESC, rowid DESC"
+        )
+        for row in self._rows(sql, (self.now,)):
+            yield OpenTicket(row["name"], row["expires_at"])
 
     def _people(self) -> list[Row]:
         sql = (

@@ -7,6 +7,7 @@ from typing import Any
 
 from fcil_server.page.params import Params
 from fcil_server.page.snapshot import History
+from fcil_server.words import progress_of
 
 _PHASES = {
     "starting": "starting",
@@ -32,7 +33,6 @@ _ANSWERS = {
     "late": ("came too late", "bad"),
     "surplus": ("is not needed", "quiet"),
 }
-_AGREED = 3  # parts of a client's progress: what it does, done, of how many
 
 
 def in_short(history: History, live: Mapping[str, Any] | None) -> str:
@@ -116,7 +116,4 @@ def _at_work(one: Mapping[str, Any]) -> tuple[str, str]:
     if one["paused"]:
         return "stands still", "warn"
     progress = one.get("progress")
-    if progress and len(progress) == _AGREED:
-        what, done, total = progress
-        return (f"{what}: {done} of {total}" if total else str(what)), "quiet"
-    return "is asked", "quiet"
+    return progress_of(*progress) if progress else "is asked", "quiet"

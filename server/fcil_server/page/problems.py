@@ -52,7 +52,7 @@ def told(error: FcilError, status: int | None = None) -> Response:
     """Return an error as scripts read it."""
     # What a class says for all its errors speaks of commands where it is about their use.
     action = error.action or ("" if isinstance(error, UsageError) else error.default_action())
-    content = {"error": {"code": error.code, "says": error.message, "action": action}}
+    content = {"error": {"code": error.code, "says": _begun(error.message), "action": action}}
     return JSONResponse(content, status or status_of(error))
 
 
@@ -64,7 +64,12 @@ def defect() -> Response:
 def page(status: int, sentence: str) -> Response:
     """Return a page that says one sentence."""
     title = HTTPStatus(status).phrase
-    return HTMLResponse(template("problem.html", title=title, says=sentence), status)
+    return HTMLResponse(template("problem.html", title=title, says=_begun(sentence)), status)
+
+
+def _begun(sentence: str) -> str:
+    """Begin a sentence as one does on a page, where no ``error:`` stands before it."""
+    return sentence[:1].upper() + sentence[1:]
 
 
 class Faults:

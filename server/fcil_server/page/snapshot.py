@@ -107,6 +107,14 @@ class Member:
 
 
 @dataclass(frozen=True)
+class OpenTicket:
+    """A ticket that nobody has used yet: for whom, and until when it is good (unix seconds)."""
+
+    name: str
+    expires_at: float
+
+
+@dataclass(frozen=True)
 class RunName:
     """A run of the federation, for choosing between them."""
 
@@ -130,6 +138,7 @@ class History:
         outside: bytes of the federation that belong to no run.
         pooled, central: as in `RunData`.
         members: the first to be enrolled first.
+        tickets: those that are open, the newest first.
         events: the newest first; ``older`` says how many more the ledger has.
         paper: what the method's paper says of its bytes.
         runs: of the federation, the newest first.
@@ -149,6 +158,7 @@ class History:
     pooled: Metrics | None = None
     central: Metrics | None = None
     members: tuple[Member, ...] = ()
+    tickets: tuple[OpenTicket, ...] = ()
     events: tuple[Event, ...] = ()
     older: int = 0
     paper: Paper = field(default_factory=Paper)
