@@ -505,33 +505,54 @@ def test_a_defect_is_not_swallowed(page, server) -> None:
         page.post("/act/carry-out", {"confirm": word})
 
 
-def test_who_tries_links_without_end_holds_up_only_who_tries_links(
-    directory, server, monkeypatch
-) -> None:
-    monkeypatch.setattr(act_routes, "PATIENCE_S", 0.05)
+def test_wrong_links_without_end_keep_no_right_one_waiting(directory, server) -> None:
+    wrong = act_routes.TRIES + 3
 
     async def work() -> list[int]:
         page = Page(directory, server)
-        free = asyncio.Event()
+        free, paused = asyncio.Event(), asyncio.Semaphore(0)
 
         async def pause(_seconds: float) -> None:
+            paused.release()
             await free.wait()
 
         page.routes = routes(page.keyed, server.ask, page.acts, secure=False, pause=pause)
         server.fails = TrustError("no.")
         tries = [
+            asyncio.create_task(page._post("/enter", {"token": "x"}, {})) for _ in range(wrong)
+        ]
+        for _ in tries:
+            await paused.acquire()
+        server.fails = None
+        right = await page._post("/enter", {"token": "y"}, {})
+        free.set()
+        return [right[0], *(answer[0] for answer in await asyncio.gather(*tries))]
+
+    assert asyncio.run(asyncio.wait_for(work(), 60)) == [200, *([403] * wrong)]
+
+
+def test_no_more_links_are_tried_at_once_than_there_are_places(
+    directory, server, monkeypatch
+) -> None:
+    monkeypatch.setattr(act_routes, "PATIENCE_S", 0.05)
+    goes_on = threading.Event()
+
+    def stopped(op: str, **fields: Any) -> dict[str, Any]:
+        goes_on.wait(60)
+        return server.ask(op, **fields)
+
+    async def work() -> list[int]:
+        page = Page(directory, server)
+        page.routes = routes(page.keyed, stopped, Acts(directory, stopped), secure=False)
+        tries = [
             asyncio.create_task(page._post("/enter", {"token": "x"}, {}))
             for _ in range(act_routes.TRIES + 1)
         ]
         last = await tries[-1]
-        page.enter()
-        server.fails = None
-        own = await page._post("/act/prepare", {"act": "pause"}, {})
-        free.set()
-        held = await asyncio.gather(*tries[:-1])
-        return [last[0], own[0], *(answer[0] for answer in held)]
+        goes_on.set()
+        return [last[0], *(answer[0] for answer in await asyncio.gather(*tries[:-1]))]
 
-    assert asyncio.run(work()) == [429, 200, *([403] * act_routes.TRIES)]
+    assert asyncio.run(work()) == [429, *([200] * act_routes.TRIES)]
 
 
 def test_an_act_that_gets_no_turn_is_not_carried_out_later(directory, server, monkeypatch) -> None:

@@ -26,8 +26,8 @@ from fcil_server.page.sessions import KeyedSessions, Session, forget_cookies, se
 
 MAX_BODY_BYTES = 4096
 MAX_TOKEN = 256  # characters
-TRIES = 4  # links that are tried at the same time; each wrong one holds its place for PAUSE_S
-PAUSE_S = 1.0
+TRIES = 4  # links about which the server is asked at the same time
+PAUSE_S = 1.0  # before a wrong link is answered
 PATIENCE_S = 5.0  # for a place
 ORDERS = 2  # acts that are asked for at the same time
 ORDER_PATIENCE_S = 1.0  # for one's turn: nothing is to happen after its request was given up
