@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from fcil_protocol.errors import FcilError
 from fcil_server.exposition import Snapshot, render
-from fcil_server.health import PLAIN, Health, text
+from fcil_server.health import PLAIN, Health, away
 from fcil_server.ledger_totals import Totals
 from fcil_server.metrics_source import MetricsSource
 from fcil_server.web_child import Fresh
@@ -36,7 +36,7 @@ class Figures:
         try:
             snapshot = await self._snapshot()
         except FcilError as error:
-            return text(f"{error.code}: {error}", 503)
+            return away(error)
         accept = request.headers.get("accept", "")
         body, content_type = render(snapshot, accept)
         return Response(body, headers={**PLAIN, "Content-Type": content_type})

@@ -28,7 +28,7 @@ class Health:
         try:
             live = await self._live.get()
         except FcilError as error:
-            return text(f"{error.code}: {error}", 503)
+            return away(error)
         waits = f"; waits for {live['waiting_for']}" if live["waiting_for"] else ""
         return text(f"ok: {live['phase']}, {live['ready']} clients ready{waits}", 200)
 
@@ -36,3 +36,8 @@ class Health:
 def text(line: str, code: int) -> Response:
     """Return a line as an answer."""
     return PlainTextResponse(f"{line}\n", code, headers=PLAIN)
+
+
+def away(error: FcilError) -> Response:
+    """Answer with the kind of a fault alone: its sentence names directories, and strangers ask."""
+    return text(f"{error.code}: `fcil-server status` says more", 503)

@@ -435,11 +435,12 @@ def pages(source, *paths: str) -> list[str]:
     return asyncio.run(work())
 
 
-def test_a_server_that_is_gone_is_unhealthy_with_the_reason() -> None:
-    source = Deaf(Unreachable("no daemon runs at federation."))
+def test_a_server_that_is_gone_is_unhealthy_and_strangers_hear_no_directory() -> None:
+    source = Deaf(Unreachable("no daemon runs at /srv/federation."))
     for answer in pages(source, "/healthz", "/metrics"):
         assert answer.startswith("HTTP/1.1 503")
-        assert "unreachable: no daemon runs at federation." in answer
+        assert "unreachable: " in answer
+        assert "/srv" not in answer
 
 
 def test_a_defect_is_answered_without_a_traceback() -> None:

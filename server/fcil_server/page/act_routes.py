@@ -19,7 +19,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from fcil_protocol.errors import FcilError, NotNow, TooLarge, TrustError, UsageError
+from fcil_protocol.errors import (
+    FcilError,
+    NotNow,
+    Timeout,
+    TooLarge,
+    TrustError,
+    Unreachable,
+    UsageError,
+)
 from fcil_server.page import problems
 from fcil_server.page.acts import Acts, Ask
 from fcil_server.page.sessions import KeyedSessions, Session, forget_cookies, set_cookie
@@ -97,6 +105,8 @@ class Posts:
         try:
             async with _one_of(self._places, PATIENCE_S, "too many try to enter."):
                 await _in_thread(self._knocks, order)
+        except (Unreachable, Timeout) as error:  # their own words name the server's directory
+            raise Refusal(503, type(error)("the server does not answer.", action=_LATER)) from error
         except TrustError as error:
             # Not in a place: many wrong links must not keep the right one waiting.
             await self._pause(PAUSE_S)
@@ -165,6 +175,7 @@ class Posts:
             raise Refusal(403, TrustError("this request comes from another page.", action=_LINK))
 
 
+_LATER = "Try the link again when it runs."
 _LINK = "Get a link with: fcil-server page"
 
 
