@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,22 +21,17 @@ from urllib.parse import quote
 
 from fcil_protocol.errors import (
     CorruptFile,
-    DiskFull,
-    FcilError,
-    InternalError,
-    Locked,
     StorageError,
 )
 from fcil_protocol.files import storage_errors, sync_data
+from fcil_server.ledger_faults import BUSY_S, damaged, named_errors
 from fcil_server.ledger_rows import build
 from fcil_server.ledger_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 
 T = TypeVar("T")
 
-_BUSY_S = 10.0  # a reader's long query or a checkpoint may hold the file this long
 _LONG_LOG = 250  # commits after which the log is worth bringing into the file: 4 MB or so
 
-_NOT_TEXT = re.compile(r"Could not decode to UTF-8 column '(\w+)'")
 
 Value = str | int | float | bytes | None
 Args = Sequence[Value] | Mapping[str, Value]
@@ -76,7 +70,7 @@ class LedgerFile:
             )
         if not read_only:
             _create_private(path)
-        with _named_errors(path):
+        with named_errors(path):
             self._db = _connect(path, read_only=read_only)
         try:
             self._prepare()
@@ -110,7 +104,7 @@ class LedgerFile:
             DiskFull, StorageError, Locked.
         """
         _create_private(target)
-        with _named_errors(self.path):
+        with named_errors(self.path):
             copy = sqlite3.connect(target, isolation_level=None)
             try:
                 self._db.backup(copy)  # all pages in one step: one moment
@@ -129,7 +123,7 @@ class LedgerFile:
         """
         verdict = str(self._number("PRAGMA integrity_check(1)"))
         if verdict != "ok":
-            raise _damaged(self.path, verdict.splitlines()[-1])
+            raise damaged(self.path, verdict.splitlines()[-1])
 
     def refuse_if_gone(self) -> None:
         """Refuse to go on with a file that is no longer where the next start looks for it.
@@ -152,7 +146,7 @@ class LedgerFile:
 
     def emptied_beside(self) -> bool:
         """Do as `empty_log`, for any thread; False if a reader still needs the log."""
-        with _named_errors(self.path), contextlib.closing(_connect(self.path)) as db:
+        with named_errors(self.path), contextlib.closing(_connect(self.path)) as db:
             busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         return not busy
 
@@ -168,7 +162,7 @@ class LedgerFile:
     def checkpoint(self) -> None:
         """Bring what the log holds into the file, as far as nobody reads it; for any thread."""
         self._commits = 0
-        with _named_errors(self.path), contextlib.closing(_connect(self.path)) as db:
+        with named_errors(self.path), contextlib.closing(_connect(self.path)) as db:
             db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def sync(self) -> None:
@@ -234,6 +228,15 @@ class LedgerFile:
         finally:
             self._depth -= 1
 
+    @contextmanager
+    def moment(self) -> Iterator[None]:
+        """Let everything inside see the ledger as it is now; nobody waits for it."""
+        self._execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._execute("COMMIT")
+
     @property
     def _in_durable(self) -> bool:
         return self._depth > 0 and self._durable
@@ -274,7 +277,7 @@ class LedgerFile:
                 action="Put the federation directory on a local disk.",
             )
         for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
-            with _named_errors(self.path):
+            with named_errors(self.path):
                 # One script, one transaction: a kill leaves the old version or the new one.
                 self._db.executescript(
                     f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID};"
@@ -282,11 +285,11 @@ class LedgerFile:
                 )
 
     def _execute(self, sql: str, args: Args = ()) -> sqlite3.Cursor:
-        with _named_errors(self.path):
+        with named_errors(self.path):
             return self._db.execute(sql, args)
 
     def _execute_each(self, sql: str, rows: Sequence[Args]) -> None:
-        with _named_errors(self.path):
+        with named_errors(self.path):
             self._db.executemany(sql, rows)
 
     def _write(self, sql: str, args: Args = (), *, durable: bool = True) -> int:
@@ -303,7 +306,7 @@ class LedgerFile:
         return [build(cls, row) for row in self._rows(sql, args)]
 
     def _rows(self, sql: str, args: Args = ()) -> list[sqlite3.Row]:
-        with _named_errors(self.path):
+        with named_errors(self.path):
             return self._db.execute(sql, args).fetchall()
 
     def _one(self, cls: type[T], sql: str, args: Args = ()) -> T | None:
@@ -312,7 +315,7 @@ class LedgerFile:
 
     def _number(self, sql: str, args: Args = ()) -> Any:
         """Return the first column of the first row, None when there is no row."""
-        with _named_errors(self.path):
+        with named_errors(self.path):
             row = self._db.execute(sql, args).fetchone()
         return None if row is None else row[0]
 
@@ -346,52 +349,6 @@ def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     mode = "ro" if read_only else "rw"
     url = f"file:{quote(str(path.absolute()))}?mode={mode}"
     # Autocommit: transactions are ours to begin and to end.
-    db = sqlite3.connect(url, uri=True, isolation_level=None, timeout=_BUSY_S)
+    db = sqlite3.connect(url, uri=True, isolation_level=None, timeout=BUSY_S)
     db.row_factory = sqlite3.Row
     return db
-
-
-@contextmanager
-def _named_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise _named(error, path) from error
-
-
-def _damaged(path: Path, how: str) -> CorruptFile:
-    return CorruptFile(
-        f"the ledger {path} is damaged: {how}.",
-        action="Stop the server and restore a backup into a new directory: fcil-server restore",
-    )
-
-
-def _named(error: sqlite3.Error, path: Path) -> FcilError:
-    """Turn an SQLite error into ours; the low byte of its code says which."""
-    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return Locked(
-            f"another process has been writing to {path} for over {_BUSY_S:.0f} s.",
-            action="Stop that process; one server works on a federation directory.",
-        )
-    undecodable = _NOT_TEXT.match(str(error))
-    if undecodable is not None:  # SQLite's sentence holds the whole text
-        return _damaged(path, f"the text of column {undecodable[1]} cannot be read")
-    if code == sqlite3.SQLITE_FULL:
-        return DiskFull(
-            f"no space is left on the disk of {path}.",
-            action="Free space; nothing that was acknowledged is lost.",
-        )
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return _damaged(path, str(error))
-    if code in (
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_PERM,
-        sqlite3.SQLITE_READONLY,
-    ):
-        return StorageError(
-            f"the ledger {path} cannot be used: {error}.",
-            action="Check its permissions and its disk.",
-        )
-    return InternalError(f"the ledger {path} refused a statement: {error}.")

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from sqlite3 import Row
@@ -137,7 +136,7 @@ class TotalsReader(HistoryTables, AccountTables):
 
     def read(self) -> Totals:
         """Return the ledger as it is now."""
-        with self._moment():
+        with self.moment():
             counts = self._counts()
             run = self._one(Run, "SELECT * FROM runs ORDER BY rowid DESC LIMIT 1")
             own = (run.run_id if run else "",)
@@ -161,15 +160,6 @@ class TotalsReader(HistoryTables, AccountTables):
                 named=self._named(),
                 size_bytes=self._size(),
             )
-
-    @contextmanager
-    def _moment(self) -> Iterator[None]:
-        """Let everything inside see the ledger at one moment; nobody waits for it."""
-        self._execute("BEGIN")
-        try:
-            yield
-        finally:
-            self._execute("COMMIT")
 
     def _members(self) -> dict[str, int]:
         sql = (

@@ -63,6 +63,14 @@ class Metrics:
         return asdict(self)
 
 
+Headline = tuple[float | None, float | None, float | None]
+
+
+def headline(m: Metrics | None) -> Headline:
+    """Return FAA and AIA in percent, and forgetting in points by the default definition."""
+    return (m.faa, m.aia, m.forgetting[FORGETTING[0]]) if m else (None, None, None)
+
+
 def pooled(rows: Iterable[Evaluation], tasks: Sequence[Sequence[int]]) -> Metrics | None:
     """Compute the metrics over the clients' own test images; None before any evaluation.
 

@@ -31,7 +31,7 @@ from fcil_server.ledger_rows import (
     Task,
     UpdateStatus,
 )
-from fcil_server.metrics import Metrics
+from fcil_server.metrics import Headline, Metrics, headline
 
 _EVENTS = 50  # warnings and errors that a report lists
 
@@ -170,10 +170,9 @@ class RunData:
         return self.pooled or self.central
 
     @property
-    def headline(self) -> tuple[float | None, float | None, float | None]:
-        """FAA and AIA in percent, forgetting in points by the default definition."""
-        m = self.metrics
-        return (m.faa, m.aia, m.forgetting[metrics.FORGETTING[0]]) if m else (None, None, None)
+    def headline(self) -> Headline:
+        """FAA, AIA and forgetting."""
+        return headline(self.metrics)
 
     def bytes_of(self, direction: Direction, cause: Cause | None = None) -> Bytes:
         """Sum the run's bytes in one direction, of one cause or of all."""

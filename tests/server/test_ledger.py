@@ -162,7 +162,7 @@ class TestFile:
     def test_a_second_writer_is_told_that_the_file_is_locked(
         self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(ledger_file, "_BUSY_S", 0.01)
+        monkeypatch.setattr(ledger_file, "BUSY_S", 0.01)
         with Ledger(ledger.path) as other, ledger.transaction():
             ledger.set_run_status(RUN, RunStatus.STOPPED)
             with pytest.raises(Locked):

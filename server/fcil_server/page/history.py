@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from sqlite3 import Row
@@ -110,20 +109,11 @@ class Reader(HistoryTables, AccountTables):
         fresh = self._written.get(wanted) == written and (run or self._looked == written)
         if known is not None and fresh and not known.tally.is_due(self.now):
             return known.history
-        with self._moment():
+        with self.moment():
             row = self._run(run)
             if run is None:
                 self._newest, self._looked = row.run_id if row else None, written
             return self._nothing(written) if row is None else self._read(row, written)
-
-    @contextmanager
-    def _moment(self) -> Iterator[None]:
-        """Let everything inside see the ledger at one moment; nobody waits for it."""
-        self._execute("BEGIN")
-        try:
-            yield
-        finally:
-            self._execute("COMMIT")
 
     def _run(self, run: RunId | None) -> Run | None:
         if run is None:

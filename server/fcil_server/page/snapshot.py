@@ -23,7 +23,7 @@ from fcil_server.ledger_rows import (
     Run,
     Task,
 )
-from fcil_server.metrics import FORGETTING, Metrics
+from fcil_server.metrics import Headline, Metrics, headline
 from fcil_server.report_claims import Paper, paper_of
 from fcil_server.rundata import CAUSES, Bytes, RoundView, RunData
 from fcil_server.words import ANSWERS
@@ -182,10 +182,9 @@ class History:
         return self.pooled or self.central
 
     @property
-    def headline(self) -> tuple[float | None, float | None, float | None]:
-        """FAA and AIA in percent, forgetting in points by the default definition."""
-        m = self.metrics
-        return (m.faa, m.aia, m.forgetting[FORGETTING[0]]) if m else (None, None, None)
+    def headline(self) -> Headline:
+        """FAA, AIA and forgetting."""
+        return headline(self.metrics)
 
     def bytes_of(self, direction: Direction, cause: Cause | None = None) -> Bytes:
         """Return the run's bytes in one direction, of one cause or of all."""
