@@ -52,6 +52,8 @@ def assert_exact(federation, folders):
     assert accuracy > 80
 
 
+# Too long for every run; server/test_forget forgets from real ledgers and states, without clients.
+@pytest.mark.full
 def test_a_run_goes_on_as_if_a_client_had_never_been_there(tmp_path):
     folders = [
         write_client(tmp_path / name, (0, 1, 2), per_class=12, offset=12 * i)

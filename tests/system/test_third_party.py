@@ -72,6 +72,8 @@ def sites(tmp_path_factory):
     return {name: {"PYTHONPATH": str(site)} for name, site in found.items()}
 
 
+# Too long for every run; adapters/test_registry_packages tries such a package in one process.
+@pytest.mark.full
 def test_a_federation_learns_three_tasks_with_it(tmp_path, sites):
     env = sites["right"]
     tasks = [["0", "1"], ["2", "3", "4"], ["5"]]
