@@ -229,7 +229,7 @@ def test_a_round_that_has_just_closed_may_still_cost_more(tmp_path: Path) -> Non
 
 def test_a_reading_sees_one_moment_and_leaves_no_lock(ledger: Ledger) -> None:
     with TotalsReader(ledger.path) as reader:
-        with reader._moment():
+        with reader.moment():
             assert reader.refusal_counts() == {}
             ledger.add_refusal(ALICE, "stale", "one round late")  # nobody waits for the reader
             assert reader.refusal_counts() == {}
