@@ -218,11 +218,12 @@ def load(path: Path) -> Partition:
                 action="Make one: fcil-client split --data DATA --clients N --out FILE",
             )
         status = path.stat()
-    return _load(path, status.st_mtime_ns, status.st_size)
+    # Two files of the same size may be written within one tick of the clock.
+    return _load(path, (status.st_ino, status.st_mtime_ns, status.st_size))
 
 
 @lru_cache(maxsize=4)
-def _load(path: Path, _time: int, _size: int) -> Partition:
+def _load(path: Path, _which: tuple[int, int, int]) -> Partition:
     with storage_errors("read the partition", path):
         text = path.read_bytes()
     try:
