@@ -60,11 +60,7 @@ class Ledger(HistoryTables, AccountTables, TrustTables, ForkTables, ForgetTables
         """
         with self.transaction():
             self.refuse_erased_key(curve)
-            if self.client_by_name(name) is not None:
-                raise UsageError(
-                    f"a client named {name!r} is enrolled.",
-                    action="Choose another name, or revoke that client first.",
-                )
+            self.refuse_taken(name)
             holder = self.client_by_curve(curve)
             if holder is not None:
                 raise UsageError(
@@ -100,6 +96,18 @@ class Ledger(HistoryTables, AccountTables, TrustTables, ForkTables, ForgetTables
         """Return the client that bears the name now; a revoked one has given it free."""
         sql = "SELECT * FROM clients WHERE name = ? AND revoked_at IS NULL"
         return self._one(Client, sql, (name,))
+
+    def refuse_taken(self, name: str) -> None:
+        """Refuse a name for somebody new that a client bears.
+
+        Raises:
+            UsageError: one is called so.
+        """
+        if self.client_by_name(name) is not None:
+            raise UsageError(
+                f"a client named {name!r} is enrolled.",
+                action="Choose another name, or revoke that client first.",
+            )
 
     def clients(self) -> list[Client]:
         """Return all clients in the order of their enrolment."""

@@ -45,6 +45,14 @@ _BOTH_WAYS = (
 )
 _OF_CLIENTS = "client IS NOT NULL AND source = 'predicted' GROUP BY client"
 
+LEVELS = ("tensor", "sealed", "application", "wire", "retransmitted", "link")
+SUMS = ", ".join(f"sum({level}) AS {level}" for level in LEVELS)  # of rows of table bytes
+# Finds them by the index `bytes_key`: the run, task, kind and round that they belong to.
+IN_INDEX = (
+    "ifnull(run, '') = ? AND ifnull(task, -1) = ? AND ifnull(kind, '') = ? "
+    "AND ifnull(round, -1) = ?"
+)
+
 
 class AccountTables(LedgerFile):
     """What it cost, how good it was, what happened, who did what."""
@@ -110,10 +118,7 @@ class AccountTables(LedgerFile):
 
     def byte_counts_of(self, key: RoundKey) -> list[ByteCount]:
         """Return the counts of one round (through the index, however long the run is)."""
-        sql = (
-            "SELECT * FROM bytes WHERE ifnull(run, '') = ? AND ifnull(task, -1) = ? "
-            "AND ifnull(kind, '') = ? AND ifnull(round, -1) = ?"
-        )
+        sql = f"SELECT * FROM bytes WHERE {IN_INDEX}"  # noqa: S608 - ours
         return self._all(ByteCount, sql, key)
 
     def add_evaluation(

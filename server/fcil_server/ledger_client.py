@@ -9,13 +9,11 @@ from functools import cached_property
 
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger import Ledger
+from fcil_server.ledger_accounts import IN_INDEX
 from fcil_server.ledger_rows import ByteCount, ClassRow, Direction, Round, build
 from fcil_server.rundata import Bytes
 
-_OF_CLIENT_IN_ROUND = (
-    "ifnull(run, '') = ? AND ifnull(task, -1) = ? AND ifnull(kind, '') = ? "
-    "AND ifnull(round, -1) = ? AND ifnull(client, '') = ?"
-)
+_OF_CLIENT_IN_ROUND = f"{IN_INDEX} AND ifnull(client, '') = ?"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from fcil_server.ledger_rows import (
     UpdateStatus,
 )
 
-_IN_ROUND = "run = ? AND task = ? AND kind = ? AND round = ?"
+IN_ROUND = "run = ? AND task = ? AND kind = ? AND round = ?"
 
 
 class HistoryTables(LedgerFile):
@@ -180,7 +180,7 @@ class HistoryTables(LedgerFile):
         columns = "closed_at = NULL, outcome = 'reopened', reopened = reopened + 1"
         sql = (
             f"UPDATE rounds SET {columns}, asked = ?, remaining_s = ? "  # noqa: S608
-            f"WHERE {_IN_ROUND} AND new_state IS NULL"
+            f"WHERE {IN_ROUND} AND new_state IS NULL"
         )
         changed = self._write(sql, (json.dumps(list(asked)), remaining_s, *key))
         if not changed:
@@ -210,7 +210,7 @@ class HistoryTables(LedgerFile):
 
     def round(self, key: RoundKey) -> Round | None:
         """Return one round."""
-        return self._one(Round, f"SELECT * FROM rounds WHERE {_IN_ROUND}", key)  # noqa: S608
+        return self._one(Round, f"SELECT * FROM rounds WHERE {IN_ROUND}", key)  # noqa: S608
 
     def rounds(self, run: RunId) -> list[Round]:
         """Return the run's rounds in order."""
@@ -256,7 +256,7 @@ class HistoryTables(LedgerFile):
         """
         assert self._in_durable, "accept_update belongs in a durable transaction"
         held = self._number(
-            f"SELECT update_id FROM updates WHERE {_IN_ROUND} AND client = ?",  # noqa: S608
+            f"SELECT update_id FROM updates WHERE {IN_ROUND} AND client = ?",  # noqa: S608
             (*key, client),
         )
         if held is not None:
@@ -279,18 +279,18 @@ class HistoryTables(LedgerFile):
             },
         )
         # Whoever was given up and answered after all has not failed this round.
-        sql = f"DELETE FROM answers WHERE {_IN_ROUND} AND client = ?"  # noqa: S608
+        sql = f"DELETE FROM answers WHERE {IN_ROUND} AND client = ?"  # noqa: S608
         self._write(sql, (*key, client))
 
     def updates(self, key: RoundKey) -> list[UpdateRow]:
         """Return all updates of a round in ClientId order, excluded ones too."""
         # The plus: else SQLite walks all updates of the run, to have them in order.
-        sql = f"SELECT * FROM updates WHERE {_IN_ROUND} ORDER BY +client"  # noqa: S608
+        sql = f"SELECT * FROM updates WHERE {IN_ROUND} ORDER BY +client"  # noqa: S608
         return self._all(UpdateRow, sql, key)
 
     def update_of(self, key: RoundKey, client: ClientId) -> UpdateRow | None:
         """Return one client's update of a round."""
-        sql = f"SELECT * FROM updates WHERE {_IN_ROUND} AND client = ?"  # noqa: S608
+        sql = f"SELECT * FROM updates WHERE {IN_ROUND} AND client = ?"  # noqa: S608
         return self._one(UpdateRow, sql, (*key, client))
 
     def accepted(self, key: RoundKey) -> list[UpdateRow]:
@@ -320,14 +320,14 @@ class HistoryTables(LedgerFile):
     def exclude_update(self, key: RoundKey, client: ClientId, reason: str) -> None:
         """Take an accepted update out of aggregation, with the reason that its sender is told."""
         self._write(
-            f"UPDATE updates SET status = 'excluded', reason = ? WHERE {_IN_ROUND} AND client = ?",  # noqa: S608
+            f"UPDATE updates SET status = 'excluded', reason = ? WHERE {IN_ROUND} AND client = ?",  # noqa: S608
             (reason, *key, client),
         )
 
     def count_updates(self, key: RoundKey) -> None:
         """Mark every update of the round that was not excluded as counted."""
         self._write(
-            f"UPDATE updates SET status = 'counted' WHERE {_IN_ROUND} AND status = 'accepted'",  # noqa: S608
+            f"UPDATE updates SET status = 'counted' WHERE {IN_ROUND} AND status = 'accepted'",  # noqa: S608
             key,
         )
 
@@ -342,7 +342,7 @@ class HistoryTables(LedgerFile):
 
     def answers(self, key: RoundKey) -> list[AnswerRow]:
         """Return who gave no update to a round, and why, in ClientId order."""
-        sql = f"SELECT * FROM answers WHERE {_IN_ROUND} ORDER BY client"  # noqa: S608
+        sql = f"SELECT * FROM answers WHERE {IN_ROUND} ORDER BY client"  # noqa: S608
         return self._all(AnswerRow, sql, key)
 
     def _must_round(self, key: RoundKey) -> Round:
@@ -353,7 +353,7 @@ class HistoryTables(LedgerFile):
     def _write_open(
         self, key: RoundKey, columns: str, values: tuple[Any, ...], *, durable: bool = True
     ) -> None:
-        sql = f"UPDATE rounds SET {columns} WHERE {_IN_ROUND} AND closed_at IS NULL"  # noqa: S608
+        sql = f"UPDATE rounds SET {columns} WHERE {IN_ROUND} AND closed_at IS NULL"  # noqa: S608
         if not self._write(sql, (*values, *key), durable=durable):
             raise InternalError(f"{_in_words(key)} is not open.")
 

@@ -16,20 +16,12 @@ from sqlite3 import Row
 from typing import TypeVar
 
 from fcil_server import metrics
-from fcil_server.ledger_accounts import AccountTables
-from fcil_server.ledger_rounds import HistoryTables
+from fcil_server.ledger_accounts import IN_INDEX, LEVELS, SUMS, AccountTables
+from fcil_server.ledger_rounds import IN_ROUND, HistoryTables
 from fcil_server.ledger_rows import CENTRAL, Cause, Direction, Role, Run, Source
 
 # Counts of a closed round may still be on their way to the ledger: `daemon.FLUSH_S` and more.
 SETTLED_S = 120.0
-LEVELS = ("tensor", "sealed", "application", "wire", "retransmitted", "link")
-
-_SUMS = ", ".join(f"sum({level}) AS {level}" for level in LEVELS)
-_IN_INDEX = (
-    "ifnull(run, '') = ? AND ifnull(task, -1) = ? AND ifnull(kind, '') = ? "
-    "AND ifnull(round, -1) = ?"
-)
-_IN_ROUND = "run = ? AND task = ? AND kind = ? AND round = ?"
 
 K = TypeVar("K")
 N = TypeVar("N", int, float)
@@ -224,16 +216,16 @@ class TotalsReader(HistoryTables, AccountTables):
             found.rounds[kind, row["outcome"]] += 1
             for phase, seconds in json.loads(row["phases"]).items():
                 found.seconds[kind, phase.removesuffix("_s")] += seconds
-            sql = f"SELECT answer, count(*) AS n FROM answers WHERE {_IN_ROUND} GROUP BY answer"  # noqa: S608
+            sql = f"SELECT answer, count(*) AS n FROM answers WHERE {IN_ROUND} GROUP BY answer"  # noqa: S608
             for line in self._rows(sql, key):
                 found.answers[line["answer"]] += line["n"]
-        sql = f"SELECT status, count(*) AS n FROM updates WHERE {_IN_ROUND} GROUP BY status"  # noqa: S608
+        sql = f"SELECT status, count(*) AS n FROM updates WHERE {IN_ROUND} GROUP BY status"  # noqa: S608
         for line in self._rows(sql, key):
             found.updates[kind, "accepted"] += line["n"]
             if line["status"] != "accepted":
                 found.updates[kind, line["status"]] += line["n"]
         if self._told_apart:
-            sql = f"SELECT client FROM updates WHERE {_IN_ROUND} AND status = 'counted'"  # noqa: S608
+            sql = f"SELECT client FROM updates WHERE {IN_ROUND} AND status = 'counted'"  # noqa: S608
             for line in self._rows(sql, key):
                 found.add_client(line["client"], (1, 0, 0))
         self._add_flows(found, key)
@@ -241,7 +233,7 @@ class TotalsReader(HistoryTables, AccountTables):
 
     def _add_flows(self, counts: Counts, key: tuple[str, int, str, int]) -> None:
         sql = (
-            f"SELECT direction, cause, source, {_SUMS} FROM bytes WHERE {_IN_INDEX} "  # noqa: S608
+            f"SELECT direction, cause, source, {SUMS} FROM bytes WHERE {IN_INDEX} "  # noqa: S608
             "GROUP BY direction, cause, source"
         )
         for row in self._rows(sql, key):
@@ -251,7 +243,7 @@ class TotalsReader(HistoryTables, AccountTables):
             return
         sql = (
             "SELECT client, sum(wire * (direction = 'up')) AS up, "  # noqa: S608
-            f"sum(wire * (direction = 'down')) AS down FROM bytes WHERE {_IN_INDEX} "
+            f"sum(wire * (direction = 'down')) AS down FROM bytes WHERE {IN_INDEX} "
             "AND client IS NOT NULL AND source = 'predicted' GROUP BY client"
         )
         for row in self._rows(sql, key):

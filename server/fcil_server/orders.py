@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fcil_protocol.errors import UsageError
 from fcil_protocol.terminal import printable
 from fcil_server.addresses import is_loopback
-
-if TYPE_CHECKING:
-    from fcil_server.ledger import Ledger
 
 MIN_TICKET_S, MAX_TICKET_S = 60.0, 90 * 86_400.0
 
@@ -48,19 +45,6 @@ def check_lasts(lasts_s: Any) -> float:
             action="Give another --expires, such as 24h.",
         )
     return float(lasts_s)
-
-
-def refuse_taken(ledger: Ledger, name: str) -> None:
-    """Refuse a ticket for a name that somebody bears.
-
-    Raises:
-        UsageError: a client is called so.
-    """
-    if ledger.client_by_name(name) is not None:
-        raise UsageError(
-            f"a client named {name!r} is enrolled.",
-            action="Choose another name, or revoke that client first.",
-        )
 
 
 def only_here(addresses: Sequence[str]) -> str:

@@ -47,8 +47,11 @@ def page_enter(server: Server, fields: dict[str, Any], actor: str) -> dict[str, 
     """
     _must_serve(server)
     address = str(fields.get("from", ""))[:MAX_ADDRESS]
-    server.links.use(str(fields.get("token", "")), time.monotonic())
+    token = str(fields.get("token", ""))
+    server.links.check(token, time.monotonic())
+    # Before it is burnt: what a full disk refuses costs no link.
     server.ledger.add_audit(actor, "page_enter", f"from {address}" if address else "")
+    server.links.burn(token)
     return {"ok": True}
 
 

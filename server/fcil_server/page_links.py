@@ -32,8 +32,10 @@ class PageLinks:
             del self._open[next(iter(self._open))]
         return token
 
-    def use(self, token: str, now: float) -> None:
-        """Burn a link; 256 bits need no count of wrong tries, which would keep right ones out.
+    def check(self, token: str, now: float) -> None:
+        """Refuse what is no open link; 256 bits need no count of wrong tries.
+
+        Such a count would only keep right ones out.
 
         Args:
             token: of the link, as a browser gave it.
@@ -43,15 +45,21 @@ class PageLinks:
             TrustError: there is no such link, any more.
         """
         self._forget_old(now)
-        # All are compared, so that the time tells nothing.
-        asked = _digest(token)
-        found = [digest for digest in self._open if hmac.compare_digest(digest, asked)]
-        if not found:
+        if not self._found(token):
             raise TrustError(
                 "this link was used, is too old, or was never made.",
                 action="Make a fresh one on the server's machine: fcil-server page",
             )
-        del self._open[found[0]]
+
+    def burn(self, token: str) -> None:
+        """Make an open link good no more."""
+        for digest in self._found(token):
+            del self._open[digest]
+
+    def _found(self, token: str) -> list[bytes]:
+        # All are compared, so that the time tells nothing.
+        asked = _digest(token)
+        return [digest for digest in self._open if hmac.compare_digest(digest, asked)]
 
     def void(self) -> None:
         """Burn all links."""

@@ -29,7 +29,6 @@ from fcil_server.doorkeeper import Doorkeeper
 from fcil_server.federation import Federation
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Role, UpdateStatus
-from fcil_server.orders import refuse_taken
 
 LEFT_BY_ITSELF = "the client left by itself"
 REVOKED = "revoked by the operator"
@@ -93,7 +92,7 @@ class Roster:
             UsageError: a client bears the name, or ``via`` is no relay that can take it.
         """
         check_name(name)
-        refuse_taken(self._ledger, name)
+        self._ledger.refuse_taken(name)
         relay = None if via is None else self._relay(via, role)
         ticket = Ticket.new(
             relay.curve if relay else self.federation.keys.public.curve,

@@ -103,6 +103,21 @@ def test_the_command_prints_a_link_that_lets_one_browser_in_once(place: Place) -
         assert token.encode() not in file.read_bytes()
 
 
+def test_a_full_disk_lets_nobody_in_and_costs_no_link(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = LINK.search(place.ask("page_link")["url"])[2]
+
+    def full(*_: object) -> None:
+        raise DiskFull("no space is left.")
+
+    with monkeypatch.context() as now:
+        now.setattr(place.ledger, "add_audit", full)
+        with pytest.raises(DiskFull):
+            place.ask("page_enter", token=token)
+    assert place.ask("page_enter", token=token) == {"ok": True}
+
+
 def test_machines_can_ask_for_a_link(place: Place) -> None:
     out, _ = place.running(lambda: command(place, "--json"))
     data = json.loads(out)["data"]

@@ -20,8 +20,7 @@ from fcil_server.page.board import Boards
 from fcil_server.page.params import Params
 from fcil_server.page.problems import Faults
 from fcil_server.page.sections import SECTIONS
-from fcil_server.page.watch import PEERS_S
-from fcil_server.page.watch import Server as Asker
+from fcil_server.page.watch import PEERS_S, Questions
 from fcil_server.web_child import Fresh
 from sample_run import RUN, Clock
 from server.page_door import Browser, Page, Server, browsing
@@ -322,7 +321,7 @@ def test_only_a_few_older_runs_are_remembered(federation: Path) -> None:
 
 def test_how_each_client_is_is_asked_now_and_then_and_when_one_comes_or_goes() -> None:
     now, server = Clock(0.0), Server(page_kit.live())
-    asker = Asker(server, now)
+    asker = Questions(server, now)
     steps = [(0, 3, True), (1, 3, False), (1, 2, False), (1, 2, True), (1, 2, False)]
     for seconds, connected, peers in [*steps, (PEERS_S, 2, True)]:
         now.now += seconds
@@ -335,7 +334,7 @@ def test_how_each_client_is_is_asked_now_and_then_and_when_one_comes_or_goes() -
 
 def test_a_deadline_stands_still_although_the_clock_runs() -> None:
     server = Server(page_kit.live())
-    asker = Asker(server, Clock(0.0))
+    asker = Questions(server, Clock(0.0))
     told = []
     for passed, off in ((0.0, 0.4), (1.1, 0.6), (2.3, 0.3)):  # each around a half
         server.live["now"] = 1000.0 + passed

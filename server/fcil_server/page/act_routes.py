@@ -40,6 +40,8 @@ PATIENCE_S = 5.0  # for a place
 ORDERS = 2  # acts that are asked for at the same time
 ORDER_PATIENCE_S = 1.0  # for one's turn: nothing is to happen after its request was given up
 CSRF_HEADER = "x-fcil-csrf"
+_LATER = "Try the link again when it runs."
+_LINK = "Get a link with: fcil-server page"
 
 T = TypeVar("T")
 
@@ -173,10 +175,6 @@ class Posts:
         site = request.headers.get("sec-fetch-site", "same-origin")
         if request.headers.get("origin", "").lower() != own.lower() or site != "same-origin":
             raise Refusal(403, TrustError("this request comes from another page.", action=_LINK))
-
-
-_LATER = "Try the link again when it runs."
-_LINK = "Get a link with: fcil-server page"
 
 
 @contextlib.asynccontextmanager

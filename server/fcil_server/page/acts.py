@@ -21,7 +21,6 @@ from fcil_server.ledger_rows import Client, Role
 from fcil_server.orders import (
     check_lasts,
     only_here,
-    refuse_taken,
     said,
     seconds,
     start_command,
@@ -151,7 +150,7 @@ def _checked(fields: Fields) -> dict[str, Any]:
 
 def _plan_enrol(ledger: ClientReader, request: Fields) -> Plan:
     name = check_name(request["name"])
-    refuse_taken(ledger, name)
+    ledger.refuse_taken(name)
     lasts_s = check_lasts(seconds(request["lasts"]))
     relay = request["relay"]
     fields: dict[str, Any] = {"name": name, "lasts_s": lasts_s, "relay": relay}

@@ -17,6 +17,8 @@ from typing import Any
 
 from fcil_protocol.errors import CorruptFile
 from fcil_protocol.ids import ClientId, RunId
+from fcil_server.ledger_accounts import IN_INDEX, LEVELS, SUMS
+from fcil_server.ledger_rounds import IN_ROUND
 from fcil_server.ledger_rows import (
     ByteCount,
     Cause,
@@ -34,13 +36,6 @@ from fcil_server.words import ANSWERS
 # (`daemon.FLUSH_S`), at the latest when a full disk has room again.
 _AGAIN_S = (6.0, 30.0, 120.0)
 
-_LEVELS = ("tensor", "sealed", "application", "wire", "retransmitted", "link")
-_SUMS = ", ".join(f"sum({level}) AS {level}" for level in _LEVELS)
-_IN_INDEX = (
-    "ifnull(run, '') = ? AND ifnull(task, -1) = ? AND ifnull(kind, '') = ? "
-    "AND ifnull(round, -1) = ?"
-)
-_IN_ROUND = "run = ? AND task = ? AND kind = ? AND round = ?"
 _COLUMNS = (
     "run, task, kind, round, seq, opened_at, closed_at, outcome, why, reopened, phases, "
     "json_array_length(asked) AS asked"
@@ -58,14 +53,14 @@ def no_round(run: RunId | None) -> Place:
 def counts(rows: Rows, place: Place) -> list[ByteCount]:
     """Return the bytes of a place by direction, cause and source, all clients together."""
     sql = (
-        f"SELECT direction, cause, source, {_SUMS} FROM bytes WHERE {_IN_INDEX} "  # noqa: S608
+        f"SELECT direction, cause, source, {SUMS} FROM bytes WHERE {IN_INDEX} "  # noqa: S608
         "GROUP BY direction, cause, source"
     )
     return [
         ByteCount(
             None, None, None, None, None,
             Direction(row["direction"]), Cause(row["cause"]), Source(row["source"]),
-            *(int(row[level]) for level in _LEVELS),
+            *(int(row[level]) for level in LEVELS),
         )
         for row in rows(sql, place)
     ]  # fmt: skip
@@ -239,7 +234,7 @@ class Tally:
         key = RoundKey(RunId(row["run"]), row["task"], row["kind"], row["round"])
         found = counts(self._rows, key)
         totals = of_place(found)
-        sql = f"SELECT client, status, reason FROM updates WHERE {_IN_ROUND} ORDER BY +client"  # noqa: S608
+        sql = f"SELECT client, status, reason FROM updates WHERE {IN_ROUND} ORDER BY +client"  # noqa: S608
         updates = self._rows(sql, key)
         counted = [ClientId(u["client"]) for u in updates if u["status"] == UpdateStatus.COUNTED]
         self._senders[row["seq"]] = frozenset(ClientId(u["client"]) for u in updates)
@@ -271,7 +266,7 @@ class Tally:
     def _without(
         self, key: RoundKey, updates: Sequence[Row], names: Mapping[ClientId, str]
     ) -> list[Away]:
-        sql = f"SELECT client, answer, reason FROM answers WHERE {_IN_ROUND} ORDER BY client"  # noqa: S608
+        sql = f"SELECT client, answer, reason FROM answers WHERE {IN_ROUND} ORDER BY client"  # noqa: S608
         told = [
             (row["client"], ", ".join(filter(None, (ANSWERS[row["answer"]], row["reason"]))))
             for row in self._rows(sql, key)
@@ -288,7 +283,7 @@ class Tally:
         # In the order of the index, so that nothing is sorted.
         sql = (
             "SELECT client, direction, sum(wire * (source = 'kernel')) AS kernel, "  # noqa: S608
-            f"sum(wire * (source <> 'kernel')) AS predicted FROM bytes WHERE {_IN_INDEX} "
+            f"sum(wire * (source <> 'kernel')) AS predicted FROM bytes WHERE {IN_INDEX} "
             "GROUP BY ifnull(client, ''), direction"
         )
         found = self._rows(sql, place)

@@ -44,7 +44,7 @@ class Told:
     why: str = "The server has not answered yet."
 
 
-class Server:
+class Questions:
     """Asks the server how it is, in one thread.
 
     Args:
@@ -106,7 +106,7 @@ class Watch:
         self._greeting = greeting
         self._faults = faults
         self._ledger = Pool("ledger")
-        self._asking: Fresh[Told] = Fresh(Server(ask).look)
+        self._asking: Fresh[Told] = Fresh(Questions(ask).look)
         self._looking: Fresh[Board] = Fresh(self._look, self._ledger.threads)
         self._told = Told()
         self._board = Board()
