@@ -64,6 +64,10 @@ def swarm(
         bool,
         typer.Option("--until-done", help="End with the run, or when the server stops."),
     ] = False,
+    together: Annotated[
+        bool,
+        typer.Option("--together", help="End all as soon as one takes no further part."),
+    ] = False,
     tickets: Annotated[
         Path | None, typer.Option(help="A folder with MEMBER.ticket for each member.")
     ] = None,
@@ -127,6 +131,7 @@ def swarm(
         from fcil_client.options import Options
         from fcil_client.privacy import Limits
         from fcil_client.resources import read_bound
+        from fcil_client.swarm import Ends
         from fcil_client.swarm_seats import Door, find_seats
         from fcil_client.swarm_show import watched
         from fcil_protocol.logs import open_log
@@ -165,5 +170,6 @@ def swarm(
             words = forwarded(ctx)
             share = Share(cpus_per_group, gpus_per_group)
             raise SystemExit(watched_groups(seats, groups, words, share, ray_address, form, file))
-        code = asyncio.run(watched(seats, options, door, form, file, until_done=until_done))
+        ends = Ends(until_done, together)
+        code = asyncio.run(watched(seats, options, door, form, file, ends))
     raise SystemExit(code)

@@ -58,6 +58,20 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Ends:
+    """What ends a swarm besides a signal and the last member's end.
+
+    Attributes:
+        until_done: the server says that the run is complete, or that it stops.
+        together: a member takes no further part. An experiment that lost a client measures
+            something else, so it had better end than wait for that client.
+    """
+
+    until_done: bool = False
+    together: bool = False
+
+
+@dataclass(frozen=True)
 class Outcome:
     """How a swarm ended.
 
@@ -87,7 +101,7 @@ class Swarm:
         door: how they are enrolled.
         say: shows a note.
         service: signals, and what a supervisor is told.
-        until_done: end when the server says that the run is complete, or that it stops.
+        ends: what else ends it; None: nothing.
         sensors: say whether this device may work; None: its own.
     """
 
@@ -99,7 +113,7 @@ class Swarm:
         *,
         say: Say,
         service: Service | None = None,
-        until_done: bool = False,
+        ends: Ends | None = None,
         sensors: Sensors | None = None,
     ) -> None:
         self.members = [Member(seat) for seat in seats]
@@ -109,7 +123,7 @@ class Swarm:
         self._door = door
         self._say = say
         self._service = service or Service()
-        self._until_done = until_done
+        self._ends = ends or Ends()
         self._sensors = sensors
         self._ending = asyncio.Event()
         self._done = self._stopped = False
@@ -237,15 +251,18 @@ class Swarm:
     def _failed(self, member: Member, error: FcilError) -> None:
         member.error = error
         self._say(member.seat.name, _note(f"takes no further part: {error}"))
+        if self._ends.together:
+            self.notes("error", "a member takes no further part: all end (--together)")
+            self.stop()
 
     def _goodbye(self, code: str) -> None:
         if code == RUN_DONE:
             if not self._done:
                 self.notes("info", "the run is done")
             self._done = True
-            if self._until_done:
+            if self._ends.until_done:
                 self.stop()
-        elif not code and self._until_done and not self._done and not self._stopped:
+        elif not code and self._ends.until_done and not self._done and not self._stopped:
             self._stopped = True
             self.notes("warning", "the server stops before the run is done")
             self.stop()

@@ -150,6 +150,7 @@ class Spread:
         self._ray = ray
         self._groups = list(groups)
         self._words = list(words)
+        self._together = "--together" in words
         self._share = share
         self._tell = tell
         self._count = count
@@ -239,10 +240,12 @@ class Spread:
                 self._tell("error", f"{name} ended with code {group.code}: {group.words[:500]}")
             case "over":
                 self._tell("info", f"{name} has ended.")
+        if self._together and group.code and self._ends is None:
+            self._stop()
 
     def _stop(self) -> None:
         self._ends = time.monotonic() + PATIENCE_S
-        self._tell("info", "ending all groups (Ctrl-C again ends them at once)")
+        self._tell("info", "ending all groups (Ctrl-C ends them at once)")
         for running in self._running.values():
             running.actor.stop.remote()
 

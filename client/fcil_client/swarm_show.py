@@ -11,7 +11,7 @@ from typing import Any
 from fcil_client import swarm_view
 from fcil_client.notes import Note
 from fcil_client.options import Options
-from fcil_client.swarm import Outcome, Swarm
+from fcil_client.swarm import Ends, Outcome, Swarm
 from fcil_client.swarm_seats import Door, Seat
 from fcil_protocol.logs import LogFile, Said
 from fcil_protocol.service import Service
@@ -107,8 +107,7 @@ async def watched(
     door: Door,
     form: Format,
     log: LogFile | None,
-    *,
-    until_done: bool,
+    ends: Ends,
 ) -> int:
     """Run a swarm and show it; returns the exit code.
 
@@ -116,9 +115,7 @@ async def watched(
         FcilError: it could not start.
     """
     screen = Screen(form, log)
-    swarm = Swarm(
-        seats, options, door, say=screen.note, service=Service(log), until_done=until_done
-    )
+    swarm = Swarm(seats, options, door, say=screen.note, service=Service(log), ends=ends)
 
     async def show() -> None:
         while True:
@@ -130,6 +127,6 @@ async def watched(
         outcome = await swarm.run()
     finally:
         showing.cancel()
-    code = outcome.code(until_done=until_done)
+    code = outcome.code(until_done=ends.until_done)
     screen.end(outcome, code)
     return code

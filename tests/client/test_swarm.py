@@ -17,7 +17,7 @@ from fcil_client.home import Home
 from fcil_client.notes import Note, Notes
 from fcil_client.options import Options
 from fcil_client.session_events import Link, RoundKey, Work
-from fcil_client.swarm import Outcome, Swarm
+from fcil_client.swarm import Ends, Outcome, Swarm
 from fcil_client.swarm_seats import (
     Door,
     find_seats,
@@ -248,7 +248,7 @@ class NoDoor(Door):
         raise DataError(f"{seat.data.name} is no folder of images.")
 
 
-def run(tmp_path, monkeypatch, names, *, until_done=False, beside=None):
+def run(tmp_path, monkeypatch, names, *, beside=None, **ends):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in names:
         (tmp_path / "data" / name).mkdir(parents=True)
@@ -257,7 +257,7 @@ def run(tmp_path, monkeypatch, names, *, until_done=False, beside=None):
     async def go():
         made = Swarm(
             find_seats(tmp_path / "data", None, None, "s"), Options(tmp_path), NoDoor(),
-            say=lambda name, note: said.append((name, note.text)), until_done=until_done,
+            say=lambda name, note: said.append((name, note.text)), ends=Ends(**ends),
         )  # fmt: skip
         monkeypatch.setattr(swarm, "changes", _no_changes)
         running = asyncio.create_task(made.run())
@@ -280,6 +280,23 @@ def test_a_swarm_of_which_nobody_can_start_ends_and_names_each(tmp_path, monkeyp
     assert said[0][0] == "s-a"
     assert "takes no further part" in said[0][1]
     assert "a is no folder" in said[0][1]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_one_that_fails_ends_the_others_only_where_they_go_together(
+    tmp_path, monkeypatch, together
+):
+    async def stop(made):
+        while made.members[0].error is None:  # noqa: ASYNC110 - it has no event for it
+            await asyncio.sleep(0)
+        assert not made._ending.is_set()
+        made.stop()
+
+    # The second stays at the door for ever.
+    beside = None if together else stop
+    outcome, said = run(tmp_path, monkeypatch, ["a", "wait"], beside=beside, together=together)
+    assert list(outcome.failed) == ["s-a"]
+    assert any("--together" in text for _, text in said) == together
 
 
 @pytest.mark.parametrize(("code", "done"), [(RUN_DONE, True), ("", False)])

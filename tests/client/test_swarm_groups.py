@@ -37,6 +37,33 @@ def test_every_slot_is_in_one_group_and_groups_are_alike(count):
         assert read_slots(as_text(group), 14) == group
 
 
+class Actor:
+    """A group's process somewhere, which hears that it shall end."""
+
+    def __init__(self):
+        self.stop = self
+        self.stopped = 0
+
+    def remote(self):
+        self.stopped += 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "stopped"),
+    [(["--together"], 1, 1), (["--together"], 0, 0), (["--until-done"], 1, 0)],
+)
+def test_a_group_that_fails_ends_the_others_only_where_all_go_together(words, code, stopped):
+    groups, said = [Group(0, "0-1"), Group(1, "2-3")], []
+    all_groups = swarm_ray.Spread(
+        None, groups, words, Share(), lambda _, text: said.append(text), lambda _: None
+    )
+    other = Actor()
+    all_groups._running["answer"] = swarm_ray.Running(groups[1], other, "answer")
+    all_groups._left(swarm_ray.Running(groups[0], None, None), code)
+    assert other.stopped == stopped
+    assert any(text.startswith("ending all groups") for text in said) == bool(stopped)
+
+
 def test_slots_are_written_shortly():
     assert as_text([0, 1, 2, 4, 6, 7]) == "0-2,4,6-7"
 

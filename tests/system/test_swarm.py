@@ -67,6 +67,19 @@ def test_a_lying_folder_goes_alone_and_a_swarm_that_is_killed_goes_on_where_it_w
     assert names == {"lab-a", "lab-b", "lab-c", "lab-0-liar"}
 
 
+def test_where_all_go_together_one_lying_folder_ends_the_swarm(tmp_path):
+    data = write_folders(tmp_path / "data")
+    (data / "0-liar" / "0").mkdir(parents=True)
+    (data / "0-liar" / "0" / "1.png").write_text("no image")
+    with LocalFederation(tmp_path / "f") as federation:
+        federation.serve(*settings(round__min_clients=4))
+        federation.swarm("lab", data, None, "--together", "--format", "jsonl")
+        assert federation.clients["lab"].wait(60) == 1
+    (end,) = lines(federation, "end")
+    assert list(end["failed"]) == ["lab-0-liar"]
+    assert "--together" in federation.log("lab").read_text()
+
+
 def final_state(directory, arguments, start):
     """Let a copy of a federation run to its end; return its last state's bytes."""
     with LocalFederation(directory) as federation:

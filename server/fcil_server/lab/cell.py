@@ -83,7 +83,7 @@ def run(
         federation.serve("--config", str(file), "--until-done", env=limits)
         device = ["--device", config.run.device]
         weights = ["--weights", work.weights] if work.weights else []
-        options = [*device, *weights, "--threads", threads, "--until-done"]
+        options = [*device, *weights, "--threads", threads, "--until-done", "--together"]
         federation.swarm(SWARM, work.data, work.partition, *options, env=limits)
         used = _watch(federation, work, stop, tell, len(work.tasks))
         with Ledger(federation.federation / LEDGER_NAME, read_only=True) as ledger:
