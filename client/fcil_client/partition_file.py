@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -119,6 +119,10 @@ class Partition(_Field):
     def counts(self, slot: int) -> dict[str, int]:
         """Return class name -> train images of a client; classes without any lack."""
         return dict(self._counts[slot])
+
+    def has_in_task(self, names: Iterable[str], task: int) -> bool:
+        """Return whether all these classes stand in this task."""
+        return task < len(self.tasks) and set(names) <= set(self.tasks[task])
 
     def round_choice(self, slot: int, task: int, round_: int) -> frozenset[str] | None:
         """Return the names of the train images that a client may see in a round; None: all.

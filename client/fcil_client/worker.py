@@ -18,6 +18,7 @@ from fcil_adapters.worker_pipe import Fields
 from fcil_client import manifest as manifests
 from fcil_client.held_data import HeldData, manifest_path, partition_of
 from fcil_client.local_data import LocalData
+from fcil_client.partition_file import Partition
 from fcil_client.split import SIDES
 from fcil_protocol.errors import DataError, WireError
 from fcil_protocol.payload import unpack
@@ -66,8 +67,9 @@ class ClientWorker:
         ``memory_bytes``, ``parts`` (names), and ``past``, as ``classes`` of earlier tasks, for
         a method that keeps exemplars. Payloads: state, then the parts.
         Result: ``images`` (how many the learner saw), ``faults``, ``lost`` (`Forms.lost`) in a
-        task's first round if something travels in half precision, and ``exemplars`` (how many
-        it saw besides) if its method keeps any; payloads: the new state and the upload.
+        task's first round if something travels in half precision, ``exemplars`` (how many it saw
+        besides) if its method keeps any, and ``strange`` where this task is not that of the
+        partition, of which the client is a part; payloads: the new state and the upload.
         """
         method, ctx = self._engine.prepare(call)
         if not call.payloads:
@@ -76,7 +78,8 @@ class ClientWorker:
         parts = read_parts(call, rest, ctx.forms)
         data = self._held.of(call, ctx.backbone_info.preprocessing)
         least = call.fields["min_count"]
-        only = _choice(call.fields, ctx)
+        partition = partition_of(call.fields)
+        only = _choice(partition, call.fields, ctx)
         door = data.learner_door(_class_ids(call.fields, ctx.task.classes), least, only)
         if only is not None and not len(door):
             raise DataError(
@@ -99,6 +102,10 @@ class ClientWorker:
         result: Fields = {"images": len(door), "faults": [*data.faults, *faults]}
         if ctx.exemplars is not None:
             result["exemplars"] = len(ctx.exemplars.images)
+        if partition is not None and not partition.has_in_task(
+            call.fields["classes"], ctx.task.index
+        ):
+            result["strange"] = True
         if ctx.forms.half and ctx.round == 0:  # once a task is enough
             result["lost"] = ctx.forms.lost(upload, sent, parts.values())
         return result, [new_state, sent]
@@ -117,9 +124,8 @@ class ClientWorker:
         return {"images": len(door), "faults": list(data.faults)}, [counts]
 
 
-def _choice(fields: Fields, ctx: Context) -> frozenset[str] | None:
+def _choice(partition: Partition | None, fields: Fields, ctx: Context) -> frozenset[str] | None:
     """Return the images that a partition lets this round see, by name; None: all of the client."""
-    partition = partition_of(fields)
     if partition is None:
         return None
     return partition.round_choice(fields["slot"], ctx.task.index, ctx.round)

@@ -158,6 +158,28 @@ def test_joined_with_a_partition_a_client_scans_and_learns_its_own_images_alone(
         assert reply["faults"] == []
 
 
+@pytest.mark.parametrize(
+    ("task", "names", "strange"),
+    [
+        (0, ("ant", "bee"), False),
+        (0, ("bee",), False),
+        (1, ("cat",), False),
+        (0, ("ant", "cat"), True),
+        (1, ("ant", "bee"), True),
+        (2, ("cat", "dog"), True),
+    ],
+)
+def test_a_task_that_is_not_the_partitions_is_noticed(
+    data, partition, tmp_path, task, names, strange
+):
+    past = tuple(range(2 * task))
+    classes = {name: number for number, name in enumerate(names, len(past))}
+    ctx = context(MEAN, classes=tuple(classes.values()), past=past)
+    order = fields(data, partition, 0, tmp_path, ctx, classes=classes)
+    reply, _ = Direct(ClientWorker())("run", order, [Payload()])
+    assert reply.get("strange", False) == strange
+
+
 def test_hepcos_learner_sees_the_images_of_its_round_alone(data, tmp_path):
     made = divided(data, tmp_path / "p.json", kind="hepco", kappa=0.5, gamma=0.5, rounds=3)
     worker = Direct(ClientWorker())
