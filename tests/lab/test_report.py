@@ -49,10 +49,12 @@ def test_a_row_is_summarised_over_its_finished_seeds_with_the_papers_figures() -
 @pytest.mark.parametrize(
     ("left", "right", "direction", "verdict"),
     [
-        ([60.0, 64.0], [50.0, 51.0], "left_higher", "holds"),  # 11.5 apart, deviation 2.8
+        ([60.0, 64.0], [50.0, 51.0], "left_higher", "holds"),  # 10 and 13 apart
         ([50.0, 51.0], [60.0, 64.0], "left_higher", "does not hold"),
         ([50.0, 51.0], [60.0, 64.0], "left_lower", "holds"),
-        ([60.0, 64.0], [59.5, 60.5], "left_higher", "too close"),  # 2.0 apart, deviation 2.8
+        ([60.0, 64.0], [59.5, 60.5], "left_higher", "too close"),  # 0.5, 3.5: 2.0, deviation 2.1
+        ([60.0, 64.0], [58.5, 62.0], "left_higher", "holds"),  # 1.5, 2.0, though seeds differ by 4
+        ([60.0, 99.0], [60.5], "left_higher", "does not hold"),  # only the first seed is of both
         ([60.0], [59.9], "left_higher", "holds"),  # one seed: no deviation is known
         ([60.0], [], "left_higher", "not measured"),
     ],
@@ -68,8 +70,10 @@ def test_a_claim_is_judged_by_difference_and_deviation(
     }
     claim = Claim.model_validate({**CLAIM, "direction": direction})
     judged = judge(claim, entries(found, plan.make(found), done))
+    if left == [60.0, 64.0] and right == [58.5, 62.0]:
+        assert judged.words == "62.0 against 60.2, +1.8 ± 0.4 over 2 seeds"
     assert judged.verdict == verdict
-    assert ("one seed" in judged.words) == (len(left) == 1 and bool(right))
+    assert ("one seed" in judged.words) == (min(len(left), len(right)) == 1)
 
 
 def test_both_forms_of_the_report_show_the_same_and_say_what_is_missing(tmp_path) -> None:
@@ -93,7 +97,7 @@ def test_both_forms_of_the_report_show_the_same_and_say_what_is_missing(tmp_path
     assert "accuracy over all classes seen, mean over seeds, percent: drawn in report.html" in text
     assert "n = 1 or 2 seeds" in text
     assert "- Ridge/beta=1/1: class 'a' has only 3 train images" in text
-    assert "deviation 2.8, 2 and 1 seeds" in text
+    assert "60.0 against 50.0, one seed, so no deviation" in text
     assert "| row | partition | update |" in text  # a connection has no bytes of its own
     assert "<script" not in page
     assert "| after | task 0 | task 1 |" in text

@@ -184,8 +184,9 @@ def _claims(experiment: Experiment, found: Sequence[Entry]) -> Iterator[Block]:
         return
     yield Heading("Claims of the papers")
     yield Text(
-        "A claim holds here if the difference has the direction that it says; it is too close "
-        "where the difference is within the larger of the two rows' deviations."
+        "A claim holds here if the difference has the direction that it says. Differences are "
+        "taken seed by seed, over the seeds of both rows; it is too close where their mean is "
+        "within their deviation."
     )
     judged = [judge(claim, found) for claim in experiment.claims]
     rows = [

@@ -14,6 +14,7 @@ from fcil_server.lab.plan import Cell
 Content = Mapping[str, Any]  # of a cell's file
 Verdict = Literal["holds", "does not hold", "too close", "not measured"]
 Curve = tuple[float | None, ...]
+METRICS = {"faa": ("faa",), "aia": ("aia",), "forgetting": ("forgetting", "max")}  # of claims
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Entry:
     Attributes:
         seeds: those that are finished; ``missing``: those that are not.
         forgetting: by definition (`metrics.FORGETTING`).
+        by_seed: metric that a claim can be about -> seed -> value, where it is defined.
         up, down: tensor bytes of one client in one train round; ``_wire``: true bytes.
         all_up, all_down: true wire bytes of the whole run, all clients.
         curve: mean A_t over t; ``matrix``: mean S_{t,i}.
@@ -60,6 +62,7 @@ class Entry:
     faa: Stat
     aia: Stat
     forgetting: Mapping[str, Stat]
+    by_seed: Mapping[str, Mapping[int, float]]
     up: Stat
     down: Stat
     up_wire: Stat
@@ -80,10 +83,6 @@ class Entry:
     def sizes(self) -> tuple[Stat, ...]:
         """All counts of bytes, up and down: tensors, wire, in all."""
         return (self.up, self.down, self.up_wire, self.down_wire, self.all_up, self.all_down)
-
-    def metric(self, name: str) -> Stat:
-        """Return one of the metrics that claims are about."""
-        return {"faa": self.faa, "aia": self.aia, "forgetting": self.forgetting["max"]}[name]
 
 
 @dataclass(frozen=True)
@@ -133,6 +132,7 @@ def _entry(
         faa=over("faa"),
         aia=over("aia"),
         forgetting={name: over("forgetting", name) for name in ("max", "diag", "fedmammoth")},
+        by_seed={name: _by_seed(done, path) for name, path in METRICS.items()},
         up=over("per_client_round", "up_tensor"),
         down=over("per_client_round", "down_tensor"),
         up_wire=over("per_client_round", "up_true_wire"),
@@ -155,6 +155,11 @@ def _entry(
         matrix=mean_matrix([content["matrix"] for content in contents]),
         papers=papers,
     )
+
+
+def _by_seed(done: Sequence[tuple[Cell, Content]], path: Sequence[str]) -> dict[int, float]:
+    values = {cell.seed: _at(content, path) for cell, content in done}
+    return {seed: v for seed, v in values.items() if v is not None and math.isfinite(v)}
 
 
 def _at(content: Content, path: Sequence[str]) -> float | None:
@@ -195,24 +200,25 @@ def mean_matrix(matrices: Sequence[Sequence[Sequence[float | None]]]) -> tuple[C
 def judge(claim: Claim, found: Sequence[Entry]) -> Judged:
     """Say whether a claim holds in what was measured.
 
-    It is too close where the difference is within the larger of the two rows' deviations.
+    Differences are taken seed by seed: a seed gives both rows the same images and partition. It
+    is too close where their mean is within their deviation.
     """
     by_row = {e.row: e for e in found if e.partition == claim.partition}
-    sides = [by_row.get(name) for name in (claim.left, claim.right)]
-    stats = [e.metric(claim.metric) if e else Stat(0, None, None) for e in sides]
-    left, right = stats
-    if left.mean is None or right.mean is None:
-        return Judged(claim, "not measured", "not both rows are finished")
-    ahead = left.mean - right.mean
-    if claim.direction == "left_lower":
-        ahead = -ahead
-    spreads = [s.deviation for s in stats if s.deviation is not None]
-    margin = max(spreads, default=0.0)
-    verdict: Verdict = "holds" if ahead > 0 else "does not hold"
-    if abs(ahead) <= margin:
-        verdict = "too close"
-    words = f"{left.mean:.1f} against {right.mean:.1f}, "
-    if not spreads:
+    left, right = (
+        by_row[name].by_seed[claim.metric] if name in by_row else {}
+        for name in (claim.left, claim.right)
+    )
+    common = sorted(left.keys() & right.keys())
+    ahead = Stat.of(left[seed] - right[seed] for seed in common)
+    if ahead.mean is None:
+        return Judged(claim, "not measured", "no seed of both rows is finished")
+    lower = claim.direction == "left_lower"
+    verdict: Verdict = "holds" if (ahead.mean < 0 if lower else ahead.mean > 0) else "does not hold"
+    values = [statistics.fmean(side[seed] for seed in common) for side in (left, right)]
+    words = "{:.1f} against {:.1f}, ".format(*values)
+    if ahead.deviation is None:
         return Judged(claim, verdict, f"{words}one seed, so no deviation")
-    seeds = f"{left.n}" if left.n == right.n else f"{left.n} and {right.n}"
-    return Judged(claim, verdict, f"{words}deviation {margin:.1f}, {seeds} seeds")
+    if abs(ahead.mean) <= ahead.deviation:
+        verdict = "too close"
+    apart = f"{ahead.mean:+.1f} ± {ahead.deviation:.1f} over {ahead.n} seeds"
+    return Judged(claim, verdict, f"{words}{apart}")
