@@ -120,9 +120,13 @@ class Partition(_Field):
         """Return class name -> train images of a client; classes without any lack."""
         return dict(self._counts[slot])
 
-    def has_in_task(self, names: Iterable[str], task: int) -> bool:
-        """Return whether all these classes stand in this task."""
-        return task < len(self.tasks) and set(names) <= set(self.tasks[task])
+    def task_notes(self, names: Iterable[str], task: int) -> Iterator[str]:
+        """Say so if these classes do not all stand in this task."""
+        if task >= len(self.tasks) or not set(names) <= set(self.tasks[task]):
+            yield (
+                f"task {task} of this run is not that of the partition, so its results are not of "
+                "that partition. Let the server's tasks be the partition's (docs/partitions.md)."
+            )
 
     def round_choice(self, slot: int, task: int, round_: int) -> frozenset[str] | None:
         """Return the names of the train images that a client may see in a round; None: all.

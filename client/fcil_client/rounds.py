@@ -323,13 +323,7 @@ class RoundWork:
                 tell=self.tell,
             )
         self.faults = [str(f) for f in reply["faults"]]
-        if reply.get("strange") and ctx.round == 0:  # once a task is enough
-            self.tell(
-                f"task {ctx.task.index} of this run is not that of the partition, so its results "
-                "are not of that partition. Let the server's tasks be the partition's "
-                "(docs/partitions.md)."
-            )
-        for sentence in lost_words(reply.get("lost", {})):
+        for sentence in (*reply.get("notes", ()), *lost_words(reply.get("lost", {}))):
             self.tell(sentence)
         payloads = [unpack(blob) for blob in answer]
         if evaluate:

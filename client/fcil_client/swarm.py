@@ -251,7 +251,7 @@ class Swarm:
     def _failed(self, member: Member, error: FcilError) -> None:
         member.error = error
         self._say(member.seat.name, _note(f"takes no further part: {error}"))
-        if self._ends.together:
+        if self._ends.together and not self._ending.is_set():
             self.notes("error", "a member takes no further part: all end (--together)")
             self.stop()
 

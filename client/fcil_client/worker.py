@@ -68,8 +68,8 @@ class ClientWorker:
         a method that keeps exemplars. Payloads: state, then the parts.
         Result: ``images`` (how many the learner saw), ``faults``, ``lost`` (`Forms.lost`) in a
         task's first round if something travels in half precision, ``exemplars`` (how many it saw
-        besides) if its method keeps any, and ``strange`` where this task is not that of the
-        partition, of which the client is a part; payloads: the new state and the upload.
+        besides) if its method keeps any, and ``notes``, sentences for the user, in a task's first
+        round if it is not the partition's; payloads: the new state and the upload.
         """
         method, ctx = self._engine.prepare(call)
         if not call.payloads:
@@ -102,12 +102,11 @@ class ClientWorker:
         result: Fields = {"images": len(door), "faults": [*data.faults, *faults]}
         if ctx.exemplars is not None:
             result["exemplars"] = len(ctx.exemplars.images)
-        if partition is not None and not partition.has_in_task(
-            call.fields["classes"], ctx.task.index
-        ):
-            result["strange"] = True
-        if ctx.forms.half and ctx.round == 0:  # once a task is enough
-            result["lost"] = ctx.forms.lost(upload, sent, parts.values())
+        if ctx.round == 0:  # once a task is enough
+            if ctx.forms.half:
+                result["lost"] = ctx.forms.lost(upload, sent, parts.values())
+            if partition is not None:
+                result["notes"] = list(partition.task_notes(call.fields["classes"], ctx.task.index))
         return result, [new_state, sent]
 
     def evaluate(self, call: Call) -> Reply:

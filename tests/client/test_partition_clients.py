@@ -2,6 +2,7 @@
 
 import shutil
 import zipfile
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -177,7 +178,10 @@ def test_a_task_that_is_not_the_partitions_is_noticed(
     ctx = context(MEAN, classes=tuple(classes.values()), past=past)
     order = fields(data, partition, 0, tmp_path, ctx, classes=classes)
     reply, _ = Direct(ClientWorker())("run", order, [Payload()])
-    assert reply.get("strange", False) == strange
+    said = [f"task {task} of this run is not that of the partition" in n for n in reply["notes"]]
+    assert said == [True] * strange
+    later = {**order, **fields_of(MEAN, replace(ctx, round=1))}
+    assert "notes" not in Direct(ClientWorker())("run", later, [Payload()])[0]  # said once a task
 
 
 def test_hepcos_learner_sees_the_images_of_its_round_alone(data, tmp_path):

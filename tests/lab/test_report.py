@@ -70,10 +70,16 @@ def test_a_claim_is_judged_by_difference_and_deviation(
     }
     claim = Claim.model_validate({**CLAIM, "direction": direction})
     judged = judge(claim, entries(found, plan.make(found), done))
-    if left == [60.0, 64.0] and right == [58.5, 62.0]:
-        assert judged.words == "62.0 against 60.2, +1.8 ± 0.4 over 2 seeds"
     assert judged.verdict == verdict
     assert ("one seed" in judged.words) == (min(len(left), len(right)) == 1)
+
+
+def test_a_claim_tells_means_and_the_difference_over_the_seeds_of_both() -> None:
+    found = experiment()
+    values = {"NCM": [60.0, 64.0], "Ridge": [58.5, 61.5]}  # 1.5 and 2.5 apart
+    done = {f"{r}/beta=1/{s}": content("", v[s - 1]) for r, v in values.items() for s in (1, 2)}
+    judged = judge(Claim.model_validate(CLAIM), entries(found, plan.make(found), done))
+    assert judged.words == "62.0 against 60.0, +2.0 ± 0.7 over 2 seeds"  # sqrt(0.5)
 
 
 def test_both_forms_of_the_report_show_the_same_and_say_what_is_missing(tmp_path) -> None:

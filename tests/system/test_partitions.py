@@ -13,7 +13,8 @@ from system.kit import open_ledger, settings, write_client
 pytestmark = [pytest.mark.processes, pytest.mark.full]
 
 
-def test_two_slots_of_one_zip_learn_and_test_what_is_theirs(tmp_path):
+def divided(tmp_path):
+    """Write a zip and a partition of it, p.json; return both."""
     root = tmp_path / "digits"
     write_client(root / "train", range(4), per_class=20)
     write_client(root / "test", range(4), per_class=6, offset=20)
@@ -21,6 +22,11 @@ def test_two_slots_of_one_zip_learn_and_test_what_is_theirs(tmp_path):
     source = open_source(data)
     made = make(source.listing(), Request(alpha=1, clients=2, tasks=2, order="natural"))
     save(tmp_path / "p.json", made)
+    return data, made
+
+
+def test_two_slots_of_one_zip_learn_and_test_what_is_theirs(tmp_path):
+    data, made = divided(tmp_path)
     with LocalFederation(tmp_path / "federation") as federation:
         federation.serve(*settings(tasks__classes=[list(task) for task in made.tasks]))
         for slot in (0, 1):
@@ -37,3 +43,17 @@ def test_two_slots_of_one_zip_learn_and_test_what_is_theirs(tmp_path):
         assert sum(held) == 40
         told = f"digits.zip-00{slot} holds 40 training images of {len(held)} classes"
         assert told in server
+        assert "not that of the partition" not in federation.log(f"c{slot}").read_text()
+
+
+def test_clients_say_that_the_runs_tasks_are_not_those_of_the_partition(tmp_path):
+    data, made = divided(tmp_path)
+    with LocalFederation(tmp_path / "federation") as federation:
+        turned = [list(task) for task in reversed(made.tasks)]
+        federation.serve(*settings(tasks__classes=turned), "--until-done")
+        federation.swarm("lab", data, tmp_path / "p.json", "--until-done")
+        assert federation.server.wait(90) == 0
+        federation.clients["lab"].wait(60)
+        said = federation.log("lab").read_text()
+    for task in (0, 1):  # by one of the two: what both say is shown once
+        assert f": task {task} of this run is not that of the partition" in said
