@@ -159,10 +159,11 @@ class Intake:
         if message.digest in self._pending or message.digest in self._complete:
             self._newest[message.digest] = peer  # the answer is on its way, to whoever asks
             return
+        if self._recorded(peer.client, header.core, message.digest):
+            # The Ack was lost. Its round may be over, and the spool without it: it was in time.
+            self._send(peer, Ack(digest=message.digest))
+            return
         if message.digest in self._spool:
-            if self._recorded(peer.client, header.core, message.digest):
-                self._send(peer, Ack(digest=message.digest))
-                return
             # A kill came between the spool and the ledger: it was never acknowledged.
             await asyncio.to_thread(self._spool.remove, [message.digest])
         if message.digest in peer.inflow.under_way:

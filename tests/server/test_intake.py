@@ -50,7 +50,7 @@ class Server:
         self.intake = Intake(
             federation=FED, keys=SERVER, incoming=tmp_path / "incoming", spool=self.spool,
             credit=credit, max_payload_bytes=1 << 30, max_classes=10_000, expect=None,
-            recorded=None, stored=None, announced=self._announced,
+            recorded=lambda *_: False, stored=None, announced=self._announced,
             send=lambda peer, message: self.sent.append((peer, message)) or True,
             refused=lambda peer, error: self.refused.append((peer, error)),
             clock=lambda: self.now,

@@ -50,7 +50,7 @@ class Scene:
 
     def __init__(self, tmp_path):
         (tmp_path / "incoming").mkdir()
-        self.log, self.failed = [], []
+        self.log, self.failed, self.recorded = [], [], set()
         self.opening, self.go_on = threading.Semaphore(0), threading.Event()
         self.go_on.set()
         self.most_opened = self.opened = 0
@@ -66,7 +66,7 @@ class Scene:
             federation=FED, keys=SERVER, incoming=tmp_path / "incoming", spool=self.spool,
             credit=1 << 20, max_payload_bytes=1 << 20, max_classes=10,
             expect=lambda *_: Expectation(TASK, SCHEMA, {}, self._check),
-            recorded=lambda *_: False,
+            recorded=lambda _client, _core, digest: digest in self.recorded,
             stored=lambda accepted: self.log.append(f"stored {accepted.client[0]}"),
             lasting=self._lasting,
             announced=None, send=self._send,
@@ -281,5 +281,37 @@ def test_a_client_that_offers_more_does_not_lose_what_is_about_to_be_opened(scen
         await scene.intake.drain()
         assert scene.log.count("ack a") == 2
         assert not any("refused" in line for line in scene.log)
+
+    play(story)
+
+
+@pytest.mark.parametrize("in_spool", [True, False])
+def test_an_update_that_is_offered_again_since_its_ack_was_lost_gets_another(scene, in_spool):
+    """Also when its round is over meanwhile and the spool holds it no more."""
+
+    async def story():
+        sealed = update("a" * 26)
+        await scene.send("a" * 26, sealed)
+        await scene.intake.drain()
+        scene.recorded.add(sealed.parsed.update_id)
+        if not in_spool:
+            scene.spool.remove([sealed.parsed.update_id])
+        scene.log.clear()
+        await scene.send("a" * 26, sealed)
+        await scene.intake.drain()
+        assert scene.log == ["ack a"]
+
+    play(story)
+
+
+def test_an_update_that_a_kill_kept_from_the_ledger_is_taken_anew(scene):
+    async def story():
+        sealed = update("a" * 26)
+        await scene.send("a" * 26, sealed)
+        await scene.intake.drain()
+        scene.log.clear()
+        await scene.send("a" * 26, sealed)
+        await scene.intake.drain()
+        assert scene.log == ["spool", "stored a", "ledger", "ack a"]
 
     play(story)

@@ -149,3 +149,15 @@ def test_a_restarted_server_asks_for_patience_until_the_open_round_is_open_again
     ledger.close_round(KEY, "done", why="answered")
     with pytest.raises(RoundClosed):
         desk.reception.expect(ALICE, desk.core(ALICE))
+
+
+def test_what_was_counted_is_known_after_the_round_too(ledger):
+    """Its sender may not have heard: the server was killed before the Ack was out."""
+    desk = Desk(ledger)
+    desk.store(ALICE)
+    ledger.count_updates(KEY)
+    ledger.close_round(KEY, "done", why="answered")
+    desk.at.round = None
+    assert desk.reception.recorded(ALICE, desk.core(ALICE), digest(ALICE))
+    assert not desk.reception.recorded(ALICE, desk.core(ALICE), digest(BOB))
+    assert not desk.reception.recorded(BOB, desk.core(BOB), digest(BOB))

@@ -196,7 +196,14 @@ def test_a_second_daemon_on_one_folder_is_refused_in_words(tmp_path):
 def test_a_clock_that_jumps_back_and_forth_loses_nothing_and_locks_nobody_out(tmp_path, who):
     """By hours, while it runs and over a kill, with a verdict due."""
     clock = tmp_path / "clock"
-    clock.write_text("0")
+
+    def jump(seconds):
+        """Set the clock; whoever reads it meanwhile finds the old file or the new one."""
+        new = clock.with_name("new")
+        new.write_text(str(seconds))
+        new.replace(clock)
+
+    jump(0)
     env = odd(tmp_path, clock=clock)
     with LocalFederation(tmp_path) as federation:
         arguments = ["--until-done", *settings(round__rounds_per_task=3)]
@@ -205,15 +212,15 @@ def test_a_clock_that_jumps_back_and_forth_loses_nothing_and_locks_nobody_out(tm
         joining = env if who == "client" else None
         together(federation, tmp_path, range(4), a=((), joining))
         federation.until("update")
-        clock.write_text(str(-7 * 3600))
+        jump(-7 * 3600)
         federation.until("task_done", text="task 0")
-        clock.write_text(str(11 * 3600))
+        jump(11 * 3600)
         federation.kill_server()
         federation.kill_client("a")
         federation.serve(*arguments, env=serving)
         federation.join("a", tmp_path / "a", env=joining)
         federation.until("update")
-        clock.write_text(str(-20 * 3600))
+        jump(-20 * 3600)
         ends(federation)
         for name in ("a", "b", "server"):
             assert "refused" not in federation.log(name).read_text()

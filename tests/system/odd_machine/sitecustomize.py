@@ -4,8 +4,9 @@
 first one away: ``ok``, ``hang``, ``kill`` (its process), ``memory``, ``nan``, ``shape``, ``junk``,
 ``raise``. ``FCIL_AGGREGATOR`` names one of lines ``operation word client``, each of which strikes
 when running_mean's aggregator next does this operation with an update of this client (``-``: of
-whomever), and then goes; with ``always`` before it, it stays. ``FCIL_CLOCK`` names a file with the seconds by which the wall clock is wrong, which may
-change at any moment; clocks that measure durations are right.
+whomever), and then goes; with ``always`` before it, it stays. ``FCIL_CLOCK`` names a file with the
+seconds by which the wall clock is wrong, which may be replaced at any moment; clocks that measure
+durations are right.
 """
 
 import datetime  # noqa: ICN001 - its class is replaced in the module
