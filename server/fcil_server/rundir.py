@@ -13,8 +13,9 @@ import io
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,6 +32,17 @@ from fcil_server.store import StateRecord, StateStore
 SCHEMA_VERSION = 1  # of summary.json, environment.json and the lines of rounds.jsonl
 ROUNDS = "rounds.jsonl"
 FINAL_MODEL = "final.safetensors"
+BYTE_COLUMNS = (
+    "run", "seq", "task", "kind", "round", "client", "client_name", "direction", "cause", "source",
+    "tensor", "sealed", "application", "wire", "retransmitted", "link",
+)  # fmt: skip
+_SIZES = ("tensor", "true_wire")  # of each direction of a round
+_PHASES = ("collect_s", "aggregate_s", "save_s")
+ROUND_COLUMNS = (
+    "seq", "task", "kind", "round", "outcome", "closed_by", "reopened", "opened_at", "closed_at",
+    "asked", "counted", "excluded", "silent",
+    *(f"{way}_{name}" for way in ("up", "down") for name in _SIZES), *_PHASES,
+)  # fmt: skip
 _TAIL_BYTES = 4096  # a line with few clients is shorter
 
 # What an experiment's numbers may depend on; those that are installed are listed.
@@ -232,24 +244,35 @@ def describe_environment(device: Mapping[str, Any], *, threads: int) -> dict[str
 
 
 def bytes_csv(data: RunData) -> str:
-    """Return ``bytes.csv``: one row per flow, in order of rounds; then those of no round."""
-    seq: dict[object, int] = {v.round.key: v.round.seq for v in data.rounds}
+    """Return ``bytes.csv``."""
     out = io.StringIO()
-    table = csv.writer(out, lineterminator="\n")
-    columns = ("task", "kind", "round", "client")
-    sizes = (
-        "direction", "cause", "source",
-        "tensor", "sealed", "application", "wire", "retransmitted", "link",
-    )  # fmt: skip
-    table.writerow(("run", "seq", *columns, "client_name", *sizes))
+    table = csv.DictWriter(out, BYTE_COLUMNS, lineterminator="\n")
+    table.writeheader()
+    table.writerows(byte_records(data))
+    return out.getvalue()
+
+
+def byte_records(data: RunData) -> Iterator[dict[str, Any]]:
+    """Yield one record per flow, in order of rounds; then those of no round."""
+    seq: dict[object, int] = {v.round.key: v.round.seq for v in data.rounds}
     placed = [(seq.get(_round_of(f)), f) for f in (*data.flows, *data.outside)]
     placed.sort(key=lambda pair: (pair[0] is None, pair[0] or 0))  # stable otherwise
     for number, flow in placed:
-        fields = asdict(flow)
-        where = (flow.run, number, *(fields[c] for c in columns))
         name = data.name_of(flow.client) if flow.client else None
-        table.writerow((*where, name, *(fields[s] for s in sizes)))
-    return out.getvalue()
+        values = {k: v.value if isinstance(v, Enum) else v for k, v in asdict(flow).items()}
+        record = {**values, "seq": number, "client_name": name}
+        yield {column: record[column] for column in BYTE_COLUMNS}
+
+
+def round_records(data: RunData) -> Iterator[dict[str, Any]]:
+    """Yield one flat record per closed round; ``rounds.jsonl`` says who and why as well."""
+    for view in data.rounds:
+        line = view.line()
+        counts = {n: len(line[n]) for n in ("asked", "counted", "excluded", "silent")}
+        sizes = {f"{way}_{n}": line["bytes"][way][n] for way in ("up", "down") for n in _SIZES}
+        seconds = {name: line["seconds"].get(name) for name in _PHASES}
+        record = {**line, **counts, **sizes, **seconds}
+        yield {column: record[column] for column in ROUND_COLUMNS}
 
 
 def matrix_csv(m: Metrics | None) -> str:

@@ -93,7 +93,9 @@ def test_both_forms_of_the_report_show_the_same_and_say_what_is_missing(tmp_path
     done["Ridge/beta=1/1"]["notes"] = ["class 'a' has only 3 train images"]
     failed = {"Joint/beta=1/1": "the swarm ended with code 1"}
     paths = report.write(tmp_path, found, cells, done, failed, "scripts/reproduce X")
-    text, page = (path.read_text() for path in paths)
+    text, page, lines = (path.read_text() for path in paths)
+    assert lines.splitlines()[1].startswith("NCM,beta=1,1,fedncm,60.0,50.0,5.0,100,")
+    assert len(lines.splitlines()) == 4
     for words in ("62.0 ± 2.8 (65.6)", "7 of 10 cells", "the swarm ended", "fewer images",
                   "scripts/reproduce X", "NCM wins", "holds"):  # fmt: skip
         assert words in text, words

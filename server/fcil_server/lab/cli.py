@@ -10,18 +10,16 @@ from typing import Annotated
 import typer
 
 from fcil_protocol.errors import EXIT_RUN_FAILED, ConfigError
-from fcil_protocol.files import DirectoryLock
 from fcil_protocol.terminal import errors, run_app
-from fcil_server.lab import data, plan, report, runner
+from fcil_server.lab import data, report
 from fcil_server.lab.budget import Budget, plan_words
-from fcil_server.lab.cell import Work
-from fcil_server.lab.experiment import Experiment, load
+from fcil_server.lab.engine import Table
+from fcil_server.lab.experiment import load
 from fcil_server.lab.plan import Cell, digest_of
-from fcil_server.lab.results import PLAN, Known, Results
+from fcil_server.lab.results import PLAN
 from fcil_server.lab.show import Show
 from fcil_server.report_page import duration
 
-RESULTS = Path("results")  # in the current directory; a folder of the experiment's name in it
 PROGRAM = "scripts/reproduce"
 
 app = typer.Typer(
@@ -61,104 +59,27 @@ def reproduce(
     Interrupted at any moment and started again, it goes on with the next cell.
     """
     with errors():
-        found = load(experiment)
-        cells = plan.make(found)
-        chosen = plan.choose(cells, only or [], _numbers(seeds))
-        folder = results or RESULTS / found.name
+        numbers = _numbers(seeds)
         command = _command(experiment, data_path, results, only or [], seeds)
+        table = Table.of(load(experiment), results, only=only or [], seeds=numbers, command=command)
         if list_only:
-            _list(chosen, folder, jobs)
+            _list(table, jobs)
             return
-        kept = Results(folder)
         if report_only:
-            done = kept.finished(cells, kept.known())
-            _tell(report.write(kept.folder, found, cells, done, {}, command))
+            _tell(table.write_report())
             return
-        kept.make()
-        with DirectoryLock.acquire(kept.folder, "experiment"):
-            failed = _run(found, cells, chosen, kept, data_path, jobs, command)
+        failed = table.run(data_path, jobs, Show())
+        _tell(report.paths(table.results.folder))
     if failed:
         raise SystemExit(EXIT_RUN_FAILED)
 
 
-def _run(
-    experiment: Experiment,
-    cells: Sequence[Cell],
-    chosen: Sequence[Cell],
-    results: Results,
-    data_path: Path | None,
-    jobs: int,
-    command: str,
-) -> dict[str, str]:
-    """Run what has no result yet; return the failed cells."""
-    show = Show()
-    weights = data.weights_of(experiment.setting)
-    images = data.find(experiment, data_path, results.data)
-    show.say(f"partitions: {len({c.split.slug for c in chosen})} of {images.source}")
-    parts = data.partitions(images, chosen, results.data)
-    known = results.see(data.backbone_digest(experiment.setting, weights), parts)
-
-    def work(cell: Cell, key: str) -> Work:
-        one = parts[cell.split.slug]
-        return Work(
-            data=images.source,
-            partition=one.path,
-            tasks=one.tasks,
-            test=images.test,
-            weights=weights,
-            room=results.room(key),
-            limit_s=experiment.budget.limit_s,
-        )
-
-    pending = runner.todo(chosen, known, results, work)
-    for item in pending:  # every server's whole configuration, before any of them starts
-        plan.server_config(item.cell, item.work.tasks, weights=weights, central_test="")
-    budget = _budget(chosen, known, results, jobs)
-    todo = [t.cell for t in pending]
-    show.say(plan_words(len(pending), _different(chosen, known), budget.left(todo), jobs))
-    failed: dict[str, str] = {}
-
-    def write() -> list[Path]:
-        done = results.finished(cells, known)
-        return report.write(results.folder, experiment, cells, done, failed, command)
-
-    try:
-        failed |= runner.run(pending, known, results, budget, show, after=write)
-    except KeyboardInterrupt:
-        show.close()
-        show.say("interrupted; the same command goes on")
-        raise
-    finally:
-        show.close()
-        paths = write()
-    if failed:
-        show.say(f"{len(failed)} of {len(pending)} cells failed: {', '.join(failed)}")
-    _tell(paths)
-    return failed
-
-
-def _different(cells: Sequence[Cell], known: Known) -> int:
-    """Count results, not cells: joint rows share theirs between partitions."""
-    return len({known.key(c) for c in cells})
-
-
-def _budget(cells: Sequence[Cell], known: Known, results: Results, jobs: int) -> Budget:
-    """Return what cells take, learned from those that are finished."""
-    budget = Budget(jobs)
-    done = results.finished(cells, known)
-    for cell in cells:
-        if cell.name in done:
-            budget.measured(cell, done[cell.name]["seconds"]["wall_s"])
-    return budget
-
-
-def _list(cells: Sequence[Cell], folder: Path, jobs: int) -> None:
+def _list(table: Table, jobs: int) -> None:
     """Print all cells, and which of them have a result as far as that is known here."""
+    cells, kept = table.chosen, table.results
     done: set[str] = set()
-    if folder.is_dir():
-        kept = Results(folder)
-        if (kept.folder / PLAN).exists():
-            done = set(kept.finished(cells, kept.known()))
+    if (kept.folder / PLAN).exists():
+        done = set(kept.finished(cells, kept.known()))
     different: dict[str, Cell] = {}  # joint rows share a result between partitions
     for cell in cells:
         first = different.setdefault(digest_of(cell.identity(cell.split.slug, "")), cell)

@@ -20,12 +20,13 @@ from fcil_server.lab.blocks import (
 )
 from fcil_server.lab.experiment import Experiment, Figure
 from fcil_server.lab.plan import Cell
+from fcil_server.lab.records import as_csv, of_cells
 from fcil_server.lab.summary import Content, Entry, Stat, entries, judge
 from fcil_server.page.spec import STYLES
 from fcil_server.report_page import NOTHING, duration
 from fcil_server.rundata import format_bytes
 
-FILES = ("report.md", "report.html")
+FILES = ("report.md", "report.html", "cells.csv")
 
 
 def write(
@@ -36,7 +37,7 @@ def write(
     failed: Mapping[str, str],
     command: str,
 ) -> list[Path]:
-    """Write both files anew and return their paths.
+    """Write all files anew and return their paths.
 
     Args:
         folder: the results'.
@@ -47,11 +48,19 @@ def write(
         command: how to make it again.
     """
     blocks = list(report(experiment, cells, finished, failed, command))
-    content = (markdown(experiment.title, blocks), html(experiment.title, blocks))
-    paths = [folder / name for name in FILES]
-    for path, text in zip(paths, content, strict=True):
+    content = (
+        markdown(experiment.title, blocks),
+        html(experiment.title, blocks),
+        as_csv(of_cells(cells, finished)),
+    )
+    for path, text in zip(paths(folder), content, strict=True):
         write_atomic(path, text.encode())
-    return paths
+    return paths(folder)
+
+
+def paths(folder: Path) -> list[Path]:
+    """Return where the files of a report lie."""
+    return [folder / name for name in FILES]
 
 
 def report(

@@ -163,10 +163,16 @@ def _by_seed(done: Sequence[tuple[Cell, Content]], path: Sequence[str]) -> dict[
 
 
 def _at(content: Content, path: Sequence[str]) -> float | None:
+    found = look(content, path)
+    return None if found is None else float(found)
+
+
+def look(content: Content, path: Sequence[str]) -> Any:
+    """Return what a cell's file has in a place; None: nothing."""
     found: Any = content
     for key in path:
         found = found.get(key) if isinstance(found, Mapping) else None
-    return None if found is None else float(found)
+    return found
 
 
 def _faults(done: Sequence[tuple[Cell, Content]]) -> Iterable[str]:

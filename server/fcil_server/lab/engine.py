@@ -1,0 +1,156 @@
+"""The way of one experiment, from its TOML to its report; a command and a Python call go it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fcil_protocol.files import DirectoryLock
+from fcil_server.lab import data, plan, report, runner
+from fcil_server.lab.budget import Budget, plan_words
+from fcil_server.lab.cell import Work
+from fcil_server.lab.experiment import Experiment
+from fcil_server.lab.plan import Cell
+from fcil_server.lab.results import Known, Results
+from fcil_server.lab.show import Show
+
+RESULTS = Path("results")  # in the current directory; a folder of the experiment's name in it
+
+
+@dataclass(frozen=True)
+class Table:
+    """An experiment with its cells and the folder of its results.
+
+    Attributes:
+        cells: all of it; ``chosen``: those that are asked for.
+        command: how the report says that it is made again.
+    """
+
+    experiment: Experiment
+    cells: Sequence[Cell]
+    chosen: Sequence[Cell]
+    results: Results
+    command: str
+
+    @classmethod
+    def of(
+        cls,
+        experiment: Experiment,
+        folder: Path | None,
+        *,
+        only: Sequence[str] = (),
+        seeds: Sequence[int] = (),
+        command: str = "",
+    ) -> Table:
+        """Check an experiment's methods, options and settings, and list its cells.
+
+        Args:
+            experiment: which.
+            folder: of its results; None: ``results/NAME``.
+            only: ``ROW`` or ``ROW/PARTITION`` each; empty: all.
+            seeds: of the experiment's; empty: all.
+            command: for the report.
+
+        Raises:
+            ConfigError: one message that names every fault.
+        """
+        cells = plan.make(experiment)
+        chosen = plan.choose(cells, only, seeds)
+        results = Results(folder or RESULTS / experiment.name)
+        return cls(experiment, cells, chosen, results, command)
+
+    def write_report(self) -> list[Path]:
+        """Write the report of what is finished; nothing runs.
+
+        Raises:
+            NotYet: the experiment never ran.
+        """
+        return self._write(self.results.known(), {})
+
+    def run(self, data_path: Path | None, jobs: int, show: Show) -> dict[str, str]:
+        """Run the chosen cells that have no result yet; the report is written after each.
+
+        Args:
+            data_path: folder or zip of the images, where the experiment needs one.
+            jobs: cells at the same time.
+            show: tells the user.
+
+        Returns:
+            The failed cells' names, each with why.
+
+        Raises:
+            ConfigError, DataError: before any cell begins.
+            KeyboardInterrupt: the user wants no more; the same call goes on.
+        """
+        self.results.make()
+        with DirectoryLock.acquire(self.results.folder, "experiment"):
+            return self._run(data_path, jobs, show)
+
+    def _run(self, data_path: Path | None, jobs: int, show: Show) -> dict[str, str]:
+        setting = self.experiment.setting
+        weights = data.weights_of(setting)
+        images = data.find(self.experiment, data_path, self.results.data)
+        show.say(f"partitions: {len({c.split.slug for c in self.chosen})} of {images.source}")
+        parts = data.partitions(images, self.chosen, self.results.data)
+        known = self.results.see(data.backbone_digest(setting, weights), parts)
+        work = self._work(images, parts, weights)
+        pending = runner.todo(self.chosen, known, self.results, work)
+        for item in pending:  # every server's whole configuration, before any of them starts
+            plan.server_config(item.cell, item.work.tasks, weights=weights, central_test="")
+        budget = self._budget(known, jobs)
+        left = budget.left([item.cell for item in pending])
+        # Results are counted, not cells: joint rows share theirs between partitions.
+        different = len({known.key(c) for c in self.chosen})
+        show.say(plan_words(len(pending), different, left, jobs))
+        failed: dict[str, str] = {}
+        try:
+            failed |= runner.run(
+                pending,
+                known,
+                self.results,
+                budget,
+                show,
+                after=lambda: self._write(known, failed),
+            )
+        except KeyboardInterrupt:
+            show.close()
+            show.say("interrupted; the same command goes on")
+            raise
+        finally:
+            show.close()
+            self._write(known, failed)
+        if failed:
+            show.say(f"{len(failed)} of {len(pending)} cells failed: {', '.join(failed)}")
+        return failed
+
+    def _work(
+        self, images: data.Images, parts: dict[str, data.Partition], weights: str
+    ) -> Callable[[Cell, str], Work]:
+        def work(cell: Cell, key: str) -> Work:
+            one = parts[cell.split.slug]
+            return Work(
+                data=images.source,
+                partition=one.path,
+                tasks=one.tasks,
+                test=images.test,
+                weights=weights,
+                room=self.results.room(key),
+                limit_s=self.experiment.budget.limit_s,
+            )
+
+        return work
+
+    def _budget(self, known: Known, jobs: int) -> Budget:
+        """Return what cells take, learned from those that are finished."""
+        budget = Budget(jobs)
+        done = self.results.finished(self.chosen, known)
+        for cell in self.chosen:
+            if cell.name in done:
+                budget.measured(cell, done[cell.name]["seconds"]["wall_s"])
+        return budget
+
+    def _write(self, known: Known, failed: dict[str, str]) -> list[Path]:
+        done = self.results.finished(self.cells, known)
+        folder = self.results.folder
+        return report.write(folder, self.experiment, self.cells, done, failed, self.command)

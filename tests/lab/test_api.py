@@ -1,0 +1,242 @@
+"""Experiments and runs from Python: the tables say what the files say."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import sample_run
+from fcil_protocol.errors import ConfigError, NotYet, UsageError
+from fcil_server import api, rundir
+from fcil_server.lab import engine, plan
+from fcil_server.lab.data import Partition
+from fcil_server.lab.results import Results
+from fcil_server.rundata import collect
+from lab.kit import content, experiment
+
+ROOT = Path(__file__).resolve().parents[2]
+FOUND = experiment(
+    papers=[{"source": "S", "setting": "T", "figures": {"NCM": {"beta=1": {"faa": 65.6}}}}],
+    claims=[
+        {
+            "text": "NCM wins", "source": "S", "left": "NCM", "right": "Ridge",
+            "partition": "beta=1",
+        }
+    ],
+)  # fmt: skip
+FAA = {
+    "NCM/alpha=1/1": 70.0, "NCM/beta=1/1": 60.0, "NCM/beta=1/2": 64.0, "Ridge/beta=1/1": 50.0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """Results of some cells, as if they had run."""
+    results, cells = Results(tmp_path), plan.make(FOUND)
+    results.make()
+    parts = {
+        c.split.slug: Partition(tmp_path, "p" + c.split.slug, "d", (("a",),), 8, ()) for c in cells
+    }
+    known = results.see("backbone", parts)
+    for cell in cells:
+        if cell.name in FAA:
+            results.save(known.key(cell), cell, known, content(cell.name, FAA[cell.name]))
+    return api.load(FOUND, results=tmp_path)
+
+
+def test_the_table_has_the_papers_order_and_means_over_seeds(measured):
+    table = measured.table()
+    assert list(table.index) == ["NCM", "Ridge", "Joint"]
+    assert list(table.columns) == ["alpha=1", "beta=1"]
+    assert table.loc["NCM"].to_list() == [70.0, 62.0]
+    assert table.loc["Ridge", "beta=1"] == 50.0
+    assert table.isna().sum().to_list() == [2, 1], "not measured, or not asked for"
+    spread = measured.table("faa", deviation=True)
+    assert spread.loc["NCM", "beta=1"] == pytest.approx(8**0.5)
+    assert pd.isna(spread.loc["NCM", "alpha=1"])
+    assert measured.table("forgetting").loc["NCM", "beta=1"] == 5.0
+    with pytest.raises(ConfigError, match="no metric 'loss'; expected faa, aia or forgetting"):
+        measured.table("loss")
+
+
+def test_every_cell_is_a_line_and_its_numbers_keep_their_kind(measured):
+    cells = measured.cells
+    assert [f"{c.row}/{c.partition}/{c.seed}" for c in cells.itertuples()] == list(FAA)
+    assert cells["faa"].to_list() == list(FAA.values())
+    assert cells["method"].to_list() == ["fedncm", "fedncm", "fedncm", "analytic"]
+    for column in ("up_tensor", "run_up_wire", "rounds", "updates", "train_images"):
+        assert cells[column].dtype == "int64", column
+    assert cells.loc[0, ["up_wire", "run_down_wire", "wall_s"]].to_list() == [150, 3000, 10.0]
+    assert cells["key"].str.len().eq(24).all()
+
+
+def test_curves_matrices_and_bytes_are_long_and_tidy(measured):
+    pick = {"row": "NCM", "partition": "beta=1", "seed": 2}
+
+    def of(table):
+        return table[(table[list(pick)] == pd.Series(pick)).all(axis=1)].drop(columns=list(pick))
+
+    assert of(measured.curves).to_numpy().tolist() == [[0, 80.0], [1, 64.0]]
+    assert of(measured.matrices).to_numpy().tolist() == [[0, 0, 80.0], [1, 0, 54.0], [1, 1, 74.0]]
+    flows = of(measured.bytes)
+    assert flows[["cause", "direction"]].to_numpy().tolist() == [
+        ["update", "up"], ["update", "down"], ["connection", "up"], ["connection", "down"],
+    ]  # fmt: skip
+    assert flows["wire"].to_list() == [2900, 2900, 0, 0]
+
+
+def test_the_summary_papers_and_claims_are_those_of_the_report(measured):
+    summary = measured.summary.set_index(["row", "partition"])
+    line = summary.loc[("NCM", "beta=1")]
+    assert line[["seeds", "missing", "faa_mean", "up_wire_mean"]].to_list() == [2, 0, 62.0, 150.0]
+    assert summary.loc[("Ridge", "beta=1"), "missing"] == 1
+    assert measured.papers[["row", "source", "faa"]].to_numpy().tolist() == [["NCM", "S", 65.6]]
+    assert measured.claims["verdict"].to_list() == ["holds"]
+    assert "60.0 against 50.0" in measured.claims.loc[0, "measured"]
+
+
+def test_a_result_says_how_far_it_is(measured):
+    assert repr(measured) == "<Result of 'A table': 4 of 10 cells>"
+    assert len(measured.missing) == 6
+    assert "Joint/beta=1/2" in measured.missing
+    assert "<td>62.0</td>" in measured._repr_html_()
+
+
+def test_nothing_measured_is_an_error_of_one_sentence(tmp_path):
+    with pytest.raises(NotYet, match="holds no results yet"):
+        api.load(FOUND, results=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_what_is_wrong_is_said_before_anything_runs(tmp_path):
+    with pytest.raises(ConfigError, match=r"title is missing.*partitions is missing"):
+        api.run({"data": {"name": "digits", "classes": 10, "tasks": 5}}, results=tmp_path / "r")
+    with pytest.raises(ConfigError, match="jobs is 0"):
+        api.run(FOUND, results=tmp_path / "r", jobs=0)
+    with pytest.raises(ConfigError, match="there is no cell 'PILoRA'"):
+        api.run(FOUND, results=tmp_path / "r", only="PILoRA")
+    with pytest.raises(ConfigError, match="needs the data set 'toys'"):
+        api.run(FOUND, results=tmp_path / "s", progress=False)
+    assert not (tmp_path / "r").exists()
+
+
+def test_without_pandas_the_extra_is_named_before_anything_runs(tmp_path, monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "pandas" else real(name, *a)
+    )
+    for call in (api.run, api.load):
+        with pytest.raises(UsageError) as caught:
+            call(FOUND, results=tmp_path / "r")
+        assert "fcil[lab]" in caught.value.action
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        ("Two methods, on digits!", "two-methods-on-digits"),
+        ("***", "experiment"),
+        ("A" * 99, "a" * 64),
+    ],
+)
+def test_a_mapping_gets_the_folder_of_its_title(tmp_path, monkeypatch, title, name):
+    monkeypatch.chdir(tmp_path)
+    fields = FOUND.model_dump(exclude={"name"}) | {"title": title}
+    table = api._table(fields, None, (), ())
+    assert table.results.folder == tmp_path / engine.RESULTS / name
+
+
+# --- a federation's run ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def federation(tmp_path):
+    with sample_run.build(tmp_path / "ledger.sqlite") as ledger:
+        data = collect(ledger, sample_run.RUN)
+    return tmp_path, data
+
+
+def test_a_runs_tables_hold_what_its_files_hold(federation):
+    place, data = federation
+    run = api.open_run(place)
+    assert run.id == sample_run.RUN
+    assert repr(run) == f"<Run {sample_run.RUN}: pilora, done>"
+    assert run.summary == rundir.summary(data)["data"]
+    written = list(csv.DictReader(io.StringIO(rundir.bytes_csv(data))))
+    flows = run.bytes
+    assert len(flows) == len(written) > 10
+    assert list(flows.columns) == list(written[0])
+    assert flows["wire"].sum() == sum(int(line["wire"]) for line in written)
+    assert set(flows["direction"]) == {"up", "down"}
+    lines = [view.line() for view in data.rounds]
+    rounds = run.rounds
+    assert rounds["counted"].to_list() == [len(line["counted"]) for line in lines]
+    assert rounds["up_true_wire"].to_list() == [line["bytes"]["up"]["true_wire"] for line in lines]
+    assert rounds["closed_at"].map(pd.Timestamp.timestamp).to_list() == pytest.approx(
+        [line["closed_at"] for line in lines]
+    )
+    assert str(rounds["opened_at"].dt.tz) == "UTC"
+    matrix = run.accuracy
+    assert matrix.shape == (3, 3)
+    assert (matrix.index.name, matrix.columns.name) == ("after_task", "task")
+    assert pd.isna(matrix.loc[0, 1])
+    assert matrix.loc[1, 0] == data.metrics.matrix[1][0]
+
+
+def test_a_run_is_found_by_its_directory_or_the_beginning_of_its_id(federation):
+    place, _ = federation
+    directory = place / "runs" / sample_run.RUN
+    directory.mkdir(parents=True)
+    assert api.open_run(directory).id == sample_run.RUN
+    assert api.open_run(place, sample_run.RUN[:9]).id == sample_run.RUN
+    with pytest.raises(UsageError, match="no run's id begins with 'x'"):
+        api.open_run(place, "x")
+    with pytest.raises(UsageError, match="neither a federation's directory nor one of its runs"):
+        api.open_run(place / "elsewhere" / "a" / "b")
+
+
+# --- through processes ----------------------------------------------------------------------
+
+
+def example() -> str:
+    """Return the first Python of docs/python.md."""
+    return (ROOT / "docs/python.md").read_text().split("```python\n")[1].partition("```")[0]
+
+
+@pytest.mark.processes
+def test_the_example_of_the_docs_runs_and_goes_on(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, object] = {}
+    exec(compile(example(), "docs/python.md", "exec"), scope)
+    result = scope["result"]
+    said = capfd.readouterr()
+    assert "FedNCM" in said.out
+    assert "2 cells to run" in said.err
+    assert result.missing == []
+    assert result.failed == {}
+    assert (result.table() > 50).all(axis=None)  # chance is 10
+    assert (result.table("forgetting") >= 0).all(axis=None)
+    assert result.folder == tmp_path / "results" / "two-methods-on-digits"
+    lines = list(csv.DictReader((result.folder / "cells.csv").read_text().splitlines()))
+    assert [float(line["faa"]) for line in lines] == result.cells["faa"].to_list()
+    files = [json.loads(p.read_bytes()) for p in (result.folder / "cells").glob("*.json")]
+    assert sorted(f["faa"] for f in files) == sorted(result.cells["faa"])
+    assert (result.cells["run_up_wire"] > result.cells["up_tensor"]).all()
+    again = api.run(scope["study"], progress=False)
+    assert capfd.readouterr().err == ""
+    pd.testing.assert_frame_equal(again.cells, result.cells)
+
+    # A longer study, of which only what is new runs; and here it may not take any time.
+    more = {**scope["study"], "budget": {"cell_s": 15, "limit_s": 0.001}}
+    more["rows"] = [*more["rows"], {"title": "Again", "method": "fedncm", "clients": 2}]
+    with pytest.warns(api.FailedCells, match="1 cells failed:\nAgain/alpha=1/1: it took longer"):
+        third = api.run(more, progress=False)
+    assert list(third.failed) == third.missing == ["Again/alpha=1/1"]
+    pd.testing.assert_frame_equal(third.cells, result.cells)
