@@ -23,6 +23,7 @@ from fcil_server.config_sections import (
     RoundSection,
     RunSection,
     Section,
+    SinksSection,
     StorageSection,
     TasksSection,
     TrustSection,
@@ -42,6 +43,7 @@ class Config(Section):
     privacy: PrivacySection = PrivacySection()
     trust: TrustSection = TrustSection()
     storage: StorageSection = StorageSection()
+    sinks: SinksSection = SinksSection()
 
 
 # What the same thing is called elsewhere: a hint in the error, not a live option.
@@ -246,6 +248,8 @@ def to_toml(config: Config, *, comments: bool = False) -> str:
     for section, field in Config.model_fields.items():
         model = getattr(config, section)
         lines.append(f"[{section}]")
+        if comments and not type(model).model_fields:
+            lines.append(f"# {type(model).__doc__}")
         for key, value in _items(model, field.annotation):
             note = _description(field.annotation, key) if comments else ""
             name = key if _BARE.fullmatch(key) else _toml(key)

@@ -296,3 +296,15 @@ class StorageSection(Section):
 
     keep_states: int = Field(3, ge=1, description="newest states kept, besides one per task")
     segment_mb: int = Field(64, ge=1, description="size of a spool segment, MB")
+
+
+class SinksSection(BaseModel):
+    """Where figures go besides a run's files: each key a sink, with its options (docs/sinks.md)."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+    __pydantic_extra__: dict[str, dict[str, Any]] = Field(init=False)
+
+    @property
+    def options(self) -> dict[str, dict[str, Any]]:
+        """Sink -> its options, as they were given."""
+        return dict(self.__pydantic_extra__)

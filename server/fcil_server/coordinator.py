@@ -44,6 +44,7 @@ class Coordinator:
         round_opens: called before a round asks anybody, with the digests new to it.
         round_closed: called when the results of a round are in the ledger.
         drained: called when no round is under way any more and none is to open.
+        task_closed: called when a task is learned, and judged.
     """
 
     kit: Kit
@@ -51,6 +52,7 @@ class Coordinator:
     round_opens: Callable[[RoundKey, set[str]], None]
     round_closed: Callable[[RoundKey], Awaitable[None]]
     drained: Callable[[], None]
+    task_closed: Callable[[], None]
     at: Position = field(default_factory=Position)
     _events: asyncio.Queue[machine.Event] = field(default_factory=asyncio.Queue)
     _mode_changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -187,6 +189,7 @@ class Coordinator:
             await self.closing.central_evaluation(task)
             kit.ledger.close_task(kit.run, task.index)
             kit.notify("info", "task_done", f"task {task.index} is learned")
+            self.task_closed()
         at.phase, at.waiting_for = "done", ""
 
     def _closed(self, task: int) -> int:

@@ -37,6 +37,7 @@ from fcil_server.broadcast import Publisher
 from fcil_server.budget import applied, fitted, over_budget
 from fcil_server.classes import ClassRegistry
 from fcil_server.config import Config
+from fcil_server.config_sections import SinksSection
 from fcil_server.coordinator import Coordinator
 from fcil_server.forget import finish_emptying
 from fcil_server.greeting import House
@@ -48,6 +49,9 @@ from fcil_server.ledger_rows import ByteCount, RoundKey, Run, RunStatus
 from fcil_server.peers import Peer
 from fcil_server.recovery import ensure_state
 from fcil_server.rundata import format_bytes
+from fcil_server.sinks import doors
+from fcil_server.sinks.doors import Chosen
+from fcil_server.sinks.process import Sinks
 
 if TYPE_CHECKING:
     from fcil_server.daemon import Server
@@ -64,9 +68,11 @@ class OpenRun:
     publisher: Publisher
     aggregation: Aggregation
     house: House
+    sinks: Sinks
 
     async def drive(self) -> None:
         """Carry the run to its end; then leave its results."""
+        self.sinks.start()
         ledger, run = self.server.ledger, self.coordinator.kit.run
         row = ledger.run(run)
         if row is None or row.status is not RunStatus.DONE:
@@ -104,6 +110,7 @@ class OpenRun:
         await self.server.books.settled()
         self.server.accounts.flush()
         await asyncio.to_thread(write)
+        self.sinks.wake()
 
     async def write_round(self, key: RoundKey) -> None:
         """Add a closed round to ``rounds.jsonl``; what fails now is made good with the next."""
@@ -115,6 +122,7 @@ class OpenRun:
 
         try:
             await asyncio.to_thread(write)
+            self.sinks.wake()
             await self._look_at_budget(key)
         except StorageError as error:
             self.server.note("warning", error.code, str(error))
@@ -172,6 +180,7 @@ class OpenRun:
         """Stop the worker and close the stores."""
         try:
             await self.coordinator.closing.tidied()
+            await self.sinks.end()
         finally:
             await self.aggregation.close()
             self.coordinator.kit.spool.close()
@@ -189,6 +198,7 @@ async def open_run(server: Server, *, new: bool) -> OpenRun:
     row = None if new else ledger.newest_run()
     if row is not None and row.status is RunStatus.STOPPED:
         row = None
+    chosen = [doors.choose(name, given) for name, given in server.config.sinks.options.items()]
     config = config_of(row, server)
     method = registry.load_method(config.method.name)
     choice = None
@@ -217,12 +227,12 @@ async def open_run(server: Server, *, new: bool) -> OpenRun:
         else:
             check_resumed(row, method, info, digest)
         terms = Terms(config, method, hparams, info, digest, aggregation)
-        opened = _assemble(server, row, terms, probe)
+        opened = _assemble(server, row, terms, probe, chosen)
         fork = await ensure_state(opened.coordinator.kit, server.federation.directory)
         if fork is None:
             return opened
         opened.coordinator.kit.spool.close()
-        return _assemble(server, fork, terms, probe)
+        return _assemble(server, fork, terms, probe, chosen)
     except BaseException:
         await aggregation.close()
         raise
@@ -242,7 +252,8 @@ def _begin(
         run,
         method=method.name,
         method_version=method.version,
-        config=configuration.to_toml(config),
+        # Sinks are the server's, not the run's; and an address may hold a password.
+        config=configuration.to_toml(config.model_copy(update={"sinks": SinksSection()})),
         hparams=hparams.model_dump(mode="json"),
         backbone=backbone_fields(info),
         schema_digest=digest,
@@ -276,7 +287,14 @@ def check_resumed(row: Run, method: Method, info: BackboneInfo, digest: str) -> 
         )
 
 
-def _assemble(server: Server, row: Run, terms: Terms, probe: NDArray[np.float32] | None) -> OpenRun:
+def _assemble(
+    server: Server,
+    row: Run,
+    terms: Terms,
+    probe: NDArray[np.float32] | None,
+    chosen: list[Chosen],
+) -> OpenRun:
+    sinks = Sinks(server.federation.directory, row.run_id, chosen, server.note)
     desk = Desk(notify=server.note, peers=server.peers, send=server.send, lag=server.lag.take)
     kit = make_kit(server.federation, row, terms, desk)
     coordinator = Coordinator(
@@ -285,6 +303,7 @@ def _assemble(server: Server, row: Run, terms: Terms, probe: NDArray[np.float32]
         round_opens=server.round_opens,
         round_closed=server.round_closed,
         drained=server.drained,
+        task_closed=sinks.wake,
     )
     house = House(
         federation=server.federation.id,
@@ -302,7 +321,7 @@ def _assemble(server: Server, row: Run, terms: Terms, probe: NDArray[np.float32]
         method_package=registry.package_of(kit.method.name),
     )
     directory = server.federation.run_directory(row.run_id)
-    return OpenRun(server, directory, coordinator, kit.publisher, kit.aggregation, house)
+    return OpenRun(server, directory, coordinator, kit.publisher, kit.aggregation, house, sinks)
 
 
 def run_named(ledger: Ledger, run: str | None) -> Run:

@@ -113,7 +113,7 @@ async def may_go_on() -> None:
 def test_who_leaves_is_no_longer_said_to_be_here(kit) -> None:
     kit.config.round.min_clients = 2
     kit.here.append(peer(ALICE, "alice", dog=2))
-    nobody = dict.fromkeys(("drain", "round_opens", "round_closed", "drained"))
+    nobody = dict.fromkeys(("drain", "round_opens", "round_closed", "drained", "task_closed"))
 
     async def story() -> str:
         coordinator = Coordinator(kit, **nobody)

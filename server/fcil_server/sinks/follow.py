@@ -1,0 +1,233 @@
+"""The process of one sink: ``python -m fcil_server.sinks.follow --dir DIR --run RUN --name NAME``.
+
+Standard input says everything: the first line is the sink's options (they may hold an address
+with a password, so they are no process argument), each further byte that something new is in the
+ledger, and its end that the server is gone. What was taken is written down after the sink has it
+for sure, so after a kill some figures may be offered twice and none is lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fcil_protocol.errors import ConfigError, FcilError
+from fcil_protocol.files import storage_errors, write_atomic
+from fcil_protocol.ids import RunId
+from fcil_server import config as configuration
+from fcil_server import rundir
+from fcil_server.lab.plan import digest_of
+from fcil_server.ledger import LEDGER_NAME, Ledger
+from fcil_server.ledger_rows import CENTRAL, Evaluation
+from fcil_server.rundata import round_view
+from fcil_server.sinks import doors, scalars
+from fcil_server.sinks.contract import RunFacts, Writer
+from fcil_server.sinks.doors import Chosen
+from fcil_server.web_child import limit
+
+FILES = 256  # that it may have open
+REPORTS = ("summary.json", "accuracy_matrix.csv", "bytes.csv", "report.html")
+# Sections that say how a run learns; those of places and doors are left out.
+PARAMS = ("run", "method", "round", "wire", "privacy", "trust")
+PLACES = ("run.weights", "run.central_test")
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a sink has for sure.
+
+    Attributes:
+        options: digest of those that it was opened with; with others it begins anew.
+        seq: the newest round; -1: none.
+        bytes_seq: the newest round of which it has the bytes.
+        up, down: true bytes of all rounds up to that.
+        clients, server: evaluated tasks, by whose test images they were judged.
+        finished: it knows that the run is complete.
+    """
+
+    options: str
+    seq: int = -1
+    bytes_seq: int = -1
+    up: int = 0
+    down: int = 0
+    clients: int = 0
+    server: int = 0
+    finished: bool = False
+
+
+class Follower:
+    """Gives one sink what is new in the ledger.
+
+    Args:
+        directory: of the federation.
+        run: which.
+        chosen: the sink.
+    """
+
+    def __init__(self, directory: Path, run: RunId, chosen: Chosen) -> None:
+        self._ledger = directory / LEDGER_NAME
+        self._run = run
+        self._chosen = chosen
+        self._directory = rundir_of(directory, run)
+        self._path = self._directory / "sinks" / f"{chosen.sink.name}.json"
+        self._taken = self._read()
+        self._writer: Writer | None = None
+
+    def catch_up(self, *, last: bool = False) -> None:
+        """Give the sink everything that it lacks, and write down that it has it.
+
+        Args:
+            last: the server has written all that it will write.
+
+        Raises:
+            Whatever the sink does; nothing is written down then.
+        """
+        complete = rundir.is_complete(self._directory)  # first: the bytes are in the ledger then
+        with Ledger(self._ledger, read_only=True) as ledger:
+            writer = self._open(ledger)
+            taken = self._rounds(ledger, writer, self._taken, settled=complete or last)
+            taken = self._tasks(ledger, writer, taken)
+        if complete and not taken.finished:
+            writer.finish([p for name in REPORTS if (p := self._directory / name).exists()])
+            taken = replace(taken, finished=True)
+        if taken != self._taken:
+            writer.flush()
+            with storage_errors("create", self._path.parent):
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomic(self._path, json.dumps(asdict(taken)).encode())
+            self._taken = taken
+
+    def close(self) -> None:
+        """Close the sink."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self, ledger: Ledger) -> Writer:
+        if self._writer is None:
+            row = ledger.run(self._run)
+            if row is None:
+                raise ConfigError(f"there is no run {self._run} in {self._ledger}.")
+            facts = RunFacts(
+                run=row.run_id,
+                method=row.method,
+                began=row.created_at,
+                directory=self._directory,
+                params=dict(params(row.config, row.hparams, row.backbone)),
+            )
+            self._writer = self._chosen.sink.open(facts, self._chosen.options)
+        return self._writer
+
+    def _rounds(self, ledger: Ledger, writer: Writer, taken: Taken, *, settled: bool) -> Taken:
+        """Give closed rounds; bytes of the newest one only if they are ``settled``.
+
+        Bytes come into the ledger after their round is closed, and before the next one is.
+        """
+        rows = [row for row in ledger.rounds(self._run) if row.closed_at is not None]
+        for row in rows:
+            assert row.closed_at is not None, "all of them are closed"
+            if row.seq <= min(taken.seq, taken.bytes_seq):
+                continue
+            view = round_view(ledger, row)
+            if row.seq > taken.seq:
+                writer.scalars(scalars.of_round(view), step=row.seq, at=row.closed_at)
+                taken = replace(taken, seq=row.seq)
+            if row.seq > taken.bytes_seq and (settled or row is not rows[-1]):
+                up, down = taken.up + view.up.true_wire, taken.down + view.down.true_wire
+                taken = replace(taken, bytes_seq=row.seq, up=up, down=down)
+                values = scalars.bytes_of_round(view, up, down)
+                writer.scalars(values, step=row.seq, at=row.closed_at)
+        return taken
+
+    def _tasks(self, ledger: Ledger, writer: Writer, taken: Taken) -> Taken:
+        tasks = ledger.tasks(self._run)
+        ids = [task.class_ids for task in tasks]
+        rows = ledger.evaluations(self._run)
+        ends = {r.task: r.closed_at for r in ledger.rounds(self._run) if r.closed_at is not None}
+
+        def give(judge: str, found: list[Evaluation], known: int) -> int:
+            for task in sorted({r.task for r in found if r.task >= known}):
+                values = scalars.of_task(found, ids, task, judge)
+                writer.scalars(values, step=task, at=ends[task])
+                known = task + 1
+            return known
+
+        clients = give("clients", [r for r in rows if r.client != CENTRAL], taken.clients)
+        server = give("server", [r for r in rows if r.client == CENTRAL], taken.server)
+        return replace(taken, clients=clients, server=server)
+
+    def _read(self) -> Taken:
+        """Return what the sink has; nothing, if it was opened otherwise then."""
+        new = Taken(digest_of(self._chosen.options.model_dump(mode="json")))
+        try:
+            taken = Taken(**json.loads(self._path.read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return new
+        return taken if taken.options == new.options else new
+
+
+def rundir_of(directory: Path, run: RunId) -> Path:
+    """Return where the files of a run lie."""
+    return directory / "runs" / run
+
+
+def params(
+    config: str, hparams: Mapping[str, Any], backbone: Mapping[str, Any]
+) -> Iterator[tuple[str, str | int | float | bool]]:
+    """Yield how a run learns, flat; paths of this machine are left out."""
+    fields = configuration.parse(config).model_dump(mode="json")
+    fields["method"] |= hparams
+    for section in PARAMS:
+        for key, value in fields[section].items():
+            name = f"{section}.{key}"
+            if name not in PLACES and value is not None:
+                yield name, value if isinstance(value, bool | int | float) else _text(value)
+    yield "backbone", str(backbone.get("name", ""))
+    yield "backbone.digest", str(backbone.get("digest", ""))
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def serve(directory: Path, run: RunId, name: str, stdin: BinaryIO) -> None:
+    """Follow a run until the input ends, and take what is new then."""
+    chosen = doors.choose(name, json.loads(stdin.readline()))
+    follower = Follower(directory, run, chosen)
+    try:
+        while True:
+            follower.catch_up()
+            if not stdin.read1(4096):  # type: ignore[attr-defined] # of a buffered reader
+                break
+        follower.catch_up(last=True)
+    finally:
+        follower.close()
+
+
+def main() -> int:
+    """Run the process."""
+    parser = argparse.ArgumentParser(prog="fcil_server.sinks.follow")
+    parser.add_argument("--dir", type=Path, required=True)
+    parser.add_argument("--run", type=RunId, required=True)
+    parser.add_argument("--name", required=True)
+    args = parser.parse_args()
+    limit(FILES)
+    os.umask(0o077)  # what it writes is for nobody else, as all that the server writes
+    try:
+        serve(args.dir, args.run, args.name, sys.stdin.buffer)
+    except FcilError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - the server reads it
+        return error.exit_code
+    except Exception as error:  # a sink is another's code
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 - the same
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
