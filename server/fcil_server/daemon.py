@@ -58,8 +58,9 @@ from fcil_server.page_key import make_key
 from fcil_server.page_links import PageLinks
 from fcil_server.peers import Peer, Peers
 from fcil_server.position import Mode
-from fcil_server.roster import LEFT_BY_ITSELF, REVOKED, Roster
+from fcil_server.roster import LEFT_BY_ITSELF, Roster
 from fcil_server.runs import OpenRun, open_run
+from fcil_server.standing import REVOKED
 from fcil_server.status import status_line
 from fcil_server.turns import LagMeter, Turns
 from fcil_server.web_process import WebProcess, figures_site, page_site

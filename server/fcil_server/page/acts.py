@@ -27,7 +27,8 @@ from fcil_server.orders import (
 )
 from fcil_server.page.confirmations import GOOD_S, Confirmations, Plan
 from fcil_server.page.sessions import Session
-from fcil_server.roster import MAX_WHY, REVOKED, check_name, named
+from fcil_server.roster import MAX_WHY, check_name, named
+from fcil_server.standing import REVOKED
 
 Ask = Callable[..., dict[str, Any]]
 Fields = Mapping[str, Any]
