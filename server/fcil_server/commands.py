@@ -11,7 +11,7 @@ from fcil_protocol.keys import PublicKeys
 from fcil_server.class_changes import apply_change
 from fcil_server.erase import Going, erase, tidy
 from fcil_server.gauges import gauges
-from fcil_server.ledger_rows import Role, RunStatus
+from fcil_server.ledger_words import Role, RunStatus
 from fcil_server.orders import check_lasts
 from fcil_server.outlook import outlook
 from fcil_server.page_entry import page_enter, page_link, page_sign_out

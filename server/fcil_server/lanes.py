@@ -35,7 +35,7 @@ from fcil_server.accounts import Accounts
 from fcil_server.greeting import keys_of
 from fcil_server.guests import SHOWN_OUT_S
 from fcil_server.intake import nack_of
-from fcil_server.ledger_rows import Direction, Role
+from fcil_server.ledger_words import Direction, Role
 from fcil_server.peers import FIRST_LANE, Peer
 from fcil_server.roster import MAX_BEHIND, MAX_GUESTS_BEHIND, Roster
 from fcil_server.standing import refusal

@@ -18,7 +18,7 @@ from fcil_server import ledger_rows
 from fcil_server.doorkeeper import Doorkeeper
 from fcil_server.federation import Federation
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Role, UpdateStatus
+from fcil_server.ledger_words import Role, UpdateStatus
 from fcil_server.standing import REVOKED, check_ticket, refusal
 
 LEFT_BY_ITSELF = "the client left by itself"

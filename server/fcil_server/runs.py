@@ -44,7 +44,8 @@ from fcil_server.ignored import tell_ignored
 from fcil_server.kept_config import config_of
 from fcil_server.kits import Desk, Terms, make_kit
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import ByteCount, RoundKey, Run, RunStatus
+from fcil_server.ledger_rows import ByteCount, RoundKey, Run
+from fcil_server.ledger_words import RunStatus
 from fcil_server.peers import Peer
 from fcil_server.recovery import ensure_state
 from fcil_server.rundata import format_bytes

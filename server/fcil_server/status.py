@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Client, Role, Source
+from fcil_server.ledger_rows import Client
+from fcil_server.ledger_words import Role, Source
 from fcil_server.rundata import RoundView, round_views
 from fcil_server.turns import Turns
 

@@ -17,7 +17,8 @@ import segno
 from fcil_protocol.errors import NotNow, Timeout, UsageError
 from fcil_server.ledger import LEDGER_NAME
 from fcil_server.ledger_client import ClientReader
-from fcil_server.ledger_rows import Client, Role
+from fcil_server.ledger_rows import Client
+from fcil_server.ledger_words import Role
 from fcil_server.orders import (
     check_lasts,
     only_here,
