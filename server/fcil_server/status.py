@@ -103,7 +103,7 @@ async def _clients(server: Server) -> list[dict[str, Any]]:
         if peer is not None and peer.resting:
             state = "resting"
         if row.role is Role.RELAY:
-            state = "ready" if server.is_up(row.client_id) else away
+            state = "ready" if server.link.has(row.client_id) else away
         rows.append(
             {
                 "id": row.client_id,
