@@ -17,7 +17,8 @@ import sample_run
 from fcil_protocol.ids import ClientId, RunId, UpdateId, named_client_id
 from fcil_server.classes import ClassRegistry
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Answer, Cause, Direction, RoundKey, RunStatus
+from fcil_server.ledger_rows import RoundKey
+from fcil_server.ledger_words import Answer, Cause, Direction, RunStatus
 from sample_run import ALICE, BOB, GONE, RUN, Clock, digest
 
 NOW = 1_767_322_800.0  # unix seconds at which the first row is written

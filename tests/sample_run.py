@@ -18,7 +18,8 @@ from pathlib import Path
 from fcil_protocol.ids import ClientId, Digest, RunId, UpdateId
 from fcil_server.classes import ClassRegistry
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Answer, Cause, Direction, Outcome, RoundKey, RunStatus, Source
+from fcil_server.ledger_rows import RoundKey
+from fcil_server.ledger_words import Answer, Cause, Direction, Outcome, RunStatus, Source
 
 RUN = RunId("r20260102-030405-abcd")
 ALICE, BOB, GONE = (ClientId(c * 26) for c in "abc")

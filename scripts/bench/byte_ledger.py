@@ -25,7 +25,7 @@ from processes import again_inside
 
 from fcil_server.demo import write_digits
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import Direction
+from fcil_server.ledger_words import Direction
 from fcil_server.local import LocalFederation
 from fcil_server.rundata import Bytes
 

@@ -26,7 +26,7 @@ from PIL import Image
 from processes import children, peak_mb
 
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import Direction
+from fcil_server.ledger_words import Direction
 from fcil_server.local import LocalFederation
 from fcil_server.page.claims import accounts
 from fcil_server.page.snapshot import frozen

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fcil_server.demo import write_digits
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import Cause, Direction
+from fcil_server.ledger_words import Cause, Direction
 from fcil_server.local import LocalFederation
 from fcil_server.rundata import collect
 

@@ -41,7 +41,8 @@ from fcil_adapters.update_list import UpdateList
 from fcil_protocol.errors import SchemaMismatch
 from fcil_protocol.ids import ClientId, RunId
 from fcil_protocol.payload import Payload, pack, unpack
-from fcil_server.ledger_rows import CENTRAL, Evaluation
+from fcil_server.ledger_rows import Evaluation
+from fcil_server.ledger_words import CENTRAL
 from fcil_server.metrics import Metrics, compute
 
 MAX_WEIGHT_SHARE = 0.5  # the default of [trust] max_weight_share

@@ -34,7 +34,7 @@ from fcil_protocol.errors import FcilError, Timeout
 from fcil_protocol.ids import RunId
 from fcil_server.demo import write_digits
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import RunStatus
+from fcil_server.ledger_words import RunStatus
 from fcil_server.local import LocalFederation
 
 LOOK_S = 1.0  # between two looks at memory and ledger

@@ -13,7 +13,7 @@ import processes
 from fcil_protocol.ids import RunId
 from fcil_protocol.spool import Spool
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import Outcome, UpdateStatus
+from fcil_server.ledger_words import Outcome, UpdateStatus
 from fcil_server.local import LocalFederation
 
 ORPHAN_S = 20.0  # for a worker whose daemon was killed to notice and end

@@ -17,7 +17,8 @@ from fcil_protocol.messages import Chunk, Message, Parts, Update
 from fcil_protocol.tcp_info import TcpCounts
 from fcil_protocol.transport import HANDSHAKE_DOWN_BYTES, HANDSHAKE_UP_BYTES, wire_bytes
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import ByteCount, Cause, Direction, RoundKey, Source
+from fcil_server.ledger_rows import ByteCount, RoundKey
+from fcil_server.ledger_words import Cause, Direction, Source
 from fcil_server.turns import Turns
 
 STEP = 64  # flows that are written in one go: 2 ms

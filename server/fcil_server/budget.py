@@ -23,7 +23,8 @@ from fcil_protocol.header import chunk_bytes_for, sealed_size
 from fcil_protocol.pace import MAX_SPAN_BYTES
 from fcil_server.config import Config
 from fcil_server.config_sections import MethodSection
-from fcil_server.ledger_rows import ByteCount, Cause, Source
+from fcil_server.ledger_rows import ByteCount
+from fcil_server.ledger_words import Cause, Source
 from fcil_server.rundata import format_bytes
 from fcil_server.traffic import RoundTraffic, task_rounds
 from fcil_server.traffic_parts import Setting

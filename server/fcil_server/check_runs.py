@@ -25,7 +25,8 @@ from fcil_server.fork import check_state, states_folder
 from fcil_server.greeting import keys_of
 from fcil_server.kept import KeptUpdates, kept_folder
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Run, RunStatus, StateRow, UpdateRow, UpdateStatus
+from fcil_server.ledger_rows import Run, StateRow, UpdateRow
+from fcil_server.ledger_words import RunStatus, UpdateStatus
 from fcil_server.store import PartStore, StateStore
 
 _SHOWN = 5  # faults of one kind

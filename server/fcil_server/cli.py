@@ -288,7 +288,7 @@ def run_stop(
         from fcil_protocol.files import DirectoryLock
         from fcil_server.federation import find_directory
         from fcil_server.ledger import LEDGER_NAME, Ledger
-        from fcil_server.ledger_rows import RunStatus
+        from fcil_server.ledger_words import RunStatus
         from fcil_server.runs import run_named
 
         find_directory(directory)

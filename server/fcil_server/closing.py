@@ -12,7 +12,8 @@ from fcil_protocol.ids import ClientId, Digest
 from fcil_protocol.messages import RoundClosed, Verdict
 from fcil_protocol.wellknown import EVALUATE
 from fcil_server import round_events as machine
-from fcil_server.ledger_rows import CENTRAL, Answer, RoundKey, UpdateRow, UpdateStatus
+from fcil_server.ledger_rows import RoundKey, UpdateRow
+from fcil_server.ledger_words import CENTRAL, Answer, UpdateStatus
 from fcil_server.plan import Step
 from fcil_server.position import Kit, Position, context
 from fcil_server.recovery import needed_updates

@@ -6,12 +6,12 @@ import asyncio
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fcil_protocol.errors import UsageError
+from fcil_protocol.errors import FcilError, UsageError
 from fcil_protocol.keys import PublicKeys
 from fcil_server.class_changes import apply_change
 from fcil_server.erase import Going, erase, tidy
 from fcil_server.gauges import gauges
-from fcil_server.ledger_rows import Role, RunStatus
+from fcil_server.ledger_words import Role, RunStatus
 from fcil_server.orders import check_lasts
 from fcil_server.outlook import outlook
 from fcil_server.page_entry import page_enter, page_link, page_sign_out
@@ -42,7 +42,7 @@ async def answer(server: Server, op: str, fields: dict[str, Any]) -> dict[str, A
             return await server.journal.after(int(fields.get("after", 0)))
         case "enrol_local":
             reply = enrol_local(server, fields)
-            await server.sync_ledger()
+            await _sync_ledger(server)
             return reply
         case "enrol":
             return issue_ticket(server.roster, server.addresses(), fields, _actor(fields))
@@ -79,6 +79,15 @@ async def answer(server: Server, op: str, fields: dict[str, Any]) -> dict[str, A
 def _actor(fields: dict[str, Any]) -> str:
     page = ", page" if fields.get("by") == "page" else ""
     return f"uid {fields.get('uid', '?')}{page}"
+
+
+async def _sync_ledger(server: Server) -> None:
+    """Wait until what is committed is on the disk; the server ends if it cannot be."""
+    try:
+        await asyncio.to_thread(server.ledger.sync)
+    except FcilError as error:
+        server.fail(error)
+        raise
 
 
 def _audit(server: Server, fields: dict[str, Any], action: str, detail: str = "") -> None:
@@ -179,7 +188,7 @@ def _revoke(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
         return {"client": None, "name": name, "withdrawn": True}
     row = server.roster.named(name)
     keep = fields.get("keep") is True
-    server.revoke(row, keep=keep, actor=_actor(fields), why=str(fields.get("why", "")))
+    server.sessions.revoke(row, keep=keep, actor=_actor(fields), why=str(fields.get("why", "")))
     return {"client": row.client_id, "name": row.name}
 
 
@@ -196,7 +205,7 @@ async def _erase(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
     peer = server.peers.by_client(row.client_id)
     if peer is not None:
         peer.name = done.pseudonym
-        server.cut(peer)
+        server.sessions.cut(peer)
     server.note("warning", "erased", f"{done.pseudonym} is what remains of a member", row.client_id)
     more = await asyncio.to_thread(tidy, server.ledger.path, server.federation.directory)
     return {**asdict(done), "stays": [*done.stays, *more]}

@@ -12,7 +12,8 @@ from pathlib import Path
 from fcil_protocol.files import write_atomic
 from fcil_server.beside import HEAD, row, where
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import Direction, Run, Source
+from fcil_server.ledger_rows import Run
+from fcil_server.ledger_words import Direction, Source
 from fcil_server.page import charts, frozen, snapshot
 from fcil_server.page.accuracy import cost_by_task
 from fcil_server.page.snapshot import History

@@ -22,7 +22,8 @@ from fcil_server.asking import ask, available, describe_wait
 from fcil_server.closing import Closing, save
 from fcil_server.config_sections import RoundSection
 from fcil_server.discovery import Discovery, OldClasses
-from fcil_server.ledger_rows import OPENING, Answer, RoundKey
+from fcil_server.ledger_rows import RoundKey
+from fcil_server.ledger_words import OPENING, Answer
 from fcil_server.peers import Peer
 from fcil_server.plan import EVALUATE, Step, next_step, task_steps
 from fcil_server.position import Kit, Mode, Position, context, stamp

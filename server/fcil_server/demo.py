@@ -20,7 +20,7 @@ from fcil_adapters import registry
 from fcil_protocol.errors import RunFailed, Timeout, UsageError
 from fcil_protocol.terminal import Format, emit
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import RunStatus
+from fcil_server.ledger_words import RunStatus
 from fcil_server.local import LocalFederation
 
 TASKS = [["0", "1"], ["2", "3"], ["4", "5"], ["6", "7"], ["8", "9"]]

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from fcil_protocol.ids import ClientId
-from fcil_server.ledger_rows import ClassRow, UpdateStatus
+from fcil_server.ledger_rows import ClassRow
+from fcil_server.ledger_words import UpdateStatus
 from fcil_server.peers import Peer
 from fcil_server.position import Kit, Position
 

@@ -19,8 +19,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from fcil_server.ledger_rows import Answer, Cause, Direction, Outcome, Source, UpdateStatus
 from fcil_server.ledger_totals import Counts, Totals
+from fcil_server.ledger_words import Answer, Cause, Direction, Outcome, Source, UpdateStatus
 
 PHASES = (
     "starting",

@@ -24,15 +24,8 @@ from fcil_server import rundir
 from fcil_server.fork import kept_states, new_id, share_kept, states_folder
 from fcil_server.kits import Terms
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import (
-    OPENING,
-    Client,
-    RoundKey,
-    Run,
-    StateRow,
-    UpdateRow,
-    UpdateStatus,
-)
+from fcil_server.ledger_rows import Client, RoundKey, Run, StateRow, UpdateRow
+from fcil_server.ledger_words import OPENING, UpdateStatus
 from fcil_server.position import Kit
 from fcil_server.recovery import take_step
 from fcil_server.store import StateStore

@@ -37,9 +37,10 @@ from fcil_protocol.messages import (
 from fcil_protocol.pace import share
 from fcil_protocol.transport import Incoming
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Client, Role
+from fcil_server.ledger_rows import Client
+from fcil_server.ledger_words import Role
 from fcil_server.peers import Peer
-from fcil_server.roster import refusal
+from fcil_server.standing import refusal
 
 
 @dataclass(frozen=True)

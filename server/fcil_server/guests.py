@@ -14,7 +14,8 @@ from fcil_protocol.ticket import PROOF, proof_text
 from fcil_protocol.transport import Incoming
 from fcil_server.intake import nack_of
 from fcil_server.ledger_rows import Ticket
-from fcil_server.roster import Roster, check_ticket
+from fcil_server.roster import Roster
+from fcil_server.standing import check_ticket
 
 MAX_GUEST_BYTES = 8192
 SHOWN_OUT_S = 5.0  # for the answer to arrive before the connection is cut

@@ -35,9 +35,10 @@ from fcil_server.accounts import Accounts
 from fcil_server.greeting import keys_of
 from fcil_server.guests import SHOWN_OUT_S
 from fcil_server.intake import nack_of
-from fcil_server.ledger_rows import Direction, Role
+from fcil_server.ledger_words import Direction, Role
 from fcil_server.peers import FIRST_LANE, Peer
-from fcil_server.roster import MAX_BEHIND, MAX_GUESTS_BEHIND, Roster, refusal
+from fcil_server.roster import MAX_BEHIND, MAX_GUESTS_BEHIND, Roster
+from fcil_server.standing import refusal
 
 # What a route begins with, so that none that a client chose can be taken for another kind.
 _DIRECT, _LANE = b"d", b"l"

@@ -3,8 +3,8 @@
 `Ledger` is the whole of it; its tables live in four modules: here clients, runs, states and
 parts; in `ledger_trust` tickets; in `ledger_rounds` what was learned; in `ledger_accounts`
 what it cost. `ledger_fork` begins a run with another one's history, `ledger_forget` takes
-somebody out. Rows are the dataclasses of `ledger_rows`. After a kill at any moment,
-`Ledger.open_round` and `Ledger.accepted` say where to go on.
+somebody out. Rows are the dataclasses of `ledger_rows`, in the words of `ledger_words`. After a
+kill at any moment, `Ledger.open_round` and `Ledger.accepted` say where to go on.
 """
 
 from __future__ import annotations
@@ -20,17 +20,9 @@ from fcil_server.ledger_accounts import AccountTables
 from fcil_server.ledger_forget import ForgetTables
 from fcil_server.ledger_fork import ForkTables
 from fcil_server.ledger_rounds import HistoryTables
-from fcil_server.ledger_rows import (
-    OPENING,
-    Client,
-    PartRow,
-    Role,
-    RoundKey,
-    Run,
-    RunStatus,
-    StateRow,
-)
+from fcil_server.ledger_rows import Client, PartRow, RoundKey, Run, StateRow
 from fcil_server.ledger_trust import TrustTables
+from fcil_server.ledger_words import OPENING, Role, RunStatus
 
 LEDGER_NAME = "ledger.sqlite"
 

@@ -6,17 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger_file import LedgerFile
-from fcil_server.ledger_rows import (
-    AuditEntry,
-    ByteCount,
-    Cause,
-    Direction,
-    Evaluation,
-    Event,
-    Refusal,
-    RoundKey,
-    Source,
-)
+from fcil_server.ledger_rows import AuditEntry, ByteCount, Evaluation, Event, Refusal, RoundKey
+from fcil_server.ledger_words import Cause, Direction, Source
 
 # Whoever sends garbage may not fill the disk: the newest rows are kept, all are counted.
 KEPT_REFUSALS = 10_000
@@ -126,7 +117,7 @@ class AccountTables(LedgerFile):
     ) -> None:
         """Record one evaluator's test after a task; a repeated evaluation replaces the first.
 
-        ``client`` is a ClientId or `ledger_rows.CENTRAL`; ``counts`` maps class ids to
+        ``client`` is a ClientId or `ledger_words.CENTRAL`; ``counts`` maps class ids to
         (correct, total).
         """
         with self.transaction():

@@ -10,7 +10,9 @@ from functools import cached_property
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_accounts import IN_INDEX
-from fcil_server.ledger_rows import ByteCount, ClassRow, Direction, Round, build
+from fcil_server.ledger_reading import build
+from fcil_server.ledger_rows import ByteCount, ClassRow, Round
+from fcil_server.ledger_words import Direction
 from fcil_server.rundata import Bytes
 
 _OF_CLIENT_IN_ROUND = f"{IN_INDEX} AND ifnull(client, '') = ?"

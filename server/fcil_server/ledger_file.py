@@ -25,7 +25,7 @@ from fcil_protocol.errors import (
 )
 from fcil_protocol.files import storage_errors, sync_data
 from fcil_server.ledger_faults import BUSY_S, damaged, named_errors
-from fcil_server.ledger_rows import build
+from fcil_server.ledger_reading import build
 from fcil_server.ledger_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 
 T = TypeVar("T")

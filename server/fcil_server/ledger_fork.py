@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from fcil_protocol.errors import InternalError
 from fcil_protocol.ids import RunId
 from fcil_server.ledger_file import LedgerFile, Value
-from fcil_server.ledger_rows import RunStatus
+from fcil_server.ledger_words import RunStatus
 
 # The closed rounds that lead to a state, and those after it that changed nothing.
 _LEADS_TO = "closed_at IS NOT NULL AND base_state <= :state AND ifnull(new_state, 0) <= :state"

@@ -9,18 +9,8 @@ from typing import Any
 from fcil_protocol.errors import AlreadyHave, InternalError
 from fcil_protocol.ids import ClientId, RunId, UpdateId
 from fcil_server.ledger_file import LedgerFile
-from fcil_server.ledger_rows import (
-    AliasRow,
-    Answer,
-    AnswerRow,
-    ClassRow,
-    Outcome,
-    Round,
-    RoundKey,
-    Task,
-    UpdateRow,
-    UpdateStatus,
-)
+from fcil_server.ledger_rows import AliasRow, AnswerRow, ClassRow, Round, RoundKey, Task, UpdateRow
+from fcil_server.ledger_words import Answer, Outcome, UpdateStatus
 
 IN_ROUND = "run = ? AND task = ? AND kind = ? AND round = ?"
 

@@ -1,92 +1,27 @@
-"""What the ledger returns: one frozen dataclass per table, and the words its columns use.
+"""What the ledger returns: one frozen dataclass per table.
 
-Field names equal column names, so a row is built without a mapping in between. Times are
-unix seconds (``_at``), durations seconds (``_s``), sizes bytes.
+Field names equal column names, so a row is built without a mapping in between
+(`ledger_reading`). Times are unix seconds (``_at``), durations seconds (``_s``), sizes bytes.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import json
-import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from fcil_protocol.errors import CorruptFile
 from fcil_protocol.ids import ClientId, Digest, RunId, UpdateId
-
-OPENING = "open"  # the "kind" of the state that a task begins with
-CENTRAL = "central"  # stands for the server's own test folder in `Evaluation.client`
-
-
-class RunStatus(StrEnum):
-    """Where a run stands."""
-
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-
-class Outcome(StrEnum):
-    """How a round ended; ``REOPENED`` marks one that is open again after it came up short."""
-
-    DONE = "done"
-    SHORT = "short"
-    REOPENED = "reopened"
-    SKIPPED = "skipped"
-
-
-class UpdateStatus(StrEnum):
-    """What became of an update after its Ack."""
-
-    ACCEPTED = "accepted"
-    COUNTED = "counted"
-    EXCLUDED = "excluded"
-
-
-class Answer(StrEnum):
-    """Why an asked client gave no update; ``SURPLUS`` was not waited for: others were faster."""
-
-    DECLINED = "declined"
-    STRAGGLER = "straggler"
-    LOST = "lost"
-    SURPLUS = "surplus"
-
-
-class Direction(StrEnum):
-    """Seen from the clients: up to the server, down from it."""
-
-    UP = "up"
-    DOWN = "down"
-
-
-class Cause(StrEnum):
-    """What bytes were spent on; ``CONNECTION`` is all of a connection, as the kernel counts."""
-
-    UPDATE = "update"
-    BROADCAST = "broadcast"
-    CATCH_UP = "catch_up"
-    HANDSHAKE = "handshake"
-    CONTROL = "control"
-    CONNECTION = "connection"
-
-
-class Source(StrEnum):
-    """Who counted the wire bytes: the exact prediction, or the kernel (TCP_INFO)."""
-
-    PREDICTED = "predicted"
-    KERNEL = "kernel"
-
-
-class Role(StrEnum):
-    """What a member does: learn and test, or pass on what others say."""
-
-    CLIENT = "client"
-    RELAY = "relay"
+from fcil_server.ledger_words import (
+    Answer,
+    Cause,
+    Direction,
+    Outcome,
+    Role,
+    RunStatus,
+    Source,
+    UpdateStatus,
+)
 
 
 class RoundKey(NamedTuple):
@@ -423,46 +358,3 @@ class AuditEntry:
     actor: str
     action: str
     detail: str
-
-
-# Those that hold more than SQLite's own types, so that reading them may fail.
-_TABLES: dict[type, str] = {
-    Client: "clients",
-    Ticket: "tickets",
-    Run: "runs",
-    ClassRow: "classes",
-    Task: "tasks",
-    Round: "rounds",
-    UpdateRow: "updates",
-    AnswerRow: "answers",
-    ByteCount: "bytes",
-}
-
-R = TypeVar("R")
-
-
-@functools.cache
-def _columns(cls: type) -> tuple[tuple[str, Callable[[Any], object] | None], ...]:
-    """Return the columns of a table and how each is decoded."""
-    return tuple((spec.name, spec.metadata.get("decode")) for spec in dataclasses.fields(cls))
-
-
-def build(cls: type[R], row: sqlite3.Row) -> R:
-    """Make a dataclass from a row that has (at least) its columns.
-
-    Raises:
-        CorruptFile: a column holds what nobody wrote there.
-    """
-    values: dict[str, object] = {}
-    for name, decode in _columns(cls):  # type: ignore[arg-type]
-        value = row[name]
-        try:
-            values[name] = decode(value) if decode is not None else value
-        except (ValueError, TypeError, RecursionError) as error:
-            table = _TABLES.get(cls, cls.__name__)
-            raise CorruptFile(
-                f"the ledger is damaged: column {name} of table {table} cannot be read.",
-                action="Stop the server and restore a backup into a new directory: "
-                "fcil-server restore",
-            ) from error
-    return cls(**values)

@@ -18,7 +18,8 @@ from typing import TypeVar
 from fcil_server import metrics
 from fcil_server.ledger_accounts import IN_INDEX, LEVELS, SUMS, AccountTables
 from fcil_server.ledger_rounds import IN_ROUND, HistoryTables
-from fcil_server.ledger_rows import CENTRAL, Cause, Direction, Role, Run, Source
+from fcil_server.ledger_rows import Run
+from fcil_server.ledger_words import CENTRAL, Cause, Direction, Role, Source
 
 # Counts of a closed round may still be on their way to the ledger: `daemon.FLUSH_S` and more.
 SETTLED_S = 120.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fcil_protocol.ids import ClientId
 from fcil_server.ledger_file import LedgerFile
-from fcil_server.ledger_rows import Client, Role, Ticket
+from fcil_server.ledger_rows import Client, Ticket
+from fcil_server.ledger_words import Role
 
 KEPT_S = 90 * 86_400.0  # a ticket that is over is remembered, so that its holder learns why
 

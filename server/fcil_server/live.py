@@ -76,7 +76,7 @@ class Live:
         }
         if fields.get("peers") is True:
             told["peers"] = await self._peers(turns)
-            told["relays"] = server.relays()
+            told["relays"] = server.link.relays()
         return told
 
     # --- the round under way ------------------------------------------------------------------
@@ -125,7 +125,7 @@ class Live:
         }
 
     def _upload(self, client: ClientId, key: RoundKey) -> Upload:
-        for assembly in self._server.uploads(client):
+        for assembly in self._server.intake.arriving.of(client):
             core = assembly.header.core
             if (core.run, core.task, core.kind, core.round) == key:
                 return Upload(assembly.received_bytes, assembly.header.sealed_bytes)

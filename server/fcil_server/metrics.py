@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_server.ledger_rows import CENTRAL, Evaluation
+from fcil_server.ledger_rows import Evaluation
+from fcil_server.ledger_words import CENTRAL
 
 Matrix = NDArray[np.float64]
 Row = tuple[float | None, ...]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_server.ledger_rows import Direction
+from fcil_server.ledger_words import Direction
 from fcil_server.metrics import Metrics
 from fcil_server.page.charts import by_cause
 from fcil_server.page.snapshot import frozen

@@ -20,15 +20,8 @@ from fcil_protocol.payload import pack, unpack
 from fcil_server import rundir
 from fcil_server.fork import fork, kept_states
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import (
-    OPENING,
-    RoundKey,
-    Run,
-    RunStatus,
-    StateRow,
-    UpdateRow,
-    UpdateStatus,
-)
+from fcil_server.ledger_rows import RoundKey, Run, StateRow, UpdateRow
+from fcil_server.ledger_words import OPENING, RunStatus, UpdateStatus
 from fcil_server.plan import Step, task_steps
 from fcil_server.position import Kit, context
 from fcil_server.roster import WITHDRAWN

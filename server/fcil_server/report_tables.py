@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fcil_protocol.ids import RunId
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Direction
+from fcil_server.ledger_words import Direction
 from fcil_server.report_page import NOTHING, duration, percent, points
 from fcil_server.rundata import Bytes, RunData, collect, format_bytes, sum_bytes
 

@@ -25,7 +25,8 @@ from fcil_server.archive import CERTIFICATE, KEYS, Manifest, unpack_into, verify
 from fcil_server.backup import KEY_FILES, key_context
 from fcil_server.fork import fork
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import Run, RunStatus
+from fcil_server.ledger_rows import Run
+from fcil_server.ledger_words import RunStatus
 
 
 @dataclass(frozen=True)

@@ -5,21 +5,11 @@ The allow-list of the gate (`Doorkeeper`) follows the ledger; both are changed h
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fcil_protocol.errors import (
-    BadTicket,
-    MembershipExpired,
-    Revoked,
-    TicketExpired,
-    TicketUsed,
-    TrustError,
-    UnknownClient,
-    UsageError,
-)
+from fcil_protocol.errors import UsageError
 from fcil_protocol.ids import ClientId, named_client_id, new_client_id
 from fcil_protocol.keys import PublicKeys, verify_signature
 from fcil_protocol.messages import Rotate
@@ -28,10 +18,10 @@ from fcil_server import ledger_rows
 from fcil_server.doorkeeper import Doorkeeper
 from fcil_server.federation import Federation
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Role, UpdateStatus
+from fcil_server.ledger_words import Role, UpdateStatus
+from fcil_server.standing import REVOKED, check_ticket, refusal
 
 LEFT_BY_ITSELF = "the client left by itself"
-REVOKED = "revoked by the operator"
 WITHDRAWN = "the client was revoked before the round closed"
 MAX_WHY = 200  # characters of a reason that a client is told
 MAX_BEHIND, MAX_GUESTS_BEHIND = 4_000, 1_000  # keys that one `Admit` to a relay can list
@@ -356,46 +346,3 @@ def check_name(name: Any) -> str:
             action="Choose a name such as camera-3.",
         )
     return name
-
-
-def check_ticket(ticket: ledger_rows.Ticket, now: float) -> None:
-    """Refuse a ticket that lets nobody in any more.
-
-    Raises:
-        TicketUsed, TicketExpired, BadTicket: why, in words for the person at the client.
-    """
-    if ticket.client is not None:
-        raise TicketUsed(
-            f"this ticket was used on {day(ticket.used_at)} by another device.",
-            action=TicketUsed.default_action(),
-        )
-    if ticket.withdrawn_at is not None:
-        raise BadTicket(
-            f"this ticket was withdrawn on {day(ticket.withdrawn_at)}; a newer one was issued.",
-            action=BadTicket.default_action(),
-        )
-    if now >= ticket.expires_at:
-        raise TicketExpired(
-            f"this ticket expired on {day(ticket.expires_at)} by the server's clock, which says "
-            f"{day(now)}.",
-            action=TicketExpired.default_action(),
-        )
-
-
-def refusal(row: ledger_rows.Client | None, now: float) -> TrustError:
-    """Return why a key may not take part, in words for the person at the client."""
-    if row is None:
-        return UnknownClient("this key is not enrolled here.")
-    if row.revoked_at is not None:
-        since, why = day(row.revoked_at), row.revoked_why or REVOKED
-        return Revoked(f"client {row.name!r} was taken off the list on {since}: {why}.")
-    assert row.not_after is not None, f"{row.client_id} may join at {now}"
-    return MembershipExpired(
-        f"client {row.name!r} was enrolled until {day(row.not_after)}, and the server's clock says "
-        f"{day(now)}."
-    )
-
-
-def day(seconds: float | None) -> str:
-    """Return a moment as people read it, in UTC."""
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fcil_protocol.errors import NotNow
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Answer as Kept
 from fcil_server.ledger_rows import Round as RoundRow
-from fcil_server.ledger_rows import UpdateStatus
+from fcil_server.ledger_words import Answer as Kept
+from fcil_server.ledger_words import UpdateStatus
 from fcil_server.round import Round
 from fcil_server.round_events import Answer, Rules
 

@@ -17,20 +17,8 @@ from fcil_protocol.errors import UsageError
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server import metrics
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import (
-    Answer,
-    ByteCount,
-    Cause,
-    ClassRow,
-    Client,
-    Direction,
-    Event,
-    Round,
-    Run,
-    Source,
-    Task,
-    UpdateStatus,
-)
+from fcil_server.ledger_rows import ByteCount, ClassRow, Client, Event, Round, Run, Task
+from fcil_server.ledger_words import Answer, Cause, Direction, Source, UpdateStatus
 from fcil_server.metrics import Headline, Metrics, headline
 
 _EVENTS = 50  # warnings and errors that a report lists

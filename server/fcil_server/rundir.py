@@ -24,7 +24,8 @@ from fcil_protocol.files import storage_errors, write_atomic
 from fcil_protocol.ids import RunId
 from fcil_server.fork import check_state
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import ByteCount, Direction, RoundKey, RunStatus
+from fcil_server.ledger_rows import ByteCount, RoundKey
+from fcil_server.ledger_words import Direction, RunStatus
 from fcil_server.metrics import Metrics
 from fcil_server.rundata import Bytes, RunData, collect, round_view
 from fcil_server.store import StateRecord, StateStore

@@ -42,10 +42,12 @@ from fcil_server.coordinator import Coordinator
 from fcil_server.forget import finish_emptying
 from fcil_server.greeting import House
 from fcil_server.ignored import tell_ignored
+from fcil_server.intake import Accepted, Intake
 from fcil_server.kept_config import config_of
 from fcil_server.kits import Desk, Terms, make_kit
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import ByteCount, RoundKey, Run, RunStatus
+from fcil_server.ledger_rows import ByteCount, RoundKey, Run
+from fcil_server.ledger_words import RunStatus
 from fcil_server.peers import Peer
 from fcil_server.recovery import ensure_state
 from fcil_server.rundata import format_bytes
@@ -150,8 +152,44 @@ class OpenRun:
                 ClientId(over[0]),
             )
 
-    def announce(self, peer: Peer, names: list[str], payload: Payload) -> None:
+    def make_intake(self) -> Intake:
+        """Make what takes in this run's uploads."""
+        server, reception = self.server, self.coordinator.reception
+        wire = server.config.wire
+        return Intake(
+            federation=server.federation.id,
+            keys=server.federation.keys,
+            incoming=self.directory / "incoming",
+            spool=self.coordinator.kit.spool,
+            credit=wire.credit,
+            max_payload_bytes=int(wire.max_payload_mb * 1e6),
+            max_classes=server.config.trust.max_classes_per_client,
+            expect=reception.expect,
+            recorded=reception.recorded,
+            stored=self._stored,
+            lasting=server.ledger.sync,
+            announced=self._announced,
+            opened=server.live.opened,
+            send=server.sessions.send,
+            refused=server.sessions.count_refusal,
+            failed=server.fail,
+        )
+
+    def _stored(self, accepted: Accepted) -> None:
+        """Count an update that is in the spool for good."""
+        server = self.server
+        self.coordinator.reception.stored(accepted)
+        server.accounts.tensors_up(accepted.client, accepted.tensor_bytes)
+        row = server.ledger.client(accepted.client)
+        size = accepted.sealed_bytes / 1e3
+        name = row.name if row else accepted.client
+        server.note("info", "update", f"update from {name}, {size:.1f} kB", accepted.client)
+
+    def _announced(self, peer: Peer, payload: Payload) -> None:
         """Take a client's inventory: which classes it holds, and how many images."""
+        if self.server.peers.by_conn(peer.conn) is not peer:
+            return  # it left while its list was opened, and will announce it again
+        names = [str(n) for n in payload.meta["names"]]  # type: ignore[union-attr]
         told = self.coordinator.kit.classes.announce(peer.client, names)
         for name, reason in told.refused:
             self.server.note(
@@ -174,7 +212,7 @@ class OpenRun:
         )
         self.coordinator.arrived(peer)
         if self.coordinator.at.phase == "done":
-            self.server.tell_done(peer)
+            self.server.sessions.tell_done(peer)
 
     async def close(self) -> None:
         """Stop the worker and close the stores."""
@@ -295,7 +333,8 @@ def _assemble(
     chosen: list[Chosen],
 ) -> OpenRun:
     sinks = Sinks(server.federation.directory, row.run_id, chosen, server.note)
-    desk = Desk(notify=server.note, peers=server.peers, send=server.send, lag=server.lag.take)
+    send, lag = server.sessions.send, server.lag.take
+    desk = Desk(notify=server.note, peers=server.peers, send=send, lag=lag)
     kit = make_kit(server.federation, row, terms, desk)
     coordinator = Coordinator(
         kit=kit,

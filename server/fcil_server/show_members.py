@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fcil_protocol.terminal import printable
-from fcil_server.roster import day
 from fcil_server.rundata import format_bytes
 from fcil_server.show import ago
+from fcil_server.standing import day
 
 
 def show_members(rows: list[dict[str, Any]], tickets: list[dict[str, Any]]) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Client, Role, Source
+from fcil_server.ledger_rows import Client
+from fcil_server.ledger_words import Role, Source
 from fcil_server.rundata import RoundView, round_views
 from fcil_server.turns import Turns
 
@@ -102,7 +103,7 @@ async def _clients(server: Server) -> list[dict[str, Any]]:
         if peer is not None and peer.resting:
             state = "resting"
         if row.role is Role.RELAY:
-            state = "ready" if server.is_up(row.client_id) else away
+            state = "ready" if server.link.has(row.client_id) else away
         rows.append(
             {
                 "id": row.client_id,

@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy.kit import COMPOSE, DEPLOY, documents
 from fcil_server.addresses import DEFAULT_METRICS
 from fcil_server.exposition import CATALOGUE, Snapshot, Usage, render
-from fcil_server.ledger_rows import Cause, Direction, Source
 from fcil_server.ledger_totals import TotalsReader
+from fcil_server.ledger_words import Cause, Direction, Source
 from sample_run import LIVE, build
 
 PROMETHEUS = DEPLOY / "prometheus"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fcil_client import egress
 from fcil_protocol.errors import LinkError
-from fcil_server.ledger_rows import Outcome, RunStatus, UpdateStatus
+from fcil_server.ledger_words import Outcome, RunStatus, UpdateStatus
 from fcil_server.local import LocalFederation
 from system.kit import open_ledger, settings, write_client
 

@@ -206,7 +206,7 @@ class InMemory:
         clients = []
         try:
             async with asyncio.timeout(LIMIT_S):
-                while not hasattr(server, "_intake"):  # its run is open, it listens
+                while not hasattr(server, "intake"):  # its run is open, it listens
                     assert not serving.done(), serving
                     await asyncio.sleep(0)
                 clients = [self._client(server, name) for name in self.folders]

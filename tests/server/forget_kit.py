@@ -32,7 +32,8 @@ from fcil_server.forget import Forgotten
 from fcil_server.fork import states_folder
 from fcil_server.kept import KeptUpdates, kept_folder
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import OPENING, Outcome, RoundKey
+from fcil_server.ledger_rows import RoundKey
+from fcil_server.ledger_words import OPENING, Outcome
 from fcil_server.store import StateStore
 
 NAMES = ("ann", "ben", "cat", "dan")

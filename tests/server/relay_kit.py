@@ -28,7 +28,7 @@ from fcil_server.doorkeeper import Doorkeeper
 from fcil_server.greeting import keys_of
 from fcil_server.lanes import Lanes
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import Role
+from fcil_server.ledger_words import Role
 from fcil_server.relay import Relay
 from fcil_server.relay_cache import Cache
 from fcil_server.relay_home import Record

@@ -25,7 +25,8 @@ from fcil_server.config import load, to_toml
 from fcil_server.federation import Federation
 from fcil_server.fork import states_folder
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import OPENING, Cause, Direction, Outcome, RoundKey
+from fcil_server.ledger_rows import RoundKey
+from fcil_server.ledger_words import OPENING, Cause, Direction, Outcome
 from fcil_server.store import StateStore
 
 ALICE, BOB = (ClientId(c * 26) for c in "ab")

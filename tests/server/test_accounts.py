@@ -12,7 +12,8 @@ from fcil_protocol.tcp_info import TcpCounts
 from fcil_protocol.transport import HANDSHAKE_DOWN_BYTES, HANDSHAKE_UP_BYTES, wire_bytes
 from fcil_server.accounts import Accounts
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Cause, Direction, RoundKey, Source
+from fcil_server.ledger_rows import RoundKey
+from fcil_server.ledger_words import Cause, Direction, Source
 from sample_run import ALICE, BOB, RUN, Clock
 
 KEY, NEXT = RoundKey(RUN, 0, "train", 0), RoundKey(RUN, 0, "train", 1)

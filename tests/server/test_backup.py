@@ -29,7 +29,8 @@ from fcil_server.archive import MANIFEST, Manifest, verify
 from fcil_server.backup import audit_backup, backup
 from fcil_server.federation import Federation
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import Cause, Direction, RoundKey, RunStatus
+from fcil_server.ledger_rows import RoundKey
+from fcil_server.ledger_words import Cause, Direction, RunStatus
 from fcil_server.restore import Keys, Restored, restore
 from server.storage_kit import (
     OPEN_STATE,

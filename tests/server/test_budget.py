@@ -28,7 +28,8 @@ from fcil_server.budget import (
 from fcil_server.cli import app
 from fcil_server.cli_options import read_budget, with_budget
 from fcil_server.config import load, parse, to_toml
-from fcil_server.ledger_rows import ByteCount, Cause, Direction, Source
+from fcil_server.ledger_rows import ByteCount
+from fcil_server.ledger_words import Cause, Direction, Source
 from fcil_server.traffic import task_rounds
 from fcil_server.traffic_parts import Setting
 from fcil_server.traffic_sizes import Size

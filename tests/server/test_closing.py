@@ -13,7 +13,8 @@ from fcil_protocol.payload import Payload
 from fcil_server import closing, round_events
 from fcil_server.aggregation import Aggregation
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Outcome, RoundKey, UpdateStatus
+from fcil_server.ledger_rows import RoundKey
+from fcil_server.ledger_words import Outcome, UpdateStatus
 from fcil_server.plan import Step
 from fcil_server.position import Position
 from fcil_server.turns import Lag

@@ -19,7 +19,7 @@ from fcil_server.erase import erase
 from fcil_server.federation import Federation
 from fcil_server.findings import Level
 from fcil_server.kept import KeptUpdates, kept_folder
-from fcil_server.ledger_rows import UpdateStatus
+from fcil_server.ledger_words import UpdateStatus
 from fcil_server.roster import Roster, ever_named
 from fcil_server.store import StateStore
 from server.storage_kit import ALICE, BOB, Built, build

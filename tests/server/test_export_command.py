@@ -23,7 +23,8 @@ from fcil_server.cli import app
 from fcil_server.config import load, to_toml
 from fcil_server.federation import Federation
 from fcil_server.fork import states_folder
-from fcil_server.ledger_rows import OPENING, RoundKey
+from fcil_server.ledger_rows import RoundKey
+from fcil_server.ledger_words import OPENING
 from fcil_server.store import StateStore
 from server.storage_kit import flip
 

@@ -30,7 +30,7 @@ from fcil_server.fork import states_folder
 from fcil_server.kept import KeptUpdates, kept_folder
 from fcil_server.ledger_file import LedgerFile
 from fcil_server.ledger_forget import FORGOTTEN
-from fcil_server.ledger_rows import RunStatus, UpdateStatus
+from fcil_server.ledger_words import RunStatus, UpdateStatus
 from server.forget_kit import COLOURS, Story, here, learners
 from server.storage_kit import flip
 

@@ -12,7 +12,7 @@ from fcil_protocol.messages import Admit, Hello, Nack, Update, Uplink, Want, par
 from fcil_server import lanes as module
 from fcil_server.greeting import identify
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import Role
+from fcil_server.ledger_words import Role
 from server.relay_kit import ADDRESS, Center
 
 

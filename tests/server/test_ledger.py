@@ -23,17 +23,17 @@ from fcil_protocol.errors import (
 from fcil_protocol.ids import ClientId, RunId, UpdateId
 from fcil_server import ledger_accounts, ledger_file
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import (
+from fcil_server.ledger_rows import RoundKey
+from fcil_server.ledger_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
+from fcil_server.ledger_words import (
     Answer,
     Cause,
     Direction,
     Outcome,
-    RoundKey,
     RunStatus,
     Source,
     UpdateStatus,
 )
-from fcil_server.ledger_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 from sample_run import ALICE, BOB, CLIENTS, GONE, RUN, Clock, digest
 from server.storage_kit import build, spoil_index
 

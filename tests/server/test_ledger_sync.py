@@ -9,7 +9,7 @@ from fcil_protocol import files
 from fcil_protocol.errors import StorageError
 from fcil_server import ledger_file
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import RunStatus
+from fcil_server.ledger_words import RunStatus
 from sample_run import RUN
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Answer, RoundKey
+from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
+from fcil_server.ledger_words import Answer
 from sample_run import ALICE, BOB, RUN
 
 KEY = RoundKey(RUN, 0, "train", 0)

@@ -169,9 +169,10 @@ def crowd(count: int) -> SimpleNamespace:
         ledger=SimpleNamespace(accepted=lambda key: accepted if key == KEY else []),
         open=SimpleNamespace(coordinator=SimpleNamespace(at=at, kit=kit, remaining_s=9.0)),
         held={},
-        relays=lambda: ["relay"],
+        link=SimpleNamespace(relays=lambda: ["relay"]),
     )
-    server.uploads = lambda client: server.held.get(client, [])
+    held = SimpleNamespace(of=lambda client: server.held.get(client, []))
+    server.intake = SimpleNamespace(arriving=held)
     return server
 
 

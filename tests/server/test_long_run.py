@@ -17,7 +17,8 @@ import sample_run
 from fcil_protocol.ids import UpdateId
 from fcil_server import rundir
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Cause, Direction, RoundKey
+from fcil_server.ledger_rows import RoundKey
+from fcil_server.ledger_words import Cause, Direction
 from fcil_server.recovery import needed_updates
 from fcil_server.round_events import Outcome
 from sample_run import ALICE, BOB, RUN, digest

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fcil_server import metrics
-from fcil_server.ledger_rows import CENTRAL, Evaluation
+from fcil_server.ledger_rows import Evaluation
+from fcil_server.ledger_words import CENTRAL
 from fcil_server.metrics import compute, forgetting
 from sample_run import RUN
 

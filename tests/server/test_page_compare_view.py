@@ -16,7 +16,7 @@ from fcil_protocol.errors import CorruptFile, NotYet, StorageError, UsageError
 from fcil_protocol.ids import RunId
 from fcil_server import comparison
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import RunStatus
+from fcil_server.ledger_words import RunStatus
 from fcil_server.page import compare_view
 from fcil_server.page.compare_view import (
     FRESH_S,

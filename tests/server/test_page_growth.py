@@ -14,16 +14,8 @@ import pytest
 import sample_run
 from fcil_protocol.ids import RunId, UpdateId
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import (
-    CENTRAL,
-    OPENING,
-    Answer,
-    Cause,
-    Direction,
-    RoundKey,
-    RunStatus,
-    Source,
-)
+from fcil_server.ledger_rows import RoundKey
+from fcil_server.ledger_words import CENTRAL, OPENING, Answer, Cause, Direction, RunStatus, Source
 from fcil_server.page.history import Reader
 from fcil_server.page.snapshot import History, frozen
 from fcil_server.report_claims import Paper

@@ -14,7 +14,8 @@ import sample_run
 from fcil_protocol.errors import CorruptFile, StorageError, UsageError
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Cause, Direction, RoundKey, RunStatus
+from fcil_server.ledger_rows import RoundKey
+from fcil_server.ledger_words import Cause, Direction, RunStatus
 from fcil_server.page import tally
 from fcil_server.page.history import Reader
 from fcil_server.page.snapshot import History, frozen

@@ -14,7 +14,8 @@ import sample_run
 from fcil_protocol.errors import UsageError
 from fcil_protocol.ids import ClientId
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import ClassRow, Direction, Event, Task
+from fcil_server.ledger_rows import ClassRow, Event, Task
+from fcil_server.ledger_words import Direction
 from fcil_server.page.accuracy import forgotten
 from fcil_server.page.history import Reader
 from fcil_server.page.params import Params

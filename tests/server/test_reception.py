@@ -16,7 +16,8 @@ from fcil_protocol.header import Core
 from fcil_server.classes import ClassRegistry
 from fcil_server.intake import Accepted
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Answer, RoundKey, UpdateStatus
+from fcil_server.ledger_rows import RoundKey
+from fcil_server.ledger_words import Answer, UpdateStatus
 from fcil_server.plan import Step
 from fcil_server.position import Position
 from fcil_server.reception import NO_SAMPLES, Reception

@@ -22,7 +22,8 @@ from fcil_server.classes import ClassRegistry
 from fcil_server.config import load
 from fcil_server.fork import states_folder
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import RoundKey, Run, RunStatus
+from fcil_server.ledger_rows import RoundKey, Run
+from fcil_server.ledger_words import RunStatus
 from fcil_server.recovery import ensure_state, needed_updates
 from fcil_server.roster import WITHDRAWN
 from fcil_server.store import StateStore

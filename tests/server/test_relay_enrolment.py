@@ -11,8 +11,8 @@ from fcil_protocol.ids import new_client_id
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.ticket import Ticket
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import Role
 from fcil_server.ledger_schema import APPLICATION_ID, MIGRATIONS
+from fcil_server.ledger_words import Role
 from fcil_server.relay_home import enrol, load_keys, load_record
 from server.relay_kit import ADDRESS, Center
 

@@ -22,7 +22,7 @@ from fcil_protocol.ids import RunId
 from fcil_protocol.payload import Payload, unpack
 from fcil_server import rundir
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import CENTRAL, Cause, Direction, Source
+from fcil_server.ledger_words import CENTRAL, Cause, Direction, Source
 from fcil_server.page import frozen
 from fcil_server.report_tables import summary_tables
 from fcil_server.rundata import Bytes, collect, format_bytes

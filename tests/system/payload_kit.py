@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from fcil_server.ledger_rows import RunStatus, UpdateStatus
+from fcil_server.ledger_words import RunStatus, UpdateStatus
 from fcil_server.local import LocalFederation
 from system.bad_link import DOWN, UP, BadLink
 from system.kit import open_ledger, settings, write_client

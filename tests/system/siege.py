@@ -4,7 +4,7 @@ import asyncio
 import os
 from dataclasses import dataclass
 
-from fcil_server.ledger_rows import Outcome, UpdateStatus
+from fcil_server.ledger_words import Outcome, UpdateStatus
 from system.kit import open_ledger, settings, write_client
 
 HONEST = ("ann", "bob")

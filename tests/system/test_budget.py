@@ -10,7 +10,7 @@ from fcil_adapters.registry import load_method
 from fcil_adapters.vit_sizes import backbone_by_name
 from fcil_server.budget import choose, known_settings
 from fcil_server.config import load
-from fcil_server.ledger_rows import Cause, Source
+from fcil_server.ledger_words import Cause, Source
 from fcil_server.local import LocalFederation
 from system.kit import open_ledger, settings, write_client
 

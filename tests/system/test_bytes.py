@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import pytest
 
-from fcil_server.ledger_rows import Direction
+from fcil_server.ledger_words import Direction
 from fcil_server.local import LocalFederation
 from fcil_server.rundata import Bytes, collect
 from system.kit import open_ledger, settings, write_client

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fcil_server.ledger_rows import Cause, Direction, UpdateStatus
+from fcil_server.ledger_words import Cause, Direction, UpdateStatus
 from fcil_server.local import LocalFederation
 from system.kit import open_ledger, settings, write_client
 

@@ -10,7 +10,7 @@ import pytest
 
 from fcil_adapters.exported import ExportedModel
 from fcil_protocol import control
-from fcil_server.ledger_rows import Outcome, RunStatus, UpdateStatus
+from fcil_server.ledger_words import Outcome, RunStatus, UpdateStatus
 from fcil_server.local import LocalFederation
 from system.kit import open_ledger, settings, write_client
 

@@ -5,7 +5,7 @@ The clients stay; the second run begins under them, and they follow it into the 
 
 import pytest
 
-from fcil_server.ledger_rows import Direction, Outcome
+from fcil_server.ledger_words import Direction, Outcome
 from fcil_server.local import LocalFederation
 from fcil_server.rundata import collect
 from system.kit import open_ledger, settings, write_client

@@ -11,7 +11,7 @@ import pytest
 from fcil_protocol.errors import EXIT_USAGE, LinkError
 from fcil_protocol.messages import Ack, RoundClosed
 from fcil_protocol.payload import Payload, unpack
-from fcil_server.ledger_rows import UpdateStatus
+from fcil_server.ledger_words import UpdateStatus
 from fcil_server.local import LocalFederation
 from system.kit import open_ledger, settings
 from system.raw_client import RawClient

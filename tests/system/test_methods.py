@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from fcil_protocol import control
-from fcil_server.ledger_rows import Outcome, UpdateStatus
+from fcil_server.ledger_words import Outcome, UpdateStatus
 from fcil_server.local import LocalFederation
 from fcil_server.rundata import collect
 from system.kit import open_ledger, settings, write_client

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fcil_server.ledger_rows import Answer
+from fcil_server.ledger_words import Answer
 from fcil_server.local import LocalFederation
 from system.kit import open_ledger, settings, until_log, write_client
 

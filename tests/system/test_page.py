@@ -10,7 +10,7 @@ from http.client import HTTPConnection
 import pytest
 
 from fcil_protocol import control
-from fcil_server.ledger_rows import Outcome, UpdateStatus
+from fcil_server.ledger_words import Outcome, UpdateStatus
 from fcil_server.local import LocalFederation
 from fcil_server.page.stream import MAX_STREAMS
 from system.kit import open_ledger, settings, write_client

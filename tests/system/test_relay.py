@@ -21,7 +21,8 @@ from fcil_protocol.payload import Payload
 from fcil_protocol.redemption import show
 from fcil_protocol.ticket import Ticket
 from fcil_protocol.wellknown import REGISTRY
-from fcil_server.ledger_rows import Cause, Direction, RoundKey, RunStatus
+from fcil_server.ledger_rows import RoundKey
+from fcil_server.ledger_words import Cause, Direction, RunStatus
 from fcil_server.local import LocalFederation
 from system.kit import open_ledger, settings, write_client
 from system.raw_client import WAIT_S, RawClient, good_update

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fcil_protocol import control
-from fcil_server.ledger_rows import Answer, Outcome, RunStatus, UpdateStatus
+from fcil_server.ledger_words import Answer, Outcome, RunStatus, UpdateStatus
 from fcil_server.local import LocalFederation
 from fcil_server.rundata import collect
 from fcil_server.status import round_rows

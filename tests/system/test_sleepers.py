@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fcil_protocol import control
-from fcil_server.ledger_rows import Answer, Outcome, RunStatus, UpdateStatus
+from fcil_server.ledger_words import Answer, Outcome, RunStatus, UpdateStatus
 from fcil_server.local import LocalFederation
 from system.kit import open_ledger, settings, write_client
 

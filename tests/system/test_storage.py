@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fcil_server.ledger_rows import OPENING, RunStatus
+from fcil_server.ledger_words import OPENING, RunStatus
 from fcil_server.local import LocalFederation
 from system.kit import open_ledger, settings, write_client
 

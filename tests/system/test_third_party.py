@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fcil_protocol.errors import MethodMismatch
-from fcil_server.ledger_rows import Outcome
+from fcil_server.ledger_words import Outcome
 from fcil_server.local import LocalFederation
 from system.kit import open_ledger, settings, write_client
 

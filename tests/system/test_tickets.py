@@ -12,7 +12,7 @@ import pytest
 
 from fcil_protocol import control
 from fcil_protocol.keys import Certificate
-from fcil_server.ledger_rows import RunStatus, UpdateStatus
+from fcil_server.ledger_words import RunStatus, UpdateStatus
 from fcil_server.local import LocalFederation
 from system.kit import open_ledger, settings, write_client
 

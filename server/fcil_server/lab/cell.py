@@ -20,7 +20,7 @@ from fcil_server import config as configuration
 from fcil_server import rundir
 from fcil_server.lab.plan import Cell, digest_of, server_config
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import Direction, Outcome
+from fcil_server.ledger_words import Direction, Outcome
 from fcil_server.local import LocalFederation
 from fcil_server.rundata import RunData, collect
 from fcil_server.traffic_parts import TRAIN

@@ -17,7 +17,8 @@ import segno
 from fcil_protocol.errors import NotNow, Timeout, UsageError
 from fcil_server.ledger import LEDGER_NAME
 from fcil_server.ledger_client import ClientReader
-from fcil_server.ledger_rows import Client, Role
+from fcil_server.ledger_rows import Client
+from fcil_server.ledger_words import Role
 from fcil_server.orders import (
     check_lasts,
     only_here,
@@ -27,7 +28,8 @@ from fcil_server.orders import (
 )
 from fcil_server.page.confirmations import GOOD_S, Confirmations, Plan
 from fcil_server.page.sessions import Session
-from fcil_server.roster import MAX_WHY, REVOKED, check_name, named
+from fcil_server.roster import MAX_WHY, check_name, named
+from fcil_server.standing import REVOKED
 
 Ask = Callable[..., dict[str, Any]]
 Fields = Mapping[str, Any]

@@ -13,7 +13,7 @@ from itertools import groupby
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from fcil_server.ledger_rows import Direction
+from fcil_server.ledger_words import Direction
 from fcil_server.metrics import Metrics
 from fcil_server.page.drawing import draw
 from fcil_server.page.render import template

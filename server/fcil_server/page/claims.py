@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fcil_protocol.wellknown import EVALUATE
-from fcil_server.ledger_rows import Direction
+from fcil_server.ledger_words import Direction
 from fcil_server.page.snapshot import History, RoundLine
 from fcil_server.report_claims import Account
 from fcil_server.traffic_parts import TRAIN

@@ -15,7 +15,8 @@ from fcil_protocol.errors import FcilError, NotYet, UsageError
 from fcil_protocol.ids import RunId
 from fcil_server.beside import HEAD, where
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import Run, RunStatus
+from fcil_server.ledger_rows import Run
+from fcil_server.ledger_words import RunStatus
 from fcil_server.page.charts import cost, figure
 from fcil_server.page.compared import Compared, compared, differences, warnings
 from fcil_server.page.history import Reader

@@ -12,7 +12,8 @@ from typing import Any
 from fcil_protocol.errors import CorruptFile
 from fcil_protocol.ids import RunId
 from fcil_server.beside import row
-from fcil_server.ledger_rows import Direction, Run, RunStatus
+from fcil_server.ledger_rows import Run
+from fcil_server.ledger_words import Direction, RunStatus
 from fcil_server.page.accuracy import cost_by_task
 from fcil_server.page.snapshot import History
 

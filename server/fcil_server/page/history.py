@@ -18,7 +18,8 @@ from fcil_protocol.ids import ClientId, RunId
 from fcil_server import metrics
 from fcil_server.ledger_accounts import AccountTables
 from fcil_server.ledger_rounds import HistoryTables
-from fcil_server.ledger_rows import Direction, Event, Run
+from fcil_server.ledger_rows import Event, Run
+from fcil_server.ledger_words import Direction
 from fcil_server.metrics import Metrics
 from fcil_server.page.snapshot import History, Member, OpenTicket, RunName
 from fcil_server.page.tally import Tallied, Tally, counts, no_round, of_place

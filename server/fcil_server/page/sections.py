@@ -12,7 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fcil_server.ledger_rows import Direction
+from fcil_server.ledger_words import Direction
 from fcil_server.page import accuracy, clients, events, now, rounds, tasks, traffic
 from fcil_server.page.params import Params
 from fcil_server.page.render import template

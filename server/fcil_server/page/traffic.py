@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fcil_server.ledger_rows import Cause, Direction
+from fcil_server.ledger_words import Cause, Direction
 from fcil_server.page import charts
 from fcil_server.page.claims import accounts, claimed_round_bytes
 from fcil_server.page.params import Params

@@ -5,7 +5,7 @@ with the plan) are enough: no production code knows of it. A *point* is one call
 the disk or speaks to a peer, named ``operation path place``::
 
     sync federation/runs/#/spool/#.seg spool.Spool.sync
-    send ack daemon.Server.send
+    send ack sessions.Sessions.send
 
 Numbers and digests in paths are ``#``; the place is the innermost fcil functions that led there.
 
