@@ -13,10 +13,11 @@ import contextlib
 import platform
 import time
 
+from fcil_protocol.certificate import Certificate
 from fcil_protocol.channel import Channel
 from fcil_protocol.dialling import REFUSALS, Dial
 from fcil_protocol.errors import BadTicket, TrustError, Unreachable, from_code
-from fcil_protocol.keys import Certificate, PrivateKeys, PublicKeys
+from fcil_protocol.keys import PrivateKeys, PublicKeys
 from fcil_protocol.link import ClientLink, LinkNews
 from fcil_protocol.messages import Enrol, Enrolled, Nack, parse
 from fcil_protocol.ticket import PROOF, Ticket, proof_text

@@ -26,6 +26,7 @@ from processes import children, cpu_s, peak_mb, status_mb
 import fcil_protocol
 from fcil_protocol import control
 from fcil_protocol.assembly import Assembly
+from fcil_protocol.certificate import Certificate
 from fcil_protocol.channel import Channel
 from fcil_protocol.envelope import (
     Core,
@@ -38,7 +39,7 @@ from fcil_protocol.envelope import (
     wrap_key,
 )
 from fcil_protocol.header import chunk_bytes_for
-from fcil_protocol.keys import Certificate, PrivateKeys
+from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import (
     Ack,
     Bye,

@@ -22,6 +22,7 @@ UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shel
 CIPHER_OWNERS = {
     "fcil_protocol/envelope.py",  # payloads
     "fcil_protocol/keys.py",  # identities
+    "fcil_protocol/certificate.py",  # the federation's identity
     "fcil_protocol/passphrase.py",  # keys in a backup
     "fcil_server/web_door.py",  # no cipher: reads the names in a certificate
 }
