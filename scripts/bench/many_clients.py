@@ -38,6 +38,7 @@ from fcil_protocol.envelope import (
     verify_header,
     wrap_key,
 )
+from fcil_protocol.frames import Received, parse
 from fcil_protocol.header import chunk_bytes_for
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import (
@@ -48,13 +49,11 @@ from fcil_protocol.messages import (
     Message,
     Nack,
     Parts,
-    Received,
     RoundClosed,
     RoundOpen,
     Update,
     Want,
     Welcome,
-    parse,
 )
 from fcil_protocol.pace import MAX_WINDOW_BYTES
 from fcil_protocol.payload import Payload, pack

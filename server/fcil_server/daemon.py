@@ -17,6 +17,7 @@ from fcil_protocol import control
 from fcil_protocol.assembly import Assembly
 from fcil_protocol.channel import Channel
 from fcil_protocol.errors import BadSignature, FcilError, InternalError, NotNow, WireError
+from fcil_protocol.frames import Received, parse
 from fcil_protocol.ids import ClientId
 from fcil_protocol.messages import (
     LEFT,
@@ -30,11 +31,9 @@ from fcil_protocol.messages import (
     Message,
     Parts,
     Progress,
-    Received,
     Rotate,
     Update,
     Want,
-    parse,
 )
 from fcil_protocol.payload import Payload
 from fcil_protocol.service import Service

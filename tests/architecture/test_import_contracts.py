@@ -138,7 +138,7 @@ def test_only_the_codecs_of_the_wire_and_the_pipe_use_msgpack() -> None:
     users = {name for name, tree in SOURCES.items() if "msgpack" in tops(tree)}
     assert users <= {
         "fcil_protocol/fields.py",
-        "fcil_protocol/messages.py",
+        "fcil_protocol/frames.py",
         "fcil_protocol/segment.py",
         "fcil_adapters/worker_pipe.py",
     }

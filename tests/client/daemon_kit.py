@@ -20,9 +20,10 @@ from fcil_protocol.certificate import RootKey
 from fcil_protocol.channel import Channel
 from fcil_protocol.envelope import open_body, parse_header, unwrap_key
 from fcil_protocol.errors import FcilError
+from fcil_protocol.frames import parse
 from fcil_protocol.ids import new_client_id
 from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.messages import Ack, Chunk, Hello, RoundOpen, Update, Want, Welcome, parse
+from fcil_protocol.messages import Ack, Chunk, Hello, RoundOpen, Update, Want, Welcome
 from fcil_protocol.payload import unpack
 from fcil_protocol.testing import MemoryRouter
 

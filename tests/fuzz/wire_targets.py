@@ -33,8 +33,9 @@ from fcil_protocol.envelope import (
 )
 from fcil_protocol.errors import WrongFederation
 from fcil_protocol.fields import pack_map
+from fcil_protocol.frames import encode, parse
 from fcil_protocol.keys import PrivateKeys, PublicKeys
-from fcil_protocol.messages import BackboneClaim, Welcome, encode, parse
+from fcil_protocol.messages import BackboneClaim, Welcome
 from fcil_protocol.payload import Payload, pack, unpack
 from fcil_protocol.ticket import Ticket
 from fcil_protocol.wellknown import (
