@@ -6,11 +6,13 @@ import time
 from dataclasses import replace
 
 from fcil_client.home import Enrolment
+from fcil_protocol.certificate import Certificate
 from fcil_protocol.channel import Channel
 from fcil_protocol.dialling import Dial, dial
 from fcil_protocol.errors import WireError, WrongClock
-from fcil_protocol.keys import Certificate, PrivateKeys, PublicKeys
-from fcil_protocol.messages import Bye, Decline, Hello, Message, Nack, Received, Welcome
+from fcil_protocol.frames import Received
+from fcil_protocol.keys import PrivateKeys, PublicKeys
+from fcil_protocol.messages import Bye, Decline, Hello, Message, Nack, Welcome
 from fcil_protocol.transport import ClientLink, LinkNews
 
 

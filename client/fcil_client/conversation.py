@@ -27,18 +27,17 @@ from fcil_protocol.errors import (
     WrongClock,
     from_code,
 )
+from fcil_protocol.frames import Received, parse
 from fcil_protocol.messages import (
     Ack,
     Bye,
     Chunk,
     Nack,
     Parts,
-    Received,
     RoundClosed,
     RoundOpen,
     Want,
     Welcome,
-    parse,
 )
 from fcil_protocol.transport import LinkNews
 

@@ -18,9 +18,10 @@ from fcil_protocol.envelope import (
 )
 from fcil_protocol.errors import CorruptFile, StaleUpdate, StorageError, TrustError, WireError
 from fcil_protocol.files import storage_errors
+from fcil_protocol.frames import Received
 from fcil_protocol.header import chunk_bytes_for
 from fcil_protocol.keys import PrivateKeys, PublicKeys
-from fcil_protocol.messages import MAX_WANTED, Chunk, Message, PartRef, Parts, Received, Want
+from fcil_protocol.messages import MAX_WANTED, Chunk, Message, PartRef, Parts, Want
 from fcil_protocol.pace import MIN_WINDOW_BYTES, PATIENCE_S
 from fcil_protocol.payload import Payload, unpack
 from fcil_protocol.stored import EnvelopeFile, head_of

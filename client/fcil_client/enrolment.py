@@ -16,9 +16,10 @@ from pathlib import Path
 
 from fcil_client.home import Enrolment, Home, state_home
 from fcil_protocol import control
+from fcil_protocol.certificate import Certificate
 from fcil_protocol.errors import FcilError, LinkError, TrustError, Unreachable, UsageError
 from fcil_protocol.ids import ClientId, FederationId
-from fcil_protocol.keys import Certificate, PrivateKeys
+from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.terminal import printable
 
 _FEDERATION = re.compile(r"[0-9a-f]{32}")

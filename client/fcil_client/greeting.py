@@ -17,6 +17,7 @@ from fcil_adapters.forms import Forms
 from fcil_adapters.privacy_terms import check_privacy
 from fcil_client.home import Enrolment
 from fcil_client.privacy import check_installed
+from fcil_protocol.certificate import Certificate
 from fcil_protocol.egress import schema_faults
 from fcil_protocol.errors import (
     BackboneMismatch,
@@ -29,7 +30,7 @@ from fcil_protocol.errors import (
     WireError,
 )
 from fcil_protocol.ids import is_run_id
-from fcil_protocol.keys import Certificate, PublicKeys
+from fcil_protocol.keys import PublicKeys
 from fcil_protocol.messages import (
     NO_PRIVACY,
     BackboneClaim,

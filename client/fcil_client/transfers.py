@@ -19,8 +19,9 @@ from fcil_client.outbox import Outbox
 from fcil_client.rounds import RoundWork
 from fcil_client.session_events import RoundKey, key_of
 from fcil_protocol.errors import CorruptFile, FcilError, RoundClosed, StorageError, from_code
+from fcil_protocol.frames import Received
 from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.messages import Chunk, Nack, Parts, Received, RoundOpen, Want
+from fcil_protocol.messages import Chunk, Nack, Parts, RoundOpen, Want
 from fcil_protocol.pace import PATIENCE_S
 from fcil_protocol.stored import StoredEnvelope
 

@@ -26,8 +26,9 @@ from fcil_protocol.errors import (
     from_code,
 )
 from fcil_protocol.files import DirectoryLock
+from fcil_protocol.frames import parse
 from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.messages import Message, Nack, Welcome, parse
+from fcil_protocol.messages import Message, Nack, Welcome
 from fcil_protocol.transport import LinkNews
 
 ANSWER_S = 15.0  # for the whole visit

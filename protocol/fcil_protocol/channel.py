@@ -11,16 +11,9 @@ from __future__ import annotations
 import os
 
 from fcil_protocol.errors import BadSignature, WireError
+from fcil_protocol.frames import Received, encode
 from fcil_protocol.keys import PrivateKeys, PublicKeys, verify_signature
-from fcil_protocol.messages import (
-    NONCE_BYTES,
-    Enrol,
-    Hello,
-    Message,
-    Received,
-    Uplink,
-    encode,
-)
+from fcil_protocol.messages import NONCE_BYTES, Enrol, Hello, Message, Uplink
 
 PURPOSE = "message"
 _OPENERS = (Hello, Enrol, Uplink)  # they carry the sender's own nonce: nobody's else is known yet

@@ -13,12 +13,14 @@ import contextlib
 import platform
 import time
 
+from fcil_protocol.certificate import Certificate
 from fcil_protocol.channel import Channel
 from fcil_protocol.dialling import REFUSALS, Dial
 from fcil_protocol.errors import BadTicket, TrustError, Unreachable, from_code
-from fcil_protocol.keys import Certificate, PrivateKeys, PublicKeys
+from fcil_protocol.frames import parse
+from fcil_protocol.keys import PrivateKeys, PublicKeys
 from fcil_protocol.link import ClientLink, LinkNews
-from fcil_protocol.messages import Enrol, Enrolled, Nack, parse
+from fcil_protocol.messages import Enrol, Enrolled, Nack
 from fcil_protocol.ticket import PROOF, Ticket, proof_text
 
 ANSWER_S = 15.0  # for an address to answer before the next one is tried

@@ -20,12 +20,12 @@ from typing import NamedTuple
 from fcil_protocol.errors import AlreadyHave, CorruptFile, DiskFull, StorageError
 from fcil_protocol.files import storage_errors, sync_data, sync_directory
 from fcil_protocol.segment import MAX_KEY_BYTES, Damage, Record, RecordKind, Segment
+from fcil_protocol.segment_list import SegmentList
 
 SEGMENT_BYTES = 64 << 20
 QUARANTINE = "quarantine"
 _ROLL_AT = 1  # dead bytes for each live one, from which on a segment takes no more records
 _COPY_AT = 3  # and from which on its live ones are copied elsewhere
-_LITTLE = 64  # this part of a full segment may be dead without anybody caring
 
 
 class _Place(NamedTuple):
@@ -54,14 +54,10 @@ class Spool:
     def __init__(self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.recovered: list[str] = []
         self._directory = directory
-        self._segment_bytes = segment_bytes
         self._guard = threading.Lock()
-        self._segments: dict[int, Segment] = {}  # oldest first
-        self._next_number = 1  # never used twice while this object lives
+        self._segments = SegmentList(directory, segment_bytes)
         self._index: dict[str, _Place] = {}
         self._unsynced: dict[str, None] = {}  # keys that a power cut could take
-        self._dirty: dict[int, Segment] = {}  # segments with unsynced bytes
-        self._names_dirty = False  # a segment file is new
         self._failed: StorageError | None = None  # of a sync, for records appended during it
         with storage_errors("create", directory):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -69,13 +65,12 @@ class Spool:
             self._load(segment)
         with storage_errors("sync", directory):
             sync_directory(directory)
-        self._collect()
+        self._segments.collect()
 
     # --- opening ----------------------------------------------------------------------------
 
     def _load(self, segment: Segment) -> None:
-        self._segments[segment.number] = segment
-        self._next_number = segment.number + 1
+        self._segments.add(segment)
         damages = []
         for found in segment.scan():
             if isinstance(found, Damage):
@@ -139,33 +134,18 @@ class Spool:
                 raise AlreadyHave(f"{key!r} is in the spool already; the first one counts.")
             size = name_bytes + sum(len(piece) for piece in body)
             try:
-                segment = self._open_segment(size)
+                segment = self._segments.open_for(size)
                 record = segment.append(RecordKind.DATA, key, *body)
             except DiskFull:
-                wasteful = sorted(self._wasteful(0), key=lambda segment: segment.live)
+                wasteful = sorted(self._segments.wasteful(0), key=lambda segment: segment.live)
                 if not self._empty(wasteful[:1]):
                     raise
-                segment = self._open_segment(size)
+                segment = self._segments.open_for(size)
                 record = segment.append(RecordKind.DATA, key, *body)
             segment.live += record.size
             self._index[key] = _Place(segment, record)
             self._unsynced[key] = None
-            self._dirty[segment.number] = segment
-
-    def _open_segment(self, size: int) -> Segment:
-        last = next(reversed(self._segments.values()), None)
-        if last is not None and last.open_end:
-            if last.end == 0 or last.end + size <= self._segment_bytes:
-                return last
-            last.open_end = False
-        return self._new_segment()
-
-    def _new_segment(self) -> Segment:
-        segment = Segment.create(self._directory, self._next_number)
-        self._next_number += 1
-        self._segments[segment.number] = segment
-        self._names_dirty = True
-        return segment
+            self._segments.dirty[segment.number] = segment
 
     def get(self, key: str, *, check: bool = True) -> bytes:
         """Return the body of a record, durable or not.
@@ -215,22 +195,22 @@ class Spool:
                 self._forget(key)
             try:
                 # First what needs no note, so that a full disk gets some room.
-                self._collect()
+                self._segments.collect()
                 for key, place in list(victims.items()):
-                    if place.segment.number in self._segments:
+                    if place.segment in self._segments:
                         self._note_removal(key, place.segment)
                     del victims[key]
             except StorageError:
                 for key, place in victims.items():
-                    if place.segment.number in self._segments:
+                    if place.segment in self._segments:
                         self._index[key] = place
                         place.segment.live += place.record.size
                 self._unsynced.update(dict.fromkeys(k for k in unsynced if k in self._index))
                 raise
-            last = next(reversed(self._segments.values()), None)
-            if last is not None and self._mostly_dead(last, _ROLL_AT):
+            last = self._segments.last
+            if last is not None and self._segments.mostly_dead(last, _ROLL_AT):
                 last.open_end = False
-            self._empty(self._wasteful(_COPY_AT))
+            self._empty(self._segments.wasteful(_COPY_AT))
 
     def purge(self, keys: Iterable[str]) -> int:
         """Remove records and, if the disk has room to copy the others, their bytes at once.
@@ -242,48 +222,17 @@ class Spool:
             self.remove(victims)
             self.sync()
             with self._guard:
-                self._empty([s for s in self._segments.values() if s.number not in self._dirty])
+                self._empty([s for s in self._segments if s.number not in self._segments.dirty])
         return len(victims)
 
     def _note_removal(self, key: str, holder: Segment) -> None:
-        segment = self._open_segment(len(key.encode()))
+        segment = self._segments.open_for(len(key.encode()))
         segment.append(RecordKind.REMOVED, key)
-        self._dirty[segment.number] = segment
+        self._segments.dirty[segment.number] = segment
         if holder is not segment:
             segment.buried.add(holder.number)
 
-    def _collect(self) -> None:
-        """Delete segments of which nothing counts, oldest first.
-
-        A segment whose records remove something from another one outlives that one, on the
-        disk too: hence the sync after each.
-        """
-        for segment in list(self._segments.values()):
-            if segment.live or not segment.buried.isdisjoint(self._segments):
-                continue
-            with storage_errors("delete", segment.path):
-                segment.close()
-                segment.path.unlink(missing_ok=True)
-                sync_directory(self._directory)
-            del self._segments[segment.number]
-            self._dirty.pop(segment.number, None)
-
     # --- dead bytes -------------------------------------------------------------------------
-
-    def _mostly_dead(self, segment: Segment, times: int) -> bool:
-        little = self._segment_bytes // _LITTLE
-        return segment.dead > max(times * segment.live, little)
-
-    def _wasteful(self, times: int) -> list[Segment]:
-        """Segments that could be deleted if the little that counts in them were elsewhere."""
-        return [
-            segment
-            for segment in self._segments.values()
-            if segment.live
-            and self._mostly_dead(segment, times)
-            and segment.number not in self._dirty
-            and segment.buried.isdisjoint(self._segments)
-        ]
 
     def _empty(self, wasteful: list[Segment]) -> bool:
         """Copy what counts in these segments into a new one, make that durable, delete them.
@@ -302,16 +251,16 @@ class Spool:
                 target.buried.add(places[key].segment.number)
                 self._index[key] = copy  # at once: `in` and `get` ask without the guard
                 places[key].segment.live -= copy.record.size
-            self._collect()
+            self._segments.collect()
         except StorageError:
             return False
         return True
 
     def _copy(self, places: dict[str, _Place]) -> tuple[Segment, dict[str, _Place]]:
         """Copy records into a new segment, durable when this returns."""
-        for segment in self._segments.values():
+        for segment in self._segments:
             segment.open_end = False  # what is appended from now on stands behind the copies
-        target = self._new_segment()
+        target = self._segments.new()
         copies = {}
         try:
             for key, place in places.items():
@@ -322,7 +271,7 @@ class Spool:
                 sync_directory(self._directory)
         except StorageError:
             target.open_end = False  # and as nothing in it counts, it is deleted
-            self._collect()
+            self._segments.collect()
             raise
         target.synced = target.end
         return target, copies
@@ -342,10 +291,10 @@ class Spool:
                 self._drop_unsynced()
                 raise error
             batch = list(self._unsynced)
-            work = [(segment, segment.end) for segment in self._dirty.values()]
+            work = [(segment, segment.end) for segment in self._segments.dirty.values()]
             with storage_errors("sync", self._directory):
                 fds = self._duplicates()
-            names, self._names_dirty = self._names_dirty, False
+            names, self._segments.names_dirty = self._segments.names_dirty, False
         try:
             with storage_errors("sync", self._directory):
                 for fd in fds:
@@ -362,45 +311,28 @@ class Spool:
             for fd in fds:
                 os.close(fd)
         with self._guard:
-            self._settle(batch, work)
+            for key in batch:
+                self._unsynced.pop(key, None)
+            self._segments.settle(work)
 
     def _duplicates(self) -> list[int]:
-        """Descriptors that stay valid if the other thread deletes a segment meanwhile."""
-        fds: list[int] = []
         try:
-            fds.extend(os.dup(segment.descriptor) for segment in self._dirty.values())
+            return self._segments.duplicates()
         except (OSError, StorageError):
-            for fd in fds:
-                os.close(fd)
             self._drop_unsynced()
             raise
-        return fds
-
-    def _settle(self, batch: list[str], work: list[tuple[Segment, int]]) -> None:
-        for key in batch:
-            self._unsynced.pop(key, None)
-        for segment, end in work:
-            segment.synced = max(segment.synced, end)
-            if segment.synced == segment.end:
-                self._dirty.pop(segment.number, None)
-                if not segment.open_end:
-                    segment.close()
 
     def _drop_unsynced(self) -> None:
         """After a failed sync the kernel may have dropped the bytes: they count no more."""
         for key in list(self._unsynced):
             self._forget(key)
-        for segment in self._dirty.values():
-            segment.cut(segment.synced)
-            segment.open_end = False
-            segment.close()
-        self._dirty.clear()
+        self._segments.cut_unsynced()
 
     def close(self) -> None:
         """Sync, then close all files."""
         try:
             self.sync()
         finally:
-            for segment in self._segments.values():
+            for segment in self._segments:
                 with contextlib.suppress(OSError):
                     segment.close()

@@ -1,4 +1,6 @@
-"""The link: one ROUTER, many DEALERs, CURVE always on; the only file that imports zmq.
+"""The link: one ROUTER, many DEALERs, CURVE always on.
+
+Only this file, `gate` and `socket_reader` import zmq.
 
 What libzmq does under attack, on slow links and at its limits was measured before this was
 written; PROTOCOL.md section 2 gives the rules that follow from it. In short: the gate (ZAP)
@@ -11,16 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import struct
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
 
 import zmq
 
 from fcil_protocol.connection_counts import ConnectionCounts
 from fcil_protocol.errors import LinkError, PortInUse
+from fcil_protocol.gate import MONITOR_EVENT, ZAP_DOMAIN, Gate
 from fcil_protocol.link import (
     HANDSHAKE_DOWN_BYTES,
     HANDSHAKE_UP_BYTES,
@@ -31,6 +31,7 @@ from fcil_protocol.link import (
     frame_wire_bytes,
     wire_bytes,
 )
+from fcil_protocol.socket_reader import SocketReader
 from fcil_protocol.tcp_info import TcpCounts, twin
 
 __all__ = [
@@ -47,15 +48,11 @@ __all__ = [
     "wire_bytes",
 ]
 
-ZAP_ENDPOINT = "inproc://zeromq.zap.01"
-ZAP_DOMAIN = b"fcil"
 MAX_MESSAGE_BYTES = 9 << 20  # the largest frame: an update's header blob
 HIGH_WATER = 256  # messages per peer, of 256 KiB as a rule; windows keep real queues far below
 BACKLOG = 1024
 HANDSHAKE_MS = 30_000  # six messages one after the other: 12 s where each takes 2
 SILENT_S = 30.0  # a connection on which nobody ever spoke is cut after so long
-QUEUE = 64  # messages read ahead of the daemon; TCP holds the rest back
-YIELD_EVERY = 16  # messages read before timers and other tasks have their turn
 
 
 def _send_now(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> None:
@@ -66,150 +63,6 @@ def _send_now(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> None:
         # new connection or of room in a queue.
         sock.getsockopt(zmq.EVENTS)
         sock.send_multipart(frames, zmq.NOBLOCK, copy=True)
-
-
-class _Gate(threading.Thread):
-    """The server's own thread: asks ``admit(key)`` for every handshake, hears of every end.
-
-    A monitor that is not drained lets strangers block libzmq. Both jobs are in one thread
-    for the sake of order: all that has ended before a handshake is told before the new
-    connection gets its number, so ``heard(event, fd, number)`` with the newest number given
-    so far says which of the connections on a descriptor it can be about.
-    """
-
-    def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        admit: Callable[[bytes], bool],
-        heard: Callable[[int, int, int], None],
-    ) -> None:
-        super().__init__(name="fcil-gate", daemon=True)
-        self._admit = admit
-        self._heard = heard
-        self._conn = 0
-        # Bound here, in the caller's thread: nothing may listen before the gate stands.
-        self._socket = context.socket(zmq.REP)
-        self._socket.linger = 0
-        self._socket.bind(ZAP_ENDPOINT)
-        self._monitor: zmq.Socket[bytes]
-
-    def guard(self, sock: zmq.Socket[bytes], mask: int) -> None:
-        """Start to watch over a server socket that does not listen yet."""
-        self._monitor = sock.get_monitor_socket(mask)
-        self.start()
-
-    def run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._monitor, zmq.POLLIN)
-        with contextlib.suppress(zmq.ContextTerminated, zmq.ZMQError):
-            while True:
-                ready = dict(poller.poll())
-                request = self._socket.recv_multipart() if self._socket in ready else None
-                self._listen()
-                if request is not None:
-                    self._socket.send_multipart(self._answer(request))
-        self._monitor.close(0)
-        self._socket.close(0)
-
-    def _listen(self) -> None:
-        with contextlib.suppress(zmq.Again):
-            while True:
-                event, value = _EVENT.unpack(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
-                self._heard(event, value, self._conn)
-
-    def _answer(self, request: list[bytes]) -> list[bytes]:
-        version, request_id = request[0], request[1]
-        mechanism, key = (request[5], request[6]) if len(request) > 6 else (b"", b"")
-        admitted = mechanism == b"CURVE" and len(key) == 32 and self._ask(key)
-        if not admitted:
-            return [version, request_id, b"400", b"not on the allow-list", b"", b""]
-        self._conn += 1
-        name, value = b"X-Conn", str(self._conn).encode()
-        metadata = bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
-        return [version, request_id, b"200", b"", key.hex().encode(), metadata]
-
-    def _ask(self, key: bytes) -> bool:
-        try:
-            return self._admit(key)
-        except Exception:
-            return False  # a gate that cannot decide stays shut
-
-
-_EVENT = struct.Struct("=HI")  # of a monitor: what, and its descriptor or error number
-_T = TypeVar("_T")
-
-
-class _Reader(Generic[_T]):
-    """Reads a socket beside the event loop: a few messages at a time, `QUEUE` ahead at most.
-
-    libzmq's descriptor tells that something changed, not that something is there, and every
-    call on the socket may swallow that signal. So it is read until it is empty, and `wake`
-    is called after whatever else was done with the socket; otherwise a message could lie
-    there unseen until the next one comes.
-
-    Args:
-        take: turns the frames of a message into an item, or None to drop it.
-        empty: called when everything that had come has been taken.
-    """
-
-    def __init__(
-        self,
-        sock: zmq.Socket[bytes],
-        take: Callable[[list[zmq.Frame]], _T | None],
-        empty: Callable[[], None],
-    ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._sock = sock
-        self._take = take
-        self._empty = empty
-        self._queue: asyncio.Queue[_T] = asyncio.Queue()
-        self._fd = int(sock.getsockopt(zmq.FD))
-        self._due: asyncio.Handle | None = None
-        self._full = False
-        self._loop.add_reader(self._fd, self.wake)
-        self.wake()
-
-    def wake(self) -> None:
-        """Look at the socket soon."""
-        if self._due is None and not self._full and not self._sock.closed:
-            self._due = self._loop.call_soon(self._read)
-
-    def _read(self) -> None:
-        self._due = None
-        for _ in range(YIELD_EVERY):
-            if self._queue.qsize() >= QUEUE:
-                self._full = True
-                self._loop.remove_reader(self._fd)  # it would only say again that there is more
-                return
-            try:
-                frames = self._sock.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                self._empty()
-                return
-            item = self._take(frames)
-            if item is not None:
-                self._queue.put_nowait(item)
-        self.wake()
-
-    def tell(self, item: _T) -> None:
-        """Put something into the queue that did not come as a message."""
-        self._queue.put_nowait(item)
-
-    async def get(self) -> _T:
-        """Wait for the next item."""
-        item = await self._queue.get()
-        if self._full and not self._sock.closed:
-            self._full = False
-            self._loop.add_reader(self._fd, self.wake)
-            self.wake()
-        return item
-
-    def close(self) -> None:
-        """Stop reading; the socket is closed by its owner afterwards."""
-        self._loop.remove_reader(self._fd)
-        if self._due is not None:
-            self._due.cancel()
 
 
 def _shut_down(fd: int) -> None:
@@ -258,7 +111,7 @@ class Router:
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 4096)
-        self._gate = _Gate(self._context, admit, self._heard)
+        self._gate = Gate(self._context, admit, self._heard)
         self._socket = self._context.socket(zmq.ROUTER)
         _common_options(self._socket, int(heartbeat_s * 1000))
         self._socket.setsockopt(zmq.BACKLOG, BACKLOG)
@@ -276,7 +129,7 @@ class Router:
         self._ended: deque[tuple[int, int]] = deque()
         self._over: dict[int, int] = {}
         self.refused_handshakes = 0
-        self._reader = _Reader(self._socket, self._incoming, self._departures)
+        self._reader = SocketReader(self._socket, self._incoming, self._departures)
         self._gate.guard(self._socket, mask)
 
     def bind(self, host: str, port: int) -> int:
@@ -454,11 +307,11 @@ class Dealer:
         mask |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         self._up = False
         self._tried = False  # whether an attempt to connect was made since the last connection
-        self._reader: _Reader[LinkNews | tuple[bytes, ...]] = _Reader(
+        self._reader: SocketReader[LinkNews | tuple[bytes, ...]] = SocketReader(
             self._socket, lambda frames: tuple(f.bytes for f in frames), lambda: None
         )
         self._monitor = self._socket.get_monitor_socket(mask)
-        self._news: _Reader[LinkNews] = _Reader(self._monitor, self._heard, lambda: None)
+        self._news: SocketReader[LinkNews] = SocketReader(self._monitor, self._heard, lambda: None)
 
     def _tell(self, state: str, reason: str = "") -> None:
         self._reader.tell(LinkNews(state, reason))
@@ -471,7 +324,7 @@ class Dealer:
         self._reader.wake()
 
     def _heard(self, frames: list[zmq.Frame]) -> None:
-        event, _ = _EVENT.unpack(frames[0].bytes)
+        event, _ = MONITOR_EVENT.unpack(frames[0].bytes)
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._up = True
             self._tell("up")

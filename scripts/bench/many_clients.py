@@ -26,6 +26,7 @@ from processes import children, cpu_s, peak_mb, status_mb
 import fcil_protocol
 from fcil_protocol import control
 from fcil_protocol.assembly import Assembly
+from fcil_protocol.certificate import Certificate
 from fcil_protocol.channel import Channel
 from fcil_protocol.envelope import (
     Core,
@@ -37,8 +38,9 @@ from fcil_protocol.envelope import (
     verify_header,
     wrap_key,
 )
+from fcil_protocol.frames import Received, parse
 from fcil_protocol.header import chunk_bytes_for
-from fcil_protocol.keys import Certificate, PrivateKeys
+from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import (
     Ack,
     Bye,
@@ -47,13 +49,11 @@ from fcil_protocol.messages import (
     Message,
     Nack,
     Parts,
-    Received,
     RoundClosed,
     RoundOpen,
     Update,
     Want,
     Welcome,
-    parse,
 )
 from fcil_protocol.pace import MAX_WINDOW_BYTES
 from fcil_protocol.payload import Payload, pack

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from fcil_protocol.certificate import Certificate
 from fcil_protocol.errors import (
     CorruptFile,
     FcilError,
@@ -25,7 +26,6 @@ from fcil_protocol.errors import (
 )
 from fcil_protocol.files import place_new, read_private, scratch, storage_errors, sync_data
 from fcil_protocol.ids import RunId
-from fcil_protocol.keys import Certificate
 from fcil_protocol.passphrase import seal_with_passphrase
 from fcil_server.archive import CERTIFICATE, KEYS, Manifest, Writer
 from fcil_server.config import load

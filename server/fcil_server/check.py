@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fcil_protocol import control
+from fcil_protocol.certificate import Certificate, RootKey
 from fcil_protocol.errors import FcilError, StorageError, Timeout, Unreachable
 from fcil_protocol.files import LOCK_NAME, half_write, is_written
-from fcil_protocol.keys import Certificate, PrivateKeys, PublicKeys, RootKey
+from fcil_protocol.keys import PrivateKeys, PublicKeys
 from fcil_server.backup import SCRATCH
 from fcil_server.check_runs import check_run
 from fcil_server.config import load

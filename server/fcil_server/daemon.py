@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 
 from fcil_protocol import control
 from fcil_protocol.errors import BadSignature, FcilError, InternalError, NotNow, WireError
+from fcil_protocol.frames import Received, parse
 from fcil_protocol.messages import (
     LEFT,
     Bye,
@@ -24,11 +25,9 @@ from fcil_protocol.messages import (
     Hello,
     Message,
     Progress,
-    Received,
     Rotate,
     Update,
     Want,
-    parse,
 )
 from fcil_protocol.service import Service
 from fcil_protocol.transport import Incoming, Router

@@ -15,9 +15,9 @@ from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method
 from fcil_adapters.describe import NO_BACKBONE
 from fcil_adapters.exported import ExportInfo, Origin, check_target
 from fcil_adapters.forms import forms_of
+from fcil_protocol.certificate import Certificate
 from fcil_protocol.errors import UsageError
 from fcil_protocol.files import storage_errors
-from fcil_protocol.keys import Certificate
 from fcil_protocol.payload import Payload
 from fcil_server.classes import ClassRegistry
 from fcil_server.config import Config, load, parse

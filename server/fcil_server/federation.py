@@ -22,6 +22,7 @@ from typing import Self
 
 import platformdirs
 
+from fcil_protocol.certificate import Certificate, RootKey
 from fcil_protocol.errors import (
     CorruptFile,
     KeyFileError,
@@ -31,7 +32,7 @@ from fcil_protocol.errors import (
 )
 from fcil_protocol.files import DirectoryLock, make_private, storage_errors, write_atomic
 from fcil_protocol.ids import Digest, FederationId, RunId, is_run_id
-from fcil_protocol.keys import Certificate, PrivateKeys, RootKey
+from fcil_protocol.keys import PrivateKeys
 from fcil_server.config import Config, as_file, load
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger_file import log_path

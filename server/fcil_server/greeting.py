@@ -23,6 +23,7 @@ from fcil_protocol.errors import (
     WrongFederation,
     from_code,
 )
+from fcil_protocol.frames import Received
 from fcil_protocol.keys import PrivateKeys, PublicKeys
 from fcil_protocol.messages import (
     NO_PRIVACY,
@@ -30,7 +31,6 @@ from fcil_protocol.messages import (
     Bye,
     Hello,
     PrivacyTerms,
-    Received,
     Verdict,
     Welcome,
 )

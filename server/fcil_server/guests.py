@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from fcil_protocol.channel import Channel
 from fcil_protocol.errors import BadSignature, BadTicket, FcilError, TooLarge, UnknownClient
+from fcil_protocol.frames import Received
 from fcil_protocol.keys import PrivateKeys, PublicKeys, verify_signature
-from fcil_protocol.messages import Enrol, Enrolled, Hello, Message, Received
+from fcil_protocol.messages import Enrol, Enrolled, Hello, Message
 from fcil_protocol.ticket import PROOF, proof_text
 from fcil_protocol.transport import Incoming
 from fcil_server.intake import nack_of

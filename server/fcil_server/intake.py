@@ -30,9 +30,10 @@ from fcil_protocol.errors import (
     WireError,
     WrongFederation,
 )
+from fcil_protocol.frames import Received
 from fcil_protocol.ids import ClientId
 from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.messages import Ack, Chunk, Message, Nack, Received, Update
+from fcil_protocol.messages import Ack, Chunk, Message, Nack, Update
 from fcil_protocol.pace import share
 from fcil_protocol.payload import Payload, unpack
 from fcil_protocol.schema import PayloadSchema

@@ -25,10 +25,11 @@ from fcil_protocol.errors import (
     WireError,
     WrongFederation,
 )
+from fcil_protocol.frames import Received, parse
 from fcil_protocol.ids import ClientId
 from fcil_protocol.lanes import Laned
 from fcil_protocol.link import Incoming, ServerLink
-from fcil_protocol.messages import Admit, Message, Received, Uplink, Want, parse
+from fcil_protocol.messages import Admit, Message, Uplink, Want
 from fcil_protocol.tcp_info import TcpCounts
 from fcil_server import ledger_rows
 from fcil_server.accounts import Accounts

@@ -19,12 +19,14 @@ from typing import Any
 
 import fcil_protocol
 from fcil_protocol import lanes
+from fcil_protocol.certificate import Certificate
 from fcil_protocol.channel import Channel
 from fcil_protocol.dialling import ADDRESS_S, REFUSALS, Dial, dial
 from fcil_protocol.errors import FcilError, InternalError, TrustError, WireError, from_code
-from fcil_protocol.keys import Certificate, PrivateKeys
+from fcil_protocol.frames import Received, parse
+from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.link import ClientLink, LinkNews, wire_bytes
-from fcil_protocol.messages import Admit, Chunk, Message, Nack, Received, Uplink, parse
+from fcil_protocol.messages import Admit, Chunk, Message, Nack, Uplink
 from fcil_server.relay_cache import Cache
 from fcil_server.relay_home import Record
 from fcil_server.relay_session import Door, Session

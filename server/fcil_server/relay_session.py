@@ -13,10 +13,11 @@ from fcil_protocol import lanes
 from fcil_protocol.channel import Channel
 from fcil_protocol.envelope import parse_header, verify_header
 from fcil_protocol.errors import FcilError, InternalError, WireError
+from fcil_protocol.frames import parse
 from fcil_protocol.header import Header
 from fcil_protocol.keys import PublicKeys
 from fcil_protocol.link import Incoming, ServerLink
-from fcil_protocol.messages import Admit, Chunk, Message, Parts, Want, parse
+from fcil_protocol.messages import Admit, Chunk, Message, Parts, Want
 from fcil_protocol.transfer import runs
 from fcil_protocol.wellknown import REGISTRY
 from fcil_server.doorkeeper import Doorkeeper

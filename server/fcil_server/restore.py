@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fcil_protocol.certificate import Certificate, RootKey
 from fcil_protocol.errors import KeyFileError, UsageError
 from fcil_protocol.files import (
     make_private,
@@ -19,7 +20,7 @@ from fcil_protocol.files import (
     sync_directory,
     write_atomic,
 )
-from fcil_protocol.keys import Certificate, PrivateKeys, RootKey
+from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.passphrase import open_with_passphrase
 from fcil_server.archive import CERTIFICATE, KEYS, Manifest, unpack_into, verify
 from fcil_server.backup import KEY_FILES, key_context

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from fcil_protocol.channel import Channel
 from fcil_protocol.errors import FcilError
+from fcil_protocol.frames import Received, parse
 from fcil_protocol.messages import (
     RUN_DONE,
     Ack,
@@ -18,9 +19,7 @@ from fcil_protocol.messages import (
     Hello,
     Message,
     Parts,
-    Received,
     Rotate,
-    parse,
 )
 from fcil_protocol.ticket import keys_digest
 from fcil_protocol.transport import Incoming

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from fcil_client import session
-from fcil_protocol import PROTOCOL_VERSION, messages
+from fcil_protocol import PROTOCOL_VERSION, frames, messages
 from fcil_protocol.errors import all_errors
 from fcil_protocol.header import sealed_size
 from fcil_protocol.messages import MESSAGES, Message
@@ -222,12 +222,12 @@ def test_protocol_says_which_messages_are_not_signed() -> None:
 
 
 def test_every_message_is_named_with_its_blobs() -> None:
-    frames = numbered(PROTOCOL, 4).split("### 4.1")[0]
-    three = [name for name, count in messages._BLOBS.items() if count == 3]
-    one = [name for name, count in messages._BLOBS.items() if count == 1]
-    assert " and ".join(f"`{n}`" for n in three) + " have three" in frames
-    assert " and ".join(f"`{n}`" for n in one) + " has one" in frames
-    assert len(three) + len(one) == len(messages._BLOBS)
+    form = numbered(PROTOCOL, 4).split("### 4.1")[0]
+    three = [name for name, count in frames._BLOBS.items() if count == 3]
+    one = [name for name, count in frames._BLOBS.items() if count == 1]
+    assert " and ".join(f"`{n}`" for n in three) + " have three" in form
+    assert " and ".join(f"`{n}`" for n in one) + " has one" in form
+    assert len(three) + len(one) == len(frames._BLOBS)
 
 
 # --- the rest of the protocol ---------------------------------------------------------------

@@ -23,10 +23,11 @@ from fcil_client.daemon import Client
 from fcil_client.enrolment import find
 from fcil_client.rounds import Options
 from fcil_protocol import envelope
+from fcil_protocol.certificate import RootKey
 from fcil_protocol.envelope import ContentKey, Core, open_body, seal, unwrap_key, wrap_key
 from fcil_protocol.errors import FcilError
 from fcil_protocol.files import DirectoryLock
-from fcil_protocol.keys import PrivateKeys, PublicKeys, RootKey
+from fcil_protocol.keys import PrivateKeys, PublicKeys
 from fcil_protocol.ticket import Ticket
 from fcil_server import cli as server_cli
 from fcil_server.daemon import Server

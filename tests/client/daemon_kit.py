@@ -16,12 +16,14 @@ from fcil_client.manners import ALWAYS, Facts
 from fcil_client.rounds import Options, RoundWork
 from fcil_client.session_events import key_of
 from fcil_protocol import PROTOCOL_VERSION
+from fcil_protocol.certificate import RootKey
 from fcil_protocol.channel import Channel
 from fcil_protocol.envelope import open_body, parse_header, unwrap_key
 from fcil_protocol.errors import FcilError
+from fcil_protocol.frames import parse
 from fcil_protocol.ids import new_client_id
-from fcil_protocol.keys import PrivateKeys, RootKey
-from fcil_protocol.messages import Ack, Chunk, Hello, RoundOpen, Update, Want, Welcome, parse
+from fcil_protocol.keys import PrivateKeys
+from fcil_protocol.messages import Ack, Chunk, Hello, RoundOpen, Update, Want, Welcome
 from fcil_protocol.payload import unpack
 from fcil_protocol.testing import MemoryRouter
 

@@ -9,11 +9,13 @@ import pytest
 
 from client.daemon_kit import DIGEST, RUN, order
 from fcil_protocol import PROTOCOL_VERSION
+from fcil_protocol.certificate import RootKey
 from fcil_protocol.channel import Channel
 from fcil_protocol.envelope import Core, seal, wrap_key
 from fcil_protocol.errors import VersionMismatch, WrongFederation
-from fcil_protocol.keys import PrivateKeys, RootKey
-from fcil_protocol.messages import Ack, Chunk, Decline, Hello, PartRef, Parts, Want, parse
+from fcil_protocol.frames import parse
+from fcil_protocol.keys import PrivateKeys
+from fcil_protocol.messages import Ack, Chunk, Decline, Hello, PartRef, Parts, Want
 
 REFUSED = "a message was refused"
 OTHER = PrivateKeys(curve=b"\x07" * 32, signing=b"\x08" * 32, sealing=b"\x09" * 32)

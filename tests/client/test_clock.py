@@ -12,9 +12,9 @@ from fcil_client import conversation, greeting
 from fcil_client.connection import Connection
 from fcil_client.home import Enrolment, Home
 from fcil_client.outbox import Outbox
+from fcil_protocol.certificate import RootKey
 from fcil_protocol.errors import TrustError
 from fcil_protocol.ids import ClientId
-from fcil_protocol.keys import RootKey
 from fcil_protocol.messages import Ack, Hello
 
 YEAR_S = 365 * 86_400

@@ -31,10 +31,11 @@ from fcil_client.doctor.lines import exit_code
 from fcil_client.doctor.look_engines import Bench
 from fcil_client.home import Enrolment, Home
 from fcil_client.manifest import NAME, scan
+from fcil_protocol.certificate import RootKey
 from fcil_protocol.errors import DataError, Timeout, WorkerDied, WorkerError
 from fcil_protocol.files import DirectoryLock
 from fcil_protocol.ids import ClientId, FederationId
-from fcil_protocol.keys import PrivateKeys, RootKey
+from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.ticket import Ticket
 
 FED = FederationId("0123456789abcdef" * 2)

@@ -14,6 +14,7 @@ import pytest
 from fcil_client.enrolment import JoinFile, find, join_files, load_keys
 from fcil_client.home import Home, state_home
 from fcil_protocol import control
+from fcil_protocol.certificate import RootKey
 from fcil_protocol.errors import (
     KeyFileError,
     LinkError,
@@ -21,7 +22,7 @@ from fcil_protocol.errors import (
     Unreachable,
     UsageError,
 )
-from fcil_protocol.keys import PrivateKeys, PublicKeys, RootKey
+from fcil_protocol.keys import PrivateKeys, PublicKeys
 
 ROOT, ROOT2 = RootKey(b"\x07" * 32), RootKey(b"\x08" * 32)
 SERVER = PrivateKeys(curve=b"\x01" * 32, signing=b"\x02" * 32, sealing=b"\x03" * 32)

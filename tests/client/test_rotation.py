@@ -4,8 +4,9 @@ import pytest
 
 from fcil_client.greeting import read_server
 from fcil_client.home import Enrolment, Home
+from fcil_protocol.certificate import RootKey
 from fcil_protocol.errors import TrustError
-from fcil_protocol.keys import PrivateKeys, RootKey
+from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import NONCE_BYTES, Welcome
 
 WELCOME = Welcome(

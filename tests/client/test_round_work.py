@@ -35,8 +35,9 @@ from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.assembly import Assembly
 from fcil_protocol.envelope import Core, seal, wrap_key
 from fcil_protocol.errors import CorruptFile, DiskFull, SchemaMismatch, StaleUpdate, StorageError
+from fcil_protocol.frames import Received
 from fcil_protocol.header import chunk_bytes_for
-from fcil_protocol.messages import Chunk, PartRef, Parts, Received, Want
+from fcil_protocol.messages import Chunk, PartRef, Parts, Want
 from fcil_protocol.payload import Payload, pack
 from fcil_protocol.stored import head_of, read_envelope, write_envelope
 from fcil_protocol.testing import flip_bit

@@ -12,10 +12,11 @@ from fcil_client import egress, manifest, privacy
 from fcil_client.home import Enrolment, Home
 from fcil_client.outbox import Outbox
 from fcil_protocol.assembly import Assembly
+from fcil_protocol.certificate import RootKey
 from fcil_protocol.envelope import StoredEnvelope, read_envelope, seal
 from fcil_protocol.errors import CannotOpen, FcilError, WireError
 from fcil_protocol.ids import ClientId
-from fcil_protocol.keys import PrivateKeys, RootKey
+from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.passphrase import open_with_passphrase
 from fcil_protocol.segment import HEAD_BYTES, RecordKind, Segment
 from fcil_protocol.spool import Spool

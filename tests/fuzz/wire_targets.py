@@ -21,6 +21,7 @@ from fcil_adapters.vit_sizes import backbone_by_name
 from fcil_client.greeting import read_terms
 from fcil_client.rounds import read_registry
 from fcil_protocol import PROTOCOL_VERSION, lanes
+from fcil_protocol.certificate import Certificate, RootKey
 from fcil_protocol.envelope import (
     Core,
     open_body,
@@ -32,8 +33,9 @@ from fcil_protocol.envelope import (
 )
 from fcil_protocol.errors import WrongFederation
 from fcil_protocol.fields import pack_map
-from fcil_protocol.keys import Certificate, PrivateKeys, PublicKeys, RootKey
-from fcil_protocol.messages import BackboneClaim, Welcome, encode, parse
+from fcil_protocol.frames import encode, parse
+from fcil_protocol.keys import PrivateKeys, PublicKeys
+from fcil_protocol.messages import BackboneClaim, Welcome
 from fcil_protocol.payload import Payload, pack, unpack
 from fcil_protocol.ticket import Ticket
 from fcil_protocol.wellknown import (

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fcil_protocol.channel import Channel, new_nonce
 from fcil_protocol.errors import BadSignature, FcilError, WireError
+from fcil_protocol.frames import Received, parse
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import (
     NONCE_BYTES,
@@ -17,11 +18,9 @@ from fcil_protocol.messages import (
     Hello,
     Message,
     Nack,
-    Received,
     Update,
     Want,
     Welcome,
-    parse,
 )
 
 CLIENT, SERVER, OTHER = (

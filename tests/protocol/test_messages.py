@@ -12,12 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcil_protocol import messages
 from fcil_protocol.errors import FcilError, TooLarge, WireError
-from fcil_protocol.messages import (
+from fcil_protocol.frames import (
+    MAX_BLOBS,
     MAX_BODY_BYTES,
     MAX_CHUNK_BYTES,
     MAX_HEADER_BLOB_BYTES,
+    encode,
+    parse,
+)
+from fcil_protocol.messages import (
     MESSAGES,
     Ack,
     Admit,
@@ -42,8 +46,6 @@ from fcil_protocol.messages import (
     Verdict,
     Want,
     Welcome,
-    encode,
-    parse,
 )
 
 EXAMPLES = int(os.environ.get("FCIL_FUZZ_EXAMPLES", "150"))
@@ -492,4 +494,4 @@ def test_the_limits_fit_together() -> None:
     assert largest + 33 <= transport.MAX_MESSAGE_BYTES
     assert header.MAX_HEADER_BYTES <= MAX_HEADER_BLOB_BYTES
     assert header.MAX_CHUNK_BYTES <= MAX_CHUNK_BYTES
-    assert max(BLOBS.values()) == messages.MAX_BLOBS
+    assert max(BLOBS.values()) == MAX_BLOBS

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fcil_protocol import segment, spool
+from fcil_protocol import segment, segment_list, spool
 from fcil_protocol.errors import AlreadyHave, CorruptFile, DiskFull, StorageError
 from fcil_protocol.files import sync_data
 from fcil_protocol.segment import HEAD_BYTES
@@ -663,8 +663,12 @@ def test_a_kill_before_any_call_to_the_disk_while_records_are_copied_keeps_what_
     before = segments(tmp_path / "own")
     for name in ("write", "open", "unlink"):
         monkeypatch.setattr(os, name, taken(name, getattr(os, name)))
-    for name in ("sync_data", "sync_directory"):
-        monkeypatch.setattr(spool, name, taken(name, getattr(spool, name)))
+    for module, name in (
+        (spool, "sync_data"),
+        (spool, "sync_directory"),
+        (segment_list, "sync_directory"),
+    ):
+        monkeypatch.setattr(module, name, taken(name, getattr(module, name)))
     own.remove([])
     monkeypatch.undo()
     assert before[0] not in segments(tmp_path / "own"), "it was copied and deleted"

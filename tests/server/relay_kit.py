@@ -14,12 +14,14 @@ import numpy as np
 from fcil_client.downloads import Downloads
 from fcil_client.home import Enrolment, Home
 from fcil_protocol import PROTOCOL_VERSION
+from fcil_protocol.certificate import RootKey
 from fcil_protocol.channel import Channel
 from fcil_protocol.envelope import Core, seal, unwrap_key, wrap_key
 from fcil_protocol.errors import FcilError
-from fcil_protocol.keys import PrivateKeys, RootKey
+from fcil_protocol.frames import parse
+from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.link import LinkNews
-from fcil_protocol.messages import Chunk, Hello, Nack, PartRef, Parts, Want, parse
+from fcil_protocol.messages import Chunk, Hello, Nack, PartRef, Parts, Want
 from fcil_protocol.payload import Payload, pack
 from fcil_protocol.testing import MemoryRouter
 from fcil_protocol.transfer import runs

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import sample_run
-from fcil_protocol.messages import Ack, Bye, Chunk, Hello, Message, Parts, Update, Want, encode
+from fcil_protocol.frames import encode
+from fcil_protocol.messages import Ack, Bye, Chunk, Hello, Message, Parts, Update, Want
 from fcil_protocol.tcp_info import TcpCounts
 from fcil_protocol.transport import HANDSHAKE_DOWN_BYTES, HANDSHAKE_UP_BYTES, wire_bytes
 from fcil_server.accounts import Accounts

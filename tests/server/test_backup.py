@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fcil_protocol import files, passphrase
+from fcil_protocol.certificate import Certificate, RootKey
 from fcil_protocol.errors import (
     CannotOpen,
     CorruptFile,
@@ -22,7 +23,7 @@ from fcil_protocol.errors import (
     UsageError,
 )
 from fcil_protocol.ids import Digest
-from fcil_protocol.keys import Certificate, PrivateKeys, RootKey
+from fcil_protocol.keys import PrivateKeys
 from fcil_server import backup as backup_module
 from fcil_server import restore as restore_module
 from fcil_server.archive import MANIFEST, Manifest, verify

@@ -9,9 +9,10 @@ from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.channel import Channel
 from fcil_protocol.envelope import Core, seal, wrap_key
 from fcil_protocol.errors import WireError
+from fcil_protocol.frames import Received
 from fcil_protocol.ids import FederationId
 from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.messages import Ack, Chunk, Received, Update, Want
+from fcil_protocol.messages import Ack, Chunk, Update, Want
 from fcil_protocol.pace import MIN_WINDOW_BYTES, PATIENCE_S, TOTAL_BYTES
 from fcil_protocol.payload import Payload, pack
 from fcil_protocol.spool import Spool

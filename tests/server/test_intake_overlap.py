@@ -11,9 +11,10 @@ from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.channel import Channel
 from fcil_protocol.envelope import Core, seal, wrap_key
 from fcil_protocol.errors import DiskFull, InternalError, SchemaMismatch
+from fcil_protocol.frames import Received
 from fcil_protocol.ids import FederationId
 from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.messages import Ack, Chunk, Nack, Received, Update
+from fcil_protocol.messages import Ack, Chunk, Nack, Update
 from fcil_protocol.payload import Payload, pack
 from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
 from fcil_protocol.spool import Spool

@@ -7,8 +7,9 @@ import pytest
 from fcil_protocol import lanes
 from fcil_protocol.channel import Channel
 from fcil_protocol.errors import UnknownClient, WireError
+from fcil_protocol.frames import parse
 from fcil_protocol.link import LinkNews
-from fcil_protocol.messages import Admit, Hello, Nack, Update, Uplink, Want, parse
+from fcil_protocol.messages import Admit, Hello, Nack, Update, Uplink, Want
 from fcil_server import lanes as module
 from fcil_server.greeting import identify
 from fcil_server.ledger import LEDGER_NAME, Ledger

@@ -7,18 +7,9 @@ import pytest
 
 from fcil_protocol.channel import Channel
 from fcil_protocol.errors import BadSignature, CorruptFile, WireError
+from fcil_protocol.frames import encode, parse
 from fcil_protocol.link import LinkNews
-from fcil_protocol.messages import (
-    Ack,
-    Chunk,
-    Nack,
-    Parts,
-    Progress,
-    RoundClosed,
-    Want,
-    encode,
-    parse,
-)
+from fcil_protocol.messages import Ack, Chunk, Nack, Parts, Progress, RoundClosed, Want
 from fcil_protocol.testing import HIGH_WATER, flip_bit
 from fcil_protocol.wellknown import REGISTRY
 from fcil_server import relay_session

@@ -2,9 +2,10 @@
 
 import pytest
 
+from fcil_protocol.certificate import RootKey
 from fcil_protocol.errors import BadTicket, Revoked, TicketExpired, TicketUsed, UsageError
 from fcil_protocol.ids import is_client_id, named_client_id
-from fcil_protocol.keys import PrivateKeys, RootKey
+from fcil_protocol.keys import PrivateKeys
 from fcil_server.doorkeeper import GUEST_BURST, GUESTS_PER_S, SAME_GUEST_S, Doorkeeper
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.roster import LEFT_BY_ITSELF, Roster, check_name

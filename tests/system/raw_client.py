@@ -9,19 +9,12 @@ import numpy as np
 
 import fcil_protocol
 from fcil_protocol import control
+from fcil_protocol.certificate import Certificate
 from fcil_protocol.channel import Channel
 from fcil_protocol.envelope import Core, parse_header, seal, wrap_key
-from fcil_protocol.keys import Certificate, PrivateKeys
-from fcil_protocol.messages import (
-    Ack,
-    Chunk,
-    Hello,
-    Nack,
-    RoundOpen,
-    Update,
-    Welcome,
-    parse,
-)
+from fcil_protocol.frames import parse
+from fcil_protocol.keys import PrivateKeys
+from fcil_protocol.messages import Ack, Chunk, Hello, Nack, RoundOpen, Update, Welcome
 from fcil_protocol.payload import Payload, pack
 from fcil_protocol.transport import Dealer, LinkNews
 from fcil_protocol.wellknown import INVENTORY

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from fcil_protocol import control
+from fcil_protocol.certificate import RootKey
 from fcil_protocol.envelope import Sealed
+from fcil_protocol.frames import parse
 from fcil_protocol.header import header_bytes_of
-from fcil_protocol.keys import PrivateKeys, RootKey
-from fcil_protocol.messages import Ack, Bye, Hello, Nack, Progress, Update, Want, parse
+from fcil_protocol.keys import PrivateKeys
+from fcil_protocol.messages import Ack, Bye, Hello, Nack, Progress, Update, Want
 from fcil_protocol.payload import Payload
 from fcil_protocol.transport import LinkNews
 from fcil_protocol.wellknown import REGISTRY

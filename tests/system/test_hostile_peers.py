@@ -14,6 +14,7 @@ import pytest
 
 import fcil_protocol
 from fcil_protocol.channel import Channel
+from fcil_protocol.frames import parse
 from fcil_protocol.messages import (
     Ack,
     Chunk,
@@ -24,7 +25,6 @@ from fcil_protocol.messages import (
     RoundOpen,
     Update,
     Want,
-    parse,
 )
 from fcil_protocol.payload import Payload
 from fcil_protocol.transfer import MAX_SPOILED

@@ -18,11 +18,13 @@ from fcil_client.greeting import Terms
 from fcil_client.home import Enrolment, Home
 from fcil_client.local_data import LocalData
 from fcil_client.outbox import Outbox
+from fcil_protocol.certificate import RootKey
 from fcil_protocol.channel import Channel
 from fcil_protocol.envelope import Core, open_body, parse_header, seal, unwrap_key, wrap_key
+from fcil_protocol.frames import parse
 from fcil_protocol.ids import new_client_id, new_run_id
-from fcil_protocol.keys import PrivateKeys, RootKey
-from fcil_protocol.messages import Ack, Chunk, Parts, Want, parse
+from fcil_protocol.keys import PrivateKeys
+from fcil_protocol.messages import Ack, Chunk, Parts, Want
 from fcil_protocol.messages import Update as UpdateMessage
 from fcil_protocol.payload import pack, unpack
 from fcil_protocol.spool import Spool

@@ -10,13 +10,15 @@ import pytest
 
 import fcil_protocol
 from fcil_protocol import control, lanes
+from fcil_protocol.certificate import Certificate
 from fcil_protocol.channel import Channel
 from fcil_protocol.dialling import dial
 from fcil_protocol.envelope import StoredEnvelope, unwrap_key
 from fcil_protocol.errors import FcilError
-from fcil_protocol.keys import Certificate, PrivateKeys
+from fcil_protocol.frames import parse
+from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.link import LinkNews
-from fcil_protocol.messages import Ack, Admit, Hello, Nack, Update, Uplink, parse
+from fcil_protocol.messages import Ack, Admit, Hello, Nack, Update, Uplink
 from fcil_protocol.payload import Payload
 from fcil_protocol.redemption import show
 from fcil_protocol.ticket import Ticket

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fcil_protocol import control
-from fcil_protocol.keys import Certificate
+from fcil_protocol.certificate import Certificate
 from fcil_server.ledger_words import RunStatus, UpdateStatus
 from fcil_server.local import LocalFederation
 from system.kit import open_ledger, settings, write_client

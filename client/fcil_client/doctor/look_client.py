@@ -14,8 +14,9 @@ from fcil_client import swarm_status
 from fcil_client.doctor.daemon import DaemonFacts, UnitFacts, parse_units
 from fcil_client.doctor.membership import MemberFacts, TicketFacts
 from fcil_client.home import Enrolment, Home
+from fcil_protocol.certificate import Certificate
 from fcil_protocol.errors import BadTicket, CorruptFile, FcilError, Timeout, Unreachable
-from fcil_protocol.keys import Certificate, PrivateKeys
+from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.ticket import Ticket, read_ticket
 
 DAEMON_S = 3.0  # for a daemon to say how it is

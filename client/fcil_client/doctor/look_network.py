@@ -35,10 +35,11 @@ from fcil_protocol.errors import (
     from_code,
 )
 from fcil_protocol.files import DirectoryLock
+from fcil_protocol.frames import parse
 from fcil_protocol.ids import ClientId
 from fcil_protocol.keys import PublicKeys
 from fcil_protocol.link import LinkNews
-from fcil_protocol.messages import Bye, Nack, parse
+from fcil_protocol.messages import Bye, Nack
 from fcil_protocol.ticket import Ticket
 
 TCP_S = 3.0  # for one address

@@ -24,7 +24,8 @@ from fcil_server import config as configuration
 from fcil_server import rundir
 from fcil_server.lab.plan import digest_of
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import CENTRAL, Evaluation
+from fcil_server.ledger_rows import Evaluation
+from fcil_server.ledger_words import CENTRAL
 from fcil_server.rundata import round_view
 from fcil_server.sinks import doors, scalars
 from fcil_server.sinks.contract import RunFacts, Writer
