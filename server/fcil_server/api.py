@@ -14,7 +14,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -31,7 +31,7 @@ from fcil_server.lab.experiment import Experiment, Metric, parse
 from fcil_server.lab.experiment import load as load_toml
 from fcil_server.lab.plan import Cell
 from fcil_server.lab.show import Show
-from fcil_server.lab.summary import Entry, entries
+from fcil_server.lab.summary import Content, Entry, entries
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.rundata import RunData, collect
 from fcil_server.runs import run_named
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FailedCells", "Result", "Run", "load", "open_run", "run"]
 
-Where = str | os.PathLike[str]
-AnyExperiment = Where | Mapping[str, Any] | Experiment
+AnyPath = str | os.PathLike[str]
+AnyExperiment = AnyPath | Mapping[str, Any] | Experiment
 
 
 class FailedCells(RuntimeWarning):
@@ -55,8 +55,8 @@ class FailedCells(RuntimeWarning):
 def run(
     experiment: AnyExperiment,
     *,
-    data: Where | None = None,
-    results: Where | None = None,
+    data: AnyPath | None = None,
+    results: AnyPath | None = None,
     only: str | Iterable[str] = (),
     seeds: Iterable[int] = (),
     jobs: int = 1,
@@ -99,7 +99,7 @@ def run(
     return _result(engine, failed)
 
 
-def load(experiment: AnyExperiment, *, results: Where | None = None) -> Result:
+def load(experiment: AnyExperiment, *, results: AnyPath | None = None) -> Result:
     """Return what of an experiment has been measured so far; nothing runs.
 
     It may be read while the experiment runs elsewhere.
@@ -118,7 +118,7 @@ def load(experiment: AnyExperiment, *, results: Where | None = None) -> Result:
 
 
 def _engine(
-    given: AnyExperiment, results: Where | None, only: str | Iterable[str], seeds: Iterable[int]
+    given: AnyExperiment, results: AnyPath | None, only: str | Iterable[str], seeds: Iterable[int]
 ) -> Engine:
     if isinstance(given, Experiment):
         experiment = given
@@ -141,7 +141,7 @@ def _name(title: object) -> str:
     return "-".join(words)[:64].rstrip("-") or "experiment"
 
 
-def _path(what: str, given: Where, expected: str = "a path") -> Path:
+def _path(what: str, given: AnyPath, expected: str = "a path") -> Path:
     # Without the expansion a results' folder would be made that is called "~".
     with _expecting(what, given, expected):
         return Path(given).expanduser()
@@ -157,10 +157,9 @@ def _expecting(what: str, given: object, expected: str) -> Iterator[None]:
 
 
 def _result(engine: Engine, failed: Mapping[str, str]) -> Result:
-    finished = engine.results.finished(engine.cells, engine.results.known())
-    return Result(
-        engine.experiment, engine.results.folder, tuple(engine.cells), finished, dict(failed)
-    )
+    kept = engine.results
+    finished = kept.finished(engine.cells, kept.known())
+    return Result(engine.experiment, kept.folder, failed, tuple(engine.cells), finished)
 
 
 @dataclass(frozen=True)
@@ -175,9 +174,9 @@ class Result:
 
     experiment: Experiment
     folder: Path
-    _cells: tuple[Cell, ...] = field(repr=False)
-    _finished: Mapping[str, Mapping[str, Any]] = field(repr=False)
-    failed: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str]
+    _cells: tuple[Cell, ...]
+    _finished: Mapping[str, Content]
 
     @property
     def missing(self) -> list[str]:
@@ -260,7 +259,7 @@ class Result:
 class Run:
     """One run of a real federation as its reports show it; it may still go on."""
 
-    _data: RunData = field(repr=False)
+    _data: RunData
 
     @property
     def id(self) -> str:
@@ -299,7 +298,7 @@ class Run:
         return f"<Run {run.run_id}: {run.method}, {run.status.value}>"
 
 
-def open_run(place: Where, run: str | None = None) -> Run:
+def open_run(place: AnyPath, run: str | None = None) -> Run:
     """Read a run from a federation's directory, or from one of the directories in its ``runs/``.
 
     The ledger is only read, and the server may be at work.

@@ -43,6 +43,13 @@ FAA = {
 }  # fmt: skip
 
 
+def example(words) -> str:
+    """Return the Python of docs/python.md in which these words are."""
+    blocks = (ROOT / "docs/python.md").read_text().split("```python\n")[1:]
+    (found,) = (code for block in blocks if words in (code := block.partition("```")[0]))
+    return found
+
+
 def write_results(folder, faa):
     """Write results of these cells, as if they had run; return the file of each."""
     results, cells = Results(folder), plan.make(FOUND)
@@ -150,6 +157,19 @@ def test_the_docs_name_every_column(measured, federation):
         lines = re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE)
         said = {name: re.findall(r"`(\w+)`", columns) for name, columns in lines}
         assert said == {name: list(getattr(given, name).columns) for name in names}
+
+
+def test_what_the_docs_read_is_there(federation, monkeypatch):
+    place, data = federation
+    scope: dict[str, object] = {"api": api}
+    monkeypatch.chdir(ROOT)
+    exec(compile(example("small = "), "docs/python.md", "exec"), scope)
+    assert scope["wide"].shape[0] == 10, "tasks"
+    assert scope["wide"]["PILoRA"].notna().all()
+    (place / "federation").symlink_to(place)
+    monkeypatch.chdir(place)
+    exec(compile(example("open_run"), "docs/python.md", "exec"), scope)
+    assert scope["run"].id == data.run.run_id
 
 
 def test_a_damaged_file_of_a_cell_is_a_cell_that_is_missing(tmp_path):
@@ -311,16 +331,11 @@ def test_a_run_without_a_round_has_empty_tables_of_the_same_kinds(tmp_path):
 # --- through processes ----------------------------------------------------------------------
 
 
-def example() -> str:
-    """Return the first Python of docs/python.md."""
-    return (ROOT / "docs/python.md").read_text().split("```python\n")[1].partition("```")[0]
-
-
 @pytest.mark.processes
 def test_the_example_of_the_docs_runs_and_goes_on(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}
-    exec(compile(example(), "docs/python.md", "exec"), scope)
+    exec(compile(example("study = "), "docs/python.md", "exec"), scope)
     result = scope["result"]
     said = capfd.readouterr()
     assert "FedNCM" in said.out
