@@ -1,18 +1,20 @@
 """fcil from Python: run an experiment, read what one has measured, read a federation's run.
 
 The same engine as ``scripts/reproduce`` and the same ledger as the reports: processes that speak
-over sockets, results that any of the two goes on with. ``docs/python.md`` is the user's page.
+over sockets, results that either goes on with. ``docs/python.md`` is the user's page.
 
 Accuracies and forgetting are in percent, sizes in bytes, times in seconds.
 """
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -22,14 +24,14 @@ from rich.console import Console
 from fcil_protocol.errors import ConfigError
 from fcil_server import rundir
 from fcil_server.beside import where
-from fcil_server.frames import frame, moments, need
+from fcil_server.frames import frame, moments, need_pandas
 from fcil_server.lab import records
-from fcil_server.lab.engine import Table
+from fcil_server.lab.engine import Engine
 from fcil_server.lab.experiment import Experiment, Metric, parse
 from fcil_server.lab.experiment import load as load_toml
 from fcil_server.lab.plan import Cell
 from fcil_server.lab.show import Show
-from fcil_server.lab.summary import Entry, entries
+from fcil_server.lab.summary import Content, Entry, entries
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.rundata import RunData, collect
 from fcil_server.runs import run_named
@@ -39,7 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FailedCells", "Result", "Run", "load", "open_run", "run"]
 
-Where = str | os.PathLike[str]
+AnyPath = str | os.PathLike[str]
+AnyExperiment = AnyPath | Mapping[str, Any] | Experiment
 
 
 class FailedCells(RuntimeWarning):
@@ -50,11 +53,11 @@ class FailedCells(RuntimeWarning):
 
 
 def run(
-    experiment: Where | Mapping[str, Any] | Experiment,
+    experiment: AnyExperiment,
     *,
-    data: Where | None = None,
-    results: Where | None = None,
-    only: str | Sequence[str] = (),
+    data: AnyPath | None = None,
+    results: AnyPath | None = None,
+    only: str | Iterable[str] = (),
     seeds: Iterable[int] = (),
     jobs: int = 1,
     progress: bool = True,
@@ -65,7 +68,7 @@ def run(
     next cell; so does ``scripts/reproduce`` on the same results.
 
     Args:
-        experiment: a TOML (``docs/lab.md``), or its keys as a mapping.
+        experiment: a TOML (``docs/lab.md``), its keys as a mapping, or `Result.experiment`.
         data: folder or zip of the images, where the experiment needs one.
         results: their folder; ``results/NAME`` by default, of the TOML's or the title's name.
         only: ``ROW`` or ``ROW/PARTITION``, one or several; empty: all.
@@ -77,24 +80,26 @@ def run(
         FailedCells: of cells that failed; the others have their results.
 
     Raises:
-        ConfigError, DataError: the experiment or its data is wrong; nothing ran.
+        ConfigError, DataError: an argument, the experiment or its data is wrong; nothing ran.
+        Locked: another call or command runs in this folder of results.
+        StorageError: results cannot be written.
         UsageError: pandas is not installed.
     """
-    need()
-    if jobs < 1:
+    need_pandas()
+    images = None if data is None else _path("data", data)
+    with _expecting("jobs", jobs, "a whole number"):
+        at_once = operator.index(jobs)
+    if at_once < 1:
         raise ConfigError(f"jobs is {jobs}; expected 1 or more.")
-    table = _table(experiment, results, only, seeds)
-    show = Show() if progress else Show(Console(quiet=True))
-    failed = table.run(None if data is None else Path(data), jobs, show)
+    engine = _engine(experiment, results, only, seeds)
+    failed = engine.run(images, at_once, Show() if progress else Show(Console(quiet=True)))
     if failed:
         text = "\n".join(f"{name}: {why}" for name, why in failed.items())
         warnings.warn(f"{len(failed)} cells failed:\n{text}", FailedCells, stacklevel=2)
-    return _result(table, failed)
+    return _result(engine, failed)
 
 
-def load(
-    experiment: Where | Mapping[str, Any] | Experiment, *, results: Where | None = None
-) -> Result:
+def load(experiment: AnyExperiment, *, results: AnyPath | None = None) -> Result:
     """Return what of an experiment has been measured so far; nothing runs.
 
     It may be read while the experiment runs elsewhere.
@@ -105,28 +110,29 @@ def load(
 
     Raises:
         NotYet: it never ran. ConfigError: the experiment is wrong.
+        StorageError: the system does not let a result be read.
         UsageError: pandas is not installed.
     """
-    need()
-    return _result(_table(experiment, results, (), ()), {})
+    need_pandas()
+    return _result(_engine(experiment, results, (), ()), {})
 
 
-def _table(
-    given: Where | Mapping[str, Any] | Experiment,
-    results: Where | None,
-    only: str | Sequence[str],
-    seeds: Iterable[int],
-) -> Table:
+def _engine(
+    given: AnyExperiment, results: AnyPath | None, only: str | Iterable[str], seeds: Iterable[int]
+) -> Engine:
     if isinstance(given, Experiment):
         experiment = given
     elif isinstance(given, Mapping):
         experiment = parse(dict(given), _name(given.get("title")))
     else:
-        experiment = load_toml(Path(given))
-    folder = None if results is None else Path(results)
-    chosen = [only] if isinstance(only, str) else list(only)
+        experiment = load_toml(_path("experiment", given, "the path of a TOML, or its keys"))
+    folder = None if results is None else _path("results", results)
+    with _expecting("only", only, "ROW or ROW/PARTITION, one or several"):
+        names = [only] if isinstance(only, str) else [str(name) for name in only]
+    with _expecting("seeds", seeds, "whole numbers, such as [1, 2]"):
+        numbers = [operator.index(seed) for seed in seeds]
     command = f"fcil_server.api.run, experiment {experiment.name!r}"
-    return Table.of(experiment, folder, only=chosen, seeds=list(seeds), command=command)
+    return Engine.of(experiment, folder, only=names, seeds=numbers, command=command)
 
 
 def _name(title: object) -> str:
@@ -135,11 +141,25 @@ def _name(title: object) -> str:
     return "-".join(words)[:64].rstrip("-") or "experiment"
 
 
-def _result(table: Table, failed: Mapping[str, str]) -> Result:
-    finished = table.results.finished(table.cells, table.results.known())
-    return Result(
-        table.experiment, table.results.folder, tuple(table.cells), finished, dict(failed)
-    )
+def _path(what: str, given: AnyPath, expected: str = "a path") -> Path:
+    # Without the expansion a results' folder would be made that is called "~".
+    with _expecting(what, given, expected):
+        return Path(given).expanduser()
+
+
+@contextmanager
+def _expecting(what: str, given: object, expected: str) -> Iterator[None]:
+    """Turn what Python says of an argument of another kind into a sentence."""
+    try:
+        yield
+    except (TypeError, RuntimeError) as error:  # the latter: nobody has this home
+        raise ConfigError(f"{what} is {given!r}; expected {expected}.") from error
+
+
+def _result(engine: Engine, failed: Mapping[str, str]) -> Result:
+    kept = engine.results
+    finished = kept.finished(engine.cells, kept.known())
+    return Result(engine.experiment, kept.folder, failed, tuple(engine.cells), finished)
 
 
 @dataclass(frozen=True)
@@ -154,9 +174,9 @@ class Result:
 
     experiment: Experiment
     folder: Path
-    _cells: tuple[Cell, ...] = field(repr=False)
-    _finished: Mapping[str, Mapping[str, Any]] = field(repr=False)
-    failed: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str]
+    _cells: tuple[Cell, ...]
+    _finished: Mapping[str, Content]
 
     @property
     def missing(self) -> list[str]:
@@ -239,7 +259,7 @@ class Result:
 class Run:
     """One run of a real federation as its reports show it; it may still go on."""
 
-    _data: RunData = field(repr=False)
+    _data: RunData
 
     @property
     def id(self) -> str:
@@ -270,20 +290,18 @@ class Run:
         """S_{t,i}: accuracy on task i (columns) after task t (index)."""
         m = self._data.metrics
         rows = () if m is None else m.matrix
-        tasks = range(len(rows))
-        lines = [dict(enumerate(row)) for row in rows]
-        table = frame(lines, tasks)
-        return table.rename_axis(index="after_task", columns="task").astype("float64")
+        table = frame([dict(enumerate(row)) for row in rows], range(len(rows)))
+        return table.rename_axis(index="after_task", columns="task")
 
     def __repr__(self) -> str:
         run = self._data.run
         return f"<Run {run.run_id}: {run.method}, {run.status.value}>"
 
 
-def open_run(place: Where, run: str | None = None) -> Run:
+def open_run(place: AnyPath, run: str | None = None) -> Run:
     """Read a run from a federation's directory, or from one of the directories in its ``runs/``.
 
-    Nothing is written, and the server may be at work.
+    The ledger is only read, and the server may be at work.
 
     Args:
         place: the directory.
@@ -291,8 +309,11 @@ def open_run(place: Where, run: str | None = None) -> Run:
 
     Raises:
         UsageError: there is no such run, or pandas is not installed.
+        CorruptFile, StorageError: the ledger cannot be read.
     """
-    need()
-    directory, named = where(Path(place))
+    need_pandas()
+    # Resolved, since the names of "." do not say which run it is.
+    directory, named = where(_path("place", place).resolve())
     with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
-        return Run(collect(ledger, run_named(ledger, run or named).run_id))
+        wanted = str(run) if run else named
+        return Run(collect(ledger, run_named(ledger, wanted).run_id))

@@ -12,7 +12,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def need() -> None:
+# Of all tables; the other columns are numbers.
+TEXT = frozenset(
+    (
+        "run", "row", "partition", "method", "key", "kind", "outcome", "closed_by", "client",
+        "client_name", "cause", "direction", "source", "text", "left", "right", "metric", "verdict",
+        "measured",
+    )
+)  # fmt: skip
+
+
+def need_pandas() -> None:
     """See to it early that frames can be made: not after hours of work.
 
     Raises:
@@ -26,19 +36,17 @@ def need() -> None:
 
 
 def frame(records: Iterable[Mapping[Any, Any]], columns: Sequence[str] | range) -> pd.DataFrame:
-    """Return records as a frame, in their order; it has its columns without any record too.
-
-    Raises:
-        UsageError: pandas is not installed.
-    """
-    need()
+    """Return records as a frame, in their order; it has its columns without any record too."""
     import pandas as pd
 
-    return pd.DataFrame.from_records(list(records), columns=list(columns))
+    table = pd.DataFrame.from_records(list(records), columns=list(columns))
+    # pandas takes a column without a value for objects, which it neither averages nor plots.
+    empty = [c for c in columns if c not in TEXT and table[c].isna().all()]
+    return table.astype(dict.fromkeys(empty, "float64"))
 
 
 def moments(seconds: pd.Series) -> pd.Series:
     """Return seconds since 1970 as points in time, in UTC."""
     import pandas as pd
 
-    return pd.to_datetime(seconds.astype("float64"), unit="s", utc=True)
+    return pd.to_datetime(seconds, unit="s", utc=True)

@@ -6,17 +6,23 @@ import csv
 import importlib.util
 import io
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import sample_run
-from fcil_protocol.errors import ConfigError, NotYet, UsageError
+from fcil_protocol.errors import ConfigError, Locked, NotYet, UsageError
+from fcil_protocol.files import DirectoryLock
 from fcil_server import api, rundir
-from fcil_server.lab import engine, plan
+from fcil_server.frames import TEXT
+from fcil_server.lab import plan
 from fcil_server.lab.data import Partition
+from fcil_server.lab.engine import RESULTS
 from fcil_server.lab.results import Results
+from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.rundata import collect
 from lab.kit import content, experiment
 
@@ -30,23 +36,38 @@ FOUND = experiment(
         }
     ],
 )  # fmt: skip
+FRAMES = ("cells", "curves", "matrices", "bytes", "summary", "papers", "claims")
+RUN_FRAMES = ("rounds", "bytes")
 FAA = {
     "NCM/alpha=1/1": 70.0, "NCM/beta=1/1": 60.0, "NCM/beta=1/2": 64.0, "Ridge/beta=1/1": 50.0,
 }  # fmt: skip
 
 
+def example(words) -> str:
+    """Return the Python of docs/python.md in which these words are."""
+    blocks = (ROOT / "docs/python.md").read_text().split("```python\n")[1:]
+    (found,) = (code for block in blocks if words in (code := block.partition("```")[0]))
+    return found
+
+
+def write_results(folder, faa):
+    """Write results of these cells, as if they had run; return the file of each."""
+    results, cells = Results(folder), plan.make(FOUND)
+    results.make()
+    parts = {
+        c.split.slug: Partition(folder, "p" + c.split.slug, "d", (("a",),), 8, ()) for c in cells
+    }
+    known = results.see("backbone", parts)
+    chosen = [c for c in cells if c.name in faa]
+    for cell in chosen:
+        results.save(known.key(cell), cell, known, content(cell.name, faa[cell.name]))
+    return {c.name: folder / "cells" / f"{known.key(c)}.json" for c in chosen}
+
+
 @pytest.fixture
 def measured(tmp_path):
     """Results of some cells, as if they had run."""
-    results, cells = Results(tmp_path), plan.make(FOUND)
-    results.make()
-    parts = {
-        c.split.slug: Partition(tmp_path, "p" + c.split.slug, "d", (("a",),), 8, ()) for c in cells
-    }
-    known = results.see("backbone", parts)
-    for cell in cells:
-        if cell.name in FAA:
-            results.save(known.key(cell), cell, known, content(cell.name, FAA[cell.name]))
+    write_results(tmp_path, FAA)
     return api.load(FOUND, results=tmp_path)
 
 
@@ -108,10 +129,102 @@ def test_a_result_says_how_far_it_is(measured):
     assert "<td>62.0</td>" in measured._repr_html_()
 
 
+@pytest.mark.parametrize("faa", [{}, {"NCM/alpha=1/1": 70.0}], ids=["no cell", "one seed"])
+def test_a_column_without_any_value_is_of_numbers_that_can_be_averaged_and_drawn(tmp_path, faa):
+    write_results(tmp_path, faa)
+    result = api.load(FOUND, results=tmp_path)
+    for name in FRAMES:
+        table = getattr(result, name)
+        numbers = [c for c in table if c not in TEXT]
+        assert all(pd.api.types.is_numeric_dtype(table[c]) for c in numbers), name
+    spread = result.table("faa", deviation=True)
+    assert spread.isna().all(axis=None)
+    assert (spread.dtypes == "float64").all()
+    assert list(spread.columns) == ["alpha=1", "beta=1"]
+
+
+def test_every_column_of_text_is_known_as_one(measured, federation):
+    run = api.open_run(federation[0])
+    tables = [getattr(measured, name) for name in FRAMES] + [run.rounds, run.bytes]
+    found = {c for t in tables for c in t if t[c].map(lambda value: isinstance(value, str)).any()}
+    assert found == TEXT
+
+
+def test_the_docs_name_every_column(measured, federation):
+    run = api.open_run(federation[0])
+    tables = (ROOT / "docs/python.md").read_text().partition("## Columns")[2].split("| of a ")[1:]
+    for text, given, names in zip(tables, (measured, run), (FRAMES, RUN_FRAMES), strict=True):
+        lines = re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE)
+        said = {name: re.findall(r"`(\w+)`", columns) for name, columns in lines}
+        assert said == {name: list(getattr(given, name).columns) for name in names}
+
+
+def test_what_the_docs_read_is_there(federation, monkeypatch):
+    place, data = federation
+    scope: dict[str, object] = {"api": api}
+    monkeypatch.chdir(ROOT)
+    exec(compile(example("small = "), "docs/python.md", "exec"), scope)
+    assert scope["wide"].shape[0] == 10, "tasks"
+    assert scope["wide"]["PILoRA"].notna().all()
+    (place / "federation").symlink_to(place)
+    monkeypatch.chdir(place)
+    exec(compile(example("open_run"), "docs/python.md", "exec"), scope)
+    assert scope["run"].id == data.run.run_id
+
+
+def test_a_damaged_file_of_a_cell_is_a_cell_that_is_missing(tmp_path):
+    files = write_results(tmp_path, FAA)
+    files["NCM/beta=1/2"].write_bytes(files["NCM/beta=1/2"].read_bytes()[:100])
+    result = api.load(FOUND, results=tmp_path)
+    assert "NCM/beta=1/2" in result.missing
+    assert result.table().loc["NCM", "beta=1"] == 60.0
+
+
 def test_nothing_measured_is_an_error_of_one_sentence(tmp_path):
-    with pytest.raises(NotYet, match="holds no results yet"):
+    with pytest.raises(NotYet, match="holds no results yet") as caught:
         api.load(FOUND, results=tmp_path / "none")
+    assert "--" not in caught.value.action, "an option is of no use here"
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"experiment": None}, "experiment is None; expected the path of a TOML, or its keys"),
+        ({"results": 3}, "results is 3; expected a path"),
+        ({"results": "~nobody-has-this-name/r"}, "results is '~nobody.*'; expected a path"),
+        ({"data": b"toys"}, "data is b'toys'; expected a path"),
+        ({"only": None}, "only is None; expected ROW or ROW/PARTITION"),
+        ({"only": [3]}, "there is no cell '3'"),
+        ({"seeds": 1}, r"seeds is 1; expected whole numbers, such as \[1, 2\]"),
+        ({"seeds": "12"}, "seeds is '12'; expected whole numbers"),
+        ({"seeds": [1.5]}, r"seeds is \[1.5\]; expected whole numbers"),
+        ({"jobs": "2"}, "jobs is '2'; expected a whole number"),
+        ({"jobs": 1.5}, "jobs is 1.5; expected a whole number"),
+    ],
+)
+def test_an_argument_of_another_kind_is_named(tmp_path, given, said):
+    arguments = {"experiment": FOUND, "results": tmp_path / "r", **given}
+    with pytest.raises(ConfigError, match=said):
+        api.run(**arguments)
+    assert not (tmp_path / "r").exists()
+
+
+def test_seeds_and_names_may_come_from_anywhere():
+    engine = api._engine(FOUND, None, {"ncm"}, (seed for seed in np.array([2])))
+    assert [c.name for c in engine.chosen] == ["NCM/alpha=1/2", "NCM/beta=1/2"]
+
+
+def test_a_tilde_is_the_home_as_in_a_shell(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert api._engine(FOUND, "~/r", (), ()).results.folder == tmp_path / "r"
+    with pytest.raises(ConfigError, match=f"there is no experiment {tmp_path}/x.toml"):
+        api.load("~/x.toml")
+
+
+def test_a_second_call_on_a_folder_is_refused(tmp_path):
+    with DirectoryLock.acquire(tmp_path, "experiment"), pytest.raises(Locked, match="in use by"):
+        api.run(FOUND, results=tmp_path, progress=False)
 
 
 def test_what_is_wrong_is_said_before_anything_runs(tmp_path):
@@ -149,8 +262,8 @@ def test_without_pandas_the_extra_is_named_before_anything_runs(tmp_path, monkey
 def test_a_mapping_gets_the_folder_of_its_title(tmp_path, monkeypatch, title, name):
     monkeypatch.chdir(tmp_path)
     fields = FOUND.model_dump(exclude={"name"}) | {"title": title}
-    table = api._table(fields, None, (), ())
-    assert table.results.folder == tmp_path / engine.RESULTS / name
+    engine = api._engine(fields, None, (), ())
+    assert engine.results.folder == tmp_path / RESULTS / name
 
 
 # --- a federation's run ---------------------------------------------------------------------
@@ -190,31 +303,39 @@ def test_a_runs_tables_hold_what_its_files_hold(federation):
     assert matrix.loc[1, 0] == data.metrics.matrix[1][0]
 
 
-def test_a_run_is_found_by_its_directory_or_the_beginning_of_its_id(federation):
+def test_a_run_is_found_by_its_directory_or_the_beginning_of_its_id(federation, monkeypatch):
     place, _ = federation
     directory = place / "runs" / sample_run.RUN
     directory.mkdir(parents=True)
     assert api.open_run(directory).id == sample_run.RUN
     assert api.open_run(place, sample_run.RUN[:9]).id == sample_run.RUN
+    monkeypatch.chdir(directory)
+    assert api.open_run(".").id == sample_run.RUN
+    with pytest.raises(ConfigError, match="place is None; expected a path"):
+        api.open_run(None)
     with pytest.raises(UsageError, match="no run's id begins with 'x'"):
         api.open_run(place, "x")
     with pytest.raises(UsageError, match="neither a federation's directory nor one of its runs"):
         api.open_run(place / "elsewhere" / "a" / "b")
 
 
+def test_a_run_without_a_round_has_empty_tables_of_the_same_kinds(tmp_path):
+    with Ledger(tmp_path / LEDGER_NAME) as ledger:
+        sample_run.add_run(ledger)
+        run = api.open_run(tmp_path)  # its writer still has it open
+    assert (len(run.rounds), len(run.bytes), run.accuracy.shape) == (0, 0, (0, 0))
+    assert run.rounds[["up_true_wire", "down_true_wire"]].sum().to_list() == [0.0, 0.0]
+    assert str(run.rounds["closed_at"].dt.tz) == "UTC"
+
+
 # --- through processes ----------------------------------------------------------------------
-
-
-def example() -> str:
-    """Return the first Python of docs/python.md."""
-    return (ROOT / "docs/python.md").read_text().split("```python\n")[1].partition("```")[0]
 
 
 @pytest.mark.processes
 def test_the_example_of_the_docs_runs_and_goes_on(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}
-    exec(compile(example(), "docs/python.md", "exec"), scope)
+    exec(compile(example("study = "), "docs/python.md", "exec"), scope)
     result = scope["result"]
     said = capfd.readouterr()
     assert "FedNCM" in said.out

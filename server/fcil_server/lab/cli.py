@@ -13,7 +13,7 @@ from fcil_protocol.errors import EXIT_RUN_FAILED, ConfigError
 from fcil_protocol.terminal import errors, run_app
 from fcil_server.lab import data, report
 from fcil_server.lab.budget import Budget, plan_words
-from fcil_server.lab.engine import Table
+from fcil_server.lab.engine import Engine
 from fcil_server.lab.experiment import load
 from fcil_server.lab.plan import Cell, digest_of
 from fcil_server.lab.results import PLAN
@@ -61,22 +61,23 @@ def reproduce(
     with errors():
         numbers = _numbers(seeds)
         command = _command(experiment, data_path, results, only or [], seeds)
-        table = Table.of(load(experiment), results, only=only or [], seeds=numbers, command=command)
+        found = load(experiment)
+        engine = Engine.of(found, results, only=only or [], seeds=numbers, command=command)
         if list_only:
-            _list(table, jobs)
+            _list(engine, jobs)
             return
         if report_only:
-            _tell(table.write_report())
+            _tell(engine.write_report())
             return
-        failed = table.run(data_path, jobs, Show())
-        _tell(report.paths(table.results.folder))
+        failed = engine.run(data_path, jobs, Show())
+        _tell(report.paths(engine.results.folder))
     if failed:
         raise SystemExit(EXIT_RUN_FAILED)
 
 
-def _list(table: Table, jobs: int) -> None:
+def _list(engine: Engine, jobs: int) -> None:
     """Print all cells, and which of them have a result as far as that is known here."""
-    cells, kept = table.chosen, table.results
+    cells, kept = engine.chosen, engine.results
     done: set[str] = set()
     if (kept.folder / PLAN).exists():
         done = set(kept.finished(cells, kept.known()))

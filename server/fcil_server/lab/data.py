@@ -72,7 +72,8 @@ def find(experiment: Experiment, given: Path | None, room: Path) -> Images:
         if said is None:
             raise ConfigError(
                 f"the experiment needs the data set {data.name!r}.",
-                action=f"Give its folder or zip with --data, or in {VARIABLE}. {LAYOUT}",
+                action=f"Give its folder or zip with --data (from Python: data=), "
+                f"or in {VARIABLE}. {LAYOUT}",
             )
         source = said.resolve()
     return Images(source, _test_images(source, data, room))

@@ -19,8 +19,8 @@ RESULTS = Path("results")  # in the current directory; a folder of the experimen
 
 
 @dataclass(frozen=True)
-class Table:
-    """An experiment with its cells and the folder of its results.
+class Engine:
+    """What runs one experiment and writes its report.
 
     Attributes:
         cells: all of it; ``chosen``: those that are asked for.
@@ -42,7 +42,7 @@ class Table:
         only: Sequence[str] = (),
         seeds: Sequence[int] = (),
         command: str = "",
-    ) -> Table:
+    ) -> Engine:
         """Check an experiment's methods, options and settings, and list its cells.
 
         Args:
@@ -64,7 +64,7 @@ class Table:
         """Write the report of what is finished; nothing runs.
 
         Raises:
-            NotYet: the experiment never ran.
+            NotYet: the experiment never ran. StorageError: it cannot be written.
         """
         return self._write(self.results.known(), {})
 
@@ -81,6 +81,7 @@ class Table:
 
         Raises:
             ConfigError, DataError: before any cell begins.
+            Locked: somebody else runs it. StorageError: results cannot be written.
             KeyboardInterrupt: the user wants no more; the same call goes on.
         """
         self.results.make()
@@ -115,7 +116,7 @@ class Table:
             )
         except KeyboardInterrupt:
             show.close()
-            show.say("interrupted; the same command goes on")
+            show.say("interrupted; started again, it goes on")
             raise
         finally:
             show.close()

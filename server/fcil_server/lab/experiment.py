@@ -211,7 +211,7 @@ def parse(fields: dict[str, Any], name: str) -> Experiment:
         ConfigError: one message that names every fault.
     """
     if "name" in fields:
-        raise ConfigError("unknown key 'name': an experiment is called as its file.")
+        raise ConfigError("unknown key 'name': an experiment is called as its file or title.")
     try:
         found = Experiment.model_validate({**fields, "name": name})
     except ValidationError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fcil_server.lab.experiment import Experiment
@@ -36,12 +36,12 @@ _NUMBERS: Mapping[str, tuple[str, ...]] = {
     "updates": ("rounds", "updates"),
     "excluded": ("rounds", "excluded"),
 }
-WHICH = ("row", "partition", "seed")
-CELL_COLUMNS = (*WHICH, "method", *_NUMBERS, "key")
-CURVE_COLUMNS = (*WHICH, "after_task", "accuracy")
-MATRIX_COLUMNS = (*WHICH, "after_task", "task", "accuracy")
+_WHICH = ("row", "partition", "seed")
+CELL_COLUMNS = (*_WHICH, "method", *_NUMBERS, "key")
+CURVE_COLUMNS = (*_WHICH, "after_task", "accuracy")
+MATRIX_COLUMNS = (*_WHICH, "after_task", "task", "accuracy")
 _SIZES = ("tensor", "sealed", "application", "wire", "wire_kernel", "retransmitted", "link")
-BYTE_COLUMNS = (*WHICH, "cause", "direction", *_SIZES)
+BYTE_COLUMNS = (*_WHICH, "cause", "direction", *_SIZES)
 _STATS = ("faa", "aia", "forgetting", "up_wire", "down_wire", "wall_s")
 SUMMARY_COLUMNS = (
     "row", "partition", "seeds", "missing",
@@ -120,12 +120,12 @@ def of_claims(experiment: Experiment, found: Sequence[Entry]) -> Iterator[Record
         yield {**fields, "verdict": judged.verdict, "measured": judged.words}
 
 
-def as_csv(records: Iterable[Record], columns: Sequence[str] = CELL_COLUMNS) -> str:
-    """Return records as CSV with a header; None is an empty field."""
+def cells_csv(cells: Sequence[Cell], finished: Mapping[str, Content]) -> str:
+    """Return ``cells.csv``; what was not measured is an empty field."""
     out = io.StringIO()
-    table = csv.DictWriter(out, columns, lineterminator="\n")
+    table = csv.DictWriter(out, CELL_COLUMNS, lineterminator="\n")
     table.writeheader()
-    table.writerows(records)
+    table.writerows(of_cells(cells, finished))
     return out.getvalue()
 
 

@@ -20,7 +20,7 @@ from fcil_server.lab.blocks import (
 )
 from fcil_server.lab.experiment import Experiment, Figure
 from fcil_server.lab.plan import Cell
-from fcil_server.lab.records import as_csv, of_cells
+from fcil_server.lab.records import cells_csv
 from fcil_server.lab.summary import Content, Entry, Stat, entries, judge
 from fcil_server.page.spec import STYLES
 from fcil_server.report_page import NOTHING, duration
@@ -51,7 +51,7 @@ def write(
     content = (
         markdown(experiment.title, blocks),
         html(experiment.title, blocks),
-        as_csv(of_cells(cells, finished)),
+        cells_csv(cells, finished),
     )
     for path, text in zip(paths(folder), content, strict=True):
         write_atomic(path, text.encode())

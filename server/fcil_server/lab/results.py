@@ -83,7 +83,7 @@ class Results:
         except FileNotFoundError as error:
             raise NotYet(
                 f"{self.folder} holds no results yet.",
-                action="Run the experiment first, without --report-only.",
+                action="Run the experiment first.",
             ) from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise NotYet(
