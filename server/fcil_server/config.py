@@ -247,9 +247,8 @@ def to_toml(config: Config, *, comments: bool = False) -> str:
     lines: list[str] = []
     for section, field in Config.model_fields.items():
         model = getattr(config, section)
-        lines.append(f"[{section}]")
-        if comments and not type(model).model_fields:
-            lines.append(f"# {type(model).__doc__}")
+        keyless = comments and not type(model).model_fields  # what a key is, is told by none
+        lines.append(f"[{section}]{f'  # {type(model).__doc__}' if keyless else ''}")
         for key, value in _items(model, field.annotation):
             note = _description(field.annotation, key) if comments else ""
             name = key if _BARE.fullmatch(key) else _toml(key)

@@ -127,7 +127,7 @@ def test_bytes_of_the_newest_round_wait_until_all_of_them_are_in_the_ledger(plac
 def test_no_name_of_a_person_a_class_or_a_folder_is_among_them(place):
     data = data_of(place)
     config = configuration.load(
-        None, ["run.weights=/home/eve/vit.safetensors", "run.central_test=/data/cats"]
+        None, ["run.weights=/srv/eve/vit.safetensors", "run.central_test=/data/cats"]
     )
     sink = Recorder()
     follow(place, sink).catch_up(last=True)
