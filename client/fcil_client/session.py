@@ -78,7 +78,7 @@ from fcil_protocol.messages import RoundOpen, Verdict
 PASSING = frozenset({"disk_full", "storage_failed", "internal", "not_yet"})
 # Nacks of bytes that were whole when they left: on the way, or in a relay, a bit may have turned.
 DAMAGED = frozenset({"malformed", "bad_signature", "cannot_open"})
-RESENDS = 2  # of an update that was refused as damaged
+RESENDS = 2  # of what was refused as damaged
 REFETCHES = 3  # of one order's parts: a disk that damages what is written goes on doing so
 # Nacks after which the round goes on, or is over, without anything more from this client.
 OVER = frozenset({
@@ -101,6 +101,7 @@ class Session:
     Attributes:
         outgoing: digest in the outbox; set exactly while `work` is sending.
         resent: how often it was offered again because it was refused as damaged.
+        retold: the same of the list of classes.
         refetched: how often the order's parts were fetched again because the disk lost some.
         run: of the last Welcome.
         backbone_ready: the backbone of that run is loaded.
@@ -119,6 +120,7 @@ class Session:
     order: RoundOpen | None = None
     outgoing: str = ""
     resent: int = 0
+    retold: int = 0
     refetched: int = 0
     run: str = ""
     backbone_ready: bool = False
@@ -219,11 +221,17 @@ class Session:
         return [Later(FolderChanged(), PAUSE_S), *self._tell(), *self._idle()]
 
     def _announced(self, _: Announced) -> list[Instruction]:
-        self.link = Link.READY
+        self.link, self.retold = Link.READY, 0
         return [Offer(self.outgoing)] if self.work is Work.SENDING else self._idle()
 
+    def _told(self, _: Announced) -> list[Instruction]:
+        self.retold = 0
+        return []
+
     def _unannounced(self, event: InventoryRefused) -> list[Instruction]:
-        if event.code in PASSING:
+        damaged = event.code in DAMAGED and self.retold < RESENDS
+        if damaged or event.code in PASSING:
+            self.retold += damaged
             return [Later(TryAgain(self.link), RETRY_S)]
         out: list[Instruction] = []
         if not self.withdrawn:  # once: an empty list that is refused too is left alone
@@ -385,6 +393,7 @@ class Session:
         (None, Scanned): _scanned,
         (None, ScanFailed): _unscanned,
         (Link.ANNOUNCING, Announced): _announced,
+        (Link.READY, Announced): _told,
         (Link.ANNOUNCING, InventoryRefused): _unannounced,
         (Link.READY, InventoryRefused): _unannounced,
         (None, Barred): _bar,

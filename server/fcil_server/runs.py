@@ -286,21 +286,22 @@ def _begin(
     facts: dict[str, Any],
 ) -> Run:
     run = new_run_id()
-    row = server.ledger.new_run(
-        run,
-        method=method.name,
-        method_version=method.version,
-        # Sinks are the server's, not the run's; and an address may hold a password.
-        config=configuration.to_toml(config.model_copy(update={"sinks": SinksSection()})),
-        hparams=hparams.model_dump(mode="json"),
-        backbone=backbone_fields(info),
-        schema_digest=digest,
-        seed=config.run.seed,
-        environment=facts,
-    )
-    if config.tasks.schedule == "listed":
-        ClassRegistry(server.ledger, run).register_listed(config.tasks.classes)
-    server.ledger.add_audit(f"uid {os.getuid()}", "run_begun", run)
+    with server.ledger.transaction():  # a run without its listed classes would wait for others
+        row = server.ledger.new_run(
+            run,
+            method=method.name,
+            method_version=method.version,
+            # Sinks are the server's, not the run's; and an address may hold a password.
+            config=configuration.to_toml(config.model_copy(update={"sinks": SinksSection()})),
+            hparams=hparams.model_dump(mode="json"),
+            backbone=backbone_fields(info),
+            schema_digest=digest,
+            seed=config.run.seed,
+            environment=facts,
+        )
+        if config.tasks.schedule == "listed":
+            ClassRegistry(server.ledger, run).register_listed(config.tasks.classes)
+        server.ledger.add_audit(f"uid {os.getuid()}", "run_begun", run)
     server.note("info", "run_begun", f"run {run} begins with method {method.name}")
     return row
 

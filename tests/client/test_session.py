@@ -282,6 +282,22 @@ class TestInventoryRefused:
         made = session(Work.SENDING, Link.ANNOUNCING)
         assert made.handle(InventoryRefused("schema_mismatch"))[-1] == Offer(D1)
 
+    @pytest.mark.parametrize("code", sorted(DAMAGED))
+    @pytest.mark.parametrize("link", [Link.ANNOUNCING, Link.READY])
+    def test_a_list_that_was_damaged_on_its_way_is_announced_again_a_few_times(
+        self, link: Link, code: str
+    ) -> None:
+        """Else the client would hold nothing until its folder changes."""
+        made = session(link=link)
+        for _ in range(2):  # an answer in between begins the count anew
+            for _ in range(RESENDS):
+                assert made.handle(InventoryRefused(code)) == [Later(TryAgain(made.link), RETRY_S)]
+                assert made.handle(TryAgain(made.link)) == [Announce()]
+            made.handle(Announced())
+        for _ in range(RESENDS):
+            made.handle(InventoryRefused(code))
+        assert made.handle(InventoryRefused(code)) == [HoldNothing(), Announce()]
+
     @pytest.mark.parametrize("link", [Link.ANNOUNCING, Link.READY])
     def test_an_empty_list_that_is_refused_too_is_left_alone(self, link: Link) -> None:
         """Otherwise the two sides would talk about it for ever."""

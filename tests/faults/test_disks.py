@@ -45,8 +45,9 @@ class Writer:
 
 SERVER_WRITERS = [
     Writer("spool_append", "write", "spool/", "spool.Spool.append"),
-    Writer("spool_segment", "open", "spool/", waits=True),
     Writer("spool_sync", "sync", "spool/.*seg", says=False, waits=True),
+    # Nothing is appended behind what could not be synced: the next update opens another segment.
+    Writer("spool_segment", "open", "spool/", waits=True),
     Writer("state", "write", "states/.*safetensors", ends=True),
     Writer("state_record", "write", "states/.*json", ends=True),
     Writer("part", "write", "parts/", ends=True),

@@ -11,14 +11,17 @@ import pytest
 
 from fcil_adapters import registry
 from fcil_adapters.contract import Exchange
+from fcil_adapters.describe import NO_BACKBONE
 from fcil_adapters.methods.running_mean import METHOD
 from fcil_protocol import MetaSpec, PayloadSchema
-from fcil_protocol.errors import ConfigError, EgressRefused
+from fcil_protocol.errors import ConfigError, EgressRefused, StorageError
 from fcil_server import runs
 from fcil_server.config import load, to_toml
 from fcil_server.ignored import tell_ignored
 from fcil_server.kept_config import config_of
 from fcil_server.ledger import Ledger
+
+LISTED = ["tasks.schedule=listed"]
 
 
 def test_a_method_that_declares_free_text_is_refused_before_the_run_begins(
@@ -79,6 +82,27 @@ def test_a_cap_on_weights_that_a_method_does_not_obey_is_told(
         '(method.weights = "images"); with "capped" it obeys, and its result is no longer exact'
     )
     assert noted == ([("warning", "ignored", warning)] if told else [])
+
+
+def test_a_run_begins_with_its_listed_classes_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill between the two would leave a run that waits for classes that nobody lists."""
+
+    def full(*_: object) -> None:
+        raise StorageError("the disk is full.")
+
+    monkeypatch.setattr(runs.ClassRegistry, "register_listed", full)
+    config = load(None, ["method.name=running_mean", 'tasks.classes=[["a"]]', *LISTED])
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        server = SimpleNamespace(ledger=ledger, note=lambda *_: None)
+        hparams = registry.make_hparams(METHOD, {})
+        with pytest.raises(StorageError):
+            runs._begin(server, config, METHOD, hparams, NO_BACKBONE, "", {})
+        assert ledger.runs() == []
+        monkeypatch.undo()
+        row = runs._begin(server, config, METHOD, hparams, NO_BACKBONE, "", {})
+        assert [c.name for c in ledger.classes(row.run_id)] == ["a"]
 
 
 def test_a_wish_to_keep_updates_that_is_of_no_use_is_told() -> None:
