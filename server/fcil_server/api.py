@@ -95,7 +95,8 @@ def run(
     failed = engine.run(images, at_once, Show() if progress else Show(Console(quiet=True)))
     if failed:
         text = "\n".join(f"{name}: {why}" for name, why in failed.items())
-        warnings.warn(f"{len(failed)} cells failed:\n{text}", FailedCells, stacklevel=2)
+        words = f"{len(failed)} of {len(engine.chosen)} cells failed:\n{text}"
+        warnings.warn(words, FailedCells, stacklevel=2)
     return _result(engine, failed)
 
 

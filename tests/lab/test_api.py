@@ -357,7 +357,9 @@ def test_the_example_of_the_docs_runs_and_goes_on(tmp_path, monkeypatch, capfd):
     # A longer study, of which only what is new runs; and here it may not take any time.
     more = {**scope["study"], "budget": {"cell_s": 15, "limit_s": 0.001}}
     more["rows"] = [*more["rows"], {"title": "Again", "method": "fedncm", "clients": 2}]
-    with pytest.warns(api.FailedCells, match="1 cells failed:\nAgain/alpha=1/1: it took longer"):
+    with pytest.warns(
+        api.FailedCells, match="1 of 3 cells failed:\nAgain/alpha=1/1: it took longer"
+    ):
         third = api.run(more, progress=False)
     assert list(third.failed) == third.missing == ["Again/alpha=1/1"]
     pd.testing.assert_frame_equal(third.cells, result.cells)
