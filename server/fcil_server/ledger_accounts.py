@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger_file import LedgerFile
 from fcil_server.ledger_rows import AuditEntry, ByteCount, Evaluation, Event, Refusal, RoundKey
-from fcil_server.ledger_words import Cause, Direction, Source
+from fcil_server.ledger_words import CENTRAL, Cause, Direction, Source
 
 # Whoever sends garbage may not fill the disk: the newest rows are kept, all are counted.
 KEPT_REFUSALS = 10_000
@@ -135,6 +135,15 @@ class AccountTables(LedgerFile):
         """Return all evaluation counts of a run."""
         sql = "SELECT * FROM evaluations WHERE run = ? ORDER BY task, client, class_id"
         return self._all(Evaluation, sql, (run,))
+
+    def evaluated(self, run: RunId, since: int, *, central: bool) -> list[int]:
+        """Return the tasks from ``since`` on that were evaluated: centrally, or by clients."""
+        sql = (
+            "SELECT task FROM tasks WHERE run = ? AND task >= ? AND EXISTS (SELECT 1 FROM "
+            "evaluations e WHERE e.run = tasks.run AND e.task = tasks.task AND "
+        )
+        sql += f"e.client {'=' if central else '<>'} ?) ORDER BY task"
+        return [int(row["task"]) for row in self._rows(sql, (run, since, CENTRAL))]
 
     def add_event(
         self,

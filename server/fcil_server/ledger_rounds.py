@@ -202,9 +202,10 @@ class HistoryTables(LedgerFile):
         """Return one round."""
         return self._one(Round, f"SELECT * FROM rounds WHERE {IN_ROUND}", key)  # noqa: S608
 
-    def rounds(self, run: RunId) -> list[Round]:
-        """Return the run's rounds in order."""
-        return self._all(Round, "SELECT * FROM rounds WHERE run = ? ORDER BY seq", (run,))
+    def rounds(self, run: RunId, since: int = 0) -> list[Round]:
+        """Return the run's rounds in order, from this number on."""
+        sql = "SELECT * FROM rounds WHERE run = ? AND seq >= ? ORDER BY seq"
+        return self._all(Round, sql, (run, since))
 
     def was_closed_by(self, run: RunId, task: int, why: str) -> bool:
         """Say whether this closed some round of a task (`round_events.Why`)."""

@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from fcil_server.daemon import Server
 
 
-# These sections make a run what it is; the others may change while it goes on.
 @dataclass
 class OpenRun:
     """A run with everything that serves it."""

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,13 @@ from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import Cause, Direction
 from fcil_server.recovery import needed_updates
 from fcil_server.round_events import Outcome
+from fcil_server.sinks import follow
+from fcil_server.sinks.contract import Options
+from fcil_server.sinks.doors import Chosen
+from fcil_server.sinks.follow import Follower
 from sample_run import ALICE, BOB, RUN, digest
 
+LAST = 9  # round of each task
 ROUNDS = 2_005  # as deep in its task as the 15th, with which it is compared
 
 
@@ -57,6 +63,8 @@ class Rounds:
             ledger.count_updates(key)
             ledger.add_state(key, number + 1, digest(f"s{number + 1}"), digest(f"s{number}"))
             ledger.close_round(key, Outcome.DONE, why="all", new_state=number + 1)
+            if key.round == LAST:
+                ledger.add_evaluation(RUN, key.task, ALICE, {key.task: (1, 1)})
         return key
 
     @property
@@ -99,15 +107,35 @@ def steps(ledger: Ledger, call: Callable[[], object]) -> int:
     return count
 
 
-def test_a_round_costs_the_same_after_2000_others(rounds: Rounds) -> None:
+class Deaf:
+    """A sink that takes everything and keeps nothing."""
+
+    name, packages, extra, Options = "deaf", (), "", Options
+
+    def open(self, *_given: object) -> Deaf:
+        return self
+
+    def scalars(self, *_given: object, **_more: object) -> None:
+        pass
+
+    flush = finish = close = scalars
+
+
+def test_a_round_costs_the_same_after_2000_others(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "Ledger", lambda *_, **__: nullcontext(rounds.ledger))
+    sink = Follower(rounds.folder, RUN, Chosen(Deaf(), Options()))
     costs = []
     for before in (15, ROUNDS):
         with rounds.ledger.transaction():
             while rounds.count < before - 1:
                 rounds.record()
         rounds.tell(rounds.record())  # the file is written anew, and is whole from here on
+        sink.catch_up()
         recording = steps(rounds.ledger, rounds.record)
-        costs.append((recording, steps(rounds.ledger, lambda: rounds.tell(rounds.newest))))
+        telling = steps(rounds.ledger, lambda: rounds.tell(rounds.newest))
+        costs.append((recording, telling, steps(rounds.ledger, sink.catch_up)))
     assert costs[1] == pytest.approx(costs[0], rel=0.05)
     told = [json.loads(x)["seq"] for x in (rounds.folder / rundir.ROUNDS).read_text().splitlines()]
     assert told == list(range(ROUNDS + 1))

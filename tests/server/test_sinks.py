@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
@@ -19,7 +20,7 @@ from fcil_server import config as configuration
 from fcil_server import rundir
 from fcil_server.ledger import Ledger
 from fcil_server.rundata import collect
-from fcil_server.sinks import doors, process
+from fcil_server.sinks import doors, follow, process
 from fcil_server.sinks.contract import Options
 from fcil_server.sinks.doors import Chosen
 from fcil_server.sinks.follow import Follower, params
@@ -76,7 +77,7 @@ def data_of(place):
         return collect(ledger, RUN)
 
 
-def follow(place, sink, **options):
+def follower_of(place, sink, **options):
     return Follower(place, RUN, Chosen(sink, Options.model_validate(options)))
 
 
@@ -85,7 +86,7 @@ def follow(place, sink, **options):
 
 def test_accuracies_are_those_of_the_matrix_as_it_was_after_each_task(place):
     sink = Recorder()
-    follow(place, sink).catch_up()
+    follower_of(place, sink).catch_up()
     rows = sample_run.MATRIX
     assert sink.curve("clients/accuracy") == pytest.approx(
         {t: sum(row) / len(row) for t, row in enumerate(rows)}
@@ -101,7 +102,7 @@ def test_accuracies_are_those_of_the_matrix_as_it_was_after_each_task(place):
 
 def test_rounds_say_who_took_part_what_it_took_and_when(place):
     sink = Recorder()
-    follow(place, sink).catch_up(last=True)
+    follower_of(place, sink).catch_up(last=True)
     views = data_of(place).rounds
     assert sink.curve("round/counted") == {v.round.seq: len(v.counted) for v in views}
     assert sum(sink.curve("round/excluded").values()) == 1
@@ -116,7 +117,7 @@ def test_rounds_say_who_took_part_what_it_took_and_when(place):
 
 def test_bytes_of_the_newest_round_wait_until_all_of_them_are_in_the_ledger(place):
     sink = Recorder()
-    follower = follow(place, sink)
+    follower = follower_of(place, sink)
     follower.catch_up()
     assert len(sink.curve("round/counted")) == ROUNDS
     assert len(sink.curve("bytes/up_true_wire")) == ROUNDS - 1
@@ -130,7 +131,7 @@ def test_no_name_of_a_person_a_class_or_a_folder_is_among_them(place):
         None, ["run.weights=/srv/eve/vit.safetensors", "run.central_test=/data/cats"]
     )
     sink = Recorder()
-    follow(place, sink).catch_up(last=True)
+    follower_of(place, sink).catch_up(last=True)
     told = json.dumps([n for n, *_ in sink.sure] + [dict(sink.facts.params)])
     told += json.dumps(dict(params(configuration.to_toml(config), {"rank": 4}, {"name": "vit"})))
     names = [c.name for c in data.clients.values()] + [c.name for c in data.classes]
@@ -146,11 +147,11 @@ def test_no_name_of_a_person_a_class_or_a_folder_is_among_them(place):
 
 def test_what_a_sink_has_is_not_given_again_by_another_process(place):
     sink = Recorder()
-    follow(place, sink).catch_up()
+    follower_of(place, sink).catch_up()
     first = len(sink.sure)
-    follow(place, sink).catch_up()
+    follower_of(place, sink).catch_up()
     assert len(sink.sure) == first > 0
-    follow(place, sink).catch_up(last=True)
+    follower_of(place, sink).catch_up(last=True)
     assert len(sink.sure) == first + 6, "the bytes of the last round"
 
 
@@ -159,10 +160,10 @@ def test_a_sink_that_fails_in_the_middle_gets_all_of_it_later(place, where):
     sink = Recorder()
     sink.fails_at = where
     with pytest.raises(RuntimeError, match="planted"):
-        follow(place, sink).catch_up(last=True)
+        follower_of(place, sink).catch_up(last=True)
     assert sink.sure == []
     sink.fails_at = ""
-    follow(place, sink).catch_up(last=True)
+    follower_of(place, sink).catch_up(last=True)
     assert len(sink.curve("bytes/up_so_far")) == ROUNDS
     assert len(sink.curve("clients/accuracy")) == TASKS
 
@@ -183,22 +184,22 @@ def test_a_damaged_note_of_what_was_taken_costs_no_figure(place):
     for damage in (b"", b"{", b"[]", b'{"options": 3, "what": 4}'):
         path.write_bytes(damage)
         sink = Recorder()
-        follow(place, sink).catch_up()
+        follower_of(place, sink).catch_up()
         assert len(sink.curve("round/asked")) == ROUNDS
     assert path.stat().st_mode & 0o77 == 0
 
 
 def test_the_end_of_a_run_is_told_once_with_its_reports(place):
     sink = Recorder()
-    follow(place, sink).catch_up()
+    follower_of(place, sink).catch_up()
     assert sink.files is None, "its reports are not written yet"
     with Ledger(place / "ledger.sqlite", read_only=True) as ledger:
         rundir.write(ledger, RUN, place / "runs" / RUN, plots=False)
-    follow(place, sink).catch_up()
+    follower_of(place, sink).catch_up()
     assert sink.files == ["summary.json", "accuracy_matrix.csv", "bytes.csv", "report.html"]
     assert len(sink.curve("bytes/up_true_wire")) == ROUNDS
     sink.files = None
-    follow(place, sink).catch_up(last=True)
+    follower_of(place, sink).catch_up(last=True)
     assert sink.files is None
 
 
@@ -221,6 +222,37 @@ def test_a_sink_without_its_package_names_the_extra(monkeypatch):
     with pytest.raises(ConfigError, match="needs the packages mlflow") as caught:
         doors.choose("mlflow", {})
     assert "fcil[mlflow]" in caught.value.action
+
+
+class Door:
+    """An entry point that leads to anything."""
+
+    name = "half"
+
+    def __init__(self, load):
+        self.load = load
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        (object, "leads to no sink of this name: it lacks name, packages, extra"),
+        (Recorder, "leads to no sink of this name: it calls itself 'recorder'"),
+        (lambda: sys.exit(3), "the sink 'half' cannot be loaded: SystemExit: 3"),
+    ],
+)
+def test_a_door_that_leads_to_no_sink_is_a_configuration_fault(monkeypatch, load, words):
+    monkeypatch.setattr(doors, "entry_points", lambda **_: [Door(load)])
+    with pytest.raises(ConfigError, match=words):
+        doors.choose("half", {})
+
+
+def test_a_package_in_another_that_is_not_there_is_missing(monkeypatch):
+    monkeypatch.setattr(Recorder, "packages", ("no_such.part", "json"))
+    monkeypatch.setattr(Recorder, "name", "half")
+    monkeypatch.setattr(doors, "entry_points", lambda **_: [Door(Recorder)])
+    with pytest.raises(ConfigError, match=r"needs the packages no_such\.part\."):
+        doors.choose("half", {})
 
 
 def test_sinks_stand_in_the_file_and_come_back_from_it():
@@ -258,6 +290,26 @@ def test_event_files_hold_the_runs_curves_at_the_time_of_its_rounds(place):
     assert events(place / "all" / RUN) == found
 
 
+KILLED = """
+import os, sys
+from pathlib import Path
+from fcil_server.sinks.contract import RunFacts
+from fcil_server.sinks.tensorboard import TensorBoardWriter
+
+run = RunFacts(run="r", method="m", began=1.0, directory=Path(sys.argv[1]), params={})
+writer = TensorBoardWriter(run.directory, run)
+for step in range(50):
+    writer.scalars({"a": 0.5}, step=step, at=2.0)
+writer.flush()
+os._exit(0)
+"""
+
+
+def test_what_was_flushed_is_in_the_file_when_the_process_is_killed(tmp_path):
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "curves")], check=True)
+    assert events(tmp_path / "curves") == {("a", step): (0.5, 2.0) for step in range(50)}
+
+
 def test_a_sink_that_cannot_work_says_why_in_one_line(place):
     (place / "file").write_text("")
     code, said = run_once(place, "tensorboard", {"log_dir": str(place / "file")})
@@ -266,10 +318,28 @@ def test_a_sink_that_cannot_work_says_why_in_one_line(place):
     assert len(said.splitlines()) == 1
 
 
+# --- its process -----------------------------------------------------------------------------
+
+
+def test_a_process_hears_its_server_whatever_its_sink_closes_and_ends_after_it(monkeypatch):
+    gone = threading.Event()
+    monkeypatch.setattr(follow, "LEFT_S", 0.0)
+    monkeypatch.setattr(follow.os, "_exit", lambda _: gone.set())
+    reading, writing = os.pipe()
+    calls = follow.Calls(reading)
+    os.close(reading)
+    os.write(writing, b"\n")
+    assert calls.wait(), "something is new"
+    assert not gone.is_set()
+    os.close(writing)
+    assert not calls.wait(), "the server is gone"
+    assert gone.wait(60), "nobody has ended the process"
+
+
 # --- the server's side ----------------------------------------------------------------------
 
 SITE = """
-import json, os, signal
+import json, os, signal, subprocess, sys
 from pathlib import Path
 from fcil_server.sinks.contract import Options
 
@@ -283,6 +353,14 @@ class Noted:
             fifo.write(f"{os.getpid()}\\n")
         if word == "fail":
             raise OSError("the tracker is down")
+        if word == "exit":
+            sys.exit(0)
+        if word == "shout":
+            sys.stderr.write("x" * 1_000_000)
+            raise OSError("\\nno way to http://eve:secret@tracker")
+        if word == "child":
+            subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+            raise OSError("it has a child")
         self.hangs = word == "hang"
         return self
     def scalars(self, values, *, step, at):
@@ -304,7 +382,7 @@ class Stage:
     """A sink of another's, installed, and what the server's side says of it."""
 
     def __init__(self, place, monkeypatch):
-        self.place, self.said = place, []
+        self.place, self.said, self.heard = place, [], asyncio.Event()
         self.reader = self.pipe = None
         site = place / "site"
         info = site / "noted-1.0.dist-info"
@@ -312,7 +390,7 @@ class Stage:
         (site / "noted_sink.py").write_text(textwrap.dedent(SITE))
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: noted\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text("[fcil.sinks]\nnoted = noted_sink:SINK\n")
-        monkeypatch.setenv("PYTHONPATH", str(site))
+        monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
         monkeypatch.setenv("NOTED", str(place))
         monkeypatch.syspath_prepend(str(site))
         os.mkfifo(place / "fifo")
@@ -323,19 +401,24 @@ class Stage:
         """Say what each life of it does, one after the other; then it works."""
         (self.place / "words").write_text(words)
 
-    async def lives(self) -> int:
-        """Wait until the sink opens; return its process."""
+    async def listen(self) -> None:
+        """Let the sink open; before, it waits for whoever wants to know."""
         if self.reader is None:
             self.reader = asyncio.StreamReader()
             end = os.open(self.place / "fifo", os.O_RDWR | os.O_NONBLOCK)  # never at its end
             self.pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
                 lambda: asyncio.StreamReaderProtocol(self.reader), os.fdopen(end, "rb", 0)
             )
+
+    async def lives(self) -> int:
+        """Wait until the sink opens; return its process."""
+        await self.listen()
         return int(await self.reader.readline())
 
     def say(self, level, code, text):
         assert (level, code) == ("warning", "sink")
         self.said.append(text)
+        self.heard.set()
 
     @property
     def taken(self):
@@ -372,6 +455,64 @@ def test_at_the_servers_end_a_sink_has_everything(stage):
         sinks.wake()
         await sinks.end()
         assert (stage.taken, stage.said) == (ROUNDS, [])
+
+    play(stage, story)
+
+
+def test_a_server_that_ends_as_it_begins_gives_its_sinks_all_the_same(stage):
+    async def story():
+        await stage.listen()
+        sinks = stage.sinks()
+        sinks.start()
+        await sinks.end()
+        assert (stage.taken, stage.said) == (ROUNDS, [])
+
+    play(stage, story)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_sink_that_waits_to_be_tried_again_is_tried_at_the_end(stage, monkeypatch, again):
+    async def story():
+        monkeypatch.setattr(process, "BACK_OFF_S", (1e6,))
+        stage.do("fail fail" if again else "fail")
+        await stage.listen()
+        sinks = stage.sinks()
+        sinks.start()
+        await stage.heard.wait()
+        await sinks.end()
+        assert stage.taken == (0 if again else ROUNDS)
+        assert (
+            stage.said[1:]
+            == [
+                (
+                    "sink noted: OSError: the tracker is down. It goes on when the server is started "
+                    "again."
+                )
+            ]
+            * again
+        )
+
+    play(stage, story)
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("exit", "SystemExit: 0."),
+        ("shout", "no way to http://...@tracker."),
+        ("child", "OSError: it has a child."),
+    ],
+)
+def test_whatever_a_sink_does_it_is_started_again_and_its_secrets_are_not_told(stage, word, why):
+    async def story():
+        stage.do(word)
+        sinks = stage.sinks()
+        sinks.start()
+        await stage.lives()
+        await stage.lives()
+        await sinks.end()
+        assert stage.taken == ROUNDS
+        assert stage.said == [f"sink noted: {why} It is tried again, and then gets what it lacks."]
 
     play(stage, story)
 
@@ -414,13 +555,12 @@ def test_a_sink_that_hangs_keeps_nobody_waiting(stage, monkeypatch):
         monkeypatch.setattr(process, "END_S", 0.1)
         stage.do("hang")
         one = SinkProcess(stage.place, RUN, stage.chosen, stage.say)
-        life = asyncio.create_task(one.run())
+        one.start()
         pid = await stage.lives()
         for _ in range(100_000):  # more than a pipe holds
             one.wake()
-        assert one._process.stdin.transport.get_write_buffer_size() <= 1
+        assert one._pipe.get_write_buffer_size() <= 1
         await one.end()
-        await life
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
         assert stage.said == [

@@ -5,6 +5,7 @@
     class Csv:
         name = "csv"
         packages = ()
+        extra = ""
         Options = CsvOptions  # a pydantic model
 
         def open(self, run: RunFacts, options: CsvOptions) -> CsvWriter: ...
@@ -23,7 +24,11 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Options(BaseModel):
-    """Base of a sink's options: its table in ``[sinks]``; unknown keys are refused."""
+    """Base of a sink's options: its table in ``[sinks]``; unknown keys are refused.
+
+    They reach the sink's process as JSON, so a pydantic ``SecretStr`` would arrive as stars;
+    credentials come from the environment.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

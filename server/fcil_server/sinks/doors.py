@@ -14,6 +14,7 @@ from fcil_protocol.errors import ConfigError
 from fcil_server.sinks.contract import Options, Sink
 
 GROUP = "fcil.sinks"
+PARTS = ("name", "packages", "extra", "Options", "open")  # of `contract.Sink`
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def load(name: str) -> Sink:
     """Load a sink.
 
     Raises:
-        ConfigError: none has this name, or it cannot be loaded.
+        ConfigError: none has this name, or it cannot be loaded, or is no sink.
     """
     found = list(entry_points(group=GROUP, name=name))
     if not found:
@@ -46,12 +47,23 @@ def load(name: str) -> Sink:
         )
     try:
         sink: Sink = found[0].load()
-    except Exception as error:  # third-party code may fail in any way
+    except (Exception, SystemExit) as error:  # third-party code may fail in any way
         raise ConfigError(
             f"the sink {name!r} cannot be loaded: {type(error).__name__}: {error}",
             action="Install its package again, or take it out of [sinks].",
         ) from error
+    _check(name, sink)
     return sink
+
+
+def _check(name: str, sink: Sink) -> None:
+    lacks = [word for word in PARTS if not hasattr(sink, word)]
+    fault = f"lacks {', '.join(lacks)}" if lacks else f"calls itself {sink.name!r}"
+    if lacks or sink.name != name:
+        raise ConfigError(
+            f"the entry point {name!r} of {GROUP} leads to no sink of this name: it {fault}.",
+            action="Install its package in another version, or take it out of [sinks].",
+        )
 
 
 def choose(name: str, given: dict[str, Any]) -> Chosen:
@@ -61,7 +73,7 @@ def choose(name: str, given: dict[str, Any]) -> Chosen:
         ConfigError: one message that names every fault.
     """
     sink = load(name)
-    missing = [p for p in sink.packages if importlib.util.find_spec(p) is None]
+    missing = [p for p in sink.packages if not _is_there(p)]
     if missing:
         way = f"pip install 'fcil[{sink.extra}]'" if sink.extra else f"pip install {missing[0]}"
         raise ConfigError(
@@ -73,6 +85,13 @@ def choose(name: str, given: dict[str, Any]) -> Chosen:
     except ValidationError as error:
         faults = "; ".join(_fault(name, sink, dict(e)) for e in error.errors(include_url=False))
         raise ConfigError(f"{faults}.") from error
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it would be in
+        return False
 
 
 def _fault(name: str, sink: Sink, error: dict[str, Any]) -> str:

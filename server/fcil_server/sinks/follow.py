@@ -12,19 +12,20 @@ import argparse
 import json
 import os
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fcil_protocol.errors import ConfigError, FcilError
+from fcil_protocol.errors import EXIT_INTERNAL, ConfigError, FcilError
 from fcil_protocol.files import storage_errors, write_atomic
 from fcil_protocol.ids import RunId
 from fcil_server import config as configuration
 from fcil_server import rundir
 from fcil_server.lab.plan import digest_of
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import Evaluation
 from fcil_server.ledger_words import CENTRAL
 from fcil_server.rundata import round_view
 from fcil_server.sinks import doors, scalars
@@ -33,6 +34,7 @@ from fcil_server.sinks.doors import Chosen
 from fcil_server.web_child import limit
 
 FILES = 256  # that it may have open
+LEFT_S = 20.0  # for the last figures of a server that was killed; others kill the process earlier
 REPORTS = ("summary.json", "accuracy_matrix.csv", "bytes.csv", "report.html")
 # Sections that say how a run learns; those of places and doors are left out.
 PARAMS = ("run", "method", "round", "wire", "privacy", "trust")
@@ -129,11 +131,10 @@ class Follower:
 
         Bytes come into the ledger after their round is closed, and before the next one is.
         """
-        rows = [row for row in ledger.rounds(self._run) if row.closed_at is not None]
+        lacking = ledger.rounds(self._run, min(taken.seq, taken.bytes_seq) + 1)
+        rows = [row for row in lacking if row.closed_at is not None]
         for row in rows:
             assert row.closed_at is not None, "all of them are closed"
-            if row.seq <= min(taken.seq, taken.bytes_seq):
-                continue
             view = round_view(ledger, row)
             if row.seq > taken.seq:
                 writer.scalars(scalars.of_round(view), step=row.seq, at=row.closed_at)
@@ -146,21 +147,29 @@ class Follower:
         return taken
 
     def _tasks(self, ledger: Ledger, writer: Writer, taken: Taken) -> Taken:
-        tasks = ledger.tasks(self._run)
-        ids = [task.class_ids for task in tasks]
+        """Give the accuracies of evaluated tasks; those of earlier ones are read only then.
+
+        The server judges a task after the clients did, and before the next one begins.
+        """
+        since = max(taken.clients, taken.server)
+        clients = ledger.evaluated(self._run, since, central=False)
+        since = max(taken.clients - 1, taken.server)
+        server = ledger.evaluated(self._run, since, central=True)
+        if not clients and not server:
+            return taken
+        classes = [task.class_ids for task in ledger.tasks(self._run)]
         rows = ledger.evaluations(self._run)
         ends = {r.task: r.closed_at for r in ledger.rounds(self._run) if r.closed_at is not None}
-
-        def give(judge: str, found: list[Evaluation], known: int) -> int:
-            for task in sorted({r.task for r in found if r.task >= known}):
-                values = scalars.of_task(found, ids, task, judge)
+        for judge, tasks in (("clients", clients), ("server", server)):
+            found = [row for row in rows if (row.client == CENTRAL) == (judge == "server")]
+            for task in tasks:
+                values = scalars.of_task(found, classes, task, judge)
                 writer.scalars(values, step=task, at=ends[task])
-                known = task + 1
-            return known
-
-        clients = give("clients", [r for r in rows if r.client != CENTRAL], taken.clients)
-        server = give("server", [r for r in rows if r.client == CENTRAL], taken.server)
-        return replace(taken, clients=clients, server=server)
+        return replace(
+            taken,
+            clients=max(clients, default=taken.clients - 1) + 1,
+            server=max(server, default=taken.server - 1) + 1,
+        )
 
     def _read(self) -> Taken:
         """Return what the sink has; nothing, if it was opened otherwise then."""
@@ -196,15 +205,46 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+class Calls:
+    """What the server says on standard input, heard by a thread of its own.
+
+    A sink may hang, and close what is not its own: the process ends all the same when the server
+    is gone.
+
+    Args:
+        fd: the reading end of the pipe.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = os.dup(fd)
+        self._news = threading.Event()
+        self._over = False
+        threading.Thread(target=self._hear, daemon=True).start()
+
+    def _hear(self) -> None:
+        while os.read(self._fd, 4096):
+            self._news.set()
+        self._over = True
+        self._news.set()
+        time.sleep(LEFT_S)
+        os._exit(EXIT_INTERNAL)
+
+    def wait(self) -> bool:
+        """Wait until something is new; False: the server is gone."""
+        self._news.wait()
+        self._news.clear()
+        return not self._over
+
+
 def serve(directory: Path, run: RunId, name: str, stdin: BinaryIO) -> None:
     """Follow a run until the input ends, and take what is new then."""
-    chosen = doors.choose(name, json.loads(stdin.readline()))
-    follower = Follower(directory, run, chosen)
+    given = json.loads(stdin.readline())
+    calls = Calls(stdin.fileno())
+    follower = Follower(directory, run, doors.choose(name, given))
     try:
-        while True:
+        follower.catch_up()
+        while calls.wait():
             follower.catch_up()
-            if not stdin.read1(4096):  # type: ignore[attr-defined] # of a buffered reader
-                break
         follower.catch_up(last=True)
     finally:
         follower.close()
@@ -224,7 +264,7 @@ def main() -> int:
     except FcilError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the server reads it
         return error.exit_code
-    except Exception as error:  # a sink is another's code
+    except (Exception, SystemExit) as error:  # a sink is another's code
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 - the same
         return 1
     return 0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
+import signal
 import sys
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,9 +17,44 @@ from fcil_server.sinks.doors import Chosen
 BACK_OFF_S = (1.0, 5.0, 30.0, 300.0)  # after the first, second, third ... failure in a row
 STEADY_S = 60.0  # after so long it counts as the first again
 END_S = 15.0  # to take the last figures when the server ends
-_WORDS = 200  # of what it says last
+_DEAD_S = 5.0  # until a process that was killed is gone; one that waits for a bad disk may never be
+_TAIL_BYTES = 4096  # of what it says last
+_WORDS = 200
+_LOGIN = re.compile(r"//[^/\s@]+@")  # in an address
 
 Say = Callable[[str, str, str], None]
+
+
+class _Life(asyncio.SubprocessProtocol):
+    """One process of a sink: when it ends, and what it said last.
+
+    Its end is its own, not that of its pipes: what a sink has started may hold those open.
+    """
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self.silent = asyncio.Event()
+        self._tail = b""
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Keep what it said last; a sink may say any amount, in lines of any length."""
+        del fd  # standard error is the only one
+        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+
+    def process_exited(self) -> None:
+        """Take note of its end."""
+        self.ended.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Take note that nobody can say anything any more."""
+        del exc
+        self.silent.set()
+
+    def words(self) -> str:
+        """Return its last line, without the password of an address."""
+        lines = [line.strip() for line in self._tail.decode(errors="replace").splitlines()]
+        last = next((line for line in reversed(lines) if line), "")
+        return _LOGIN.sub("//...@", last)[:_WORDS]
 
 
 class SinkProcess:
@@ -35,45 +72,69 @@ class SinkProcess:
         self._run = run
         self._chosen = chosen
         self._say = say
-        self._process: asyncio.subprocess.Process | None = None
-        self._told = ""
-        self._ending = False
+        self._lives: asyncio.Task[None] | None = None
+        self._pipe: asyncio.WriteTransport | None = None  # standard input of the one that lives
+        self._ending = asyncio.Event()
 
     @property
     def name(self) -> str:
         """The sink's name."""
         return self._chosen.sink.name
 
+    def start(self) -> None:
+        """Start the process, and again whenever it ends."""
+        self._lives = asyncio.create_task(self._live())
+
     def wake(self) -> None:
         """Say that something new is in the ledger; never waits."""
-        if self._process is None or self._process.returncode is not None or self._ending:
+        if self._pipe is None or self._pipe.is_closing():
             return
-        pipe = self._process.stdin
-        assert pipe is not None
-        if not pipe.transport.get_write_buffer_size():  # what it has not read yet wakes it as well
-            pipe.write(b"\n")
+        if not self._pipe.get_write_buffer_size():  # what it has not read yet wakes it as well
+            self._pipe.write(b"\n")
 
-    async def run(self) -> None:
-        """Keep the process running until it is told to end."""
+    async def end(self) -> None:
+        """Let it take what is new, and end it; one that waits to be tried again is tried now."""
+        self._ending.set()
+        if self._lives is None:
+            return
+        if self._pipe is not None:
+            self._pipe.close()
+        _, late = await asyncio.wait([self._lives], timeout=END_S)
+        if late:
+            self._lives.cancel()
+            await asyncio.wait([self._lives])
+            self._tell_end(f"not all figures were taken in {END_S:g} s.")
+
+    async def _live(self) -> None:
         loop = asyncio.get_running_loop()
-        failures = 0
+        failures, told = 0, ""
         while True:
             began = loop.time()
             why = await self._one_life()
-            if self._ending:
-                return
+            if self._ending.is_set():
+                break
+            why = why or "its process ended with code 0."
             failures = 1 if loop.time() - began > STEADY_S else failures + 1
-            pause = BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1]
-            if why != self._told:  # a server that is down for a day is told of once
+            if why != told:  # a server that is down for a day is told of once
                 text = f"sink {self.name}: {why} It is tried again, and then gets what it lacks."
                 self._say("warning", "sink", text)
-            self._told = why
-            await asyncio.sleep(pause)
+            told = why
+            pause = BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1]
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), pause)
+        if why:
+            self._tell_end(why)
+
+    def _tell_end(self, why: str) -> None:
+        text = f"sink {self.name}: {why} It goes on when the server is started again."
+        self._say("warning", "sink", text)
 
     async def _one_life(self) -> str:
-        """Start the process and wait for its end; return its last words."""
+        """Start the process and wait for its end; return why it failed, empty if it did not."""
+        loop = asyncio.get_running_loop()
         try:
-            process = await asyncio.create_subprocess_exec(
+            process, life = await loop.subprocess_exec(
+                _Life,
                 *self._command(),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
@@ -82,37 +143,39 @@ class SinkProcess:
             )
         except OSError as error:
             return f"its process cannot be started: {error.strerror}."
-        assert process.stdin is not None
-        assert process.stderr is not None
-        process.stdin.write(f"{self._chosen.options.model_dump_json()}\n".encode())
-        self._process = process
-        words: deque[str] = deque(maxlen=1)
-        async for line in process.stderr:
-            words.extend([line.decode(errors="replace").strip()[:_WORDS]] if line.strip() else [])
-        code = await process.wait()
-        said = words[0] if words else f"its process ended with code {code}."
+        try:
+            self._begin(process)
+            await life.ended.wait()
+        finally:
+            self._pipe = None
+            await _bury(process, life)
+        code = process.get_returncode()
+        if not code:
+            return ""
+        said = life.words() or f"its process ended with code {code}."
         return said if said.endswith(".") else f"{said}."
+
+    def _begin(self, process: asyncio.SubprocessTransport) -> None:
+        """Tell the process its options; and nothing more, if the server ends already."""
+        pipe = process.get_pipe_transport(0)
+        assert isinstance(pipe, asyncio.WriteTransport)
+        pipe.write(f"{self._chosen.options.model_dump_json()}\n".encode())
+        if self._ending.is_set():
+            pipe.close()
+        self._pipe = pipe
 
     def _command(self) -> list[str]:
         where = ["--dir", str(self._directory.resolve()), "--run", self._run]
         return [sys.executable, "-m", "fcil_server.sinks.follow", *where, "--name", self.name]
 
-    async def end(self) -> None:
-        """Let it take what is new, and end it."""
-        self._ending = True
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            await asyncio.wait_for(process.wait(), END_S)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-            text = f"sink {self.name}: not all figures were taken in {END_S:g} s."
-            self._say("warning", "sink", f"{text} It goes on when the server is started again.")
+
+async def _bury(process: asyncio.SubprocessTransport, life: _Life) -> None:
+    """Kill a process, if it lives, with all that it has started, and hear its last words."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.get_pid(), signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(life.silent.wait(), _DEAD_S)
+    process.close()
 
 
 class Sinks:
@@ -127,11 +190,11 @@ class Sinks:
 
     def __init__(self, directory: Path, run: RunId, chosen: list[Chosen], say: Say) -> None:
         self._processes = [SinkProcess(directory, run, one, say) for one in chosen]
-        self._lives: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Start every sink's process."""
-        self._lives = [asyncio.create_task(one.run()) for one in self._processes]
+        for one in self._processes:
+            one.start()
 
     def wake(self) -> None:
         """Say that something new is in the ledger."""
@@ -141,6 +204,3 @@ class Sinks:
     async def end(self) -> None:
         """Let all take what is new, at the same time, and end them."""
         await asyncio.gather(*(one.end() for one in self._processes))
-        for life in self._lives:
-            life.cancel()
-        await asyncio.gather(*self._lives, return_exceptions=True)

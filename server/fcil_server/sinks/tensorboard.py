@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,35 +23,48 @@ class TensorBoardOptions(Options):
 
 
 class TensorBoardWriter:
-    """One folder of event files; a new file each time that it is opened."""
+    """One folder of event files; a new file each time that it is opened.
+
+    Events are written here and now: tensorboardX's ``SummaryWriter`` has a thread do it, whose
+    ``flush`` returns while the last events wait, and which a full disk ends without a word.
+    """
 
     def __init__(self, folder: Path, run: RunFacts) -> None:
         # tensorboardX imports torch where it finds it, for tensors that no sink gets: a second
         # and 200 MB for nothing.
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-        from tensorboardX import SummaryWriter
+        from tensorboardX import summary
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event
 
+        self._summary: Any = summary
+        self._event: Any = Event
         began = not folder.exists()
-        self._events: Any = SummaryWriter(logdir=str(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        # Its own name has seconds: two lives within one would write the same file.
+        self._file: Any = EventsWriter(str(folder / "events"), f".{os.getpid()}")
         if began:
-            text = json.dumps(dict(run.params), indent=2)
-            self._events.add_text("run", f"```\n{run.method}\n{text}\n```", 0, run.began)
+            text = f"```\n{run.method}\n{json.dumps(dict(run.params), indent=2)}\n```"
+            self._write(summary.text("run", text), 0, run.began)
+
+    def _write(self, what: Any, step: int, at: float) -> None:
+        self._file.write_event(self._event(summary=what, step=step, wall_time=at))
 
     def scalars(self, values: Mapping[str, float], *, step: int, at: float) -> None:
         """Write each figure under its name."""
         for name, value in values.items():
-            self._events.add_scalar(name, value, step, walltime=at)
+            self._write(self._summary.scalar(name, value), step, at)
 
     def flush(self) -> None:
-        """Write what is in memory."""
-        self._events.flush()
+        """Bring what is in memory to the disk."""
+        self._file.flush()
 
     def finish(self, files: Sequence[Path]) -> None:
         """Nothing to add: event files have no end."""
 
     def close(self) -> None:
         """Close the file."""
-        self._events.close()
+        self._file.close()
 
 
 class TensorBoard:
