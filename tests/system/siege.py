@@ -36,6 +36,14 @@ class Facts:
     incoming: float
 
 
+def size_of(path):
+    """Return the bytes of a file of a server at work; none, if it has just been removed."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 class Siege:
     """Honest clients of a running federation, and its server's process."""
 
@@ -94,7 +102,7 @@ class Siege:
         return Facts(
             peak=int(fields["VmHWM"].split()[0]) / 1e3,
             files=len(os.listdir(f"{proc}/fd")),
-            incoming=sum(path.stat().st_size for path in incoming) / 1e6,
+            incoming=sum(map(size_of, incoming)) / 1e6,
         )
 
     def until_files(self, count):
