@@ -362,6 +362,8 @@ def test_of_two_swarms_with_the_same_members_the_one_counts_that_runs_or_ran_las
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    # Where the sockets of long paths are: another run of the tests may have left this very one.
+    monkeypatch.setattr(control.tempfile, "tempdir", str(tmp_path))
     home = Home.of(FED, tmp_path / "a")
     content = swarm_status.record_bytes("s", "--data x", {"s-a": str(home.directory)})
     folders = [swarm_status.swarms() / name for name in ("1", "0", "2")]
@@ -370,7 +372,9 @@ def test_of_two_swarms_with_the_same_members_the_one_counts_that_runs_or_ran_las
         (folder / swarm_status.RECORD).write_bytes(content)
         os.utime(folder / swarm_status.RECORD, (began, began))
         assert swarm_status.in_swarms([home])[home.directory].directory == folder
-    control.socket_path(folders[1]).touch()
+    socket = control.socket_path(folders[1])
+    socket.parent.mkdir(exist_ok=True)
+    socket.touch()
     assert swarm_status.in_swarms([home])[home.directory].directory == folders[1]
 
 
