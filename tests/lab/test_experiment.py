@@ -128,6 +128,7 @@ def test_joint_rows_share_their_result_between_partitions_and_nothing_else_does(
         ({"setting": {**FIELDS["setting"], "threads": 2}}, False),
         ({"setting": {**FIELDS["setting"], "rounds_per_task": 3}}, False),
         ({"setting": {**FIELDS["setting"], "config": {"wire": {"half": "none"}}}}, False),
+        ({"setting": {**FIELDS["setting"], "config": {"sinks": {"tensorboard": {}}}}}, True),
         ({"data": {**FIELDS["data"], "test_per_class": 3}}, False),
         ({"data": {**FIELDS["data"], "order": "pycil"}}, False),
         ({"rows": [{"title": "NCM", "method": "fedncm", "options": {"metric": "cosine"}}]}, True),

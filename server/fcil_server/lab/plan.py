@@ -101,7 +101,8 @@ class Cell:
             backbone: the digest of the backbone's weights, or its name where timm brings them.
         """
         method = registry.load_method(self.method)
-        settings = {s: dict(keys) for s, keys in self.settings.items() if s != "method"}
+        apart = ("method", "sinks")  # named below; where figures go besides changes none of them
+        settings = {s: dict(keys) for s, keys in self.settings.items() if s not in apart}
         return {
             "version": RESULT_VERSION,
             "partition": partition,
