@@ -77,7 +77,7 @@ class Follower:
         self._ledger = directory / LEDGER_NAME
         self._run = run
         self._chosen = chosen
-        self._directory = rundir_of(directory, run)
+        self._directory = directory / "runs" / run
         self._path = self._directory / "sinks" / f"{chosen.sink.name}.json"
         self._taken = self._read()
         self._writer: Writer | None = None
@@ -179,11 +179,6 @@ class Follower:
         except (OSError, ValueError, TypeError):
             return new
         return taken if taken.options == new.options else new
-
-
-def rundir_of(directory: Path, run: RunId) -> Path:
-    """Return where the files of a run lie."""
-    return directory / "runs" / run
 
 
 def params(

@@ -48,35 +48,37 @@ class MlflowWriter:
         self._options = options
         self._client: Any = MlflowClient(tracking_uri=options.tracking_uri or None)
         self._metrics: list[Any] = []
-        self._id = self._found(run) or self._begun(run)
+        where = self._experiment()
+        self._id = self._found(where, run) or self._begun(where, run)
+        self._log_params(run)
 
-    def _found(self, run: RunFacts) -> str:
-        experiment = self._client.get_experiment_by_name(self._options.experiment)
-        if experiment is None:
-            return ""
+    def _experiment(self) -> str:
+        """Return the experiment's id; make it if it is not there."""
+        name = self._options.experiment
+        found = self._client.get_experiment_by_name(name)
+        return str(found.experiment_id if found else self._client.create_experiment(name))
+
+    def _found(self, experiment: str, run: RunFacts) -> str:
         wanted = f"tags.`{TAG}` = '{run.run}'"
-        runs = self._client.search_runs([experiment.experiment_id], wanted, max_results=1)
+        runs = self._client.search_runs([experiment], wanted, max_results=1)
         return str(runs[0].info.run_id) if runs else ""
 
-    def _begun(self, run: RunFacts) -> str:
-        from mlflow.entities import Param
-
-        experiment = self._client.get_experiment_by_name(self._options.experiment)
-        where = (
-            experiment.experiment_id
-            if experiment is not None
-            else self._client.create_experiment(self._options.experiment)
-        )
+    def _begun(self, experiment: str, run: RunFacts) -> str:
         made = self._client.create_run(
-            where,
+            experiment,
             start_time=round(run.began * 1000),
             tags={TAG: run.run, "fcil.method": run.method},
             run_name=f"{run.method} {run.run}",
         )
+        return str(made.info.run_id)
+
+    def _log_params(self, run: RunFacts) -> None:
+        """Write them each time: a kill may have come before; the same ones again change nothing."""
+        from mlflow.entities import Param
+
         params = [Param(name, str(value)) for name, value in run.params.items()]
         for some in _slices(params, MOST_PARAMS):
-            self._client.log_batch(made.info.run_id, params=some)
-        return str(made.info.run_id)
+            self._client.log_batch(self._id, params=some)
 
     def scalars(self, values: Mapping[str, float], *, step: int, at: float) -> None:
         """Keep figures until they are flushed: each request is a way to the server and back."""
