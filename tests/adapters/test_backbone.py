@@ -262,6 +262,7 @@ class TestTorchvisionShim:
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
+    @pytest.mark.full
     def test_declares_operators_only_when_the_import_fails_for_lack_of_them(self):
         """A first import that fails like a CPU-only torch is repaired, and only then."""
         code = """
@@ -284,6 +285,7 @@ print(shim.ensure_torchvision(), len(made), shim.ensure_torchvision(), len(made)
 """
         assert self.run(code) == "True 3 False 3"
 
+    @pytest.mark.full
     def test_another_failure_is_passed_on(self):
         code = """
 import importlib

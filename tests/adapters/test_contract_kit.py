@@ -22,6 +22,7 @@ from fcil_adapters.forgetting import classes_with_images
 from fcil_adapters.registry import load_half, make_hparams, method_names
 from fcil_adapters.update_list import UpdateList
 from fcil_protocol.payload import pack, unpack
+from tiers import sampled
 
 # Other ways through a method, each of which takes another path from that of its small options.
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -56,7 +57,9 @@ IDS = [
     *(f"{name}-{'-'.join(str(v) for v in options.values())}" for name, options in VARIANTS),
     *os.environ.get("FCIL_METHODS", "").split(),
 ]
-pytestmark = pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
+pytestmark = pytest.mark.parametrize(
+    ("name", "options"), sampled(CASES, lambda n, o: o in ({}, SMALL.get(n))), ids=IDS
+)
 
 
 @pytest.fixture(scope="module")

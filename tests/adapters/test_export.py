@@ -32,6 +32,7 @@ from fcil_adapters.exported import (
 )
 from fcil_adapters.frozen_features import FeatureScorer
 from fcil_protocol.errors import ConfigError, CorruptFile, DataError, InternalError
+from tiers import sampled
 
 # Task 1 has one class; nobody has class 6, so it is no candidate.
 TASKS = make_tasks([1, 0], [4], [6, 2])
@@ -80,12 +81,9 @@ def mean(tmp_path_factory):
     return path, learned("running_mean").export(path)
 
 
-# A graph takes seconds. Written in every run is one for each way from pixels to scores: thumbnails,
-# frozen features, layers with low-rank parts and prototypes or a linear head, and prompts in a
-# second pass. Methods that are written as one of these (docs/decisions/0029) are left to the long
-# tests; that their scores are the same while they are traced is asked of all of them below.
-EACH_WAY = ("running_mean", "analytic", "pilora", "fed_talora", "hgp")
-CASES = [pytest.param(n, marks=[pytest.mark.full] * (n not in EACH_WAY)) for n in SMALL]
+# A graph takes seconds, so the long tests write those of most methods. That their scores are the
+# same while they are traced is asked of all of them below.
+CASES = sampled(SMALL, ("running_mean", "pilora"))
 
 
 @pytest.fixture
@@ -192,6 +190,7 @@ def test_int8_without_images_is_refused(images, target):
         learned("pilora").export(target, "int8", images=images)
 
 
+@pytest.mark.full
 def test_a_model_of_one_class_and_none(target):
     case = Case(Federation.of("running_mean", CLIENTS, toy_backbone()))
     (task,) = make_tasks([4])

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
+from digits import load_digits
 from fcil_adapters.class_reports import report_specs, report_tensors
 from fcil_adapters.contract import TaskInfo, Update
 from fcil_adapters.far_apart import Meanings

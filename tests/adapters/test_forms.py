@@ -23,6 +23,7 @@ from fcil_adapters.update_list import UpdateList
 from fcil_protocol.errors import ConfigError, DoesNotFit, InternalError
 from fcil_protocol.payload import Payload, pack
 from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
+from tiers import OF_EACH_KIND, sampled
 
 LORA = Forms(frozenset({Kind.LORA, Kind.PROTOTYPE}))
 SCHEMA = PayloadSchema(
@@ -176,7 +177,11 @@ OWN_WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), OWN_WAYS, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    sampled(OWN_WAYS, (*OF_EACH_KIND, "plora", "ewc")),
+    ids=lambda x: str(x)[:40],
+)
 class TestEveryMethod:
     def test_clients_decode_what_the_state_composes_to_the_bit(self, name, options):
         """`Federation.parts` narrows parts, which refuses any that would change by it."""

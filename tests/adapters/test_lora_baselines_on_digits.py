@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from adapters.kit import Federation, Images, make_tasks
+from digits import load_digits
 from fcil_adapters.backbone import load_backbone
 from fcil_adapters.evaluation import evaluate
 

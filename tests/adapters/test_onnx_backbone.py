@@ -13,6 +13,7 @@ import pytest
 import safetensors.numpy
 from typer.testing import CliRunner
 
+from digits import load_digits
 from fcil_adapters import onnx_session
 from fcil_adapters.backbone import load_backbone
 from fcil_adapters.embedded import EMBEDDED, embedded_file
@@ -23,7 +24,6 @@ from fcil_adapters.statistics import compare_probes
 from fcil_adapters.weights import WeightsFile
 from fcil_client.cli import app
 from fcil_protocol.errors import ConfigError, DataError, OutOfMemory, WorkerError
-from system.kit import _DIGITS
 
 CLOSE = 1e-5  # relative; float32's own rounding over six blocks gives 1e-6
 
@@ -60,7 +60,7 @@ def files(tmp_path):
 
 
 def digits(count):
-    pictures = (_DIGITS.images[:count] * (255 / 16)).round().astype(np.uint8)
+    pictures = (load_digits().images[:count] * (255 / 16)).round().astype(np.uint8)
     return np.repeat(np.kron(pictures, np.ones((1, 4, 4), np.uint8))[..., None], 3, axis=3)
 
 
@@ -128,6 +128,7 @@ class TestFeatures:
 
 
 class TestExport:
+    @pytest.mark.full
     def test_gives_the_graph_that_ships(self, exported, torch_side):
         """Otherwise: fcil-client backbone export embedded --out adapters/fcil_adapters/data."""
         folder, answer = exported

@@ -14,6 +14,7 @@ from fcil_adapters.vit_sizes import backbone_by_name
 from fcil_protocol.errors import ConfigError
 
 
+@pytest.mark.full
 def test_timm_agrees():
     """For one of its models of each kind whose sizes are told by name: digits do not matter."""
     told: dict[str, BackboneInfo] = {}

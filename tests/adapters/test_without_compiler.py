@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 
 def run(code):
     done = subprocess.run(
@@ -16,9 +18,12 @@ def run(code):
     return done.stdout.split()
 
 
+@pytest.mark.full
 def test_features_are_computed_without_it():
     code = """
 import numpy as np
+import pytest
+
 from fcil_adapters.backbone import load_backbone
 load_backbone().features(np.zeros((4, 32, 32, 3), np.uint8))
 print("torch._dynamo" in sys.modules, "torch._dynamo.utils" in sys.modules)
@@ -32,6 +37,7 @@ print(is_compile_supported("cpu"), type(sys.modules["torch._dynamo.utils"]).__na
     assert run(code) == ["False", "False", "128.0", "True", "module"]
 
 
+@pytest.mark.full
 def test_whoever_needs_it_meanwhile_gets_the_real_one():
     code = """
 from fcil_adapters.without_compiler import without_compiler
@@ -51,6 +57,7 @@ with without_compiler():
     assert run(code) == ["False", "2", "3", "True", "module", "True", "True"]
 
 
+@pytest.mark.full
 def test_a_torch_that_marks_in_another_way_is_left_alone():
     code = """
 from fcil_adapters.without_compiler import without_compiler

@@ -128,6 +128,7 @@ def test_a_methods_own_batch_is_known_or_a_large_one_taken():
 
 
 @pytest.mark.parametrize("torch", [False, True])
+@pytest.mark.full
 def test_a_real_limit_on_memory_is_met_with_fewer_images(torch):
     """The limit of this process leaves room for 5 images of 100 MB; the batch has 32."""
     effort, said = Effort(), []

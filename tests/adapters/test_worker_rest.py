@@ -253,6 +253,7 @@ class TestBound:
         with pytest.raises(ConfigError, match=r"max-memory is 400 MB, and .* at least 1\.\d GB"):
             asyncio.run(go())
 
+    @pytest.mark.full
     def test_without_a_bound_nothing_is_refused(self):
         async def go():
             async with hosted() as host:

@@ -69,6 +69,7 @@ def story(tmp_path_factory):
         shutil.rmtree(temporary)
 
 
+@pytest.mark.full
 def test_secrets_are_in_the_key_files_and_in_the_memory_of_the_server(story):
     """So the search knows them and would find them elsewhere."""
     keys, _ = story.files()
@@ -79,6 +80,7 @@ def test_secrets_are_in_the_key_files_and_in_the_memory_of_the_server(story):
     assert any("content key" in name for name in story.needles.names)
 
 
+@pytest.mark.full
 def test_no_other_file_holds_one(story):
     """Logs, ledger, spool, outbox, states, results, journals, join files, sockets' places."""
     _, files = story.files()
@@ -90,6 +92,7 @@ def test_no_other_file_holds_one(story):
             assert not story.needles.found_in(path.read_bytes()), path
 
 
+@pytest.mark.full
 def test_no_process_shows_one_to_others(story):
     assert sum("worker" in name for name in story.told) == 3
     for name, told in story.told.items():
@@ -97,6 +100,7 @@ def test_no_process_shows_one_to_others(story):
         assert not story.needles.found_in(told), name
 
 
+@pytest.mark.full
 def test_no_worker_has_one(story):
     assert len(story.held) == 5
     for name, held in story.held.items():
@@ -104,12 +108,14 @@ def test_no_worker_has_one(story):
             assert not held, name
 
 
+@pytest.mark.full
 def test_the_process_that_serves_the_page_has_the_pages_alone(story):
     (held,) = (held for name, held in story.held.items() if "'s page " in name)
     assert "page: page.key" in held
     assert all(name.startswith("page: ") for name in held)
 
 
+@pytest.mark.full
 def test_nobody_else_may_look_into_anything(story):
     """Files 0600, directories 0700, although the umask took nothing away."""
     keys, others = story.files()
@@ -121,6 +127,7 @@ def test_nobody_else_may_look_into_anything(story):
             assert not stat.S_IMODE(path.lstat().st_mode) & 0o077, path
 
 
+@pytest.mark.full
 def test_a_key_file_that_is_no_good_ends_its_client_without_a_word_of_it(story):
     assert story.ended == [2, 2]
     for name, words in (("c", "0644"), ("d", "damaged")):

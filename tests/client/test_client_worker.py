@@ -248,6 +248,7 @@ def test_a_second_round_loads_decodes_and_queries_nothing_anew(folder, monkeypat
     assert uploads[0] == uploads[1]
 
 
+@pytest.mark.full
 def test_a_real_process_loads_the_embedded_backbone_learns_and_evaluates(folder, tmp_path):
     """PILoRA, end to end through `python -m fcil_client.worker`, with a server's broadcast."""
     from fcil_server.worker import ServerWorker

@@ -74,6 +74,7 @@ def assert_alike(one, other):
         np.testing.assert_allclose(array, other.tensors[name], rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.full
 def test_a_lack_of_memory_in_training_changes_the_passes_and_not_the_update(
     order, tmp_path, monkeypatch
 ):
@@ -93,6 +94,7 @@ def test_a_lack_of_memory_in_training_changes_the_passes_and_not_the_update(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is bounded on Linux only")
+@pytest.mark.full
 def test_a_bound_below_what_torch_takes_is_told_before_any_weights_are_loaded():
     async def go():
         host = WorkerHost("fcil_client.worker", name="client", threads=1, memory_bytes=300_000_000)

@@ -15,7 +15,7 @@ from fuzz.mutate import mutate
 from fuzz.targets import TARGETS
 
 FINDINGS = Path(__file__).parent / "findings"
-DAMAGED = 40  # changed copies of each seed
+DAMAGED = 15  # changed copies of each seed; `scripts/fuzz` tries millions
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def fail(error):
 
 def spin(_data):
     began = time.process_time()
-    while time.process_time() < began + 3:
+    while time.process_time() < began + 0.1:
         pass
 
 
@@ -122,5 +122,5 @@ def test_an_input_that_takes_too_much_time_or_memory_is_found():
     with pytest.raises(Finding, match="took .* MB"):
         check(of(lambda data: bytes(1000 * len(data))), bytes(20_000))
     with pytest.raises(Finding, match="took .* s"):
-        check(of(spin), b"")
+        check(of(spin), b"", base_s=0.05)
     assert check(of(lambda data: bytes(100 * len(data))), bytes(20_000))

@@ -291,6 +291,7 @@ def pretrain(capsys, *arguments):
 
 
 class TestCommand:
+    @pytest.mark.full
     def test_trains_goes_on_and_measures(self, archive, tmp_path, capsys, monkeypatch):
         monkeypatch.setattr(card, "write_graph", lambda *_: None)  # slow; see the full test
         two = tuple(read_pictures(archive, 32, part) for part in ("train", "test"))

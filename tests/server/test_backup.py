@@ -42,6 +42,7 @@ from server.storage_kit import (
     spoil_index,
     tree,
 )
+from tiers import sampled
 
 PHRASE = "correct horse battery"
 ROOT_ONLY = "root.json"
@@ -227,7 +228,7 @@ class TestBackup:
         assert (entry.actor, entry.action) == ("uid 7", "backup")
         assert entry.detail == "c.tar, without keys"
 
-    @pytest.mark.parametrize("call", [0, 3, 6, 8, 9, 10])
+    @pytest.mark.parametrize("call", sampled([0, 3, 6, 8, 9, 10], (0, 8, 10)))
     def test_a_kill_at_any_sync_leaves_no_half_backup(
         self, built: Built, tmp_path: Path, call: int
     ) -> None:
@@ -475,7 +476,7 @@ class TestRestore:
         with Ledger(tmp_path / "new" / LEDGER_NAME) as ledger:
             assert [r.status for r in ledger.runs()] == [status]
 
-    @pytest.mark.parametrize("call", [0, 4, 40, 120, 200, 240, 262])
+    @pytest.mark.parametrize("call", sampled([0, 4, 40, 120, 200, 240, 262], (4, 120, 262)))
     def test_a_kill_at_any_moment_leaves_no_half_directory(
         self, built: Built, tmp_path: Path, call: int
     ) -> None:

@@ -104,6 +104,7 @@ def test_the_newest_state_is_exported_with_its_names(built: Built) -> None:
     np.testing.assert_allclose(model.logits(images), right, atol=1e-4)
 
 
+@pytest.mark.full
 def test_an_earlier_task_and_a_state_by_number(built: Built) -> None:
     said = export("--onnx", "first.onnx", "--task", "0").stdout
     assert f"running_mean 1, run {built.run}, state 1, after task 0: 2 classes" in said

@@ -121,6 +121,7 @@ class Deaf:
     flush = finish = close = scalars
 
 
+@pytest.mark.full
 def test_a_round_costs_the_same_after_2000_others(
     rounds: Rounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -265,6 +265,7 @@ class TestFiles:
 
 
 class TestAppending:
+    @pytest.mark.full
     def test_appended_lines_are_those_written_at_once(
         self, ledger: Ledger, written: Path, tmp_path: Path
     ) -> None:

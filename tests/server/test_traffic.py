@@ -21,6 +21,7 @@ from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
 from fcil_server.traffic import predict
 from fcil_server.traffic_parts import Setting
 from fcil_server.traffic_sizes import NOTHING, Size
+from tiers import sampled
 
 F32, I64 = 4, 8
 D, MLP = 768, 3072  # ViT-B/16
@@ -218,6 +219,9 @@ CASES = [
     for name, more in [*((name, {}) for name in SMALL), *VARIANTS]
     for own in [SMALL[name]]
 ]
+of_each_kind = pytest.mark.parametrize(
+    ("name", "options"), sampled(CASES), ids=lambda x: str(x)[:60]
+)
 cases = pytest.mark.parametrize(("name", "options"), CASES, ids=lambda x: str(x)[:60])
 TASKS = make_tasks([1, 0], [4, 2], [5, 3])
 ROUNDS, CLIENTS = 2, 3
@@ -306,7 +310,7 @@ def scatter(seed):
     return alter
 
 
-@cases
+@of_each_kind
 def test_broadcasts_are_fetched_as_often_and_as_large_as_predicted(name, options, backbone):
     """Over three tasks: by a client that is always there, and by one that joins in each task."""
     fed, resident = federation(name, options, backbone), Resident()
@@ -325,7 +329,7 @@ def test_broadcasts_are_fetched_as_often_and_as_large_as_predicted(name, options
         assert newcomer.total() == predicted.missed.bytes
 
 
-@cases
+@of_each_kind
 def test_parts_change_when_their_cadence_says(name, options, backbone):
     """Only rounds' parts, logs and bases change within a task, and rounds' parts do."""
     fed = federation(name, options, backbone)

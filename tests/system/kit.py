@@ -6,23 +6,22 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_digits
 from watchfiles import watch
 
+from digits import load_digits
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.local import LocalFederation
-
-_DIGITS = load_digits()
 
 
 def write_client(folder: Path, classes, *, per_class=12, offset=0, names=None) -> Path:
     """Write the digits `classes` as PNGs, `per_class` of each from the offset-th on."""
+    digits = load_digits()
     for digit in classes:
-        index = np.flatnonzero(_DIGITS.target == digit)[offset : offset + per_class]
+        index = np.flatnonzero(digits.target == digit)[offset : offset + per_class]
         target = folder / (names[digit] if names else str(digit))
         target.mkdir(parents=True)
         for i in index:
-            pixels = (_DIGITS.images[i] * (255 / 16)).round().astype(np.uint8)
+            pixels = (digits.images[i] * (255 / 16)).round().astype(np.uint8)
             Image.fromarray(pixels).resize((32, 32)).save(target / f"{i}.png")
     return folder
 
