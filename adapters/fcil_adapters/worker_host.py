@@ -27,6 +27,7 @@ from fcil_adapters.worker_end import End, why
 from fcil_adapters.worker_pipe import AsyncPipe, Blobs, Fields
 from fcil_adapters.worker_rest import Rest
 from fcil_adapters.worker_watch import Quiet, oom_kills
+from fcil_protocol.children import module_command
 from fcil_protocol.errors import FcilError, InternalError, WireError, WorkerError, from_code
 from fcil_protocol.files import storage_errors
 
@@ -244,7 +245,7 @@ class WorkerHost:
 
     def _start(self) -> AsyncPipe:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", self._module, "--fd", str(theirs.fileno())]
+        command = module_command(self._module, "--fd", str(theirs.fileno()))
         if self._nice:
             command += ["--nice", str(self._nice)]
         if self._memory:

@@ -7,12 +7,12 @@ them on its node and speaks to the server itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import secrets
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +22,7 @@ from typing import Any
 
 from fcil_client.swarm_group import STOP
 from fcil_client.swarm_groups import Group, Share, exit_code, together
+from fcil_protocol.children import module_command
 from fcil_protocol.errors import ConfigError, Unreachable, UsageError
 
 LOCAL = "local"  # the address of a cluster that is made on this machine, and ends with the swarm
@@ -44,7 +45,7 @@ class Actor:
     def start(self, words: list[str]) -> None:
         """Start the swarm with these words of a command line."""
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "fcil_client.swarm_group", *words],
+            module_command("fcil_client.swarm_group", *words),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -113,7 +114,9 @@ def connect(ray: Any, where: str) -> None:
     own = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
     more = own if where == LOCAL else {}
     try:
-        ray.init(address=where, log_to_driver=False, logging_level="error", **more)
+        # Ray's workers look for modules in the directory of who connects, before all others.
+        with contextlib.chdir(os.sep):
+            ray.init(address=where, log_to_driver=False, logging_level="error", **more)
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
         raise Unreachable(
             f"no Ray cluster answers at {where}: {' '.join(str(error).split())[:300]}",

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from processes import again_inside
 
+from fcil_protocol.children import module_command
 from fcil_server.demo import write_digits
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger_words import Direction
@@ -108,7 +109,7 @@ def measure(kilobytes: float, rounds: int, prefix: list[str], directory: Path) -
         )
         log = stack.enter_context((directory / "logs" / "client.log").open("ab"))
         federation.clients["client"] = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "fcil_client", "join", "--data", str(data)],
+            [*prefix, *module_command("fcil_client", "join", "--data", str(data))],
             env=federation.environment(),
             stdout=log,
             stderr=log,

@@ -161,7 +161,7 @@ def federation(directory: Path, pythons: dict[str, Path]) -> dict[str, dict[str,
         for (name, python), data in zip(pythons.items(), folders, strict=True):
             log = (directory / "logs" / f"{name}.log").open("ab")
             local.clients[name] = subprocess.Popen(
-                [python, "-m", "fcil_client", "join", "--data", data, "--threads", "1"],
+                [python, "-P", "-m", "fcil_client", "join", "--data", data, "--threads", "1"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=local.environment(), cwd="/",
             )  # fmt: skip
         local.until("run_done", timeout_s=600)
@@ -200,7 +200,7 @@ def main() -> None:
             listed = ", ".join(f"{n} {found[n] / 1e6:.0f}" for n in largest)
             print(f"{name}: {sum(found.values()) / 1e6:.0f} MB in {len(found)} packages ({listed})")
         runtimes = {
-            "fcil-client --help": ["-m", "fcil_client", "--help"],
+            "fcil-client --help": ["-P", "-m", "fcil_client", "--help"],
             "import onnxruntime": ["-c", "import onnxruntime"],
             "import torch, timm": ["-c", "import fcil_adapters.backbone"],
         }

@@ -22,6 +22,7 @@ from pathlib import Path
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from fcil_protocol.children import module_command
 from fcil_server.local import LocalFederation
 
 NAMES = [f"digit {i}" for i in range(10)]
@@ -114,7 +115,7 @@ def main() -> None:
 def measure(options: argparse.Namespace, place: Path, made: LocalFederation, folder: Path) -> None:
     environment = {**made.environment(), "OMP_NUM_THREADS": str(options.threads)}
     data = str(made.directory / "a")
-    client = [sys.executable, "-m", "fcil_client"]
+    client = module_command("fcil_client")
     files = {}
     for precision in ("fp32", "fp16", "int8"):
         files[precision] = str(place / f"{precision}.onnx")

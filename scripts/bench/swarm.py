@@ -11,7 +11,6 @@ import argparse
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -21,6 +20,7 @@ import numpy as np
 from PIL import Image
 from processes import children, cpu_s, descriptors, status_mb
 
+from fcil_protocol.children import module_command
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.local import LocalFederation
 
@@ -101,9 +101,8 @@ def measure(args: argparse.Namespace, directory: Path, *, joins: bool) -> None:
         draw(data, 3 * PER_CLIENT * args.clients // 2)
         split = ["fcil_client", "split", "--data", str(data), "--out", str(partition)]
         split += ["--partition", "iid", "--clients", str(args.clients), "--tasks", "2"]
-        subprocess.run(
-            [sys.executable, "-m", *split, "--order", "natural"], check=True, capture_output=True
-        )
+        command = module_command(*split, "--order", "natural")
+        subprocess.run(command, check=True, capture_output=True)
     tasks = json.loads(partition.read_text())["tasks"]
     with LocalFederation(directory / ("joins" if joins else "swarm")) as federation:
         federation.serve("--until-done", *settings(args, tasks))

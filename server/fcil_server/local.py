@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from fcil_protocol import control
+from fcil_protocol.children import module_command
 from fcil_protocol.errors import LinkError, Timeout, Unreachable
 
 STOP_S = 20.0  # for a daemon to end by itself before it is killed
@@ -66,7 +66,7 @@ class LocalFederation:
         log = self._files.enter_context(self.log(name).open("ab"))
         launch = ["fcil_server.lab.tied", str(os.getpid())] if self.tied else []
         return subprocess.Popen(
-            [sys.executable, "-m", *launch, *arguments],
+            module_command(*launch, *arguments),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

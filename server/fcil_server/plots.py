@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,20 @@ _MAX_TICKS = 25
 _MAX_BARS = 60  # rounds; more are drawn as lines
 
 
+@contextmanager
+def _plain_style() -> Iterator[None]:
+    """Draw in matplotlib's own style, the same everywhere.
+
+    It reads a ``matplotlibrc`` in the current directory before the user's own; with
+    ``text.usetex`` such a file would have LaTeX started.
+    """
+    from matplotlib import style
+
+    with style.context("default"):
+        yield
+
+
+@_plain_style()
 def draw(data: RunData) -> dict[str, bytes]:
     """Return file name -> picture of every plot that the run has numbers for, PNG and SVG."""
     figures: dict[str, Figure] = {}
@@ -121,6 +136,7 @@ def _accuracy(data: RunData, m: Metrics) -> Figure:
     return figure
 
 
+@_plain_style()
 def cost(runs: Sequence[tuple[str, Sequence[tuple[int, float]]]]) -> dict[str, bytes]:
     """Return file name -> picture of accuracy against bytes, a line for each (name, points)."""
     figure, axes = _new(7.0, 4.2)

@@ -7,12 +7,12 @@ import importlib.util
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fcil_protocol.children import module_command
 from fcil_protocol.errors import ConfigError
 from fcil_server.addresses import Certificate
 from fcil_server.config_sections import FederationSection
@@ -224,7 +224,7 @@ class WebProcess:
             "--key": site.certificate.key,
         }
         given = [word for pair in options.items() if pair[1] for word in pair]
-        return [sys.executable, "-m", site.module, *given, *site.words]
+        return module_command(site.module, *given, *site.words)
 
     def close(self) -> None:
         """Close the door and the pipe; the process, if it still runs, ends by that."""

@@ -29,6 +29,7 @@ from fcil_protocol.errors import (
     WorkerDied,
     WorkerStalled,
 )
+from planted import plant
 
 HERE = str(Path(__file__).parent)
 
@@ -73,6 +74,19 @@ def test_calls_bring_fields_and_payloads_and_keep_the_process():
         assert host.pid is None
 
     run(go())
+
+
+def test_no_module_in_the_current_directory_is_run(tmp_path, monkeypatch):
+    """As `PIL.py` beside the class folders of a data set would be."""
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(plant(tmp_path / "data", tmp_path / "marks"))
+
+    async def go():
+        async with hosted() as host:
+            await pid_of(host)
+
+    run(go())
+    assert os.listdir(tmp_path / "marks") == []
 
 
 def test_errors_of_the_worker_arrive_by_their_class_and_the_worker_goes_on():

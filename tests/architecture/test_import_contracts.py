@@ -6,6 +6,7 @@ import-linter follows imports through other modules: `scripts/test` runs it besi
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,23 @@ ZMQ_OWNERS = {
     "fcil_protocol/socket_reader.py",  # what has come
     "fcil_protocol/transport.py",  # the sockets themselves
 }
+# Who starts other processes, and by which command.
+STARTERS = {
+    "fcil_adapters/worker_host.py",
+    "fcil_client/doctor/look_client.py",  # systemctl, by its whole path
+    "fcil_client/doctor/look_engines.py",
+    "fcil_client/swarm_ray.py",
+    "fcil_server/lab/data.py",
+    "fcil_server/lab/tied.py",
+    "fcil_server/local.py",
+    "fcil_server/sinks/process.py",
+    "fcil_server/web_process.py",
+}
+PYTHON = "fcil_protocol/children.py"  # writes every command that starts Python
+_STARTS = re.compile(
+    r"(subprocess\.(?!DEVNULL|PIPE|STDOUT|Popen\[)\w+|os\.(exec|spawn|posix_spawn|fork|startfile)\w*"
+    r"|\w+\.(create_)?subprocess_(exec|shell))"
+)
 
 
 @cache
@@ -89,6 +107,25 @@ def unsafe_calls(tree: ast.Module) -> list[str]:
     return found
 
 
+def starts(tree: ast.Module) -> list[str]:
+    """Calls that start a process."""
+    return [name for name, _ in calls(tree) if _STARTS.fullmatch(name)]
+
+
+def own_python(tree: ast.Module) -> list[str]:
+    """Ways to start Python by another command than that of `module_command`."""
+    found = sorted(tops(tree) & {"multiprocessing", "runpy", "pty"})
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name):
+            name = ast.unparse(node)
+            last = name.rpartition(".")[2]
+            if last in ("executable", "orig_argv", "ProcessPoolExecutor"):
+                found.append(name)
+        elif isinstance(node, ast.Constant) and node.value == "-m":
+            found.append("-m")
+    return found
+
+
 def test_all_four_packages_are_looked_at() -> None:
     assert {name.partition("/")[0] for name in sources()} == set(PACKAGES)
     assert len(sources()) > 60
@@ -107,6 +144,12 @@ def test_all_four_packages_are_looked_at() -> None:
         ("np.load(p, allow_pickle=True)", unsafe_calls, ["np.load"]),
         ("subprocess.run('x', shell=True)", unsafe_calls, ["subprocess.run"]),
         ("model.eval()", unsafe_calls, []),
+        ("subprocess.Popen(words)", starts, ["subprocess.Popen"]),
+        ("loop.subprocess_exec(f, *words)", starts, ["loop.subprocess_exec"]),
+        ("os.execv(words[0], words)", starts, ["os.execv"]),
+        ("pool = ThreadPoolExecutor()", own_python, []),
+        ("pool = futures.ProcessPoolExecutor()", own_python, ["futures.ProcessPoolExecutor"]),
+        ("[sys.executable, '-m', 'json']", own_python, ["sys.executable", "-m"]),
     ],
 )
 def test_the_checks_below_see_what_they_look_for(
@@ -123,6 +166,24 @@ def test_no_module_reads_files_that_can_run_code() -> None:
 def test_only_one_command_reads_checkpoints() -> None:
     readers = {n for n, tree in sources().items() if "torch.load" in dict(calls(tree))}
     assert readers == {"fcil_adapters/weights_convert.py"}
+
+
+def test_every_child_that_runs_python_is_started_without_the_current_directory() -> None:
+    """`module_command` has `-P`; who starts something else is named above."""
+    assert {name for name, tree in sources().items() if starts(tree)} == STARTERS
+    assert [name for name, tree in sources().items() if own_python(tree)] == [PYTHON]
+    assert '[sys.executable, "-P", "-m", module, *words]' in PACKAGES["fcil_protocol"].joinpath(
+        "children.py"
+    ).read_text("utf-8")
+
+
+@pytest.mark.parametrize("folder", ["scripts", "deploy"])
+def test_no_script_runs_a_module_of_ours_with_the_current_directory(folder: str) -> None:
+    for path in (p for p in (ROOT / folder).rglob("*") if p.is_file() and p.suffix != ".pyc"):
+        text = path.read_text("utf-8", errors="replace")
+        for found in re.finditer(r"-m[\"' ,]+fcil_\w+", text):
+            safe = text[: found.start()].rstrip("\"' ,").endswith("-P")
+            assert safe, f"{path}: {found[0]}"
 
 
 def test_only_the_transport_and_its_parts_import_zmq() -> None:

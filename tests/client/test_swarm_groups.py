@@ -1,9 +1,11 @@
 """How slots become groups, what a group's lines mean, and when it is started again."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -196,3 +198,13 @@ def test_a_group_ends_in_order_when_asked_and_at_once_when_its_starter_is_gone(w
             child.stdin.close()
         assert child.wait(60) == code
         assert child.stdout.read().decode().strip() == rest
+
+
+def test_rays_workers_do_not_get_the_directory_where_one_stands(tmp_path, monkeypatch):
+    """Ray puts that of who connects before all others in which its workers look for modules."""
+    monkeypatch.chdir(tmp_path)
+    seen = []
+    ray = SimpleNamespace(init=lambda **_: seen.append(os.getcwd()))
+    swarm_ray.connect(ray, "local")
+    assert seen == ["/"]
+    assert os.getcwd() == str(tmp_path)

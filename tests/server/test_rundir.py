@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from PIL import Image
@@ -20,7 +21,7 @@ import sample_run
 from fcil_protocol.errors import DiskFull, UsageError
 from fcil_protocol.ids import RunId
 from fcil_protocol.payload import Payload, unpack
-from fcil_server import rundir
+from fcil_server import plots, rundir
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_words import CENTRAL, Cause, Direction, Source
 from fcil_server.page import frozen
@@ -357,6 +358,13 @@ class TestReport:
     )  # fmt: skip
     def test_bytes_have_three_digits_and_decimal_units(self, count: int, text: str) -> None:
         assert format_bytes(count) == text
+
+
+def test_a_style_that_matplotlib_finds_somewhere_changes_no_picture() -> None:
+    """It looks for one in the current directory; ``text.usetex`` there would start LaTeX."""
+    plain = plots.cost([("a", [(1000, 50.0), (2000, 60.0)])])
+    with mpl.rc_context({"text.usetex": True, "axes.facecolor": "black"}):
+        assert plots.cost([("a", [(1000, 50.0), (2000, 60.0)])]) == plain
 
 
 def test_neither_torch_nor_matplotlib_is_needed_to_import_reports() -> None:

@@ -73,7 +73,7 @@ def test_a_bad_certificate_is_told_before_anything_listens(key: str, tmp_path: P
 
 def test_what_the_configuration_says_of_the_page_reaches_its_process() -> None:
     place = ["--dir", str(Path("federation").resolve()), "--fd", "3", "--parent", "4"]
-    program = ["-m", "fcil_server.page.server", *place]
+    program = ["-P", "-m", "fcil_server.page.server", *place]
     assert words("page") == [*program, "--health", "--clients", "0"]
     more = {"page_read_only": True, "page_metrics": True, "page_health": False}
     given = words("page", **more, page_beside=["a", "b"], metrics_clients=7)

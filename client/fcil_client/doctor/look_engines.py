@@ -6,7 +6,6 @@ import json
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from typing import IO, Any, Self
 
 from fcil_adapters import engines
 from fcil_client.doctor.engines import EngineFacts, Gpu, OnnxFacts, TorchFacts
+from fcil_protocol.children import module_command
 from fcil_protocol.errors import FcilError, Timeout, WorkerDied, WorkerError, from_code
 
 IMPORT_S = 60.0  # for torch or onnxruntime to say what they see; a cold disk is slow
@@ -82,7 +82,7 @@ class Bench:
         if self._child is None:
             self._words = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the child
             self._child = subprocess.Popen(
-                [sys.executable, "-m", self._program],
+                module_command(self._program),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._words,

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import numpy as np
 
 from fcil_adapters.embedded import EMBEDDED_DIGEST, EMBEDDED_NAMES
 from fcil_adapters.image_source import Entry, ImageSource, open_source
+from fcil_protocol.children import module_command
 from fcil_protocol.errors import ConfigError, CorruptFile, DataError
 from fcil_protocol.files import storage_errors, write_atomic
 from fcil_server.lab.experiment import Data, Experiment, Setting
@@ -179,7 +179,7 @@ def partition(images: Images, split: Split, room: Path, *, anew: bool = False) -
     made = path.with_suffix(".half")
     made.unlink(missing_ok=True)
     where = ["--data", str(images.source), "--out", str(made)]
-    command = [sys.executable, "-m", "fcil_client", "split", *where, *split.arguments()]
+    command = module_command("fcil_client", "split", *where, *split.arguments())
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or not made.exists():
         words = " ".join(done.stderr.split()) or f"it ended with code {done.returncode}"

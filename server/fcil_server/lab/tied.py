@@ -11,6 +11,8 @@ import os
 import signal
 import sys
 
+from fcil_protocol.children import module_command
+
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -28,4 +30,5 @@ def tie(parent: int) -> None:
 
 if __name__ == "__main__":
     tie(int(sys.argv[1]))
-    os.execv(sys.executable, [sys.executable, "-m", *sys.argv[2:]])  # noqa: S606 (no shell meant)
+    command = module_command(*sys.argv[2:])
+    os.execv(command[0], command)  # noqa: S606 (no shell meant)

@@ -7,10 +7,10 @@ import contextlib
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from fcil_protocol.children import module_command
 from fcil_protocol.ids import RunId
 from fcil_server.sinks.doors import Chosen
 
@@ -166,7 +166,7 @@ class SinkProcess:
 
     def _command(self) -> list[str]:
         where = ["--dir", str(self._directory.resolve()), "--run", self._run]
-        return [sys.executable, "-m", "fcil_server.sinks.follow", *where, "--name", self.name]
+        return module_command("fcil_server.sinks.follow", *where, "--name", self.name)
 
 
 async def _bury(process: asyncio.SubprocessTransport, life: _Life) -> None:
