@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import io
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, TiffImagePlugin
+from PIL.ExifTags import Base
 
 from fcil_adapters.contract import Preprocessing
 from fcil_adapters.image_source import (
@@ -40,10 +41,22 @@ __all__ = [
 
 # The size at which Pillow begins to speak of a decompression bomb: 256 MiB as RGB.
 MAX_PIXELS = 1024 * 1024 * 1024 // 4 // 3
+# What libtiff unpacks at once; a tile may be larger than its picture.
+MAX_TIFF_PIECE = 4 * MAX_PIXELS  # bytes
 # Content decides, not the suffix; formats whose readers start other programs are left out.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _MAX_ASPECT = 8
 _GREY = (128, 128, 128, 255)
+_BOX = 1 << 18  # pixels that are converted at once
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 _RESAMPLING = {
     "nearest": Image.Resampling.NEAREST,
     "box": Image.Resampling.BOX,
@@ -65,16 +78,18 @@ def decode(data: bytes) -> Image.Image:
 
     Raises:
         DataError: the bytes are empty, no known image format, damaged, or more than
-            `MAX_PIXELS` pixels.
+            `MAX_PIXELS` pixels; or a TIFF whose strips or tiles are larger than `MAX_TIFF_PIECE`.
     """
     if not data:
         raise DataError("the image file is empty.", action="Replace or remove it.")
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             _check_size(image)
+            _check_piece(image)
             image.load()
-            # Without orientation this is a copy, which the closed file does not touch.
-            return ImageOps.exif_transpose(image)
+            # What is returned is another picture, which the closed file does not touch.
+            turn = _TURNS.get(image.getexif().get(Base.Orientation, 1))
+            return image.copy() if turn is None else image.transpose(turn)
     except (DataError, MemoryError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -92,6 +107,26 @@ def _check_size(image: Image.Image) -> None:
         raise _too_many_pixels(f"{width} x {height}")
     if width * height == 0:
         raise DataError("the image has no pixels.", action="Replace or remove it.")
+
+
+def _check_piece(image: Image.Image) -> None:
+    """Bound what libtiff sets aside and fills: a strip or tile, whatever the picture's size."""
+    if not isinstance(image, TiffImagePlugin.TiffImageFile):
+        return
+    tags = image.tag_v2
+    width, height = image.size
+    if TiffImagePlugin.TILEWIDTH in tags:
+        width, height = tags[TiffImagePlugin.TILEWIDTH], tags[TiffImagePlugin.TILELENGTH]
+    else:
+        height = min(height, tags.get(TiffImagePlugin.ROWSPERSTRIP, height))
+    bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,))
+    samples = max(len(bits), tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1))
+    if (size := width * height * max(bits) * samples // 8) > MAX_TIFF_PIECE:
+        raise DataError(
+            f"a strip or tile of a TIFF may have at most {MAX_TIFF_PIECE >> 20} MiB, got "
+            f"{size >> 20} MiB.",
+            action="Save the picture in smaller ones, or as PNG.",
+        )
 
 
 def _too_many_pixels(got: str) -> DataError:
@@ -118,15 +153,15 @@ def preprocess(image: Image.Image, p: Preprocessing) -> NDArray[np.uint8]:
         raise ConfigError(
             f"unknown interpolation {p.interpolation!r}; known are {', '.join(_RESAMPLING)}."
         )
-    rgb = _cut_strip(_to_rgb(image))
+    picture = _cut_strip(_to_byte_colours(image))
     target = max(p.size, round(p.size / p.crop_pct))
-    scale = target / min(rgb.size)
-    width, height = (max(target, round(side * scale)) for side in rgb.size)
-    if (width, height) != rgb.size:
-        rgb = rgb.resize((width, height), resampling)
+    scale = target / min(picture.size)
+    width, height = (max(target, round(side * scale)) for side in picture.size)
+    if (width, height) != picture.size:
+        picture = picture.resize((width, height), resampling)
     left, top = (width - p.size) // 2, (height - p.size) // 2
-    square = rgb.crop((left, top, left + p.size, top + p.size))
-    return np.array(square, dtype=np.uint8)  # (S, S, 3)
+    square = picture.crop((left, top, left + p.size, top + p.size))
+    return np.array(square.convert("RGB"), dtype=np.uint8)  # (S, S, 3)
 
 
 def _cut_strip(image: Image.Image) -> Image.Image:
@@ -140,25 +175,60 @@ def _cut_strip(image: Image.Image) -> Image.Image:
     return image.crop((left, top, left + new_width, top + new_height))
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _to_byte_colours(image: Image.Image) -> Image.Image:
+    """Return it as RGB, or L where it is grey: one byte for a colour and pixel.
+
+    What is wider on the way is made of a box of pixels at a time, so that no picture takes more
+    memory than its own and that of the result.
+    """
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode == "F":
-        return _grey(_float_to_byte(np.asarray(image, dtype=np.float64)))
+        return _grey_of_floats(image)
     if image.mode == "I" or image.mode.startswith("I;16"):
-        values = np.clip(np.asarray(image).astype(np.int64), 0, 65535)
-        return _grey((values + 128) // 257)
+        return _grey_of_integers(image)
     if image.has_transparency_data:
-        colours = image.convert("RGBA")
+        return _over_grey(image)
+    return image.convert("L" if image.mode in ("1", "L") else "RGB")
+
+
+def _boxes(image: Image.Image) -> Iterator[tuple[tuple[int, int], Image.Image]]:
+    """Yield all parts of a picture with their left upper corners, `_BOX` pixels at most each."""
+    width, height = image.size
+    columns = min(width, _BOX)
+    rows = max(1, _BOX // columns)
+    for top in range(0, height, rows):
+        for left in range(0, width, columns):
+            corner = (min(left + columns, width), min(top + rows, height))
+            yield (left, top), image.crop((left, top, *corner))
+
+
+def _grey_of_floats(image: Image.Image) -> Image.Image:
+    top = max(_finite(part).max() for _, part in _boxes(image))
+    factor = 255.0 if top <= 1 else 1.0
+    grey = Image.new("L", image.size)
+    for corner, part in _boxes(image):
+        values = np.rint(np.clip(_finite(part) * factor, 0, 255))
+        grey.paste(Image.fromarray(values.astype(np.uint8)), corner)
+    return grey
+
+
+def _finite(part: Image.Image) -> NDArray[np.float64]:
+    return np.nan_to_num(np.asarray(part, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _grey_of_integers(image: Image.Image) -> Image.Image:
+    grey = Image.new("L", image.size)
+    for corner, part in _boxes(image):
+        values = (np.clip(np.asarray(part).astype(np.int64), 0, 65535) + 128) // 257
+        grey.paste(Image.fromarray(values.astype(np.uint8)), corner)
+    return grey
+
+
+def _over_grey(image: Image.Image) -> Image.Image:
+    rgb = Image.new("RGB", image.size)
+    for corner, part in _boxes(image):
+        colours = part.convert("RGBA")
         ground = Image.new("RGBA", colours.size, _GREY)
-        return Image.alpha_composite(ground, colours).convert("RGB")
-    return image.convert("RGB")
-
-
-def _float_to_byte(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    finite = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
-    return np.rint(np.clip(finite * (255.0 if finite.max() <= 1 else 1.0), 0, 255))
-
-
-def _grey(values: NDArray[Any]) -> Image.Image:
-    return Image.fromarray(values.astype(np.uint8)).convert("RGB")
+        rgb.paste(Image.alpha_composite(ground, colours).convert("RGB"), corner)
+    return rgb
