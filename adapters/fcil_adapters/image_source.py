@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from fcil_adapters.folder_walk import FolderWalk
 from fcil_protocol.errors import DataError
 from fcil_protocol.schema import class_key, class_name_fault, normalise_class_name
 
@@ -142,7 +143,7 @@ class _Files(ImageSource):
 
 
 class FolderSource(_Files):
-    """Class folders on disk; links are followed, except a link to a folder above itself."""
+    """Class folders on disk; links are followed, to each folder once in a class."""
 
     def read(self, entry: Entry) -> bytes:
         """Return a file's bytes."""
@@ -163,28 +164,11 @@ class FolderSource(_Files):
         return (status.st_size, status.st_mtime_ns) == (entry.size, entry.stamp)
 
     def _members(self, faults: list[str]) -> Iterator[_Member]:
-        above: dict[str, frozenset[tuple[int, int]]] = {}  # folder -> itself and its ancestors
-
-        def report(error: OSError) -> None:
-            faults.append(f"folder {error.filename!r} cannot be read ({error.strerror})")
-
-        for directory, folders, files in os.walk(self.path, onerror=report, followlinks=True):
-            folders[:] = sorted(f for f in folders if not f.startswith("."))
-            here = Path(directory)
-            try:
-                status = here.stat()
-            except OSError as error:
-                report(error)
-                continue
-            identity = (status.st_dev, status.st_ino)
-            ancestors = above.get(str(here.parent), frozenset())
-            if identity in ancestors:  # a link upwards: no end otherwise
-                folders.clear()
-                continue
-            above[directory] = ancestors | {identity}
-            parts = here.relative_to(self.path).parts
+        walk = FolderWalk(self.path)
+        for parts, files in walk:
             for file in files:
                 yield from self._member((*parts, file), faults)
+        faults.extend(walk.sentences())
 
     def _member(self, parts: tuple[str, ...], faults: list[str]) -> Iterator[_Member]:
         if not _is_image(parts[-1]):

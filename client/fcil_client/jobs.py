@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from watchfiles import awatch
+from watchfiles import Change, awatch
 
+from fcil_adapters.folder_walk import FolderWalk
 from fcil_client import session_events as events
 from fcil_client.greeting import Terms
 from fcil_client.inventory import Inventory
@@ -50,7 +51,8 @@ async def changes(data: Path, notes: Notes) -> AsyncIterator[set[str]]:
 
     It ends when the folder cannot be watched (any more), which is told.
     """
-    found = awatch(data, debounce=2000, step=500)
+    places = await asyncio.to_thread(_folders, data)
+    found = _watch(places)
     while True:
         paths: set[str] = set()
         try:
@@ -60,7 +62,7 @@ async def changes(data: Path, notes: Notes) -> AsyncIterator[set[str]]:
         except ExceptionGroup as group:
             if not group.subgroup(is_about_a_name):
                 raise
-            found = awatch(data, debounce=2000, step=500)
+            found = _watch(places)
         # Gone, or the system watches too much already.
         except (OSError, RuntimeError) as error:
             notes(
@@ -70,6 +72,29 @@ async def changes(data: Path, notes: Notes) -> AsyncIterator[set[str]]:
             )
             return
         yield paths
+        now = await asyncio.to_thread(_folders, data)
+        if now != places:
+            await found.aclose()
+            places, found = now, _watch(now)
+            yield set()  # what came into a new folder before it was watched
+
+
+def _folders(data: Path) -> list[Path]:
+    """Return all folders of images; the watcher itself would follow links round in circles."""
+    names = ("/".join(parts) for parts, _ in FolderWalk(data))
+    return sorted({data, *(data / name for name in names if _is_text(name))})
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _watch(places: list[Path]) -> AsyncGenerator[set[tuple[Change, str]], None]:
+    return awatch(*places, debounce=2000, step=500, recursive=False)
 
 
 class Jobs:

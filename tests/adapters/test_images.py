@@ -1,6 +1,7 @@
 """Pictures are decoded and preprocessed alike everywhere; sources are listed with their faults."""
 
 import io
+import itertools
 import os
 import unicodedata
 import zipfile
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fcil_adapters import image_source
+from fcil_adapters import folder_walk, image_source
 from fcil_adapters.contract import Preprocessing
 from fcil_adapters.images import MAX_PIXELS, decode, digest, open_source, preprocess
 from fcil_protocol.errors import ConfigError, DataError
@@ -338,6 +339,52 @@ def test_a_link_to_a_folder_above_ends_and_a_link_to_another_class_is_read(tmp_p
     os.symlink(tmp_path / "cat", tmp_path / "tiger")
     names = [e.name for e in open_source(tmp_path).listing().entries]
     assert names == ["cat/1.png", "tiger/1.png"]
+
+
+def tangled(root, count):
+    """Make class folders of which each links to all others."""
+    for i in range(count):
+        write(root, f"k{i}/{i}.png")
+    for i, j in itertools.permutations(range(count), 2):
+        os.symlink(root / f"k{j}", root / f"k{i}" / f"to{j}")
+    return root
+
+
+@pytest.mark.parametrize("side", [".", "train"])
+def test_class_folders_that_link_to_each_other_are_each_read_once_in_a_class(tmp_path, side):
+    tangled(tmp_path / side, 12)
+    listing = open_source(tmp_path).listing()
+    assert len(listing.entries) == 12 * 12
+    mine = [e.name.removeprefix("train/") for e in listing.entries if e.class_name == "k7"]
+    assert sorted(mine) == sorted(["k7/7.png", *(f"k7/to{j}/{j}.png" for j in range(12) if j != 7)])
+    passed = 12 * 11 * 11  # from each that a link led to, to all others
+    (said,) = listing.faults
+    assert said.startswith(f"{passed} folders are passed over, such as ")
+    assert said.endswith(": links lead there a second time, or round in a circle")
+
+
+def test_of_a_folder_and_a_link_to_it_in_one_class_the_folder_is_read(tmp_path):
+    write(tmp_path, "cat/z/1.png", "cat/y/deep/2.png")
+    os.symlink(tmp_path / "cat/z", tmp_path / "cat/a")
+    os.symlink(tmp_path / "cat/y", tmp_path / "cat/b")
+    listing = open_source(tmp_path).listing()
+    assert [e.name for e in listing.entries] == ["cat/y/deep/2.png", "cat/z/1.png"]
+    assert listing.faults[0].startswith("2 folders are passed over, such as 'cat/a': ")
+
+
+def test_no_more_links_are_followed_than_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_walk, "MAX_LINKS", 50)
+    listing = open_source(tangled(tmp_path, 10)).listing()
+    assert len(listing.entries) == 10 + 50
+
+
+def test_folders_below_the_deepest_are_passed_over_with_a_sentence(tmp_path):
+    deepest = "/".join(["cat", *"d" * (folder_walk.MAX_DEPTH - 1)])
+    write(tmp_path, f"{deepest}/1.png", f"{deepest}/d/2.png")
+    listing = open_source(tmp_path).listing()
+    assert [e.name for e in listing.entries] == [f"{deepest}/1.png"]
+    said = f"1 folders are passed over, such as '{deepest}/d': they lie more than 32 folders deep"
+    assert listing.faults == (said,)
 
 
 def test_a_changed_file_has_another_stamp(tmp_path):

@@ -1,6 +1,8 @@
 """The client's daemon against a server in memory: what goes wrong is said, and it goes on."""
 
 import asyncio
+import itertools
+from pathlib import Path
 
 import pytest
 
@@ -135,6 +137,35 @@ class TestFailures:
             assert len(begun) == 2
 
         play(scenario)
+
+    def test_folders_that_link_to_each_other_are_watched_and_a_new_one_too(self, tmp_path):
+        """The watcher follows links to a million paths by itself; each folder is named to it."""
+        data = tmp_path / "data"
+        for i in range(12):
+            (data / str(i)).mkdir(parents=True)
+        for i, j in itertools.permutations(range(12), 2):
+            (data / str(i) / f"to{j}").symlink_to(data / str(j))
+
+        async def go():
+            heard = jobs.changes(data, lambda *said: pytest.fail(str(said)))
+
+            async def until(wanted, stir=lambda: None):
+                asked = asyncio.create_task(anext(heard))
+                while True:
+                    stir()  # again and again: it is not known when the system watches
+                    await asyncio.wait({asked}, timeout=0.2)
+                    if asked.done():
+                        if wanted({Path(path).name for path in await asked}):
+                            return
+                        asked = asyncio.create_task(anext(heard))
+
+            await until({"1.png"}.issubset, (data / "5" / "1.png").touch)
+            (data / "new").mkdir()
+            await until(lambda names: not names)  # all is looked through anew
+            await until({"2.png"}.issubset, (data / "new" / "2.png").touch)
+            await heard.aclose()
+
+        asyncio.run(asyncio.wait_for(go(), 100))
 
     def test_a_disk_that_is_full_of_parts_declines_the_round(self, play, monkeypatch):
         async def scenario(server, running):

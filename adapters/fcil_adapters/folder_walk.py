@@ -1,0 +1,120 @@
+"""Which folders lie below one, however links lead from each to the others."""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MAX_DEPTH = 32  # folders below the one that is walked
+MAX_LINKS = 10_000  # that are followed
+SIDES = ("train", "test")  # whose folders are classes, where the layout has them
+
+Identity = tuple[int, int]  # device and inode
+
+
+@dataclass(frozen=True, order=True)
+class _Place:
+    """A folder to come; those without links are first, then those that are less deep."""
+
+    links: int
+    depth: int
+    parts: tuple[str, ...]
+    above: frozenset[Identity] = field(compare=False)
+
+
+class FolderWalk:
+    """All folders below one, each once for each class; links are followed.
+
+    Folders that link to each other lead to more paths than anybody can walk: nine such folders to
+    a million. What was met in a class already, or lies above, is passed over there.
+
+    Args:
+        root: where it begins.
+
+    Attributes:
+        repeated: paths that were passed over because their folder was met already.
+        deep: folders that lie deeper than `MAX_DEPTH`.
+        unreadable: errors of folders that cannot be read.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._followed = 0
+        self._met: set[tuple[tuple[str, ...], Identity]] = set()
+        self._coming: list[_Place] = []
+        self.repeated: list[str] = []
+        self.deep: list[str] = []
+        self.unreadable: list[OSError] = []
+
+    def __iter__(self) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+        """Yield each folder, by its names below the root, and the names of the files in it."""
+        self._coming = [_Place(0, 0, (), frozenset())]
+        while self._coming:
+            place = heapq.heappop(self._coming)
+            folder = self._root.joinpath(*place.parts)
+            try:
+                status = folder.stat()
+                identity = (status.st_dev, status.st_ino)
+                if not self._is_new(place, identity):
+                    continue
+                files = self._look(folder, place, place.above | {identity})
+            except OSError as error:
+                self.unreadable.append(error)
+                continue
+            yield place.parts, files
+
+    def sentences(self) -> Iterator[str]:
+        """Yield one for each kind of thing that was passed over."""
+        for error in self.unreadable:
+            yield f"folder {error.filename!r} cannot be read ({error.strerror})"
+        if self.repeated:
+            yield (
+                f"{len(self.repeated)} folders are passed over, such as {self.repeated[0]!r}: "
+                "links lead there a second time, or round in a circle"
+            )
+        if self.deep:
+            yield (
+                f"{len(self.deep)} folders are passed over, such as {self.deep[0]!r}: they lie "
+                f"more than {MAX_DEPTH} folders deep"
+            )
+
+    def _is_new(self, place: _Place, identity: Identity) -> bool:
+        beside_sides = not place.parts or place.parts[0] not in SIDES
+        key = (place.parts[: 1 if beside_sides else 2], identity)
+        if key in self._met or identity in place.above:
+            self.repeated.append("/".join(place.parts))
+            return False
+        self._met.add(key)
+        return True
+
+    def _look(self, folder: Path, place: _Place, above: frozenset[Identity]) -> list[str]:
+        files = []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not _is_folder(entry):
+                    files.append(entry.name)
+                elif not entry.name.startswith("."):
+                    self._later(place, entry, above)
+        return files
+
+    def _later(self, place: _Place, entry: os.DirEntry[str], above: frozenset[Identity]) -> None:
+        parts = (*place.parts, entry.name)
+        if len(parts) > MAX_DEPTH:
+            self.deep.append("/".join(parts))
+            return
+        is_link = entry.is_symlink()
+        self._followed += is_link
+        if self._followed > MAX_LINKS and is_link:
+            self.repeated.append("/".join(parts))
+            return
+        heapq.heappush(self._coming, _Place(place.links + is_link, len(parts), parts, above))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads nowhere one may look: read as a file, and told there
+        return False
