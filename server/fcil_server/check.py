@@ -25,13 +25,14 @@ from fcil_server.config import load
 from fcil_server.federation import CONFIG, describe_lost_frames
 from fcil_server.findings import Finding, Level, failed, failure, fine, warning
 from fcil_server.ledger import LEDGER_NAME, Ledger
+from fcil_server.page.left_sessions import LEFT_NAME
 from fcil_server.page.sessions import KEY_NAME
 from fcil_server.page_key import check_key
 
 LOW_BYTES, TOO_LOW_BYTES = 1_000_000_000, 50_000_000
 CERTIFICATE_DAYS = 30.0
 _PASSES = 3
-_OURS = {CONFIG, "keys", LEDGER_NAME, "runs", LOCK_NAME, "control.sock", KEY_NAME}
+_OURS = {CONFIG, "keys", LEDGER_NAME, "runs", LOCK_NAME, "control.sock", KEY_NAME, LEFT_NAME}
 _OURS |= {f"{LEDGER_NAME}-wal", f"{LEDGER_NAME}-shm"}
 _KEYS = {"server.json", "root.json", "certificate", "server.next.json"}
 _LOG = re.compile(r".+\.(log|jsonl)(\.\d+)?")  # the worker's, and what `--log` may put here

@@ -7,6 +7,7 @@
         keys/             root.json, server.json (0600), certificate;
                           server.next.json while new keys are put in place
         page.key          signs the sessions of the page (0600), once it was served
+        page.left         its sessions that signed out (0600), once one did
         ledger.sqlite     who, what, when, how many bytes
         runs/<id>/        states/ parts/ spool/ incoming/ and the run's results
         lock  control.sock

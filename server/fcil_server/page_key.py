@@ -9,8 +9,9 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from fcil_protocol.files import write_atomic
-from fcil_server.page.sessions import KEY_NAME, MIN_KEY_BYTES, KeyedSessions
+from fcil_protocol.files import read_private, storage_errors, write_atomic
+from fcil_server.page.left_sessions import LEFT_NAME
+from fcil_server.page.sessions import KEY_NAME, MIN_KEY_BYTES, Sessions
 
 
 def make_key(directory: Path) -> None:
@@ -31,7 +32,7 @@ def check_key(directory: Path) -> None:
     Raises:
         KeyFileError, StorageError: why.
     """
-    KeyedSessions(directory).current()
+    Sessions(read_private(directory / KEY_NAME))
 
 
 def renew_key(directory: Path) -> None:
@@ -41,3 +42,6 @@ def renew_key(directory: Path) -> None:
         DiskFull, StorageError: the old one is still there.
     """
     write_atomic(directory / KEY_NAME, secrets.token_bytes(MIN_KEY_BYTES))
+    left = directory / LEFT_NAME
+    with storage_errors("remove", left):  # with their key they are over for ever
+        left.unlink(missing_ok=True)

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 
-from fcil_protocol.errors import KeyFileError
+from fcil_protocol.errors import CorruptFile, DiskFull, KeyFileError
+from fcil_server.page import left_sessions
+from fcil_server.page.left_sessions import LEFT_NAME, MAX_LEFT
 from fcil_server.page.sessions import (
     IDLE_S,
     KEY_NAME,
     LIFE_S,
     MAX_COOKIES,
-    MAX_LEFT,
     RENEW_S,
     KeyedSessions,
     Sessions,
     forget_cookies,
     set_cookie,
 )
+from fcil_server.page_key import renew_key
 from sample_run import Clock
 
 KEY = b"k" * 32
@@ -160,6 +163,59 @@ def test_of_those_who_left_only_the_newest_are_kept() -> None:
         let_in.leave(session)
     assert let_in.check(cookies[0]) is not None
     assert let_in.check(cookies[1]) is None
+
+
+def test_who_left_stays_out_when_the_process_or_the_key_file_is_read_anew(tmp_path) -> None:
+    let_in = keyed(tmp_path)
+    cookies, others = jar(let_in.current()), jar(let_in.current())
+    session = let_in.of(cookies)
+    assert session is not None
+    let_in.current().leave(session)
+    assert (tmp_path / LEFT_NAME).stat().st_mode & 0o777 == 0o600
+    for again in (keyed(tmp_path), let_in):  # `keyed` writes the same key, as another file
+        assert again.of(cookies) is None
+        assert again.of(others) is not None
+
+
+def test_who_left_is_forgotten_when_its_cookie_is_over_by_itself(tmp_path) -> None:
+    let_in = keyed(tmp_path)
+    names = []
+    for later in (0.0, LIFE_S - 1, 2.0):
+        let_in._clock.now += later
+        session = let_in.of(jar(let_in.current()))
+        let_in.current().leave(session)
+        names.append(session.id)
+    assert list(json.loads((tmp_path / LEFT_NAME).read_bytes())) == names[1:]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b'{"a": 1}', b'{"%s": "x"}' % (b"0" * 32), b"[" * 100_000, b" " * (1 << 21)],
+    ids=["empty", "list", "name", "time", "deep", "long"],
+)
+def test_nobody_is_let_in_while_it_is_not_known_who_left(data, tmp_path) -> None:
+    let_in = keyed(tmp_path)
+    cookies = jar(let_in.current())
+    (tmp_path / LEFT_NAME).write_bytes(data)
+    again = keyed(tmp_path)
+    assert again.of(cookies) is None
+    with pytest.raises(CorruptFile, match=r"sessions that signed out\. *.*--sign-out"):
+        again.current()
+    renew_key(tmp_path)
+    assert again.of(jar(again.current())) is not None
+
+
+def test_who_left_is_out_although_the_disk_is_full(tmp_path, monkeypatch) -> None:
+    let_in = keyed(tmp_path)
+    cookies = jar(let_in.current())
+
+    def full(*_args):
+        raise DiskFull("no room.")
+
+    monkeypatch.setattr(left_sessions, "write_atomic", full)
+    with pytest.raises(DiskFull):
+        let_in.current().leave(let_in.of(cookies))
+    assert let_in.of(cookies) is None
 
 
 def test_a_new_key_ends_all_sessions_with_the_next_look(tmp_path) -> None:

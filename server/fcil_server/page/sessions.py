@@ -1,8 +1,8 @@
 """Which browsers are let in: signed sessions, kept by the browsers alone.
 
 A session is a few numbers and their HMAC in a cookie; nothing of it is kept here but the
-names of those that left. So this process may die and start anew, and nobody has to enter
-again; a new key ends all sessions at once.
+names of those that left (`left_sessions`). So this process may die and start anew, and nobody
+has to enter again; a new key ends all sessions at once.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 
 from fcil_protocol.errors import FcilError, KeyFileError
 from fcil_protocol.files import read_private
+from fcil_server.page.left_sessions import LEFT_NAME, LeftSessions
 
 KEY_NAME = "page.key"
 MIN_KEY_BYTES = 32
 IDLE_S = 12 * 3600.0  # a session that nobody used for so long is over
 LIFE_S = 7 * 86_400.0  # and every one after so long, used or not
 RENEW_S = 600.0  # a cookie that is older than this is replaced by a fresh one
-MAX_LEFT = 1000  # sessions that left by themselves and are remembered
 MAX_COOKIES = 8  # of other federations' pages that a browser keeps beside ours
 VERSION = "1"  # of the cookie's form
 
@@ -62,12 +62,15 @@ class Sessions:
     Args:
         key: secret, at least `MIN_KEY_BYTES`.
         clock: unix seconds.
+        left: those that signed out; None: those of this process alone are known.
 
     Raises:
         KeyFileError: the key is too short to be one.
     """
 
-    def __init__(self, key: bytes, clock: Clock = time.time) -> None:
+    def __init__(
+        self, key: bytes, clock: Clock = time.time, left: LeftSessions | None = None
+    ) -> None:
         if len(key) < MIN_KEY_BYTES:
             raise KeyFileError(
                 f"the page's key has {len(key)} bytes, expected {MIN_KEY_BYTES} or more.",
@@ -75,7 +78,7 @@ class Sessions:
             )
         self._key = key
         self._clock = clock
-        self._left: dict[str, None] = {}  # in the order in which they left
+        self._left = left if left is not None else LeftSessions(None, clock, LIFE_S)
         # Browsers keep cookies by host, not by port: two federations of a machine must not
         # use one name, or entering one page would leave the other.
         self.cookie = f"fcil_page_{self._mac('name', '')[:8]}"
@@ -106,10 +109,12 @@ class Sessions:
         )
 
     def leave(self, session: Session) -> None:
-        """End a session now, whoever may hold a copy of its cookie."""
-        self._left[session.id] = None
-        while len(self._left) > MAX_LEFT:
-            del self._left[next(iter(self._left))]
+        """End a session now, whoever may hold a copy of its cookie.
+
+        Raises:
+            DiskFull, StorageError: a copy would live again when this process is started anew.
+        """
+        self._left.add(session.id)
 
     def _value(self, name: str, begun: int, used: int) -> str:
         said = f"{VERSION}.{name}.{begun}.{used}"
@@ -133,6 +138,7 @@ class KeyedSessions:
 
     def __init__(self, directory: Path, clock: Clock = time.time) -> None:
         self._path = directory / KEY_NAME
+        self._left_path = directory / LEFT_NAME
         self._clock = clock
         self._stamp: tuple[int, ...] | None = None
         self._sessions: Sessions | None = None
@@ -142,12 +148,15 @@ class KeyedSessions:
 
         Raises:
             KeyFileError: there is no key, or it cannot be used.
-            StorageError: it cannot be read.
+            CorruptFile: it is not known who signed out.
+            StorageError: one of the two cannot be read.
         """
         stamp = self._look()
         if self._sessions is None or stamp is None or stamp != self._stamp:
             self._sessions = None
-            self._sessions = Sessions(read_private(self._path), self._clock)
+            key = read_private(self._path)
+            left = LeftSessions(self._left_path, self._clock, LIFE_S)
+            self._sessions = Sessions(key, self._clock, left)
             self._stamp = stamp
         return self._sessions
 
