@@ -65,24 +65,32 @@ async def changes(data: Path, notes: Notes) -> AsyncIterator[set[str]]:
             found = _watch(places)
         # Gone, or the system watches too much already.
         except (OSError, RuntimeError) as error:
-            notes(
-                "warning",
-                f"the folder cannot be watched ({error}); images that come or go are noticed "
-                "when the client is started again",
-            )
-            return
+            before, places = places, await asyncio.to_thread(_folders, data)
+            if places == before:
+                notes(
+                    "warning",
+                    f"the folder cannot be watched ({error}); images that come or go are noticed "
+                    "when the client is started again",
+                )
+                return
+            found = _watch(places)  # one of them went before it was watched
         yield paths
-        now = await asyncio.to_thread(_folders, data)
-        if now != places:
+        if _about_folders(paths, places):
             await found.aclose()
-            places, found = now, _watch(now)
+            places = await asyncio.to_thread(_folders, data)
+            found = _watch(places)
             yield set()  # what came into a new folder before it was watched
 
 
-def _folders(data: Path) -> list[Path]:
+def _folders(data: Path) -> list[str]:
     """Return all folders of images; the watcher itself would follow links round in circles."""
     names = ("/".join(parts) for parts, _ in FolderWalk(data))
-    return sorted({data, *(data / name for name in names if _is_text(name))})
+    return sorted({str(data), *(str(data / name) for name in names if _is_text(name))})
+
+
+def _about_folders(paths: set[str], places: list[str]) -> bool:
+    """Say whether a folder came or went; another one of the same name is not watched yet."""
+    return not paths.isdisjoint(places) or any(Path(path).is_dir() for path in paths)
 
 
 def _is_text(name: str) -> bool:
@@ -93,7 +101,7 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def _watch(places: list[Path]) -> AsyncGenerator[set[tuple[Change, str]], None]:
+def _watch(places: list[str]) -> AsyncGenerator[set[tuple[Change, str]], None]:
     return awatch(*places, debounce=2000, step=500, recursive=False)
 
 

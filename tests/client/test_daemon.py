@@ -5,6 +5,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+from watchfiles import Change
 
 from client.daemon_kit import DIGEST, RUN, RUN2, order
 from fcil_client import greeting, jobs, session
@@ -35,6 +36,15 @@ from fcil_protocol.messages import (
     Want,
 )
 from fcil_protocol.payload import Payload
+
+
+def tangled(data):
+    """Make twelve folders of which each links to all others."""
+    for i in range(12):
+        (data / str(i)).mkdir(parents=True)
+    for i, j in itertools.permutations(range(12), 2):
+        (data / str(i) / f"to{j}").symlink_to(data / str(j))
+    return data
 
 
 def test_a_round_goes_from_the_order_to_the_ack(play):
@@ -138,13 +148,40 @@ class TestFailures:
 
         play(scenario)
 
+    def test_each_folder_is_named_to_the_watcher_and_anew_when_one_came(
+        self, tmp_path, monkeypatch
+    ):
+        """By itself it would follow links to a million paths, on the daemon's loop."""
+        data, given, anew = tangled(tmp_path / "data"), [], asyncio.Event()
+
+        async def watch(*places, recursive=True, **_options):
+            given.append((places, recursive))
+            if len(given) == 1:
+                yield {(Change.modified, str(data / "5" / "1.png"))}
+                (data / "new").mkdir()
+                yield {(Change.added, str(data / "new"))}
+            anew.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(jobs, "awatch", watch)
+
+        async def go():
+            heard = jobs.changes(data, lambda *said: pytest.fail(str(said)))
+            told = [await anext(heard) for _ in range(3)]
+            again = asyncio.create_task(anext(heard))
+            await asyncio.wait_for(anew.wait(), 60)
+            again.cancel()
+            return told
+
+        assert asyncio.run(go()) == [{str(data / "5" / "1.png")}, {str(data / "new")}, set()]
+        (first, one), (second, other) = given
+        assert (one, other) == (False, False)
+        assert len(first) == 1 + 12 + 12 * 11
+        assert {*second} - {*first} == {str(data / "new")}
+
+    @pytest.mark.full
     def test_folders_that_link_to_each_other_are_watched_and_a_new_one_too(self, tmp_path):
-        """The watcher follows links to a million paths by itself; each folder is named to it."""
-        data = tmp_path / "data"
-        for i in range(12):
-            (data / str(i)).mkdir(parents=True)
-        for i, j in itertools.permutations(range(12), 2):
-            (data / str(i) / f"to{j}").symlink_to(data / str(j))
+        data = tangled(tmp_path / "data")
 
         async def go():
             heard = jobs.changes(data, lambda *said: pytest.fail(str(said)))
@@ -163,9 +200,30 @@ class TestFailures:
             (data / "new").mkdir()
             await until(lambda names: not names)  # all is looked through anew
             await until({"2.png"}.issubset, (data / "new" / "2.png").touch)
+            (data / "new").rename(tmp_path / "old")
+            (data / "new").mkdir()  # another folder of the same name
+            await until(lambda names: not names)
+            await until({"3.png"}.issubset, (data / "new" / "3.png").touch)
             await heard.aclose()
 
         asyncio.run(asyncio.wait_for(go(), 100))
+
+    def test_a_folder_that_goes_before_it_is_watched_is_no_fault(self, tmp_path, monkeypatch):
+        (tmp_path / "a").mkdir()
+        given = []
+
+        async def watch(*places, **_options):
+            given.append(places)
+            if len(given) == 1:
+                (tmp_path / "a").rmdir()
+                raise FileNotFoundError(2, "No such file or directory")
+            await asyncio.Event().wait()
+            yield
+
+        monkeypatch.setattr(jobs, "awatch", watch)
+        heard = jobs.changes(tmp_path, lambda *said: pytest.fail(str(said)))
+        assert asyncio.run(anext(heard)) == set()
+        assert given == [(str(tmp_path), str(tmp_path / "a"))]
 
     def test_a_disk_that_is_full_of_parts_declines_the_round(self, play, monkeypatch):
         async def scenario(server, running):
