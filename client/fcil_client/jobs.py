@@ -16,7 +16,7 @@ from fcil_client import session_events as events
 from fcil_client.greeting import Terms
 from fcil_client.inventory import Inventory
 from fcil_client.notes import Notes
-from fcil_client.predict_watch import is_about_a_name
+from fcil_client.predict_watch import is_about_a_name, is_text
 from fcil_client.registry_part import Learned
 from fcil_client.rounds import RoundWork
 from fcil_client.session_events import key_of
@@ -85,20 +85,12 @@ async def changes(data: Path, notes: Notes) -> AsyncIterator[set[str]]:
 def _folders(data: Path) -> list[str]:
     """Return all folders of images; the watcher itself would follow links round in circles."""
     names = ("/".join(parts) for parts, _ in FolderWalk(data))
-    return sorted({str(data), *(str(data / name) for name in names if _is_text(name))})
+    return sorted({str(data), *(str(data / name) for name in names if is_text(name))})
 
 
 def _about_folders(paths: set[str], places: list[str]) -> bool:
     """Say whether a folder came or went; another one of the same name is not watched yet."""
     return not paths.isdisjoint(places) or any(Path(path).is_dir() for path in paths)
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _watch(places: list[str]) -> AsyncGenerator[set[tuple[Change, str]], None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -211,12 +212,12 @@ class Ears:
             await ears._changes.aclose()
 
     def _begin(self) -> AsyncGenerator[set[tuple[Change, str]], None]:
+        places = [self._folder]
+        if self._recursive:  # the watcher itself would follow links, and round in circles
+            below = (place for place, _, _ in os.walk(self._folder) if is_text(place))
+            places = sorted({self._folder, *map(Path, below)})
         return awatch(
-            self._folder,
-            watch_filter=None,
-            debounce=DEBOUNCE_MS,
-            step=STEP_MS,
-            recursive=self._recursive,
+            *places, watch_filter=None, debounce=DEBOUNCE_MS, step=STEP_MS, recursive=False
         )
 
     def _ask(self) -> asyncio.Task[set[tuple[Change, str]]]:
@@ -242,16 +243,36 @@ class Ears:
         except (OSError, RuntimeError, StopAsyncIteration, ExceptionGroup) as error:
             if not self._folder.is_dir():
                 return set()
-            if isinstance(error, ExceptionGroup) and error.subgroup(is_about_a_name):
-                self._changes = self._begin()
-                self._coming = self._ask()
+            about_a_name = isinstance(error, ExceptionGroup) and error.subgroup(is_about_a_name)
+            if about_a_name or isinstance(error, FileNotFoundError):  # a folder below went
+                await self._anew()
                 return {self._folder}
             raise DataError(
                 f"{self._folder} cannot be watched ({error}).",
                 action="See how many files may be watched: sysctl fs.inotify.max_user_watches.",
             ) from error
+        paths = {Path(name) for _, name in batch}
+        if self._recursive and any(path.is_dir() for path in paths):
+            await self._anew()
+        else:
+            self._coming = self._ask()
+        return paths
+
+    async def _anew(self) -> None:
+        """Listen to all folders that are there now."""
+        await self._changes.aclose()
+        self._changes = self._begin()
         self._coming = self._ask()
-        return {Path(name) for _, name in batch}
+        await asyncio.sleep(0)  # the system is asked for events before anybody looks
+
+
+def is_text(name: str) -> bool:
+    """Say whether a name is UTF-8; watchfiles cannot take others."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_about_a_name(error: BaseException) -> bool:

@@ -1,12 +1,14 @@
 """``predict --watch``: each image once, when it is whole; folders and models that come and go."""
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
 from dataclasses import replace
 
 import pytest
+from watchfiles import Change
 
 from client.model_kit import give_model, keep, means, order_of, picture, put_part
 from fcil_client import predict_watch
@@ -244,6 +246,37 @@ def test_a_folder_that_the_system_cannot_watch_ends_it_with_a_sentence(client, f
             await scene.live.run(scene.rows.put_nowait)
 
     asyncio.run(main())
+
+
+def test_folders_that_link_to_each_other_are_not_walked_by_the_watcher(tmp_path, monkeypatch):
+    """By itself it would follow links to a million paths, on the command's loop."""
+    names = [str(i) for i in range(12)]
+    for name in names:
+        (tmp_path / name).mkdir()
+    for one, other in itertools.permutations(names, 2):
+        (tmp_path / one / f"to{other}").symlink_to(tmp_path / other)
+    given = []
+
+    async def watch(*places, recursive=True, **_options):
+        given.append((places, recursive))
+        if len(given) == 1:
+            (tmp_path / "new").mkdir()
+            yield {(Change.added, str(tmp_path / "new"))}
+        if len(given) == 2:
+            raise FileNotFoundError(2, "No such file or directory")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(predict_watch, "awatch", watch)
+
+    async def main():
+        async with predict_watch.Ears.on(tmp_path) as ears:
+            assert await ears.hear(None) == {tmp_path / "new"}
+            assert await ears.hear(None) == {tmp_path}, "one went before it was watched"
+
+    asyncio.run(main())
+    folders = (tmp_path, *sorted(tmp_path / name for name in names))
+    more = (*folders, tmp_path / "new")
+    assert given == [(folders, False), (more, False), (more, False)]
 
 
 def test_a_name_that_is_no_text_ends_nothing(client, folder):
