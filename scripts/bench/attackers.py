@@ -153,6 +153,24 @@ def junk(place: Place) -> Came:
     return _poured(notes.junk(place.member("junk"), **POURED))
 
 
+def gone_in_the_middle(place: Place) -> Came:
+    """A member says more than can be read, reads no answer, and its machine goes down."""
+    rude = place.member("rude")
+
+    async def go() -> int:
+        await rude.connect()
+        await rude.greet()
+        assert rude.link is not None
+        ends, sent = time.monotonic() + POURED["most_s"], 0
+        while time.monotonic() < ends:
+            sent += 120 * rude.link.send([os.urandom(60)] * 2)
+            await asyncio.sleep(0)
+        print(json.dumps(asdict(Came(sent, refused=True))), flush=True)
+        os._exit(0)  # the kernel resets the connection
+
+    return Came(asyncio.run(go()))
+
+
 def relay(place: Place) -> Came:
     """A relay that opens lanes for nobody, and reads no answer."""
     from attack_kit import relays
@@ -275,7 +293,7 @@ ATTACKS: dict[str, Callable[[Place], Came]] = {
     f.__name__.replace("_", "-"): f
     for f in (
         ticket_large, former_large, member_large, ticket_small, member_headers,
-        inventories, declines, bad_signatures, junk, relay, newcomers,
+        inventories, declines, bad_signatures, junk, gone_in_the_middle, relay, newcomers,
         garbage, silent, slowloris, greetings, giant, giant_without_curve, unknown_keys, storm,
     )
 }  # fmt: skip
