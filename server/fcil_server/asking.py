@@ -106,7 +106,12 @@ def describe_wait(kit: Kit, at: Position) -> None:
     if hidden:
         at.waiting_for = f"hidden classes to be shown: fcil-server classes show {hidden}"
         return
-    at.waiting_for = f"a client that holds {wanted_images(kit, at.task, at.step)}"
+    images = wanted_images(kit, at.task, at.step)
+    at.waiting_for = f"a client that holds {images}"
+    if at.round.holders:
+        lacking = at.round.rules.min_updates - at.round.holders
+        who = f"{lacking} more client{'' if lacking == 1 else 's'} that hold{'s' * (lacking == 1)}"
+        at.waiting_for = f"{who} {images} ({at.round.holders} here)"
 
 
 def wanted_images(kit: Kit, task: TaskInfo, step: Step) -> str:

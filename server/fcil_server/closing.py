@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fcil_adapters.contract import State, TaskInfo
 from fcil_protocol.errors import RunFailed, StorageError
@@ -12,6 +12,7 @@ from fcil_protocol.ids import ClientId, Digest
 from fcil_protocol.messages import RoundClosed, Verdict
 from fcil_protocol.wellknown import EVALUATE
 from fcil_server import round_events as machine
+from fcil_server import round_notes
 from fcil_server.ledger_rows import RoundKey, UpdateRow
 from fcil_server.ledger_words import CENTRAL, Answer, UpdateStatus
 from fcil_server.plan import Step
@@ -92,8 +93,8 @@ class Closing:
         self, task: TaskInfo, step: Step, key: RoundKey, close: machine.Close, collect_s: float
     ) -> machine.Outcome:
         kit, at, loop = self.kit, self.at, asyncio.get_running_loop()
-        began = loop.time()
-        while updates := self._usable(key):
+        began, least = loop.time(), kit.config.least_updates
+        while len(updates := self._usable(key)) >= least:
             ctx = context(kit, task, step)
             state, excluded = await kit.aggregation.aggregate(ctx, at.state, updates)
             aggregated = loop.time()
@@ -101,6 +102,8 @@ class Closing:
             if state is None:
                 return self._ruined(key, close, excluded, phases)
             counted = [u for u in updates if u.client not in excluded]
+            if len(counted) < least:
+                return self._too_few(key, close, excluded, phases)
             await asyncio.to_thread(kit.aggregation.keep, counted)
             number, digest = await save(kit, at, state, task)
             if self._usable(key) == updates:
@@ -109,7 +112,7 @@ class Closing:
             kit.states.discard_after(at.number)
             kit.aggregation.keep_not(updates)
         else:
-            return self._commit(key, close, {"collect_s": collect_s})
+            return self._too_few(key, close, {}, {"collect_s": collect_s})
         self._in_vain = 0
         phases["save_s"] = loop.time() - aggregated
         with kit.ledger.transaction(waits=False):
@@ -126,6 +129,35 @@ class Closing:
     def _usable(self, key: RoundKey) -> list[UpdateRow]:
         """Return the updates that aggregation takes now."""
         return [u for u in self.kit.ledger.accepted(key) if u.samples > 0]
+
+    def _too_few(
+        self,
+        key: RoundKey,
+        close: machine.Close,
+        excluded: Mapping[ClientId, str],
+        phases: dict[str, float],
+    ) -> machine.Outcome:
+        """Close a round with fewer updates than a state is made of; the state stays."""
+        kit, least = self.kit, self.kit.config.least_updates
+        with kit.ledger.transaction(waits=False):
+            for client, reason in excluded.items():
+                kit.ledger.exclude_update(key, client, reason)
+            usable = self._usable(key)
+            for row in usable:
+                reason = (
+                    f"a round needs {least} updates to change anything and had {len(usable)} "
+                    "(round.min_updates)"
+                )
+                kit.ledger.exclude_update(key, row.client, reason)
+            if usable and close.why is not machine.Why.REST:  # which must be remembered
+                close = replace(close, why=machine.Why.TOO_FEW)
+            outcome = self._commit(key, close, phases)
+        for client, reason in excluded.items():
+            kit.notify("warning", "excluded", f"{kit.name_of(client)}: {reason}")
+        if usable:
+            text = round_notes.too_few(self.at, len(usable), least)
+            kit.notify("warning", "too_few_updates", text)
+        return outcome
 
     def _ruined(
         self,

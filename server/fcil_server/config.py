@@ -45,6 +45,11 @@ class Config(Section):
     storage: StorageSection = StorageSection()
     sinks: SinksSection = SinksSection()
 
+    @property
+    def least_updates(self) -> int:
+        """How many updates a state is made of at least (`[round] min_updates`)."""
+        return max(self.round.min_updates, 2 if self.privacy.noise_multiplier else 1)
+
 
 # What the same thing is called elsewhere: a hint in the error, not a live option.
 ELSEWHERE = {
@@ -191,7 +196,7 @@ def _cross_checks(config: Config) -> Iterator[str]:
             elif class_key(name) in seen:
                 yield f"tasks.classes[{index}]: {name!r} is already in task {seen[class_key(name)]}"
             seen.setdefault(class_key(name), index)
-    yield from _round_checks(config.round)
+    yield from _round_checks(config.round, config.least_updates)
     privacy = config.privacy
     if privacy.noise_multiplier and not privacy.clip:
         yield (
@@ -223,8 +228,20 @@ def _cross_checks(config: Config) -> Iterator[str]:
                 yield f"federation.{key} does nothing while federation.page is empty (--page)"
 
 
-def _round_checks(section: RoundSection) -> Iterator[str]:
+def _round_checks(section: RoundSection, least: int) -> Iterator[str]:
     asked, take, quorum = section.clients_per_round, section.take, section.quorum
+    if 0 < section.min_updates < least:
+        yield (
+            f"round.min_updates is {section.min_updates}, and with privacy.noise_multiplier a "
+            f"round needs {least} updates or more, since what one client sends would go to all as "
+            f"it is; set it to {least} or more, or to 0"
+        )
+    for key, value in (("clients_per_round", asked), ("take", take)):
+        if 0 < value < least:
+            yield (
+                f"round.{key} is {value}, and a round needs {least} updates to change anything "
+                "(round.min_updates): no round could"
+            )
     if asked and quorum > asked:
         yield "round.quorum exceeds round.clients_per_round: a round could never complete"
     if asked and take > asked:

@@ -161,6 +161,12 @@ class RoundSection(Section):
     )
     min_clients: int = Field(2, ge=1, description="connected clients before a round opens")
     quorum: int = Field(0, ge=0, description="updates that complete a round; 0: min_clients")
+    min_updates: int = Field(
+        0,
+        ge=0,
+        description="updates without which a round changes nothing, whoever declines or is left "
+        "out; 0: 1, and 2 with privacy.noise_multiplier, which allows no fewer",
+    )
     deadline_s: float = Field(600.0, gt=0, description="server uptime before a round closes")
     grace_s: float = Field(20.0, ge=0, description="how long an asked client may be away")
     on_short: Literal["reopen", "close"] = Field("reopen", description="deadline without quorum")
@@ -168,16 +174,17 @@ class RoundSection(Section):
     retry_s: float = Field(
         30.0,
         ge=0,
-        description="all asked clients declined: time before they are asked again, four times as "
-        "long each further time, max_reopens times; 0: the round is skipped at once",
+        description="all asked clients declined, or too many for min_updates: time before they "
+        "are asked again, four times as long each further time, max_reopens times; 0: the round "
+        "is skipped at once",
     )
     settle_s: float = Field(
         1.0, ge=0, description="once min_clients have come, how long to wait for others"
     )
     on_no_holder: Literal["wait", "skip"] = Field(
         "wait",
-        description="min_clients are connected and none has images of the task's classes: wait for "
-        "one that has, or skip the round",
+        description="min_clients are connected and fewer than min_updates of them have images of "
+        "the task's classes: wait for such clients, or skip the round",
     )
     no_holder_s: float = Field(
         3600.0, ge=0, description="skip: server uptime without such a client before the round is"

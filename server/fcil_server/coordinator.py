@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fcil_adapters.contract import TaskInfo
 from fcil_protocol.errors import NotNow, UsageError
@@ -20,7 +20,6 @@ from fcil_server import round_events as machine
 from fcil_server import round_notes
 from fcil_server.asking import ask, available, describe_wait
 from fcil_server.closing import Closing, save
-from fcil_server.config_sections import RoundSection
 from fcil_server.discovery import Discovery, OldClasses
 from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import OPENING, Answer
@@ -31,8 +30,9 @@ from fcil_server.reception import Reception
 from fcil_server.recovery import needed_updates
 from fcil_server.roster import WITHDRAWN
 from fcil_server.round import Round
-from fcil_server.round_events import Phase, Rules
+from fcil_server.round_events import Phase
 from fcil_server.round_restore import restore
+from fcil_server.round_rules import rules_of
 from fcil_server.turns import Turns
 
 
@@ -317,10 +317,7 @@ class Coordinator:
     def _machine(self, key: RoundKey) -> Round:
         """Make the round's machine, as it was when the server stopped if it was open."""
         ledger = self.kit.ledger
-        rules = rules_of(self.kit.config.round)
-        if key.kind == EVALUATE:
-            # Everybody with test images is asked; where nobody has any there is nothing to ask.
-            rules = replace(rules, clients_per_round=0, take=0, retry_s=0.0, no_holder_s=0.0)
+        rules = rules_of(self.kit.config, key.kind)
         seed = (self.kit.config.run.seed, key.task, key.round)
         row = ledger.open_round(self.kit.run)
         if row is None or row.key != key:
@@ -385,10 +382,3 @@ class Coordinator:
         if self._unheld_noted != self.at.task.index:
             self._unheld_noted = self.at.task.index
             self.kit.notify("warning", "no_holder", round_notes.unheld(self.kit, self.at, until_s))
-
-
-def rules_of(section: RoundSection) -> Rules:
-    """Return the rules of a train round from the ``[round]`` section."""
-    fields = section.model_dump(exclude={"rounds_per_task", "on_no_holder", "no_holder_s"})
-    limit = section.no_holder_s if section.on_no_holder == "skip" else None
-    return Rules(**fields, no_holder_s=limit)

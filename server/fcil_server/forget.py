@@ -215,17 +215,33 @@ class Forgetting:
         return found
 
     async def _next(self, row: StateRow, before: State | None) -> State:
-        """Return a state without the client; where nobody else sent anything, the one before."""
+        """Return a state without the client; where too few others sent anything, the one before."""
         updates = self.plan.others(row) if row.kind != OPENING else []
-        if row.kind != OPENING and not updates:
-            assert before is not None, "a round starts from a state"
+        if row.kind == OPENING:
+            opened, _ = await take_step(self.kit, row, before, [])
+            assert opened is not None, "an opening needs no updates"
+            return opened
+        assert before is not None, "a round starts from a state"
+        if self._too_few(row, updates):
             return before
         state, excluded = await take_step(self.kit, row, before, updates)
         self.left_out += [(_key(row), c, reason) for c, reason in sorted(excluded.items())]
-        if state is None:
-            assert before is not None, "a round starts from a state"
+        rest = [u for u in updates if u.client not in excluded]
+        if state is None or self._too_few(row, rest):
             return before
         return state
+
+    def _too_few(self, row: StateRow, updates: list[UpdateRow]) -> bool:
+        """Say whether these make no state, as in a round; they are left out then.
+
+        What made one under an earlier `[round] min_updates` still does.
+        """
+        least = min(self.kit.config.least_updates, len(self.plan.rounds[_key(row)]))
+        if len(updates) >= max(least, 1):
+            return False
+        reason = f"without the client, the round has fewer than {least} updates (round.min_updates)"
+        self.left_out += [(_key(row), u.client, reason) for u in updates]
+        return True
 
     def _refuse_gaps(self) -> None:
         kept = self.kit.kept

@@ -109,7 +109,7 @@ class Live:
             "opened_at": at.opened_at,
             "remaining_s": coordinator.remaining_s,
             "deadline_s": rules.deadline_s,
-            "quorum": rules.quorum or rules.min_clients,
+            "quorum": max(rules.quorum or rules.min_clients, rules.min_updates),
             "take": rules.take,
             "asked": len(answers),
             "answered": counts[Answer.UPDATED],

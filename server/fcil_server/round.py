@@ -5,7 +5,9 @@ Phases: ``gathering`` (too few clients), ``open`` (asked, collecting), ``closed`
     gathering --Present/Available/Tick/Resume (enough)--> open
         |  open --Updated/Declined/Withdrawn/Tick/Stop--> closed
         |  open --Tick (deadline without quorum)--> open, reopened
-        +--Stop, or one of the first line (nobody has data)--> closed, skipped
+        +--Stop, or one of the first line (too few have data)--> closed, skipped
+
+No round closes as done or short with fewer updates than ``Rules.min_updates``: it is skipped.
 
 ``Round.TABLE`` at the end of the file is the whole transition table; the events and
 instructions are in `round_events`. Time is a number of seconds of server uptime that the
@@ -14,7 +16,6 @@ daemon passes in, so deadlines do not run while it is down.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -49,6 +50,7 @@ from fcil_server.round_events import (
     Widened,
     Withdrawn,
 )
+from fcil_server.sampling import sample
 
 
 @dataclass
@@ -58,11 +60,11 @@ class Round:
     Attributes:
         opens_at: set while enough clients are here and others may follow.
         held: between `Hold` and `Resume`.
-        unheld_since: since when enough clients are here of which none has data; the next round
-            of the task goes on with it.
+        unheld_since: since when enough clients are here of which too few have data; the next
+            round of the task goes on with it.
         timed: its end has a timer.
         barred: asked clients that cannot answer any more: revoked, or sent an update that is void.
-        stuck_until: set while no update has come and nobody that was asked is at work.
+        stuck_until: set while too few updates have come and nobody that was asked is at work.
         resting: asked clients that declined and will ask in again.
     """
 
@@ -142,22 +144,28 @@ class Round:
         self.opens_at = None
         return self._open_if_enough(event.now)
 
+    @property
+    def holders(self) -> int:
+        """How many of those who are here have data for it."""
+        return sum(self.connected.values())
+
     def _open_if_enough(self, now: float) -> list[Instruction]:
         enough = len(self.connected) >= self.rules.min_clients
         holders = sorted(c for c, holds in self.connected.items() if holds)
-        if holders or not enough:
+        held = len(holders) >= self._least
+        if held or not enough:
             self.unheld_since = None
         if self.held or not enough:
             return []
-        if not holders:
-            return self._nobody_holds(now)
-        asked = self._sample(holders)
+        if not held:
+            return self._too_few_hold(now)
+        asked = self._sample_of(holders)
         self.phase = Phase.OPEN
         self.answers = dict.fromkeys(asked, Answer.NONE)
         self.deadline = now + self.rules.deadline_s
         return [Opened(tuple(asked)), *(Ask(c) for c in asked), SetTimer(self.deadline)]
 
-    def _nobody_holds(self, now: float) -> list[Instruction]:
+    def _too_few_hold(self, now: float) -> list[Instruction]:
         began, limit = self.unheld_since is None, self.rules.no_holder_s
         since = now if self.unheld_since is None else self.unheld_since
         self.unheld_since = since
@@ -170,16 +178,8 @@ class Round:
         self.timed = True
         return [*([Unheld(until)] if began else []), *timer]
 
-    def _sample(self, holders: list[ClientId]) -> list[ClientId]:
-        limit = self.rules.clients_per_round
-        if not limit or len(holders) <= limit:
-            return holders
-
-        # A ranking by hash depends on who is there, not on the order in which they came.
-        def rank(client: ClientId) -> bytes:
-            return hashlib.sha256(repr((self.seed, client)).encode()).digest()
-
-        return sorted(sorted(holders, key=rank)[:limit])
+    def _sample_of(self, holders: list[ClientId]) -> list[ClientId]:
+        return sample(holders, self.rules.clients_per_round, self.seed)
 
     def _forget(self, event: Left) -> list[Instruction]:
         self.connected.pop(event.client, None)
@@ -278,11 +278,12 @@ class Round:
 
     def _settle(self, now: float) -> list[Instruction]:
         counts = self._counts()
-        if self.rules.take and counts[Answer.UPDATED] >= self.rules.take:
+        few = counts[Answer.UPDATED] < self._least
+        if self.rules.take and counts[Answer.UPDATED] >= self.rules.take and not few:
             return self._close(Outcome.DONE, Why.TAKEN)
         if counts[Answer.NONE] == 0 and (self._quorum() or not counts[Answer.LOST]):
-            if (self.rules.retry_s or self.resting) and not counts[Answer.UPDATED]:
-                return self._all_declined(now)
+            if (self.rules.retry_s or self.resting) and few:
+                return self._too_many_declined(now)
             return self._close(Outcome.DONE if self._quorum() else Outcome.SHORT, Why.ANSWERED)
         if now < self.deadline:
             return []
@@ -294,7 +295,7 @@ class Round:
             waiting = (Answer.NONE, Answer.LOST)
             missing = tuple(sorted(c for c, a in self.answers.items() if a in waiting))
             return [Reopened(missing, self.deadline), SetTimer(self.deadline)]
-        if self.resting and not counts[Answer.UPDATED]:
+        if self.resting and few:
             silent = [c for c, a in self.answers.items() if a is Answer.NONE]
             self.answers.update(dict.fromkeys(silent, Answer.LOST))
             return self._wait_for_rested()
@@ -302,7 +303,7 @@ class Round:
 
     def _ask_others(self, now: float) -> list[Instruction]:
         holders = sorted(c for c, holds in self.connected.items() if holds)
-        others = self._sample([c for c in holders if c not in self.answers])
+        others = self._sample_of([c for c in holders if c not in self.answers])
         if not others:
             return []
         self.answers.update(dict.fromkeys(others, Answer.NONE))
@@ -310,11 +311,12 @@ class Round:
         asks = [Ask(c) for c in others]
         return [Widened(tuple(self.answers)), *asks, SetTimer(self.deadline)]
 
-    def _all_declined(self, now: float) -> list[Instruction]:
+    def _too_many_declined(self, now: float) -> list[Instruction]:
         others = self._ask_others(now)
         if others:
             return others
-        able = set(self.answers) - self.barred
+        declined = {c for c, a in self.answers.items() if a is Answer.DECLINED}
+        able = declined - self.barred
         if not able:
             return self._close(Outcome.SHORT, Why.ANSWERED)
         if able <= self.resting:
@@ -347,12 +349,17 @@ class Round:
     def _counts(self) -> Counter[Answer]:
         return Counter(self.answers.values())
 
+    @property
+    def _least(self) -> int:
+        return max(self.rules.min_updates, 1)
+
     def _quorum(self) -> bool:
-        # Who declines leaves the denominator: it has no data and cannot help.
+        # Who declines leaves the denominator: it has no data and cannot help. But whatever the
+        # reasons, no fewer than `min_updates` make a state.
         counts = self._counts()
         wanted = self.rules.quorum or self.rules.min_clients
         needed = min(wanted, len(self.answers) - counts[Answer.DECLINED])
-        return counts[Answer.UPDATED] >= max(needed, 1)
+        return counts[Answer.UPDATED] >= max(needed, self._least)
 
     def _close(self, outcome: Outcome, why: Why) -> list[Instruction]:
         self.phase = Phase.CLOSED
@@ -360,7 +367,7 @@ class Round:
         for client, answer in self.answers.items():
             if answer is Answer.NONE:
                 self.answers[client] = silent
-        if Answer.UPDATED not in self.answers.values():
+        if self._counts()[Answer.UPDATED] < self._least:
             outcome = Outcome.SKIPPED
         return [Close(outcome, dict(self.answers), why)]
 

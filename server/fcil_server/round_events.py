@@ -33,7 +33,7 @@ class Outcome(StrEnum):
 
     DONE = "done"
     SHORT = "short"  # fewer updates than the quorum, by configuration
-    SKIPPED = "skipped"  # no update at all: the state stays, the round counts (METHODS.md G2)
+    SKIPPED = "skipped"  # too few updates, or none: the state stays, the round counts
 
 
 class Why(StrEnum):
@@ -44,7 +44,8 @@ class Why(StrEnum):
     DEADLINE = "deadline"
     OPERATOR = "operator"
     REST = "rest_of_task"  # the operator, who wants no more rounds of the task either
-    NO_HOLDER = "no_holder"  # nobody here has data for it
+    NO_HOLDER = "no_holder"  # too few here, or nobody, have data for it
+    TOO_FEW = "too_few"  # fewer updates than a state is made of; whatever closed it before
 
 
 @dataclass(frozen=True)
@@ -57,21 +58,25 @@ class Rules:
         min_clients: how many clients must be connected before a round opens.
         quorum: how many updates make a round complete; 0 means ``min_clients``. Never more
             than the asked clients that did not decline; as many as are taken are enough, too.
+        min_updates: fewer updates change nothing, whoever declines; so many must have data, too,
+            before a round opens.
         deadline_s: server uptime after which the round closes or is reopened.
         grace_s: how long an asked client may be away before the round goes on without it.
         on_short: ``reopen`` or ``close`` when the deadline passes without a quorum.
         max_reopens: after so many reopenings the round closes short.
         settle_s: once enough clients have come one by one, how long to wait for the others.
-        retry_s: when all that were asked declined, how long before they are asked again, and four
-            times as long each further time; counts as a reopening. 0 skips the round at once.
-        no_holder_s: how long enough clients may be here of which none has data before the round
-            is skipped; None waits for ever.
+        retry_s: when so many that were asked declined that too few updates can come, how long
+            before they are asked again, and four times as long each further time; counts as a
+            reopening. 0 skips the round at once.
+        no_holder_s: how long enough clients may be here of which too few have data before the
+            round is skipped; None waits for ever.
     """
 
     clients_per_round: int = 0
     take: int = 0
     min_clients: int = 2
     quorum: int = 0
+    min_updates: int = 1
     deadline_s: float = 600.0
     grace_s: float = 20.0
     on_short: str = "reopen"
@@ -219,7 +224,7 @@ class Reopened:
 
 @dataclass(frozen=True)
 class Unheld:
-    """Say that enough clients are here and none has data for the round.
+    """Say that enough clients are here and too few of them, or none, have data for the round.
 
     Attributes:
         until: when the round is skipped; None: it waits.
@@ -230,7 +235,7 @@ class Unheld:
 
 @dataclass(frozen=True)
 class Unable:
-    """Say that no update has come, and that none is on its way.
+    """Say that too few updates have come, or none, and that none is on its way.
 
     Attributes:
         until: when they are asked again, or the round is skipped; None: it waits for those that

@@ -31,23 +31,37 @@ def reopened(kit: Kit, at: Position, what: machine.Reopened) -> str:
 
 
 def unable(kit: Kit, at: Position, until_s: float | None) -> str:
-    """Say that all asked clients have declined, why, and what follows in so many seconds."""
+    """Say that too many asked clients have declined, why, and what follows in so many seconds."""
     assert at.round is not None
     rules, reasons = at.round.rules, at.round.reasons
+    without = sorted(c for c, a in at.round.answers.items() if a is not machine.Answer.UPDATED)
+    came = len(at.round.answers) - len(without)
+    few = f", {came} of {rules.min_updates} updates" if came else ""
     why = ", ".join(sorted({r for r in reasons.values() if r})) or "no reason given"
     again = rules.on_short == "reopen" and at.round.reopens < rules.max_reopens
     end = "they are asked again" if again else "the round is skipped"
-    names = _names(kit, sorted(at.round.answers))
+    names = _names(kit, without)
     if until_s is None:
         end = "it waits until one may work again; fcil-server close-round goes on without them"
-        return f"{_name(at)}: no update from {names} ({why}); {end}"
-    return f"{_name(at)}: all have declined ({why}): {names}; in {until_s:.0f} s {end}"
+        return f"{_name(at)}{few}: no update from {names} ({why}); {end}"
+    who = "the others" if came else "all"
+    return f"{_name(at)}{few}: {who} have declined ({why}): {names}; in {until_s:.0f} s {end}"
+
+
+def too_few(at: Position, usable: int, least: int) -> str:
+    """Say that a round changes nothing, because it has so few updates."""
+    updates = f"{usable} update{'' if usable == 1 else 's'}"
+    return (
+        f"{_name(at)} is skipped: {updates} that can be used, and {least} are needed "
+        "(round.min_updates); the model stays as it is"
+    )
 
 
 def unheld(kit: Kit, at: Position, until_s: float | None) -> str:
-    """Say that nobody here has images for the round, and what follows."""
+    """Say that nobody here has images for the round, or too few have, and what follows."""
     assert at.task is not None
     assert at.step is not None
+    assert at.round is not None
     end = "it waits; fcil-server close-round --rest-of-task goes on without them"
     if until_s is not None:
         end = f"in {until_s:.0f} s its rounds are skipped"
@@ -56,6 +70,11 @@ def unheld(kit: Kit, at: Position, until_s: float | None) -> str:
         show = f"fcil-server classes show {hidden}"
         return f"task {at.task.index}: all its classes are hidden, undone by {show}; {end}"
     wanted = wanted_images(kit, at.task, at.step)
+    holders = at.round.holders
+    if holders:
+        who = f"of those here {holders} hold{'s' if holders == 1 else ''} {wanted}, and a round"
+        least = at.round.rules.min_updates
+        return f"task {at.task.index}: {who} needs {least} updates (round.min_updates); {end}"
     return f"task {at.task.index}: nobody here holds {wanted}; {end}"
 
 

@@ -7,7 +7,8 @@ CLOSED_BY = {
     "deadline": "closed at its deadline",
     "operator": "closed by the operator",
     "rest_of_task": "closed by the operator, with the rest of its task",
-    "no_holder": "nobody here held images for it",
+    "no_holder": "too few here held images for it",
+    "too_few": "fewer updates than round.min_updates",
 }
 ANSWERS = {
     "straggler": "came too late",

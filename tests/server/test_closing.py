@@ -12,6 +12,8 @@ from fcil_protocol.ids import UpdateId
 from fcil_protocol.payload import Payload
 from fcil_server import closing, round_events
 from fcil_server.aggregation import Aggregation
+from fcil_server.config import Config
+from fcil_server.config_sections import RoundSection
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import Outcome, UpdateStatus
@@ -37,7 +39,7 @@ class Spool:
 class Scene:
     """A run whose aggregations answer what `results` says, round after round."""
 
-    def __init__(self, path, monkeypatch):
+    def __init__(self, path, monkeypatch, least=0):
         self.ledger = Ledger(path, clock=sample_run.Clock())
         sample_run.add_clients(self.ledger)
         sample_run.add_run(self.ledger)
@@ -45,6 +47,7 @@ class Scene:
         self.notes, self.results, self.round = [], [], 0
         self.discarded, self.seen, self.told = [], [], []
         self.kept, self.kept_at_save = set(), []
+        self.why = round_events.Why.ANSWERED
         self.meanwhile = self.while_saving = lambda: None
         monkeypatch.setattr(closing, "context", lambda *_: None)
 
@@ -64,7 +67,8 @@ class Scene:
         monkeypatch.setattr(closing.asyncio, "to_thread", in_thread)
 
         self.kit = SimpleNamespace(
-            run=RUN, ledger=self.ledger, spool=Spool(), notify=lambda *n: self.notes.append(n),
+            run=RUN, config=Config(round=RoundSection(min_updates=least)),
+            ledger=self.ledger, spool=Spool(), notify=lambda *n: self.notes.append(n),
             name_of=str, peers=SimpleNamespace(by_client=lambda _: SimpleNamespace()),
             send=lambda _, message: self.told.append(message),
             aggregation=SimpleNamespace(
@@ -73,7 +77,7 @@ class Scene:
             states=SimpleNamespace(discard_after=self.discarded.append, save=save, prune=lambda: None),
             classes=SimpleNamespace(names=dict), lag=Lag,
         )  # fmt: skip
-        self.at = Position(round=SimpleNamespace(reasons={}))
+        self.at = Position(round=SimpleNamespace(reasons={}), task=TASK, step=Step("train", 0, 9))
         self.closing = closing.Closing(self.kit, self.at)
 
     def keep(self, rows):
@@ -94,7 +98,7 @@ class Scene:
                 )
         self.results.append((state, excluded))
         answers = dict.fromkeys((ALICE, BOB), round_events.Answer.UPDATED)
-        close = round_events.Close(round_events.Outcome.DONE, answers, round_events.Why.ANSWERED)
+        close = round_events.Close(round_events.Outcome.DONE, answers, self.why)
         self.round += 1
         asyncio.run(self.closing.close(TASK, Step("train", key.round, 9), close, 1.0))
         return key
@@ -249,3 +253,47 @@ def test_a_disk_that_keeps_what_is_needed_no_more_ends_nothing(scene):
     scene.play(GOOD, {})
     scene.play(GOOD, {})
     assert [n[1] for n in scene.notes] == ["disk_full", "disk_full"]
+
+
+@pytest.fixture
+def two(tmp_path, monkeypatch):
+    """A scene in which a state is made of two updates at least."""
+    made = Scene(tmp_path / "ledger.sqlite", monkeypatch, least=2)
+    yield made
+    made.ledger.close()
+
+
+def test_a_round_left_with_too_few_updates_changes_nothing_and_says_why(two):
+    key = two.play(GOOD, {ALICE: "far out"})
+    row = two.closed(key)
+    assert (row.outcome, row.why, row.new_state) == (Outcome.SKIPPED, "too_few", None)
+    reasons = {u.client: u.reason for u in two.ledger.updates(key)}
+    assert reasons[ALICE] == "far out"
+    assert "needs 2 updates to change anything and had 1" in reasons[BOB]
+    assert not two.ledger.accepted(key)
+    assert (two.kept_at_save, two.at.number) == ([], -1)
+    assert [n[1] for n in two.notes] == ["excluded", "too_few_updates"]
+    assert {m.outcome for m in two.told} == {"skipped"}
+    assert not two.closing.verdict(BOB).counted
+
+
+@pytest.mark.parametrize("moment", ["meanwhile", "while_saving"])
+def test_one_left_by_a_revocation_meanwhile_is_too_few(two, moment):
+    def once():
+        setattr(two, moment, lambda: None)
+        revoke(two, BOB)
+
+    setattr(two, moment, once)
+    key = two.play(GOOD, {})
+    assert two.seen == [[ALICE, BOB]], "one alone is not combined"
+    assert (two.closed(key).outcome, two.closed(key).new_state) == (Outcome.SKIPPED, None)
+    assert two.discarded == [-1]
+    assert not two.kept
+
+
+def test_a_round_closed_with_the_rest_of_its_task_stays_so(two):
+    """Else the rounds after it would open again."""
+    two.meanwhile = lambda: revoke(two, BOB)
+    two.why = round_events.Why.REST
+    key = two.play(GOOD, {})
+    assert (two.closed(key).why, two.closed(key).outcome) == ("rest_of_task", Outcome.SKIPPED)

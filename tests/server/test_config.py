@@ -237,6 +237,21 @@ class TestCrossChecks:
         validate({"round": {"clients_per_round": 3, "quorum": 3}})
         validate({"round": {"clients_per_round": 0, "quorum": 4}})
 
+    def test_with_noise_no_state_is_made_of_one_update(self) -> None:
+        noise = {"noise_multiplier": 1.0, "clip": 10.0}
+        assert validate({}).least_updates == 1
+        assert validate({"privacy": noise}).least_updates == 2
+        assert validate({"privacy": noise, "round": {"min_updates": 3}}).least_updates == 3
+        message = fault({"privacy": noise, "round": {"min_updates": 1}})
+        assert "round.min_updates is 1" in message
+        assert "set it to 2 or more, or to 0" in message
+
+    @pytest.mark.parametrize("key", ["take", "clients_per_round"])
+    def test_a_round_that_could_never_change_anything_is_refused(self, key: str) -> None:
+        message = fault({"round": {"min_updates": 4, key: 3}})
+        assert f"round.{key} is 3, and a round needs 4 updates" in message
+        validate({"round": {"min_updates": 4, key: 4}})
+
     def test_more_cannot_be_taken_than_are_asked_nor_a_quorum_be_more_than_is_taken(self) -> None:
         message = fault({"round": {"clients_per_round": 10, "take": 12}})
         assert "round.take is 12 and round.clients_per_round 10" in message

@@ -30,6 +30,7 @@ from fcil_server.fork import states_folder
 from fcil_server.kept import KeptUpdates, kept_folder
 from fcil_server.ledger_file import LedgerFile
 from fcil_server.ledger_forget import FORGOTTEN
+from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import RunStatus, UpdateStatus
 from server.forget_kit import COLOURS, Story, here, learners
 from server.storage_kit import flip
@@ -127,6 +128,19 @@ def test_one_after_the_other_can_be_forgotten_down_to_nobody(tmp_path):
     assert not last.f32("total.triangle").any()
     with whole.ledger() as ledger:
         assert [r.emptied_at is None for r in ledger.runs()] == [False, False, False, True]
+
+
+def test_a_round_that_has_too_few_updates_without_the_client_makes_no_state(tmp_path):
+    """As if it had never been there: such a round would have been skipped."""
+    whole = story(tmp_path, settings=("round.min_updates=3",)).write()
+    done = whole.forget("ann")
+    with whole.ledger() as ledger:
+        keys = [RoundKey(done.run, task, "train", 0) for task in range(3)]
+        counted = [len(ledger.accepted(key)) for key in keys]
+    # Of the last task it had nothing; what was counted under an earlier setting stays.
+    assert counted == [0, 0, 2]
+    assert len(done.left_out) == 4
+    assert all("min_updates" in why for _, why in done.left_out)
 
 
 def test_the_ledger_says_what_happened_and_asks_no_more_for_those_tasks(tmp_path):

@@ -701,6 +701,80 @@ class TestShort:
         assert close_of(going.handle(Updated(B, now=2.0))).outcome is Outcome.DONE
 
 
+class TestTooFew:
+    """However it ends, a round with fewer updates than `min_updates` makes no state."""
+
+    TWO = Rules(min_clients=2, min_updates=2, deadline_s=100.0, max_reopens=1, retry_s=30.0)
+
+    def test_whoever_declines_never_lowers_what_is_needed(self) -> None:
+        """Nine of ten decline: what the tenth sent stays its own."""
+        ten = [ClientId(c * 26) for c in "abcdefghij"]
+        going = opened(Rules(min_clients=10, quorum=8, min_updates=2, retry_s=0.0), ten)
+        for client in ten[1:]:
+            assert going.handle(Declined(client, "epsilon spent", now=1.0)) == []
+        close = close_of(going.handle(Updated(ten[0], now=2.0)))
+        assert (close.outcome, close.why) == (Outcome.SKIPPED, Why.ANSWERED)
+
+    def test_those_who_declined_are_asked_again_after_a_pause(self) -> None:
+        going = opened(self.TWO, (A, B))
+        going.handle(Updated(A, now=1.0))
+        assert going.handle(Declined(B, "disk_full", now=1.0)) == [Unable(31.0), SetTimer(31.0)]
+        assert going.handle(Tick(now=31.0)) == [
+            Reopened((B,), 131.0, declined=True), Ask(B), SetTimer(131.0),
+        ]  # fmt: skip
+        close = close_of(going.handle(Updated(B, now=40.0)))
+        assert (close.outcome, set(close.answers.values())) == (Outcome.DONE, {Answer.UPDATED})
+
+    def test_others_who_hold_data_are_asked_in_their_place(self) -> None:
+        going = opened(self.TWO, (A, B))
+        going.handle(Updated(A, now=1.0))
+        going.handle(Declined(B, "x", now=1.0))
+        assert going.handle(Available(C, holds=True, now=2.0))[:2] == [Widened((A, B, C)), Ask(C)]
+        assert close_of(going.handle(Updated(C, now=3.0))).outcome is Outcome.DONE
+
+    def test_it_waits_for_those_that_rest(self) -> None:
+        going = opened(self.TWO, (A, B))
+        going.handle(Updated(A, now=1.0))
+        assert going.handle(Declined(B, "not_now", now=2.0, resting=True)) == [Unable(None)]
+        assert going.handle(Tick(now=5000.0)) == []
+
+    def test_at_the_last_deadline_and_at_the_operators_word_it_is_skipped(self) -> None:
+        going = opened(self.TWO)
+        going.handle(Updated(A, now=1.0))
+        assert isinstance(going.handle(Tick(now=100.0))[0], Reopened)
+        close = close_of(going.handle(Tick(now=200.0)))
+        assert (close.outcome, close.why) == (Outcome.SKIPPED, Why.DEADLINE)
+        going = opened(self.TWO)
+        going.handle(Updated(A, now=1.0))
+        assert close_of(going.handle(Stop(now=2.0))).outcome is Outcome.SKIPPED
+
+    def test_who_is_revoked_leaves_too_few(self) -> None:
+        going = opened(self.TWO, (A, B))
+        going.handle(Updated(A, now=1.0))
+        close = close_of(going.handle(Withdrawn(B, "revoked", now=2.0)))
+        assert close.outcome is Outcome.SKIPPED
+        assert close.answers == {A: Answer.UPDATED, B: Answer.DECLINED}
+
+    def test_as_many_as_are_taken_are_not_enough_if_they_are_too_few(self) -> None:
+        going = opened(Rules(min_clients=1, take=1, min_updates=2, deadline_s=100.0))
+        assert going.handle(Updated(A, now=1.0)) == []
+        assert close_of(going.handle(Updated(B, now=2.0))).why is Why.TAKEN
+
+    def test_a_round_that_was_open_before_a_restart_needs_them_too(self) -> None:
+        again = Round.restore(
+            self.TWO, (1,), asked={A: Answer.UPDATED, B: Answer.DECLINED}, remaining_s=50.0,
+            now=0.0, reopens=1,
+        )  # fmt: skip
+        assert again.handle(Tick(now=0.0))[0] == Unable(120.0)
+        assert close_of(again.handle(Tick(now=120.0))).outcome is Outcome.SKIPPED
+
+    def test_it_does_not_open_while_too_few_here_have_data(self) -> None:
+        wait = Round(rules=self.TWO, seed=(1,))
+        assert wait.handle(Present(((A, True), (B, False)), now=0.0)) == [Unheld(None)]
+        assert wait.holders == 1
+        assert wait.handle(Available(B, holds=True, now=5.0))[0] == Opened((A, B))
+
+
 class TestLosing:
     def test_a_client_that_leaves_has_the_grace_period_to_return(self) -> None:
         going = opened()
@@ -856,6 +930,7 @@ rules = st.builds(
     min_clients=st.integers(1, 3),
     quorum=st.integers(0, 5),
     take=st.integers(0, 3),
+    min_updates=st.integers(0, 4),
     deadline_s=st.sampled_from([5.0, 50.0]),
     grace_s=st.sampled_from([0.0, 3.0]),
     on_short=st.sampled_from(["reopen", "close"]),
@@ -891,10 +966,15 @@ def event_of(move: tuple[str, ClientId, bool], now: float) -> Event:
             return Stop(now)
 
 
+def updates_in(answers: dict[ClientId, Answer]) -> int:
+    return sum(a is Answer.UPDATED for a in answers.values())
+
+
 class Watcher:
     """Feeds a round and checks after each event what must always hold."""
 
     def __init__(self, rules: Rules) -> None:
+        self.least = max(rules.min_updates, 1)
         self.round = Round(rules=rules, seed=(1, 2))
         self.pending: list[float] = []  # timers that will fire
         self.timers: set[float] = set()  # all that were ever asked for
@@ -920,7 +1000,7 @@ class Watcher:
                     self.asked = set(asked)
                 case Widened(asked):
                     assert self.asked < set(asked) <= self.asked | {*self.round.connected}
-                    assert Answer.UPDATED not in before.values()
+                    assert updates_in(before) < self.least
                     self.asked = set(asked)
                 case Ask(client):
                     assert client in self.asked, "asked a client that is not in the sample"
@@ -934,7 +1014,7 @@ class Watcher:
                     assert set(missing) <= self.asked
                     assert at > event.now
                 case Unheld():
-                    assert not any(self.round.connected.values())
+                    assert sum(self.round.connected.values()) < self.least
                 case Close(outcome, answers, why):
                     self.closes += 1
                     self.check_close(outcome, dict(answers), why)
@@ -958,12 +1038,13 @@ class Watcher:
             assert self.round.opens_at in self.timers
         if self.round.phase is Phase.OPEN and self.round.rules.take:
             updated = sum(a is Answer.UPDATED for a in after.values())
-            assert updated < self.round.rules.take, "it has as many as it takes"
+            assert updated < max(self.round.rules.take, self.least), "it has as many as it takes"
         if self.round.phase is Phase.OPEN and self.round.stuck_until is not None:
             may_come = bool(self.round.resting) or event.now in self.pending
             waits = self.round.stuck_until == math.inf and may_come
             assert waits or self.round.stuck_until in self.timers, "nobody would be asked again"
-            assert not {Answer.NONE, Answer.UPDATED} & {*after.values()}
+            assert Answer.NONE not in after.values()
+            assert updates_in(after) < self.least
         since, limit = self.round.unheld_since, self.round.rules.no_holder_s
         if self.round.phase is Phase.GATHERING and since is not None and limit is not None:
             assert since + limit in self.timers, "nothing would skip it"
@@ -971,10 +1052,10 @@ class Watcher:
     def check_close(self, outcome: Outcome, answers: dict[ClientId, Answer], why: Why) -> None:
         assert set(answers) == self.asked
         assert Answer.NONE not in answers.values()
-        assert (outcome is Outcome.SKIPPED) == (Answer.UPDATED not in answers.values())
-        updated = sum(a is Answer.UPDATED for a in answers.values())
+        updated = updates_in(answers)
+        assert (outcome is Outcome.SKIPPED) == (updated < self.least)
         rules = self.round.rules
-        assert (why is Why.TAKEN) == (0 < rules.take <= updated)
+        assert (why is Why.TAKEN) == (rules.take > 0 and updated >= max(rules.take, self.least))
         assert Answer.SURPLUS not in answers.values() or why is Why.TAKEN
         assert Answer.LATE not in answers.values() or why in (Why.DEADLINE, Why.OPERATOR)
 

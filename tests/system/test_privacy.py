@@ -34,8 +34,8 @@ def test_noise_is_charged_and_shown_on_both_sides_and_a_clients_own_budget_ends_
     write_client(tmp_path / "a", [7], per_class=2)  # too few to be announced
     once, twice = (gaussian_epsilon([2.0] * n, 1e-5) for n in (1, 2))
     with LocalFederation(tmp_path) as federation:
-        quorum = settings(round__rounds_per_task=2, round__quorum=1, **NOISE)
-        federation.serve("--until-done", *quorum)
+        rounds = settings(round__rounds_per_task=2, round__quorum=1, round__retry_s=0.0, **NOISE)
+        federation.serve("--until-done", *rounds)
         federation.join("a", folders["a"])
         federation.join("b", folders["b"], "--max-epsilon", str((once + twice) / 2))
         federation.until("announced", text="4 classes")
@@ -55,9 +55,14 @@ def test_noise_is_charged_and_shown_on_both_sides_and_a_clients_own_budget_ends_
     with open_ledger(federation) as ledger:
         run = ledger.newest_run().run_id
         names = {c.name for c in ledger.classes(run)}
+        trained = [r for r in ledger.rounds(run) if r.kind == "train"]
         reasons = [a.reason for r in ledger.rounds(run) for a in ledger.answers(r.key)]
     assert names == {"0", "1", "2", "3"}
     assert reasons.count("privacy_refused") == 2
+    ends = [(r.outcome, r.why, r.new_state is None) for r in trained]
+    assert ends == [("done", "answered", False), ("skipped", "too_few", True)] * 2, (
+        "what a sends alone goes to nobody"
+    )
 
 
 def test_a_server_does_not_begin_a_run_whose_method_noise_cannot_cover(tmp_path):
