@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +25,17 @@ from fcil_adapters.worker_host import WorkerHost
 from fcil_adapters.worker_ops import context_fields
 from fcil_adapters.worker_pipe import Blobs
 from fcil_protocol.envelope import open_to, parse_header, unwrap_key
-from fcil_protocol.errors import (
-    CorruptFile,
-    FcilError,
-    InternalError,
-    StorageError,
-    WorkerDied,
-    WorkerStalled,
-)
+from fcil_protocol.errors import CorruptFile, FcilError, InternalError
 from fcil_protocol.ids import ClientId
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.payload import Payload, unpack
 from fcil_protocol.spool import Spool
 from fcil_protocol.stored import StoredEnvelope
+from fcil_server.combining import Combined, Combining, limit_s
 from fcil_server.config import Config
 from fcil_server.kept import KeptUpdates
 from fcil_server.ledger_rows import UpdateRow
-
-TRIES = 2  # failures of one aggregation before its updates are tried singly
+from fcil_server.trials import Trials
 
 
 def threads_of(config: Config) -> int:
@@ -72,6 +66,8 @@ class Aggregation:
         self._keys: PrivateKeys | None = None
         self._spool: Spool | None = None
         self._kept: KeptUpdates | None = None
+        self._trials_at: Path | None = None
+        self._trials: Trials | None = None
         self._effort = Effort()
         self._host = WorkerHost(
             "fcil_server.worker",
@@ -88,9 +84,19 @@ class Aggregation:
         keys: PrivateKeys,
         spool: Spool,
         kept: KeptUpdates | None = None,
+        trials: Path | None = None,
     ) -> None:
-        """Give what updates are opened with, and where they stay once they are counted."""
+        """Give what updates are opened with.
+
+        Args:
+            info: the backbone's.
+            keys: the server's.
+            spool: where they are.
+            kept: where they stay once they are counted.
+            trials: the file that keeps what tries to combine them have shown.
+        """
         self._info, self._keys, self._spool, self._kept = info, keys, spool, kept
+        self._trials_at = trials
 
     @property
     def worker(self) -> WorkerHost:
@@ -149,19 +155,28 @@ class Aggregation:
         return unpack(blobs[0])
 
     async def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
-        """Return all parts of a state, checked against the method's broadcast schemas."""
+        """Return all parts of a state, as clients would take them.
+
+        Raises:
+            InternalError: clients would refuse one: it is not as the method's broadcast schemas
+                have it, or it is too large.
+        """
         reply, blobs = await self._call("broadcast", self._fields(ctx), [state])
-        parts = [
-            Part(str(name), unpack(blob)) for name, blob in zip(reply["parts"], blobs, strict=True)
-        ]
+        most = int(self._config.wire.max_payload_mb * 1e6)
+        parts, faults = [], []
         assert self._info is not None
-        for part in parts:
-            faults = registry.part_faults(self._method, self._hparams, self._info, ctx.task, part)
-            if faults:
-                raise InternalError(
-                    f"method {self._method.name} broadcasts what its schema does not name: "
-                    f"{'; '.join(faults[:5])}."
-                )
+        for name, blob in zip(reply["parts"], blobs, strict=True):
+            part = Part(str(name), unpack(blob))
+            parts.append(part)
+            faults += registry.part_faults(self._method, self._hparams, self._info, ctx.task, part)
+            if len(blob) > most:
+                limit = f"{most} that wire.max_payload_mb allows"
+                faults.append(f"part {name!r}: {len(blob)} bytes, more than the {limit}")
+        if faults:
+            raise InternalError(
+                f"method {self._method.name} made a state whose broadcast every client would "
+                f"refuse: {'; '.join(faults[:5])}."
+            )
         return tuple(parts)
 
     async def evaluate(
@@ -239,67 +254,37 @@ class Aggregation:
             self._spool.get(row.update_id)
             raise
 
-    async def aggregate(
-        self, ctx: Context, state: State, updates: Sequence[UpdateRow]
-    ) -> tuple[State | None, dict[ClientId, str]]:
-        """Combine updates in ClientId order.
+    async def aggregate(self, ctx: Context, state: State, updates: Sequence[UpdateRow]) -> Combined:
+        """Combine updates in ClientId order, and check the state and its broadcast.
 
-        Updates far from the others' (`[trust] outlier_factor`) are left out with their reason.
-        If the worker fails twice, every update is tried alone, and those that fail are left out.
-
-        Returns:
-            The combined state, and who is left out and why; None where that is everybody.
+        Updates far from the others' (`[trust] outlier_factor`) are left out with their reason, and
+        so are those on which it fails, as far as single ones are to blame (`combining`).
 
         Raises:
-            FcilError: it fails even without them, or the worker can do nothing at all.
+            StorageError: the disk is at fault.
         """
-        failure: FcilError | None = None
-        for _ in range(TRIES):
-            try:
-                return await self._combine(ctx, state, updates)
-            except CorruptFile as error:  # one update's file: tried singly, it is found
-                failure = error
-            except StorageError:
-                raise  # the disk's fault, not an update's
-            except FcilError as error:
-                failure = error
-                self.tell(f"an aggregation failed and is tried again: {error.message}")
-        assert failure is not None
-        excluded = await self._culprits(ctx, state, updates)
-        kept = [u for u in updates if u.client not in excluded]
-        if not kept:
-            await self.broadcast(ctx, state)  # where that fails too, no update is to blame
-            return None, excluded
-        # Where nobody is to blame, the worker was: killed from outside, say. Once more together.
-        combined, outliers = await self._combine(ctx, state, kept)
-        return combined, {**excluded, **outliers}
+        about = (
+            *(version("fcil"), self._method.name, self._method.version),
+            *(ctx.kind, str(ctx.task.index), str(ctx.round)),
+            *(u.update_id for u in updates),
+        )
+        self._trials = Trials(self._trials_at, about)
+        combining = Combining(
+            lambda some: self._combine(ctx, state, some),
+            updates,
+            self._trials,
+            limit_s(self._config.run.work_timeout_s, len(updates)),
+            self.tell,
+        )
+        return await combining.run()
 
-    async def _culprits(
-        self, ctx: Context, state: State, updates: Sequence[UpdateRow]
-    ) -> dict[ClientId, str]:
-        found: dict[ClientId, str] = {}
-        for update in updates:
-            try:
-                await self._alone(ctx, state, update)
-            except FcilError as error:
-                if isinstance(error, StorageError) and not isinstance(error, CorruptFile):
-                    raise
-                found[update.client] = f"aggregation failed on it: {error.message}"
-        return found
+    def settled(self) -> None:
+        """Forget how the last aggregation was found: its round is closed."""
+        if self._trials is not None:
+            self._trials.forget()
 
-    async def _alone(self, ctx: Context, state: State, update: UpdateRow) -> None:
-        """Combine one update; twice if the worker dies, which may have had another cause."""
-        try:
-            await self._combine(ctx, state, [update])
-        except WorkerStalled:
-            raise
-        except WorkerDied:
-            await self._combine(ctx, state, [update])
-
-    async def _combine(
-        self, ctx: Context, state: State, updates: Sequence[UpdateRow]
-    ) -> tuple[State, dict[ClientId, str]]:
-        """Return the combined state, and whose updates the worker left out, with the reason."""
+    async def _combine(self, ctx: Context, state: State, updates: Sequence[UpdateRow]) -> Combined:
+        """Return the combined state, checked, and whose updates the worker left out, and why."""
         trust = self._config.trust
 
         async def open_one(fields: dict[str, Any]) -> tuple[dict[str, Any], list[MemoryFile]]:
@@ -327,4 +312,6 @@ class Aggregation:
             raise InternalError(
                 f"the combined state holds NaN or infinity in {', '.join(bad[:5])}."
             )
-        return combined, {ClientId(c): str(why) for c, why in reply["excluded"].items()}
+        parts = await self.broadcast(ctx, combined)
+        excluded = {ClientId(c): str(why) for c, why in reply["excluded"].items()}
+        return Combined(combined, parts, excluded)

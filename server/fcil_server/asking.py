@@ -83,6 +83,11 @@ async def registry_part(kit: Kit, at: Position, peer: Peer, task: TaskInfo, step
     return await kit.publisher.publish_for(peer.client, part, stamp(kit, at, task, step))
 
 
+def describe_pause(at: Position) -> str:
+    """Say in a phrase what a paused run waits for."""
+    return "fcil-server resume" + (f" ({at.held_for})" if at.held_for else "")
+
+
 def describe_wait(kit: Kit, at: Position) -> None:
     """Say in a phrase what the round under way waits for."""
     assert at.round is not None
@@ -94,7 +99,7 @@ def describe_wait(kit: Kit, at: Position) -> None:
             at.waiting_for = "clients that have declined to be able to take part"
         return
     if at.mode is Mode.PAUSED:
-        at.phase, at.waiting_for = "paused", "fcil-server resume"
+        at.phase, at.waiting_for = "paused", describe_pause(at)
         return
     at.phase = "gathering"
     here = len(kit.peers.announced())

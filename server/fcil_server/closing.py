@@ -13,14 +13,15 @@ from fcil_protocol.messages import RoundClosed, Verdict
 from fcil_protocol.wellknown import EVALUATE
 from fcil_server import round_events as machine
 from fcil_server import round_notes
+from fcil_server.combining import Combined
 from fcil_server.ledger_rows import RoundKey, UpdateRow
 from fcil_server.ledger_words import CENTRAL, Answer, UpdateStatus
 from fcil_server.plan import Step
-from fcil_server.position import Kit, Position, context
+from fcil_server.position import Kit, Mode, Position, context
 from fcil_server.recovery import needed_updates
 from fcil_server.turns import Turns
 
-MAX_IN_VAIN = 3
+MAX_VOID = 3  # rounds in a row, and then each further one
 
 # The ledger's words for an asked client that gave no update.
 _NO_UPDATE = {
@@ -46,7 +47,6 @@ class Closing:
     at: Position
     _verdicts: dict[ClientId, Verdict | None] = field(default_factory=dict)  # of synced rounds
     _judged: dict[ClientId, Verdict] = field(default_factory=dict)  # of the one that is closing
-    _in_vain: int = 0  # rounds in a row of which no update could be used
     _far_apart: set[int] = field(default_factory=set)  # classes that this was said of
     _tidying: asyncio.Task[None] | None = None
 
@@ -69,6 +69,7 @@ class Closing:
         await asyncio.to_thread(self.kit.ledger.sync)
         self._verdicts |= self._judged
         await self._tell(key, close, outcome)
+        await asyncio.to_thread(self.kit.aggregation.settled)
         await self.tidied()
         # What made the newest state stays: should its file be damaged, it is computed again.
         # Chosen now, while no round takes updates; removed while the next one does.
@@ -96,11 +97,12 @@ class Closing:
         began, least = loop.time(), kit.config.least_updates
         while len(updates := self._usable(key)) >= least:
             ctx = context(kit, task, step)
-            state, excluded = await kit.aggregation.aggregate(ctx, at.state, updates)
+            combined = await kit.aggregation.aggregate(ctx, at.state, updates)
+            state, excluded = combined.state, combined.excluded
             aggregated = loop.time()
             phases = {"collect_s": collect_s, "aggregate_s": aggregated - began}
             if state is None:
-                return self._ruined(key, close, excluded, phases)
+                return self._void(key, close, combined, phases)
             counted = [u for u in updates if u.client not in excluded]
             if len(counted) < least:
                 return self._too_few(key, close, excluded, phases)
@@ -113,7 +115,6 @@ class Closing:
             kit.aggregation.keep_not(updates)
         else:
             return self._too_few(key, close, {}, {"collect_s": collect_s})
-        self._in_vain = 0
         phases["save_s"] = loop.time() - aggregated
         with kit.ledger.transaction(waits=False):
             for client, reason in excluded.items():
@@ -123,7 +124,7 @@ class Closing:
         for client, reason in excluded.items():
             kit.notify("warning", "excluded", f"{kit.name_of(client)}: {reason}")
         self._warn_of_names()
-        at.adopt(state, number, digest)
+        at.adopt(state, number, digest, combined.parts)
         return outcome
 
     def _usable(self, key: RoundKey) -> list[UpdateRow]:
@@ -159,34 +160,50 @@ class Closing:
             kit.notify("warning", "too_few_updates", text)
         return outcome
 
-    def _ruined(
+    def _void(
         self,
         key: RoundKey,
         close: machine.Close,
-        excluded: Mapping[ClientId, str],
+        combined: Combined,
         phases: dict[str, float],
     ) -> machine.Outcome:
-        """Close a round of which no update could be used; the state stays.
+        """Close a round whose updates cannot be combined, none being to blame; the state stays."""
+        kit = self.kit
+        assert combined.failure is not None
+        why = combined.failure.message
+        with kit.ledger.transaction(waits=False):
+            for row in self._usable(key):
+                reason = f"the round is void, and no update is to blame: {why}"
+                kit.ledger.exclude_update(key, row.client, reason)
+            if close.why is not machine.Why.REST:  # which must be remembered
+                close = replace(close, why=machine.Why.VOID)
+            outcome = self._commit(key, close, phases)
+        kit.notify("error", "void", round_notes.void(self.at, why))
+        return outcome
+
+    def heed_void(self, key: RoundKey) -> None:
+        """Hold the run after several void rounds in a row: by itself it would go on in vain.
+
+        Args:
+            key: of the round that was just closed.
 
         Raises:
-            RunFailed: so many rounds in a row were in vain that updates are not to blame.
+            RunFailed: nobody is there to let it go on (``--until-done``).
         """
-        kit = self.kit
-        with kit.ledger.transaction(waits=False):
-            for client, reason in excluded.items():
-                kit.ledger.exclude_update(key, client, reason)
-            outcome = self._commit(key, close, phases)
-        for client, reason in excluded.items():
-            kit.notify("error", "excluded", f"{kit.name_of(client)}: {reason}")
-        self._in_vain += 1
-        if self._in_vain >= MAX_IN_VAIN:
+        kit, at, row = self.kit, self.at, self.kit.ledger.round(key)
+        count = kit.ledger.void_rounds(kit.run)
+        if count < MAX_VOID or row is None or row.why != machine.Why.VOID:
+            return
+        text = f"the last {count} rounds are void: their updates could not be combined"
+        action = "Mend what the notes and worker.log name (memory, the method), then: "
+        if not kit.attended:
             raise RunFailed(
-                f"no update of the last {MAX_IN_VAIN} rounds could be used; the last reason: "
-                f"{next(iter(excluded.values()))}",
-                action="If it is the method's fault, mend it and start the server again: the run "
-                "goes on with the next round.",
+                f"{text}.",
+                action=f"{action}fcil-server serve; the run goes on with the next round.",
             )
-        return outcome
+        if at.mode is Mode.RUNNING:
+            at.mode, at.held_for = Mode.PAUSED, text
+        kit.notify("error", "paused", f"{text}. The run is paused. {action}fcil-server resume")
 
     def _warn_of_names(self) -> None:
         """Say, once for a class, that two clients mean different things by its name, it seems."""
@@ -279,7 +296,7 @@ class Closing:
             return
         self.at.phase = "evaluating"
         ctx = context(self.kit, task, Step(EVALUATE, 0, 1))
-        parts = await self.kit.aggregation.broadcast(ctx, self.at.state)
+        parts = self.at.parts or await self.kit.aggregation.broadcast(ctx, self.at.state)
         seen = set(task.seen)
         ids = {name: c for c, name in self.kit.classes.names().items() if c in seen}
         counts = await self.kit.aggregation.evaluate(ctx, parts, folder, ids)

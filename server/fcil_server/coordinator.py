@@ -18,7 +18,7 @@ from fcil_protocol.ids import ClientId
 from fcil_protocol.messages import Verdict
 from fcil_server import round_events as machine
 from fcil_server import round_notes
-from fcil_server.asking import ask, available, describe_wait
+from fcil_server.asking import ask, available, describe_pause, describe_wait
 from fcil_server.closing import Closing, save
 from fcil_server.discovery import Discovery, OldClasses
 from fcil_server.ledger_rows import RoundKey
@@ -123,7 +123,7 @@ class Coordinator:
     def set_mode(self, mode: Mode) -> None:
         """The operator holds the run between rounds, ends the server there, or lets it go on."""
         at = self.at
-        at.mode = mode
+        at.mode, at.held_for = mode, ""
         event = machine.Resume if mode is Mode.RUNNING else machine.Hold
         self._events.put_nowait(event(self._now()))
         self._mode_changed.set()
@@ -139,7 +139,7 @@ class Coordinator:
                 at.phase, at.waiting_for = "drained", ""
                 self.drained()
             else:
-                at.phase, at.waiting_for = "paused", "fcil-server resume"
+                at.phase, at.waiting_for = "paused", describe_pause(at)
             self._mode_changed.clear()
             await self._mode_changed.wait()
 
@@ -244,10 +244,11 @@ class Coordinator:
         ctx = context(kit, task, Step(OPENING, 0, 1))
         state = at.state if at.number >= 0 else await kit.aggregation.init(ctx)
         state = await kit.aggregation.open_task(ctx, state)
+        parts = await kit.aggregation.broadcast(ctx, state)  # what nobody could take is not kept
         number, digest = await save(kit, at, state, task)
         key = RoundKey(kit.run, task.index, OPENING, 0)
         kit.ledger.add_state(key, number, digest, at.digest)
-        at.adopt(state, number, digest)
+        at.adopt(state, number, digest, parts)
         names = kit.classes.names()
         listed = ", ".join(names[c] for c in task.classes)
         kit.notify("info", "task_opened", f"task {task.index} opens: {listed}")
@@ -270,6 +271,7 @@ class Coordinator:
         at.unheld_since = at.round.unheld_since if nobody and at.round is not None else None
         at.round = None
         await self.round_closed(key)
+        self.closing.heed_void(key)
 
     async def _collect(self, key: RoundKey) -> machine.Close:
         """Run the round's machine until it closes."""

@@ -96,7 +96,7 @@ class Server:
         self.sessions = Sessions(self)
         self.links = PageLinks()
         self.port = 0
-        self._until_done = until_done
+        self.until_done = until_done
         self._new_run = new_run
         self._drain_on_term = drain_on_term
         self._service = service or Service()
@@ -374,7 +374,7 @@ class Server:
         """The run has come to its end."""
         for peer in self.peers:
             self.sessions.tell_done(peer)
-        if self._until_done:
+        if self.until_done:
             self.stop()
 
 

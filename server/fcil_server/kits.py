@@ -10,6 +10,7 @@ from fcil_protocol.files import storage_errors
 from fcil_protocol.ids import RunId
 from fcil_protocol.messages import Message
 from fcil_protocol.spool import Spool
+from fcil_server import trials
 from fcil_server.aggregation import Aggregation
 from fcil_server.broadcast import Publisher
 from fcil_server.classes import ClassRegistry
@@ -42,12 +43,17 @@ class Terms:
 
 @dataclass(frozen=True)
 class Desk:
-    """The daemon's side of a kit; as it is by default, nobody is connected."""
+    """The daemon's side of a kit; as it is by default, nobody is connected.
+
+    Attributes:
+        attended: see `Kit`.
+    """
 
     notify: Callable[[str, str, str], None]
     peers: Peers
     send: Callable[..., bool] = lambda *_: False
     lag: Callable[[], Lag] = Lag
+    attended: bool = True
 
 
 def make_kit(federation: Federation, row: Run, terms: Terms, desk: Desk) -> Kit:
@@ -66,7 +72,7 @@ def make_kit(federation: Federation, row: Run, terms: Terms, desk: Desk) -> Kit:
     for text in spool.recovered:
         desk.notify("warning", "spool_recovered", text)
     kept = _kept(federation, run) if terms.keeps else None
-    terms.aggregation.use(terms.info, federation.keys, spool, kept)
+    terms.aggregation.use(terms.info, federation.keys, spool, kept, trials=directory / trials.NAME)
     return Kit(
         run=run,
         config=config,
@@ -91,6 +97,7 @@ def make_kit(federation: Federation, row: Run, terms: Terms, desk: Desk) -> Kit:
         lag=desk.lag,
         kept=kept,
         forgotten=ledger.forgotten(run),
+        attended=desk.attended,
     )
 
 

@@ -212,6 +212,14 @@ class HistoryTables(LedgerFile):
         sql = "SELECT 1 FROM rounds WHERE run = ? AND task = ? AND why = ? LIMIT 1"
         return bool(self._rows(sql, (run, task, why)))
 
+    def void_rounds(self, run: RunId) -> int:
+        """Return how many void rounds have ended since the last one that made a state."""
+        sql = (
+            "SELECT count(*) FROM rounds WHERE run = ? AND why = 'void' AND seq > "
+            "(SELECT ifnull(max(seq), -1) FROM rounds WHERE run = ? AND new_state IS NOT NULL)"
+        )
+        return int(self._number(sql, (run, run)))
+
     def closed_rounds(self, run: RunId, task: int) -> int:
         """Return how many rounds of a task are closed."""
         sql = "SELECT count(*) FROM rounds WHERE run = ? AND task = ? AND closed_at IS NOT NULL"

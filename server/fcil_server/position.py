@@ -36,6 +36,7 @@ class Kit:
         lag: returns how late the loop was since the last call.
         kept: where counted updates stay; None: they go with the state after next.
         forgotten: clients with the tasks for which they are not asked any more.
+        attended: somebody may let a paused run go on; False with ``--until-done``.
     """
 
     run: RunId
@@ -56,6 +57,7 @@ class Kit:
     lag: Callable[[], Lag] = Lag
     kept: KeptUpdates | None = None
     forgotten: frozenset[tuple[ClientId, int]] = frozenset()
+    attended: bool = True
 
     def name_of(self, client: str) -> str:
         """Return a client's name for people."""
@@ -81,6 +83,7 @@ class Position:
         state, number, digest: the committed state that the next round starts from.
         parts, refs: its broadcast, once computed, and the sealed references to it.
         mode: what the operator wants; it ends with the server.
+        held_for: why the run is paused, if it is not the operator who paused it.
         opened_at: when the round under way first asked somebody, unix seconds.
         unheld_since: since when nobody here has data for the task, while its rounds are skipped
             for that.
@@ -97,6 +100,7 @@ class Position:
     parts: tuple[Part, ...] = ()
     refs: list[PartRef] = field(default_factory=list)
     mode: Mode = Mode.RUNNING
+    held_for: str = ""
     unheld_since: float | None = None
     opened_at: float | None = None
 
@@ -116,10 +120,12 @@ class Position:
             return None
         return RoundKey(run, self.task.index, self.step.kind, self.step.round)
 
-    def adopt(self, state: State, number: int, digest: Digest) -> None:
-        """Go on from a state that was just committed."""
+    def adopt(
+        self, state: State, number: int, digest: Digest, parts: tuple[Part, ...] = ()
+    ) -> None:
+        """Go on from a state that was just committed, and from its broadcast if that is known."""
         self.state, self.number, self.digest = state, number, digest
-        self.parts = ()
+        self.parts = parts
 
 
 def averaging_of(config: Config) -> Averaging:

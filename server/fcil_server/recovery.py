@@ -169,6 +169,9 @@ async def take_step(
 
     Returns:
         The state, and whose updates are left out and why; None where that is everybody.
+
+    Raises:
+        FcilError: combining them fails, and no update in particular is to blame.
     """
     task = kit.classes.task_info(row.task)
     if row.kind == OPENING:
@@ -183,7 +186,11 @@ async def take_step(
     )
     ours = [s for s in steps if (s.kind, s.round) == (row.kind, row.round)]
     step = ours[0] if ours else Step(row.kind, row.round, row.round + 1)
-    return await kit.aggregation.aggregate(context(kit, task, step), base, updates)
+    combined = await kit.aggregation.aggregate(context(kit, task, step), base, updates)
+    kit.aggregation.settled()
+    if combined.failure is not None:
+        raise combined.failure
+    return combined.state, dict(combined.excluded)
 
 
 def _fall_back(kit: Kit, directory: Path, newest: StateRow, error: CorruptFile) -> Run:

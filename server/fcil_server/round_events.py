@@ -45,6 +45,7 @@ class Why(StrEnum):
     OPERATOR = "operator"
     REST = "rest_of_task"  # the operator, who wants no more rounds of the task either
     NO_HOLDER = "no_holder"  # too few here, or nobody, have data for it
+    VOID = "void"  # no state could be made of its updates; whatever closed it before
     TOO_FEW = "too_few"  # fewer updates than a state is made of; whatever closed it before
 
 

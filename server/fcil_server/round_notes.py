@@ -48,6 +48,14 @@ def unable(kit: Kit, at: Position, until_s: float | None) -> str:
     return f"{_name(at)}{few}: {who} have declined ({why}): {names}; in {until_s:.0f} s {end}"
 
 
+def void(at: Position, why: str) -> str:
+    """Say that a round changes nothing, because its updates cannot be combined."""
+    return (
+        f"{_name(at)} is void: its updates cannot be combined, and none in particular is to "
+        f"blame; the model stays as it is. {why}"
+    )
+
+
 def too_few(at: Position, usable: int, least: int) -> str:
     """Say that a round changes nothing, because it has so few updates."""
     updates = f"{usable} update{'' if usable == 1 else 's'}"

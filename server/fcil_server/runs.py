@@ -334,7 +334,9 @@ def _assemble(
 ) -> OpenRun:
     sinks = Sinks(server.federation.directory, row.run_id, chosen, server.note)
     send, lag = server.sessions.send, server.lag.take
-    desk = Desk(notify=server.note, peers=server.peers, send=send, lag=lag)
+    desk = Desk(
+        notify=server.note, peers=server.peers, send=send, lag=lag, attended=not server.until_done
+    )
     kit = make_kit(server.federation, row, terms, desk)
     coordinator = Coordinator(
         kit=kit,

@@ -8,6 +8,7 @@ CLOSED_BY = {
     "operator": "closed by the operator",
     "rest_of_task": "closed by the operator, with the rest of its task",
     "no_holder": "too few here held images for it",
+    "void": "void: its updates could not be combined, and none in particular is to blame",
     "too_few": "fewer updates than round.min_updates",
 }
 ANSWERS = {

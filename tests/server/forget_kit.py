@@ -26,6 +26,7 @@ from fcil_protocol.payload import Payload, pack
 from fcil_server import forget_offline
 from fcil_server.aggregation import Aggregation
 from fcil_server.classes import ClassRegistry
+from fcil_server.combining import Combined
 from fcil_server.config import Config, load, to_toml
 from fcil_server.federation import Federation
 from fcil_server.forget import Forgotten
@@ -54,7 +55,7 @@ class Here(Aggregation):
 
     async def aggregate(self, ctx, state, updates):
         opened = UpdateList.of(Update(u.client, self.open_update(u)) for u in updates)
-        return load_half(self._method.aggregator).aggregate(ctx, state, opened), {}
+        return Combined(load_half(self._method.aggregator).aggregate(ctx, state, opened))
 
 
 @dataclass

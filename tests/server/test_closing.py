@@ -7,18 +7,19 @@ import pytest
 
 import sample_run
 from fcil_adapters.contract import TaskInfo
-from fcil_protocol.errors import DiskFull, InternalError, RunFailed, WorkerError
+from fcil_protocol.errors import DiskFull, InternalError, RunFailed
 from fcil_protocol.ids import UpdateId
 from fcil_protocol.payload import Payload
 from fcil_server import closing, round_events
-from fcil_server.aggregation import Aggregation
+from fcil_server.asking import describe_pause
+from fcil_server.combining import Combined
 from fcil_server.config import Config
 from fcil_server.config_sections import RoundSection
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import Outcome, UpdateStatus
 from fcil_server.plan import Step
-from fcil_server.position import Position
+from fcil_server.position import Mode, Position
 from fcil_server.turns import Lag
 from sample_run import ALICE, BOB, RUN, digest
 
@@ -47,6 +48,7 @@ class Scene:
         self.notes, self.results, self.round = [], [], 0
         self.discarded, self.seen, self.told = [], [], []
         self.kept, self.kept_at_save = set(), []
+        self.settled = []
         self.why = round_events.Why.ANSWERED
         self.meanwhile = self.while_saving = lambda: None
         monkeypatch.setattr(closing, "context", lambda *_: None)
@@ -72,10 +74,11 @@ class Scene:
             name_of=str, peers=SimpleNamespace(by_client=lambda _: SimpleNamespace()),
             send=lambda _, message: self.told.append(message),
             aggregation=SimpleNamespace(
-                aggregate=aggregate, far_apart=[], keep=self.keep, keep_not=self.keep_not
+                aggregate=aggregate, far_apart=[], keep=self.keep, keep_not=self.keep_not,
+                settled=lambda: self.settled.append(self.ledger.open_round(RUN)),
             ),
             states=SimpleNamespace(discard_after=self.discarded.append, save=save, prune=lambda: None),
-            classes=SimpleNamespace(names=dict), lag=Lag,
+            classes=SimpleNamespace(names=dict), lag=Lag, attended=True,
         )  # fmt: skip
         self.at = Position(round=SimpleNamespace(reasons={}), task=TASK, step=Step("train", 0, 9))
         self.closing = closing.Closing(self.kit, self.at)
@@ -86,7 +89,13 @@ class Scene:
     def keep_not(self, rows):
         self.kept -= {row.client for row in rows}
 
-    def play(self, state, excluded):
+    def void(self):
+        """Let both clients send what cannot be combined, and the run heed it."""
+        key = self.play(None, {}, failure=InternalError("division by zero"))
+        self.closing.heed_void(key)
+        return key
+
+    def play(self, state, excluded, failure=None):
         """Let both clients send, and close the round with this result."""
         key = RoundKey(RUN, 0, "train", self.round)
         self.ledger.new_round(key, asked=(ALICE, BOB), base_state=0)
@@ -96,7 +105,7 @@ class Scene:
                 self.ledger.accept_update(
                     key, client, update_id=update, samples=5, tensor_bytes=1, sealed_bytes=1
                 )
-        self.results.append((state, excluded))
+        self.results.append(Combined(state, (), excluded, failure))
         answers = dict.fromkeys((ALICE, BOB), round_events.Answer.UPDATED)
         close = round_events.Close(round_events.Outcome.DONE, answers, self.why)
         self.round += 1
@@ -114,61 +123,67 @@ def scene(tmp_path, monkeypatch):
     made.ledger.close()
 
 
-BOTH = {ALICE: "aggregation failed on it", BOB: "aggregation failed on it"}
-
-
-def test_it_is_closed_as_skipped_and_everybody_is_told_why(scene):
-    key = scene.play(None, BOTH)
+def test_it_is_closed_as_void_and_everybody_is_told_why(scene):
+    key = scene.void()
     row = scene.closed(key)
-    assert (row.outcome, row.new_state) == (Outcome.SKIPPED, None)
+    assert (row.outcome, row.why, row.new_state) == (Outcome.SKIPPED, "void", None)
     assert {u.status for u in scene.ledger.updates(key)} == {UpdateStatus.EXCLUDED}
-    assert [n[:2] for n in scene.notes] == [("error", "excluded")] * 2
+    assert [n[:2] for n in scene.notes] == [("error", "void")]
+    assert "task 0 train round 0 is void" in scene.notes[0][2]
+    assert "division by zero" in scene.notes[0][2]
     verdict = scene.closing.verdict(ALICE)
-    assert (verdict.counted, verdict.reason) == (False, "aggregation failed on it")
+    assert (verdict.counted, verdict.reason) == (
+        False, "the round is void, and no update is to blame: division by zero",
+    )  # fmt: skip
+    assert scene.settled == [None], "after the round is closed"
 
 
-def test_three_in_a_row_end_the_run_after_the_third_is_closed(scene):
-    scene.play(None, BOTH)
-    scene.play(None, BOTH)
-    with pytest.raises(RunFailed, match="no update of the last 3 rounds could be used"):
-        scene.play(None, BOTH)
-    assert [r.outcome for r in scene.ledger.rounds(RUN)] == [Outcome.SKIPPED] * 3
+def test_three_in_a_row_hold_the_run_with_a_sentence_and_each_further_one_does_again(scene):
+    for _ in range(2):
+        scene.void()
+        assert scene.at.mode is Mode.RUNNING
+    scene.void()
+    assert scene.at.mode is Mode.PAUSED
+    assert "the last 3 rounds are void" in describe_pause(scene.at)
+    assert scene.notes[-1][:2] == ("error", "paused")
+    assert "then: fcil-server resume" in scene.notes[-1][2]
+    # A restart counts them, too: the ledger does.
+    scene.at = Position(round=SimpleNamespace(reasons={}), task=TASK, step=Step("train", 0, 9))
+    scene.closing = closing.Closing(scene.kit, scene.at)
+    scene.void()
+    assert scene.at.mode is Mode.PAUSED
+    assert "the last 4 rounds" in scene.at.held_for
+
+
+def test_a_server_that_nobody_attends_ends_instead(scene):
+    scene.kit.attended = False
+    scene.void()
+    scene.void()
+    with pytest.raises(RunFailed, match="the last 3 rounds are void"):
+        scene.void()
+    assert [r.why for r in scene.ledger.rounds(RUN)] == ["void"] * 3
+
+
+def test_a_drained_server_ends_drained(scene):
+    scene.at.mode = Mode.DRAINING
+    for _ in range(3):
+        scene.void()
+    assert scene.at.mode is Mode.DRAINING
 
 
 def test_a_good_round_in_between_begins_the_count_anew(scene):
-    good = Payload({}, {})
-    for state, excluded in ((None, BOTH), (None, BOTH), (good, {ALICE: "far out"}), (None, BOTH)):
-        key = scene.play(state, excluded)
-    assert scene.closed(key).outcome is Outcome.SKIPPED
-    third = scene.ledger.rounds(RUN)[2]
-    assert (third.outcome, third.new_state) == (Outcome.DONE, 0)
+    scene.void()
+    scene.void()
+    third = scene.play(GOOD, {ALICE: "far out"})
+    scene.closing.heed_void(third)
+    scene.void()
+    assert scene.at.mode is Mode.RUNNING
+    assert (scene.closed(third).outcome, scene.closed(third).new_state) == (Outcome.DONE, 0)
 
 
-def aggregation(monkeypatch, *, works):
-    """Return an aggregation that no update gets through, and whose worker works or does not."""
-    made = object.__new__(Aggregation)
-    made.tell = lambda _: None
-
-    async def combine(*_):
-        raise InternalError("division by zero")
-
-    async def broadcast(*_):
-        if not works:
-            raise WorkerError("the server worker cannot be started.")
-
-    monkeypatch.setattr(made, "_combine", combine)
-    monkeypatch.setattr(made, "broadcast", broadcast)
-    return made
-
-
-def test_updates_are_blamed_only_if_the_worker_can_do_anything(monkeypatch):
-    rows = [SimpleNamespace(client=ALICE), SimpleNamespace(client=BOB)]
-    state, excluded = asyncio.run(aggregation(monkeypatch, works=True).aggregate(None, None, rows))
-    assert state is None
-    assert set(excluded) == {ALICE, BOB}
-    assert "division by zero" in excluded[ALICE]
-    with pytest.raises(WorkerError, match="cannot be started"):
-        asyncio.run(aggregation(monkeypatch, works=False).aggregate(None, None, rows))
+def test_the_rest_of_a_task_stays_closed_although_its_round_is_void(scene):
+    scene.why = round_events.Why.REST
+    assert scene.closed(scene.void()).why == "rest_of_task"
 
 
 GOOD = Payload({}, {})
@@ -187,7 +202,7 @@ def test_who_is_revoked_while_a_state_is_made_is_not_in_it(scene, moment):
         revoke(scene, BOB)
 
     setattr(scene, moment, once)
-    scene.results.append((GOOD, {}))
+    scene.results.append(Combined(GOOD))
     key = scene.play(GOOD, {})
     assert scene.seen == [[ALICE, BOB], [ALICE]]
     assert scene.discarded == [-1]
@@ -201,7 +216,7 @@ def test_what_counts_is_kept_before_the_state_is_on_disk_and_nothing_else_is(sce
     scene.play(GOOD, {ALICE: "far out"})
     assert scene.kept_at_save == [[BOB]]
     scene.kept.clear()
-    scene.play(None, BOTH)
+    scene.void()
     assert not scene.kept
 
 
@@ -217,7 +232,7 @@ def test_a_round_whose_last_sender_is_revoked_meanwhile_leaves_the_state(scene):
 
 
 def test_clients_are_told_the_outcome_that_the_ledger_has(scene):
-    scene.play(None, BOTH)
+    scene.void()
     assert {m.outcome for m in scene.told} == {"skipped"}
     scene.play(GOOD, {})
     assert scene.told[-1].outcome == "done"
@@ -239,7 +254,7 @@ def test_nobody_hears_a_verdict_before_it_is_on_the_disk(scene):
         heard.append(scene.closing.verdict(ALICE))  # a client that says Hello meanwhile
 
     scene.ledger.sync = sync
-    scene.play(None, BOTH)
+    scene.void()
     assert heard == [before]
     assert before.counted
     assert not scene.closing.verdict(ALICE).counted

@@ -19,6 +19,7 @@ from fcil_protocol.ids import Digest
 from fcil_protocol.payload import Payload
 from fcil_protocol.spool import Spool
 from fcil_server.classes import ClassRegistry
+from fcil_server.combining import Combined
 from fcil_server.config import load
 from fcil_server.fork import states_folder
 from fcil_server.ledger import Ledger
@@ -51,12 +52,15 @@ class Sums:
     async def open_task(self, _ctx: Any, state: Payload) -> Payload:
         return Payload({"w": state.tensors["w"] + 1}, {})
 
-    async def aggregate(self, _ctx: Any, state: Payload, updates: Any) -> tuple[Payload, dict]:
+    def settled(self) -> None:
+        """Nothing is remembered."""
+
+    async def aggregate(self, _ctx: Any, state: Payload, updates: Any) -> Combined:
         if self.failure is not None:
-            raise self.failure
+            return Combined(None, failure=self.failure)
         self.given.append([u.client for u in updates])
         right = {u.client for u in updates} == self.needs
-        return Payload({"w": state.tensors["w"] + (1 if right else 2)}, {}), {}
+        return Combined(Payload({"w": state.tensors["w"] + (1 if right else 2)}, {}))
 
 
 @dataclass
