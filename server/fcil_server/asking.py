@@ -107,6 +107,9 @@ def describe_wait(kit: Kit, at: Position) -> None:
     if more > 0:
         at.waiting_for = f"{more} more client{'s' if more > 1 else ''} ({here} here)"
         return
+    if at.round.opens_at is not None:
+        at.waiting_for = "others that may come or have images in a moment (round.settle_s)"
+        return
     hidden = hidden_classes(kit, at.task, at.step)
     if hidden:
         at.waiting_for = f"hidden classes to be shown: fcil-server classes show {hidden}"

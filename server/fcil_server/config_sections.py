@@ -179,7 +179,10 @@ class RoundSection(Section):
         "is skipped at once",
     )
     settle_s: float = Field(
-        1.0, ge=0, description="once min_clients have come, how long to wait for others"
+        1.0,
+        ge=0,
+        description="once min_clients have come, how long to wait for others; also for images of a "
+        "new listed task on those who are there",
     )
     on_no_holder: Literal["wait", "skip"] = Field(
         "wait",

@@ -325,7 +325,10 @@ class Coordinator:
         if row is None or row.key != key:
             held, since = self.at.mode is not Mode.RUNNING, self.at.unheld_since
             self.at.opened_at = None
-            return Round(rules=rules, seed=seed, held=held, unheld_since=since)
+            # Classes that are discovered have settled before their task opened.
+            listed = self.kit.config.tasks.schedule == "listed" and key.kind != EVALUATE
+            first = listed and not self._closed(key.task)
+            return Round(rules=rules, seed=seed, held=held, unheld_since=since, first=first)
         self.at.opened_at = row.opened_at
         return restore(ledger, row, rules, seed, self._now())
 

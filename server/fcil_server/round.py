@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -58,7 +58,9 @@ class Round:
     """State of one round; only `handle` changes it.
 
     Attributes:
-        opens_at: set while enough clients are here and others may follow.
+        opens_at: set while enough clients are here and others may follow, or may have data soon.
+        first: the first round of its task: who is here may not have said yet what it holds of it.
+        hearing: set while it waits only for those who are here to say so.
         held: between `Hold` and `Resume`.
         unheld_since: since when enough clients are here of which too few have data; the next
             round of the task goes on with it.
@@ -78,43 +80,14 @@ class Round:
     deadline: float = 0.0
     reopens: int = 0
     opens_at: float | None = None
+    first: bool = False
+    hearing: bool = False
     held: bool = False
     unheld_since: float | None = None
     timed: bool = False
     barred: set[ClientId] = field(default_factory=set)
     stuck_until: float | None = None
     resting: set[ClientId] = field(default_factory=set)
-
-    @classmethod
-    def restore(
-        cls,
-        rules: Rules,
-        seed: tuple[int, ...],
-        *,
-        asked: Mapping[ClientId, Answer],
-        remaining_s: float,
-        now: float,
-        reopens: int = 0,
-        barred: Iterable[ClientId] = (),
-        resting: Iterable[ClientId] = (),
-    ) -> Round:
-        """Go on with a round that was open when the server stopped.
-
-        Nobody is connected yet: clients that have not answered get the grace period, at
-        least, to come back.
-        """
-        waiting = [c for c, a in asked.items() if a is Answer.NONE]
-        return cls(
-            rules=rules,
-            seed=seed,
-            phase=Phase.OPEN,
-            answers=dict(asked),
-            away_since=dict.fromkeys(waiting, now),
-            deadline=now + max(remaining_s, rules.grace_s),
-            reopens=reopens,
-            barred=set(barred),
-            resting=set(resting),
-        )
 
     def handle(self, event: Event) -> list[Instruction]:
         """Take one event and return what is to be done, in order."""
@@ -125,23 +98,45 @@ class Round:
 
     def _present(self, event: Present) -> list[Instruction]:
         self.connected.update(event.clients)
-        return self._open_if_enough(event.now)
+        return self._hear_all(event.now)
+
+    def _hear_all(self, now: float) -> list[Instruction]:
+        """Open, but let those who are here say first what they hold of a task that is new."""
+        enough = len(self.connected) >= self.rules.min_clients and self.holders >= self._least
+        all_said = self.holders == len(self.connected)
+        if not self.first or not self.rules.settle_s or self.held or all_said or not enough:
+            return self._open_if_enough(now)
+        self.hearing, self.unheld_since = True, None
+        return self._settle_until(now + self.rules.settle_s)
+
+    def _settle_until(self, at: float) -> list[Instruction]:
+        self.opens_at = at
+        return [SetTimer(at)]
 
     def _gather(self, event: Available) -> list[Instruction]:
+        if event.client not in self.connected:
+            self.hearing = False  # others may follow it
         self.connected[event.client] = event.holds
         if self.opens_at is not None or not self.rules.settle_s:
-            return [] if self.opens_at is not None else self._open_if_enough(event.now)
+            return self._heard(event.now)
         if self.held or len(self.connected) < self.rules.min_clients:
             return []
-        self.opens_at = event.now + self.rules.settle_s
-        return [SetTimer(self.opens_at)]
+        return self._settle_until(event.now + self.rules.settle_s)
+
+    def _heard(self, now: float) -> list[Instruction]:
+        """Open, unless it waits for others to come, or for some to say what they hold."""
+        if self.opens_at is not None:
+            if not self.hearing or self.holders < len(self.connected):
+                return []
+            self.opens_at, self.hearing = None, False
+        return self._open_if_enough(now)
 
     def _settled(self, event: Tick) -> list[Instruction]:
         if self.opens_at is None:
             return self._open_if_enough(event.now) if self.unheld_since is not None else []
         if event.now < self.opens_at:
             return []
-        self.opens_at = None
+        self.opens_at, self.hearing = None, False
         return self._open_if_enough(event.now)
 
     @property
@@ -185,15 +180,15 @@ class Round:
         self.connected.pop(event.client, None)
         if len(self.connected) < self.rules.min_clients:
             self.unheld_since = None
-        return []
+        return self._heard(event.now) if self.hearing else []
 
     def _hold(self, _: Hold) -> list[Instruction]:
-        self.held, self.opens_at, self.unheld_since = True, None, None
+        self.held, self.opens_at, self.unheld_since, self.hearing = True, None, None, False
         return []
 
     def _resume(self, event: Resume) -> list[Instruction]:
         self.held = False
-        return self._open_if_enough(event.now)
+        return self._hear_all(event.now)
 
     # --- open -------------------------------------------------------------------------------
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from fcil_protocol.errors import NotNow
+from fcil_protocol.ids import ClientId
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Round as RoundRow
 from fcil_server.ledger_words import Answer as Kept
 from fcil_server.ledger_words import UpdateStatus
 from fcil_server.round import Round
-from fcil_server.round_events import Answer, Rules
+from fcil_server.round_events import Answer, Phase, Rules
 
 
 def restore(
@@ -26,7 +29,7 @@ def restore(
         if kept.answer is Kept.DECLINED and answers.get(kept.client) is Answer.NONE:
             answers[kept.client] = Answer.DECLINED
             resting += [kept.client] if kept.reason == NotNow.code else []
-    return Round.restore(
+    return going_on(
         rules,
         seed,
         asked=answers,
@@ -35,4 +38,34 @@ def restore(
         reopens=row.reopened,
         barred=barred,
         resting=resting,
+    )
+
+
+def going_on(
+    rules: Rules,
+    seed: tuple[int, ...],
+    *,
+    asked: Mapping[ClientId, Answer],
+    remaining_s: float,
+    now: float,
+    reopens: int = 0,
+    barred: Iterable[ClientId] = (),
+    resting: Iterable[ClientId] = (),
+) -> Round:
+    """Return the machine of a round that was open when the server stopped.
+
+    Nobody is connected yet: clients that have not answered get the grace period, at
+    least, to come back.
+    """
+    waiting = [c for c, a in asked.items() if a is Answer.NONE]
+    return Round(
+        rules=rules,
+        seed=seed,
+        phase=Phase.OPEN,
+        answers=dict(asked),
+        away_since=dict.fromkeys(waiting, now),
+        deadline=now + max(remaining_s, rules.grace_s),
+        reopens=reopens,
+        barred=set(barred),
+        resting=set(resting),
     )

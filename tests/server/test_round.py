@@ -40,6 +40,7 @@ from fcil_server.round_events import (
     Widened,
     Withdrawn,
 )
+from fcil_server.round_restore import going_on
 
 A, B, C, D, E = CLIENTS = tuple(ClientId(c * 26) for c in "abcde")
 RULES = Rules(min_clients=2, deadline_s=100.0, grace_s=10.0, max_reopens=2)
@@ -200,6 +201,66 @@ class TestSettling:
     def test_those_who_are_all_here_already_are_not_waited_for(self) -> None:
         gathering = Round(rules=self.SLOW, seed=(1,))
         assert gathering.handle(Present(((A, True), (B, True)), now=1.0))[0] == Opened((A, B))
+
+
+class TestHearing:
+    """The first round of a task lets those who are here say what they hold of it."""
+
+    SLOW = Rules(min_clients=2, deadline_s=100.0, settle_s=5.0)
+
+    def new(self, *clients: tuple[ClientId, bool], first: bool = True, **rules: object) -> Round:
+        made = Rules(**{**vars(self.SLOW), **rules})
+        gathering = Round(rules=made, seed=(1,), first=first)
+        gathering.handle(Present(clients, now=1.0))
+        return gathering
+
+    def test_it_does_not_go_to_whoever_scanned_its_folder_first(self) -> None:
+        gathering = Round(rules=self.SLOW, seed=(1,), first=True)
+        assert gathering.handle(Present(((A, False), (B, True)), now=1.0)) == [SetTimer(6.0)]
+        assert gathering.handle(Available(A, holds=True, now=1.2))[0] == Opened((A, B))
+
+    def test_who_holds_nothing_of_it_is_waited_for_once(self) -> None:
+        gathering = self.new((A, False), (B, True))
+        assert gathering.handle(Available(B, holds=True, now=2.0)) == []
+        assert gathering.handle(Tick(now=5.9)) == []
+        assert gathering.handle(Tick(now=6.0))[0] == Opened((B,))
+
+    def test_nobody_is_waited_for_where_all_hold_some_or_the_task_is_not_new(self) -> None:
+        assert self.new((A, True), (B, True)).phase is Phase.OPEN
+        assert self.new((A, False), (B, True), first=False).phase is Phase.OPEN
+        assert self.new((A, False), (B, True), settle_s=0.0).phase is Phase.OPEN
+
+    def test_who_leaves_is_waited_for_no_more(self) -> None:
+        gathering = self.new((A, False), (B, True), (C, True))
+        assert gathering.handle(Left(A, now=2.0))[0] == Opened((B, C))
+
+    def test_who_comes_meanwhile_may_be_followed_by_others(self) -> None:
+        gathering = self.new((A, False), (B, True))
+        assert gathering.handle(Available(C, holds=True, now=2.0)) == []
+        assert gathering.handle(Available(A, holds=True, now=3.0)) == []
+        assert gathering.handle(Tick(now=6.0))[0] == Opened((A, B, C))
+
+    def test_after_a_pause_they_are_heard_too(self) -> None:
+        gathering = self.new((A, False), (B, True))
+        assert gathering.handle(Hold(now=2.0)) == []
+        assert gathering.handle(Tick(now=6.0)) == []
+        assert gathering.handle(Resume(now=50.0)) == [SetTimer(55.0)]
+        assert gathering.handle(Available(A, holds=True, now=51.0))[0] == Opened((A, B))
+        held = self.new((A, False), (B, True))
+        held.handle(Hold(now=2.0))
+        held.handle(Available(A, holds=True, now=3.0))
+        assert held.handle(Resume(now=50.0))[0] == Opened((A, B)), "all have said"
+
+    def test_where_too_few_are_here_or_nobody_holds_any_it_waits_as_ever(self) -> None:
+        assert self.new((A, True)).opens_at is None
+        nobody = Round(rules=self.SLOW, seed=(1,), first=True)
+        assert nobody.handle(Present(((A, False), (B, False)), now=1.0)) == [Unheld(None)]
+        assert nobody.handle(Available(A, holds=True, now=2.0)) == [SetTimer(7.0)]
+        assert nobody.handle(Tick(now=7.0))[0] == Opened((A,))
+
+    def test_the_operator_can_close_it_meanwhile(self) -> None:
+        gathering = self.new((A, False), (B, True))
+        assert close_of(gathering.handle(Stop(now=2.0))).outcome is Outcome.SKIPPED
 
 
 class TestNobodyHolds:
@@ -491,7 +552,7 @@ class TestClosing:
 
     def test_one_that_rested_when_the_server_stopped_is_waited_for_again(self) -> None:
         answers = {A: Answer.DECLINED, B: Answer.DECLINED}
-        going = Round.restore(
+        going = going_on(
             RULES, (1,), asked=answers, remaining_s=5.0, now=0.0, resting=[A, B]
         )  # fmt: skip
         assert going.handle(Tick(now=1.0)) == [Unable(None)]
@@ -618,7 +679,7 @@ class TestTaking:
 
     def test_a_restored_round_that_has_them_closes_at_the_first_tick(self) -> None:
         asked = {A: Answer.UPDATED, B: Answer.UPDATED, C: Answer.NONE}
-        again = Round.restore(self.FIRST_TWO, (1,), asked=asked, remaining_s=40.0, now=1000.0)
+        again = going_on(self.FIRST_TWO, (1,), asked=asked, remaining_s=40.0, now=1000.0)
         close = close_of(again.handle(Tick(now=1000.0)))
         assert (close.why, close.answers[C]) == (Why.TAKEN, Answer.SURPLUS)
 
@@ -761,7 +822,7 @@ class TestTooFew:
         assert close_of(going.handle(Updated(B, now=2.0))).why is Why.TAKEN
 
     def test_a_round_that_was_open_before_a_restart_needs_them_too(self) -> None:
-        again = Round.restore(
+        again = going_on(
             self.TWO, (1,), asked={A: Answer.UPDATED, B: Answer.DECLINED}, remaining_s=50.0,
             now=0.0, reopens=1,
         )  # fmt: skip
@@ -861,7 +922,7 @@ class TestLosing:
 class TestRestore:
     def restored(self, **answers: Answer) -> Round:
         asked = {ClientId(c * 26): a for c, a in answers.items()}
-        return Round.restore(RULES, (1,), asked=asked, remaining_s=40.0, now=1000.0)
+        return going_on(RULES, (1,), asked=asked, remaining_s=40.0, now=1000.0)
 
     def test_what_was_answered_before_the_restart_stays_answered(self) -> None:
         again = self.restored(a=Answer.UPDATED, b=Answer.NONE, c=Answer.DECLINED)
@@ -880,7 +941,7 @@ class TestRestore:
         assert again.handle(Tick(now=1040.0))[0] == Reopened((A, B), 1140.0)
 
     def test_clients_have_the_grace_period_to_come_back(self) -> None:
-        again = Round.restore(
+        again = going_on(
             RULES, (1,), asked={A: Answer.NONE, B: Answer.NONE}, remaining_s=0.0, now=1000.0
         )
         assert again.handle(Tick(now=1009.9)) == []
@@ -896,9 +957,7 @@ class TestRestore:
         assert (again.answers[B], again.answers[C]) == (Answer.NONE, Answer.LOST)
 
     def test_a_restart_does_not_give_it_more_reopenings(self) -> None:
-        again = Round.restore(
-            RULES, (1,), asked={A: Answer.NONE}, remaining_s=40.0, now=0.0, reopens=2
-        )
+        again = going_on(RULES, (1,), asked={A: Answer.NONE}, remaining_s=40.0, now=0.0, reopens=2)
         close = close_of(again.handle(Tick(now=40.0)))
         assert close.outcome is Outcome.SKIPPED
 
@@ -973,9 +1032,9 @@ def updates_in(answers: dict[ClientId, Answer]) -> int:
 class Watcher:
     """Feeds a round and checks after each event what must always hold."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, *, first: bool) -> None:
         self.least = max(rules.min_updates, 1)
-        self.round = Round(rules=rules, seed=(1, 2))
+        self.round = Round(rules=rules, seed=(1, 2), first=first)
         self.pending: list[float] = []  # timers that will fire
         self.timers: set[float] = set()  # all that were ever asked for
         self.closes = 0
@@ -1061,11 +1120,11 @@ class Watcher:
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(rules, st.lists(st.tuples(moves, st.floats(0, 4)), min_size=12, max_size=40))
+@given(rules, st.booleans(), st.lists(st.tuples(moves, st.floats(0, 4)), min_size=12, max_size=40))
 def test_fuzz_no_order_of_events_breaks_a_promise_and_ticks_always_end_it(
-    rules: Rules, script: list[tuple[tuple, float]]
+    rules: Rules, first: bool, script: list[tuple[tuple, float]]
 ) -> None:
-    watcher, now = Watcher(rules), 0.0
+    watcher, now = Watcher(rules, first=first), 0.0
     for move, wait in script:
         now += wait
         watcher.fire(until=now)

@@ -55,6 +55,17 @@ def until_log(federation: LocalFederation, name: str, words: str, timeout_s: flo
         next(changes)
 
 
+def until_all_hold(federation: LocalFederation, names: str, classes: int) -> None:
+    """Wait until each of these clients has announced so many classes; no round may open meanwhile.
+
+    Who scans its folder first would else be asked alone.
+    """
+    missing = set(names)
+    while missing:
+        told = federation.until("announced", text=f"of {classes} classes")["text"]
+        missing -= {name for name in missing if f":{name} holds" in told}
+
+
 def open_ledger(federation: LocalFederation) -> Ledger:
     """Open the federation's ledger to look at."""
     return Ledger(federation.federation / LEDGER_NAME, read_only=True)

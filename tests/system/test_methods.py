@@ -128,10 +128,12 @@ def late_and_missing(federation, case, tmp_path):
     federation.kill_client("b")
     federation.until("left", text=":b")
     write_client(a, (2,), per_class=PER_CLASS)  # one new class alone opens no task
+    federation.until("announced", text="of 3 classes")  # else c alone might be asked
     write_client(c, (2, 3), per_class=PER_CLASS, offset=2 * PER_CLASS)
     join(federation, "c", c)  # late: it needs all that the first task left behind
     federation.until("task_done", text="task 1")
     write_client(a, (4,), per_class=PER_CLASS)
+    federation.until("announced", text="of 4 classes")
     write_client(b, (4, 5), per_class=PER_CLASS, offset=PER_CLASS)
     join(federation, "b", b)  # it missed a whole task
     federation.until("task_done", text="task 2")
