@@ -90,6 +90,18 @@ def test_methods_options_and_settings_are_checked_before_anything_runs() -> None
         assert words in error.value.message, words
 
 
+def test_a_row_of_one_client_that_no_round_of_would_count_is_refused() -> None:
+    """It would wait for a second one for ever."""
+    noise = {"privacy": {"noise_multiplier": 1.0, "clip": 10.0}}
+    rows = [
+        {"title": "one", "method": "fedncm", "clients": 1, "config": noise},
+        {"title": "two", "method": "fedncm", "clients": 2, "config": noise},
+    ]
+    with pytest.raises(ConfigError, match="row 'one': it has 1 client.* needs 2 updates") as error:
+        plan.make(experiment(rows=rows))
+    assert "'two'" not in error.value.message
+
+
 def test_cells_come_seed_by_seed_and_only_where_a_row_has_the_partition() -> None:
     names = [c.name for c in plan.make(experiment())]
     one = ["NCM/alpha=1/1", "NCM/beta=1/1", "Ridge/beta=1/1", "Joint/alpha=1/1", "Joint/beta=1/1"]

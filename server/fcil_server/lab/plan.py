@@ -247,7 +247,13 @@ def _setting_faults(experiment: Experiment, row: Row) -> list[str]:
     if faults:
         return faults
     try:
-        configuration.validate(settings_of(experiment, row, experiment.setting.seeds[0]))
+        whole = settings_of(experiment, row, experiment.setting.seeds[0])
+        least = configuration.validate(whole).least_updates
+        if whole["round"]["min_clients"] < least:  # it would wait for more for ever
+            faults.append(
+                f"row {row.title!r}: it has {whole['round']['min_clients']} client, and a round "
+                f"needs {least} updates (round.min_updates, or noise)"
+            )
     except ConfigError as error:
         faults.append(f"row {row.title!r}: {error.message}")
     return faults
