@@ -41,7 +41,7 @@ from fcil_client.manners_options import (
 from fcil_client.partition_options import OwnSlotOption, PartitionOption, seat_of
 from fcil_protocol.errors import UsageError
 from fcil_protocol.logs import LogFormat, LogFormatOption, LogOption, LogSizeOption
-from fcil_protocol.options import AliveOption, FormatOption, JsonOption
+from fcil_protocol.options import AliveOption, FormatOption, JsonOption, VersionOption
 from fcil_protocol.terminal import Format, chosen, emit, errors, printable, run_app
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ app = typer.Typer(
 
 
 @app.callback()
-def _root() -> None:
-    """Keep the verbs as sub-commands, however many there are."""
+def _root(version: VersionOption = False) -> None:
+    """Keep the verbs as sub-commands, and answer ``--version``."""
 
 
 @app.command()

@@ -501,7 +501,8 @@ class NotYet(FcilError):
 class InternalError(FcilError):
     """Something happened that should be impossible; this is a defect in fcil.
 
-    Report it with the log; nothing that was acknowledged is lost.
+    Report it with the file that the sentence names, or the log; nothing that was acknowledged
+    is lost.
     """
 
     code = "internal"

@@ -13,7 +13,14 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import IO, Any, Literal, cast
 
-from fcil_protocol.errors import EXIT_INTERNAL, EXIT_USAGE, FcilError, StorageError
+from fcil_protocol.errors import (
+    EXIT_INTERNAL,
+    EXIT_USAGE,
+    FcilError,
+    InternalError,
+    StorageError,
+    UsageError,
+)
 
 SCHEMA_VERSION = 1  # of the JSON envelope
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -71,7 +78,10 @@ def emit(
 
 @contextmanager
 def errors(form: Format = Format.TEXT) -> Iterator[None]:
-    """Turn an `FcilError` into its sentence and exit code; a defect into code 5."""
+    """Turn an `FcilError` into its sentence and exit code; a defect into code 5.
+
+    What a defect raised, and where, goes into a file that its sentence names.
+    """
     _complete_streams()
     try:
         yield
@@ -87,16 +97,63 @@ def errors(form: Format = Format.TEXT) -> Iterator[None]:
             raise SystemExit(0) from None
         raise
     except Exception as error:
-        import traceback
-
-        traceback.print_exc(file=cast("IO[str]", _Patient()))
-        _report(form, "internal", f"{type(error).__name__}: {error}", "Report this as a defect.")
-        raise SystemExit(EXIT_INTERNAL) from None
+        raise SystemExit(_end(form, error)) from None
     finally:
         # What cannot be written now cannot be at the end either, where Python would complain.
         for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
             if not _flushes(stream):
                 _to_nowhere(number)
+
+
+def _end(form: Format, error: Exception) -> int:
+    """Say what else than an `FcilError` ends a command, and return its exit code."""
+    import typer
+
+    if isinstance(error, typer.Exit):
+        return error.exit_code
+    if isinstance(error, typer.Abort):
+        _report(
+            form, UsageError.code, "the question was not answered with yes.", "Nothing is done."
+        )
+        return EXIT_USAGE
+    if isinstance(error, _usage_error()):
+        return _refuse(form, error)
+    from fcil_protocol.defects import keep_details, place_of
+
+    kept = keep_details(error)
+    what = f"{type(error).__name__}: {error}".rstrip(": ")
+    place = f" ({place_of(error)})" * bool(place_of(error))
+    how = (
+        f", with this file, which says more: {kept}"
+        if kept
+        else ", with this line and the command."
+    )
+    _report(form, InternalError.code, what + place, f"This is a defect of fcil. Report it{how}")
+    return EXIT_INTERNAL
+
+
+def _usage_error() -> type[Exception]:
+    """Return the class of what the argument parser refuses; typer names only its heirs."""
+    import typer
+
+    found: type[Exception] = next(
+        c for c in typer.BadParameter.__mro__ if c.__name__ == "UsageError"
+    )
+    return found
+
+
+def _refuse(form: Format, error: Any) -> int:
+    """Say what the argument parser refused, or show the help where it got nothing at all."""
+    text = error.format_message()
+    if type(error).__name__ == "NoArgsIsHelpError":
+        if form is Format.TEXT:
+            error.show()
+            return EXIT_USAGE
+        text = "a command is missing."
+    context = getattr(error, "ctx", None)
+    program = context.command_path if context else "the command"
+    _report(form, UsageError.code, " ".join(text.split()), f"See what there is: {program} --help")
+    return EXIT_USAGE
 
 
 def _report(form: Format, code: str, message: str, action: str) -> None:
@@ -222,11 +279,33 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def run_app(app: Any) -> None:
-    """Run a typer command line; arguments that it refuses end with our code for them, not 2."""
+def run_app(app: Any, program: str | None = None) -> None:
+    """Run a typer command line; whatever is raised in it ends as one sentence with our code.
+
+    Args:
+        app: the `typer.Typer`.
+        program: what its help calls it; None: by the name that it was started with.
+
+    Raises:
+        SystemExit: always, with the exit code.
+    """
     import typer
 
-    for kind in typer.BadParameter.__mro__:
-        if kind.__name__ == "UsageError":
-            kind.exit_code = EXIT_USAGE  # type: ignore[attr-defined]
-    app()
+    form = _form_asked(sys.argv[1:])
+    with errors(form):
+        # Not standalone: typer would show what its parser refuses, and its own traceback.
+        code = typer.main.get_command(app).main(prog_name=program, standalone_mode=False)
+        raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _form_asked(arguments: Sequence[str]) -> Format:
+    """Return the form of output that arguments ask for, before, and although, they parse."""
+    values = [*arguments[1:], ""]
+    for word, following in zip(arguments, values, strict=False):
+        name, _, value = word.partition("=")
+        if name == "--json":
+            return Format.JSON
+        if name == "--format":
+            with contextlib.suppress(ValueError):
+                return Format(value or following)
+    return Format.TEXT

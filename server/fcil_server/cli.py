@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fcil_protocol.logs import LogFormat, LogFormatOption, LogOption, LogSizeOption
-from fcil_protocol.options import AliveOption, FormatOption, JsonOption
+from fcil_protocol.options import AliveOption, FormatOption, JsonOption, VersionOption
 from fcil_protocol.terminal import Format, chosen, emit, errors, run_app
 from fcil_server import (
     cli_classes,
@@ -55,6 +55,11 @@ app = typer.Typer(
 )
 
 STATUS_S = 5.0  # for a server to say how it is
+
+
+@app.callback()
+def _root(version: VersionOption = False) -> None:
+    """Answer ``--version``."""
 
 
 @app.command(cls=ServeCommand)

@@ -45,8 +45,8 @@ class ServeCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Give such an option its default value where nothing, or another option, follows it."""
         given: list[str] = []
-        for word, following in zip(args, [*args[1:], "-"], strict=True):
-            bare = word in _BARE and following.startswith("-")
+        for place, word in enumerate(args):
+            bare = word in _BARE and (not args[place + 1 :] or args[place + 1].startswith("-"))
             given.append(f"{word}={_BARE[word]}" if bare else word)
         return super().parse_args(ctx, given)
 

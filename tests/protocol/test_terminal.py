@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
 
+from fcil_protocol import defects
 from fcil_protocol.errors import DataError, FcilError, PortInUse, Unreachable, all_errors
-from fcil_protocol.terminal import Format, Lines, chosen, emit, errors, printable
+from fcil_protocol.terminal import Format, Lines, chosen, emit, errors, printable, run_app
 
 
 def shown() -> None:
@@ -45,6 +52,12 @@ class TestEmit:
     def test_json_for_short_wins(self) -> None:
         assert chosen(Format.TEXT, True) is Format.JSON
         assert chosen(Format.JSONL, False) is Format.JSONL
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path
 
 
 def failing(error: BaseException, form: Format = Format.TEXT) -> int:
@@ -99,14 +112,39 @@ class TestErrors:
         assert out.count("\n") == 1
         assert "error [unreachable]" in err
 
-    def test_a_defect_is_told_with_its_traceback_and_code_5(
-        self, capsys: pytest.CaptureFixture[str]
+    def test_a_defect_is_one_sentence_with_code_5_and_a_file_to_report(
+        self, capsys: pytest.CaptureFixture[str], state: Path
     ) -> None:
         assert failing(ZeroDivisionError("oops"), Format.JSON) == 5
         out, err = capsys.readouterr()
-        assert json.loads(out)["data"]["code"] == "internal"
-        assert "Traceback" in err
-        assert "Report this as a defect" in err
+        told = json.loads(out)["data"]
+        assert told["code"] == "internal"
+        assert told["message"].startswith("ZeroDivisionError: oops (terminal.py:")
+        assert "Traceback" not in out + err
+        (kept,) = (state / "fcil" / "defects").iterdir()
+        assert told["action"].endswith(f"Report it, with this file, which says more: {kept}")
+        assert "Traceback" in kept.read_text()
+        assert "ZeroDivisionError: oops" in kept.read_text()
+        assert kept.stat().st_mode & 0o077 == 0
+
+    def test_a_defect_is_told_where_no_file_can_be_written(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, state: Path
+    ) -> None:
+        monkeypatch.setattr(defects, "_folders", lambda: [state / "a" / "b", Path("/dev/null/x")])
+        assert failing(ZeroDivisionError("oops")) == 5
+        assert "Report it, with this line and the command." in capsys.readouterr().err
+
+    def test_only_the_newest_defects_are_kept(self, state: Path) -> None:
+        kept = [defects.keep_details(ValueError(str(n))) for n in range(defects.KEPT + 3)]
+        left = set((state / "fcil" / "defects").iterdir())
+        assert len(left) == defects.KEPT
+        assert kept[-1] in left
+
+    def test_a_question_that_nobody_answers_with_yes_is_no_defect(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert failing(typer.Abort()) == 4
+        assert "Nothing is done." in capsys.readouterr().err
 
     def test_ctrl_c_is_silent(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert failing(KeyboardInterrupt()) == 130
@@ -164,3 +202,108 @@ def test_text_of_a_peer_cannot_command_the_terminal(hostile: str) -> None:
 
 def test_ordinary_text_stays_as_it_is() -> None:
     assert printable("Käse, 猫 and 🐕") == "Käse, 猫 and 🐕"
+
+
+# --- the net around a whole command line ------------------------------------------------------
+
+app = typer.Typer()
+
+
+def breaking(value: str) -> str:
+    if value == "fails":
+        raise ZeroDivisionError(value)
+    return value
+
+
+@app.command()
+def look(
+    number: int,
+    word: Annotated[str, typer.Option(callback=breaking)] = "",
+    json_flag: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    if number < 0:
+        raise LookupError("below zero")
+
+
+@app.command()
+def other() -> None:
+    pass
+
+
+def ends(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Run the command line with these arguments and return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["fcil-test", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        run_app(app, "fcil-test")
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+def test_a_command_that_does_its_work_ends_with_0(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ends(monkeypatch, "look", "1") == 0
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("look", "1", "--word", "fails"), "ZeroDivisionError: fails (terminal.py:"),
+        (("look", "--json", "--", "-1"), "LookupError: below zero (terminal.py:"),
+    ],
+    ids=["while the arguments are read", "in the command"],
+)
+def test_a_defect_anywhere_ends_as_a_sentence_with_code_5(
+    arguments: tuple[str, ...],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    state: Path,
+) -> None:
+    assert ends(monkeypatch, *arguments) == 5
+    out, err = capsys.readouterr()
+    assert err.startswith(f"error [internal]: {said}")
+    assert "Traceback" not in err
+    assert bool(out) is ("--json" in arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("look",), "Missing argument 'number'."),
+        (("look", "one"), "Invalid value for 'number'"),
+        (("look", "1", "--wrd", "x"), "No such option: --wrd"),
+        (("lok",), "No such command 'lok'."),
+    ],
+)
+@pytest.mark.parametrize("form", [(), ("--json",), ("--format", "jsonl"), ("--format=json",)])
+def test_arguments_that_are_refused_end_with_code_4_in_the_form_asked_for(
+    arguments: tuple[str, ...],
+    said: str,
+    form: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert ends(monkeypatch, *arguments, *form) == 4
+    out, err = capsys.readouterr()
+    assert err.startswith("error [usage]: ")
+    if form[:1] == ("--json",) or not form:  # the other two are options that it has not
+        assert said in err
+    if form:
+        told = json.loads(out)
+        assert (told["status"], told["data"]["code"]) == ("error", "usage")
+        assert told["data"]["action"].startswith("See what there is: fcil-test")
+    else:
+        assert out == ""
+
+
+@pytest.mark.parametrize("name", ["fcil_server.cli", "fcil_client.cli"])
+def test_both_command_lines_tell_their_version(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fcil", "--version"])
+    with pytest.raises(SystemExit) as stop:
+        importlib.import_module(name).main()
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"fcil {version('fcil')}\n"

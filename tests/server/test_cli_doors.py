@@ -19,6 +19,7 @@ def given(*arguments: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("arguments", "address"),
     [
+        ((), None),
         (("--new-run",), None),
         (("--metrics",), DEFAULT_METRICS),
         (("--metrics", "--new-run"), DEFAULT_METRICS),

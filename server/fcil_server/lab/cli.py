@@ -119,4 +119,4 @@ def _command(
 
 def main() -> None:
     """Run the program."""
-    run_app(app)
+    run_app(app, PROGRAM)

@@ -1,0 +1,69 @@
+"""What is kept of a defect, so that it can be reported: one small file for each.
+
+They are in ``<state home>/fcil/defects/``, or in the temporary directory where that cannot be
+written, readable by this user alone; the newest are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+import tempfile
+import time
+import traceback
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+KEPT = 20  # a daemon that its supervisor starts again and again fills no disk
+
+
+def place_of(error: BaseException) -> str:
+    """Return the innermost line of fcil that raised an error, as ``module.py:12``."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [f for f in frames if "fcil_" in f.filename] or list(frames)
+    return f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""
+
+
+def keep_details(error: BaseException) -> Path | None:
+    """Write where an error was raised, and by which versions; None if no place takes it."""
+    lines = [
+        f"fcil {own_version()}, Python {platform.python_version()}, {platform.platform()}",
+        f"command: {' '.join([Path(sys.argv[0]).name, *sys.argv[1:2]])} ...",
+        "",
+        *traceback.format_exception(error),
+    ]
+    data = "\n".join(line.rstrip("\n") for line in lines).encode(errors="backslashreplace")
+    for folder in _folders():
+        with contextlib.suppress(OSError):
+            return _write(folder, data + b"\n")
+    return None
+
+
+def own_version() -> str:
+    """Return the version of the installed distribution."""
+    try:
+        return version("fcil")
+    except PackageNotFoundError:  # the packages lie on the path, and were never installed
+        return "of unknown version"
+
+
+def _folders() -> list[Path]:
+    import platformdirs
+
+    state = Path(platformdirs.user_state_dir("fcil", appauthor=False)) / "defects"
+    return [state, Path(tempfile.gettempdir())]
+
+
+def _write(folder: Path, data: bytes) -> Path:
+    if folder.name == "defects":
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        kept = sorted(folder.glob("defect-*.txt"), key=lambda p: p.name)
+        for old in kept[: max(0, len(kept) - KEPT + 1)]:
+            old.unlink(missing_ok=True)
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    number, name = tempfile.mkstemp(".txt", f"defect-{stamp}-", folder)
+    with os.fdopen(number, "wb") as file:
+        file.write(data)
+    return Path(name)
