@@ -13,7 +13,7 @@ from fcil_client import current_model, egress, swarm_status
 from fcil_client.home import Home
 from fcil_client.show_privacy import describe_limits
 from fcil_protocol import control
-from fcil_protocol.errors import FcilError, StorageError, Timeout, Unreachable
+from fcil_protocol.errors import FcilError, Starting, StorageError, Timeout, Unreachable
 from fcil_protocol.messages import PrivacyTerms
 from fcil_protocol.terminal import printable
 
@@ -54,6 +54,7 @@ def one_status(home: Home) -> dict[str, Any]:
             "seat": home.seat,
             "running": isinstance(error, Timeout),
             "answers": False,
+            "starting": isinstance(error, Starting),
             "server": _addresses(home),
             "directory": str(home.directory),
             "outbox": len(home.outbox()),
@@ -131,6 +132,9 @@ def show_status(rows: list[dict[str, Any]]) -> None:
         typer.echo(f"{printable(row['name'])}  ({printable(row['data'])})")
         if row["damaged"]:
             typer.echo(f"  {printable(row['damaged'])}")
+            continue
+        if row.get("starting"):
+            typer.echo("  starting, or ending; ask again in a moment")
             continue
         if row["running"] and not row["answers"]:
             typer.echo("  running, but it does not answer: it is stopped, or its disk hangs")

@@ -92,11 +92,11 @@ def ask(home: Home, timeout_s: float) -> dict[str, Any]:
         Timeout: its process does not answer.
     """
     try:
-        return control.ask(home.directory, "status", timeout_s)
+        return control.ask(home.directory, "status", timeout_s, wait=False)
     except Unreachable:
         record = in_swarms([home]).get(home.directory)
         if record is None or not control.socket_path(record.directory).exists():
-            raise
+            return control.ask(home.directory, "status", timeout_s)  # it may be starting
         return control.ask(record.directory, "member", timeout_s, home=str(home.directory))
 
 

@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from fcil_protocol.errors import (
     FcilError,
     InternalError,
+    Starting,
     Timeout,
     TrustError,
     Unreachable,
@@ -28,6 +30,7 @@ from fcil_protocol.errors import (
     from_code,
 )
 from fcil_protocol.files import storage_errors
+from fcil_protocol.lock_holder import LOOK_S, holder_of
 
 MAX_LINE_BYTES = 4 << 20
 MAX_UNIX_PATH = 100  # sun_path has 108 bytes on Linux, 104 on macOS
@@ -161,11 +164,17 @@ def _check_peer(peer: socket.socket) -> int:
     return int(uid)
 
 
-def ask(directory: Path, op: str, timeout_s: float = 10.0, **fields: Any) -> dict[str, Any]:
+def ask(
+    directory: Path, op: str, timeout_s: float = 10.0, *, wait: bool = True, **fields: Any
+) -> dict[str, Any]:
     """Send one request to the daemon of a directory and return its data.
+
+    Where a process works in the directory and does not listen yet, it is waited for, unless
+    ``wait`` is false.
 
     Raises:
         Unreachable: no daemon runs there.
+        Starting: it does not listen within ``timeout_s``.
         Timeout: it does not answer.
         TrustError: another user could have put a socket in its place.
         FcilError: what the daemon answered.
@@ -174,9 +183,7 @@ def ask(directory: Path, op: str, timeout_s: float = 10.0, **fields: Any) -> dic
     if path.parent != directory.resolve():
         _check_place(path, directory)
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.settimeout(timeout_s)
-            sock.connect(str(path))
+        with _connected(directory, path, timeout_s, wait=wait) as sock:
             sock.sendall(json.dumps({"op": op, **fields}).encode() + b"\n")
             with sock.makefile("rb") as stream:
                 line = stream.readline(MAX_LINE_BYTES)
@@ -190,6 +197,32 @@ def ask(directory: Path, op: str, timeout_s: float = 10.0, **fields: Any) -> dic
     if not line:
         raise Unreachable(f"the daemon at {directory} closed the connection.")
     return _answer(line)
+
+
+def _connected(directory: Path, path: Path, timeout_s: float, *, wait: bool) -> socket.socket:
+    ends = time.monotonic() + timeout_s
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(str(path))
+        except TimeoutError:
+            sock.close()
+            raise
+        except OSError:
+            sock.close()
+            holder = holder_of(directory) if wait else None
+            if holder is None:
+                raise
+            if time.monotonic() >= ends:
+                raise Starting(
+                    f"{holder} works in {directory} and takes no commands: it is starting or "
+                    "ending, or is a command itself.",
+                    action="Try again in a moment.",
+                ) from None
+        else:
+            return sock
+        time.sleep(LOOK_S)
 
 
 def _answer(line: bytes) -> dict[str, Any]:

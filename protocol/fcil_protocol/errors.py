@@ -45,6 +45,7 @@ The tree (each class says what happened, what to do, and carries a stable code):
     +-- NotNow                 not_now               1
     +-- RunFailed              run_failed            1
     +-- Timeout                timeout               3
+    |   +-- Starting           starting              3
     +-- NotYet                 not_yet               3
     +-- InternalError          internal              5
 
@@ -486,6 +487,15 @@ class Timeout(FcilError):
 
     code = "timeout"
     exit_code = EXIT_TIMEOUT
+
+
+class Starting(Timeout):
+    """A daemon, or a command, works in the directory and takes no commands yet, or no more.
+
+    Try again in a moment; a server that computes a state again after a kill takes longer.
+    """
+
+    code = "starting"
 
 
 class NotYet(FcilError):

@@ -20,10 +20,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fcil_protocol.errors import DiskFull, KeyFileError, Locked, StorageError
+from fcil_protocol.errors import DiskFull, KeyFileError, StorageError
+from fcil_protocol.lock_holder import LOCK_NAME, take_lock
 
 MAX_PRIVATE_BYTES = 64 * 1024  # a key file has less than 1 kB
-LOCK_NAME = "lock"
 
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -320,7 +320,7 @@ class DirectoryLock:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             with storage_errors("lock", path):
-                _flock(fd, directory, what)
+                take_lock(fd, directory, what)
             # The number only serves the message above: a full disk must not stop a start.
             with contextlib.suppress(OSError):
                 os.ftruncate(fd, 0)
@@ -347,18 +347,6 @@ class DirectoryLock:
         trace: TracebackType | None,
     ) -> None:
         self.release()
-
-
-def _flock(fd: int, directory: Path, what: str) -> None:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        text = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
-        holder = f"process {text}" if text.isdigit() else "another process"
-        raise Locked(
-            f"the {what} directory {directory} is in use by {holder}.",
-            action="Stop that process, or use another directory.",
-        ) from error
 
 
 def _sweep(directory: Path) -> None:

@@ -159,7 +159,7 @@ def status(
 
 def _status(directory: Path, *, alive: bool) -> dict[str, Any]:
     from fcil_protocol import control
-    from fcil_protocol.errors import Unreachable
+    from fcil_protocol.errors import Starting, Unreachable
     from fcil_server.federation import find_directory
     from fcil_server.ledger import LEDGER_NAME, Ledger
     from fcil_server.status import stopped_status
@@ -167,9 +167,12 @@ def _status(directory: Path, *, alive: bool) -> dict[str, Any]:
     find_directory(directory)
     try:
         return control.ask(directory, "status", STATUS_S)
-    except Unreachable:
-        if alive:
+    except (Unreachable, Starting) as error:
+        # A command that opens a new federation has its lock for a moment before the ledger.
+        if alive or not (directory / LEDGER_NAME).exists():
             raise
+        if isinstance(error, Starting):
+            typer.echo(error.message, err=True)
         with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
             return stopped_status(ledger, str(directory.resolve()))
 
@@ -370,21 +373,6 @@ def demo(
         from fcil_server.demo import run_demo
 
         run_demo(directory, clients, with_budget(settings, budget), form)
-
-
-@app.command()
-def stop(
-    directory: DirOption = DEFAULT_DIRECTORY,
-    form: FormatOption = Format.TEXT,
-    json_flag: JsonOption = False,
-) -> None:
-    """Stop the server of the federation in DIR; the open round waits."""
-    form = chosen(form, json_flag)
-    with errors(form):
-        from fcil_protocol import control
-
-        emit(control.ask(directory, "stop"), form, lambda: None)
-        typer.echo("The server stops.", err=True)
 
 
 app.add_typer(cli_members.app)

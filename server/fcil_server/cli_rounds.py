@@ -1,4 +1,4 @@
-"""``fcil-server close-round``, ``pause``, ``resume`` and ``drain``: the operator and the rounds."""
+"""``fcil-server close-round``, ``pause``, ``resume``, ``drain``, ``stop``: rounds and operator."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from fcil_protocol.terminal import Format, chosen, emit, errors
 from fcil_server.cli_options import DEFAULT_DIRECTORY, DirOption
 
 app = typer.Typer()
+
+STOP_S = 120.0  # for a server to write what it has
 
 
 @app.command("close-round")
@@ -59,6 +61,34 @@ def drain(
     A round that comes up short at its deadline goes on when the server is started again.
     """
     _order("drain", directory, form, json_flag)
+
+
+@app.command()
+def stop(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Return at once, while it still writes.")
+    ] = False,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Stop the server of the federation in DIR, and wait for its end; the open round waits."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_protocol import control
+        from fcil_protocol.lock_holder import holding_pid, wait_until_over
+
+        def say(text: str) -> None:
+            typer.echo(f"The server stops: {text}", err=True)
+
+        pid = holding_pid(directory)
+        told = control.ask(directory, "stop")
+        if no_wait:
+            say("what is being written is written first.")
+        else:
+            wait_until_over(directory, pid, STOP_S, say)
+            typer.echo("The server has stopped.", err=True)
+        emit(told, form, lambda: None)
 
 
 def _order(
