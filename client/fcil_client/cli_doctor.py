@@ -12,7 +12,7 @@ from fcil_client.join_options import (
 )
 from fcil_protocol.errors import UsageError
 from fcil_protocol.options import FormatOption, JsonOption
-from fcil_protocol.terminal import Format, chosen, emit, errors, printable
+from fcil_protocol.terminal import Format, chosen, count_of, emit, errors, printable
 
 if TYPE_CHECKING:
     from fcil_client.doctor.lines import Line
@@ -97,7 +97,8 @@ def _show(lines: list[Line], count: dict[str, int]) -> None:
             if first.action:
                 typer.echo(f"          {printable(first.action)}")
     typer.echo(
-        f"\n{count['ok']} ok, {count['warning']} warnings, {count['failure']} failures, "
+        f"\n{count['ok']} ok, {count_of(count['warning'], 'warning')}, "
+        f"{count_of(count['failure'], 'failure')}, "
         f"{count['skipped']} skipped"
     )
 

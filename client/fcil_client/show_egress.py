@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -11,20 +11,9 @@ from rich.table import Table
 from fcil_adapters import exemplars
 from fcil_adapters.privacy_terms import describe_terms
 from fcil_protocol.messages import PrivacyTerms
+from fcil_protocol.tables import console, show_table, table
 from fcil_protocol.terminal import printable
 from fcil_protocol.wellknown import EVALUATE, INVENTORY
-
-
-def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True, markup=False)
-
-
-def _table(*columns: str, right: tuple[str, ...] = (), wraps: str = "") -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        side: Literal["left", "right"] = "right" if column in right else "left"
-        table.add_column(column, justify=side, no_wrap=column != wraps)
-    return table
 
 
 def _number(count: int, *, at_most: bool = False) -> str:
@@ -36,7 +25,7 @@ def _number(count: int, *, at_most: bool = False) -> str:
 
 def show_dry_run(row: dict[str, Any]) -> None:
     """Print what would leave."""
-    out = _console()
+    out = console()
     on = f" on {row['backbone']}" if row["backbone"] else ""
     out.print("No class was announced and no update sent.", style="bold")
     out.print(f"{row['method']} {row['version']}{on}, {row['told']}.")
@@ -60,10 +49,10 @@ def show_dry_run(row: dict[str, Any]) -> None:
 def _show_announcement(out: Console, said: dict[str, Any]) -> None:
     about = "" if said["exact"] else " (which images are kept for tests is drawn when it joins)"
     out.print(f"\nThe classes, announced when it connects and when the folder changes{about}:")
-    table = _table("class", "train", "test", right=("train", "test"), wraps="class")
+    shown = table("class", "train", "test", right=("train", "test"), wraps=("class",))
     for one in said["classes"]:
-        table.add_row(printable(one["name"]), f"{one['train']:,}", f"{one['test']:,}")
-    out.print(table)
+        shown.add_row(printable(one["name"]), f"{one['train']:,}", f"{one['test']:,}")
+    show_table(out, shown)
     out.print(f"{len(said['classes'])} names, {_sizes(said)}")
     for fault in said["refused"]:
         out.print(f"refused by this client: {fault}", style="bold red")
@@ -79,10 +68,10 @@ def _show_task(out: Console, task: dict[str, Any], *, at_most: bool) -> None:
     if not task["exchanges"]:
         out.print("nothing leaves")
         return
-    table = _table("exchange", "tensor", "kind", "shape", "dtype", "bytes", right=("bytes",))
+    shown = table("exchange", "tensor", "kind", "shape", "dtype", "bytes", right=("bytes",))
     for exchange in task["exchanges"]:
-        _add_exchange(table, exchange)
-    out.print(table)
+        _add_exchange(shown, exchange)
+    show_table(out, shown)
     for exchange in task["exchanges"]:
         rounds = exchange["rounds"]
         times = "as many rounds as the server is set to, each"
@@ -92,10 +81,10 @@ def _show_task(out: Console, task: dict[str, Any], *, at_most: bool) -> None:
         out.print(f"{exchange['kind']}, {times}: {_sizes(exchange)}{fields}")
 
 
-def _add_exchange(table: Table, exchange: dict[str, Any]) -> None:
+def _add_exchange(shown: Table, exchange: dict[str, Any]) -> None:
     name = exchange["kind"]
     for tensor in exchange["tensors"]:
-        table.add_row(
+        shown.add_row(
             name,
             f"{tensor['name']}{' (optional)' if tensor['optional'] else ''}",
             tensor["kind"],
@@ -117,7 +106,7 @@ def _sizes(row: dict[str, Any]) -> str:
 
 def show_journal(journals: list[dict[str, Any]]) -> None:
     """Print the journals of some clients."""
-    out = _console()
+    out = console()
     if not journals:
         out.print("No folder of this user is enrolled: nothing has left.")
     for journal in journals:
@@ -133,10 +122,10 @@ def show_journal(journals: list[dict[str, Any]]) -> None:
             out.print("nothing has left")
             continue
         columns = ("sealed (UTC)", "what", "holds", "bytes", "sealed", "then")
-        table = _table(*columns, right=("bytes", "sealed"), wraps="holds")
+        shown = table(*columns, right=("bytes", "sealed"), wraps=("holds",))
         for row in rows:
-            table.add_row(*_cells(row))
-        out.print(table)
+            shown.add_row(*_cells(row))
+        show_table(out, shown)
         sent = [row for row in rows if row["sent_at"]]
         total = sum(row["sealed_bytes"] or 0 for row in sent)
         out.print(f"{len(sent)} of {len(rows)} left, {total:,} bytes sealed")

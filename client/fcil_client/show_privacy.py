@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-
 from fcil_adapters.privacy_terms import describe_terms
 from fcil_client.home import Home
 from fcil_client.privacy import PrivacyLedger, summary
 from fcil_protocol.messages import PrivacyTerms
+from fcil_protocol.tables import console
 from fcil_protocol.terminal import printable
 
 
@@ -61,7 +60,7 @@ def describe_limits(own: dict[str, Any]) -> str:
 
 def show_privacy(rows: list[dict[str, Any]]) -> None:
     """Print the budgets of some clients."""
-    out = Console(highlight=False, soft_wrap=True, markup=False)
+    out = console()
     if not rows:
         out.print("No folder of this user is enrolled: no privacy was spent.")
     for row in rows:

@@ -274,6 +274,11 @@ def _flushes(stream: IO[str]) -> bool:
     return True
 
 
+def count_of(count: int, what: str) -> str:
+    """Return ``1 round``, ``2 rounds``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """Return text from a peer without control characters, for a terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

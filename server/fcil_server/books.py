@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from fcil_protocol.errors import StorageError
@@ -11,6 +12,9 @@ from fcil_server.ledger_rows import RoundKey
 if TYPE_CHECKING:
     from fcil_server.daemon import Server
 
+SEEN_S = 15.0  # between two notes of who is connected
+SEEN_AT_ONCE = 1000  # clients that one note names: the loop has other work
+
 
 class Books:
     """Writes down what nobody waits for."""
@@ -18,6 +22,7 @@ class Books:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._refused = False  # by a full disk, and said so
+        self._seen_at = 0.0
         self._closing: asyncio.Task[None] | None = None
 
     async def keep(self) -> None:
@@ -25,6 +30,7 @@ class Books:
         server = self._server
         try:
             self._keep_remaining()
+            await self._keep_seen()
             await server.accounts.flush_in_turns()
             if server.ledger.long_log:
                 await asyncio.to_thread(server.ledger.checkpoint)
@@ -41,6 +47,17 @@ class Books:
         remaining, key = coordinator.remaining_s, coordinator.at.key(coordinator.kit.run)
         if remaining is not None and key is not None:
             self._server.ledger.set_remaining(key, remaining)
+
+    async def _keep_seen(self) -> None:
+        """Store that who is connected is here: after a kill, the ledger alone knows."""
+        now = time.monotonic()
+        if now < self._seen_at + SEEN_S:
+            return
+        self._seen_at = now
+        here = [peer.client for peer in self._server.peers]
+        for first in range(0, len(here), SEEN_AT_ONCE):
+            self._server.ledger.touch_all(here[first : first + SEEN_AT_ONCE])
+            await asyncio.sleep(0)
 
     async def close_round(self, key: RoundKey) -> None:
         """Write what a closed round cost and brought, beside the round that follows."""

@@ -19,6 +19,7 @@ from fcil_protocol.certificate import Certificate, RootKey
 from fcil_protocol.errors import FcilError, StorageError, Timeout, Unreachable
 from fcil_protocol.files import LOCK_NAME, half_write, is_written
 from fcil_protocol.keys import PrivateKeys, PublicKeys
+from fcil_protocol.terminal import count_of
 from fcil_server.backup import SCRATCH
 from fcil_server.check_runs import check_run
 from fcil_server.config import load
@@ -173,7 +174,8 @@ def _ledger(ledger: Ledger) -> Iterator[Finding]:
         action = "Stop the server and restore a backup: fcil-server restore FILE --dir NEW"
         yield failure("ledger", f"{ledger.path} is damaged: {fault}", action)
     if not faults:
-        yield fine("ledger", f"intact, {len(ledger.runs())} runs, {len(ledger.audit())} actions")
+        runs, acts = count_of(len(ledger.runs()), "run"), count_of(len(ledger.audit()), "action")
+        yield fine("ledger", f"intact, {runs}, {acts}")
     mode = stat.S_IMODE(ledger.path.stat().st_mode)
     if mode & 0o077:
         text = f"{ledger.path} has permissions {mode:04o}, so others can read it; expected 0600"

@@ -11,7 +11,7 @@ import typer
 
 from fcil_protocol.logs import LogFormat, LogFormatOption, LogOption, LogSizeOption
 from fcil_protocol.options import AliveOption, FormatOption, JsonOption, VersionOption
-from fcil_protocol.terminal import Format, chosen, emit, errors, run_app
+from fcil_protocol.terminal import Format, chosen, count_of, emit, errors, run_app
 from fcil_server import (
     cli_classes,
     cli_export,
@@ -100,8 +100,9 @@ def serve(
         from fcil_protocol.logs import open_log
         from fcil_server.config import load
         from fcil_server.federation import CONFIG, Federation
+        from fcil_server.first_start import removed_if_refused
 
-        overrides = with_budget(settings, budget)
+        overrides = kept = with_budget(settings, budget)
         overrides += metrics_settings(metrics, metrics_cert, metrics_key)
         overrides += page_settings(page, page_cert, page_key, read_only=page_read_only)
         if port is not None:
@@ -110,15 +111,17 @@ def serve(
             host = listen.rpartition(":")[0]
             overrides = (*overrides, f'federation.listen="{host}:{port}"')
         file = open_log(log, log_format, log_mb)
-        federation = Federation.open(directory, config, overrides)
-        try:
-            flags = {"new_run": new_run, "until_done": until_done, "drain_on_term": drain_on_term}
-            asyncio.run(_serve(federation, file, **flags))
-        finally:
-            federation.close()
+        with removed_if_refused(directory) as listens:
+            federation = Federation.open(directory, config, overrides, kept)
+            try:
+                flags = {"new_run": new_run, "until_done": until_done}
+                flags["drain_on_term"] = drain_on_term
+                asyncio.run(_serve(federation, file, listens, **flags))
+            finally:
+                federation.close()
 
 
-async def _serve(federation: Any, log: LogFile | None, **flags: bool) -> None:
+async def _serve(federation: Any, log: LogFile | None, listens: list[bool], **flags: bool) -> None:
     from fcil_protocol.logs import Said
     from fcil_protocol.service import Service
     from fcil_server.daemon import Server
@@ -130,6 +133,7 @@ async def _serve(federation: Any, log: LogFile | None, **flags: bool) -> None:
         service.news()
 
     def listening() -> None:
+        listens.append(True)
         if log is None:
             cli_page.show_first_link(server)
         # Modules and schemas live as long as this process: no collection looks at them again,
@@ -274,8 +278,8 @@ def run_ls(
 
             for r in rows:
                 typer.echo(
-                    f"{r['id']}  {r['status']:8}  {r['method']}, {r['tasks']} tasks, "
-                    f"{r['rounds']} rounds{forked_from(r)}"
+                    f"{r['id']}  {r['status']:8}  {r['method']}, {count_of(r['tasks'], 'task')}, "
+                    f"{count_of(r['rounds'], 'round')}{forked_from(r)}"
                     f"{'' if r['emptied_at'] is None else ', emptied: a client was forgotten'}"
                 )
 

@@ -212,7 +212,8 @@ def _passphrase(file: Path | None, *, confirm: bool) -> str:
         return read_passphrase(file)
     if not sys.stdin.isatty():
         raise UsageError(
-            "the server's keys are sealed with a passphrase, and there is no terminal to ask on.",
+            ("a backup seals the server's keys" if confirm else "the backup's keys are sealed")
+            + " with a passphrase, and there is no terminal to ask on.",
             action="Give --passphrase-file FILE"
             + (", or --without-keys." if confirm else ", or --keys FOLDER, or --new-keys."),
         )

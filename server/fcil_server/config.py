@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 import tomllib
@@ -83,10 +84,19 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: one message that names every fault.
     """
+    return validate(merged(path, overrides))
+
+
+def merged(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Read a TOML file (None: nothing) and apply overrides; what they hold is not checked.
+
+    Raises:
+        ConfigError: the file cannot be read, or an override is no ``section.key=value``.
+    """
     fields = _read(path) if path is not None else {}
     for override in overrides:
         apply_override(fields, override)
-    return validate(fields)
+    return fields
 
 
 # Also of a number of more digits than Python reads, and of lists in lists without end.
@@ -114,8 +124,11 @@ def validate(fields: dict[str, Any]) -> Config:
     try:
         config = Config.model_validate(fields)
     except ValidationError as error:
-        faults = "; ".join(_fault(dict(e)) for e in error.errors(include_url=False))
-        raise ConfigError(f"{faults}.") from error
+        found = [dict(e) for e in error.errors(include_url=False)]
+        faults = [_fault(e) for e in found]
+        if all(e["type"] == "extra_forbidden" for e in found):
+            faults += _faults_without(fields, [e["loc"] for e in found])
+        raise ConfigError(f"{'; '.join(faults)}.") from error
     faults_found = list(_cross_checks(config))
     if faults_found:
         raise ConfigError(f"{'; '.join(faults_found)}.")
@@ -158,6 +171,17 @@ def _fault(error: dict[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
         return f"unknown key {where!r}{_hint(error['loc'])}"
     return f"{where}: {error['msg'].removeprefix('Value error, ')}, got {error['input']!r}"
+
+
+def _faults_without(fields: dict[str, Any], unknown: Sequence[tuple[Any, ...]]) -> list[str]:
+    """Return the faults that remain without the keys that nobody knows."""
+    rest = copy.deepcopy(fields)
+    for *path, key in unknown:
+        place: Any = rest
+        for step in path:
+            place = place[step]
+        del place[key]
+    return list(_cross_checks(Config.model_validate(rest)))
 
 
 def _hint(loc: tuple[Any, ...]) -> str:

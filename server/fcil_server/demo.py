@@ -188,9 +188,9 @@ def _progress(status: dict[str, Any]) -> Any:
     table = Table.grid(padding=(0, 2))
     where = now["phase"]
     if now["kind"] is not None:
-        where = f"task {now['task'] + 1} of {len(TASKS)}, {now['kind']}"
-        if now["rounds"] and now["rounds"] > 1:
-            where += f" round {now['round'] + 1} of {now['rounds']}"
+        where = f"task {now['task']} (the last is {len(TASKS) - 1}), {now['kind']}"
+        if now["rounds"] and now["rounds"] > 1:  # counted as in all that is told
+            where += f" round {now['round']} (the last is {now['rounds'] - 1})"
         where += f": {now['phase']}"
     table.add_row(where, now["waiting_for"] and f"waits for {now['waiting_for']}")
     for client in status["clients"]:

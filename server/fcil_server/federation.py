@@ -35,6 +35,7 @@ from fcil_protocol.files import DirectoryLock, make_private, storage_errors, wri
 from fcil_protocol.ids import Digest, FederationId, RunId, is_run_id
 from fcil_protocol.keys import PrivateKeys
 from fcil_server.config import Config, as_file, load
+from fcil_server.first_start import load_first
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger_file import log_path
 from fcil_server.ledger_wal import lost_frames
@@ -69,13 +70,20 @@ class Federation:
         self.certificate = self._certificate(keys / "certificate")
 
     @classmethod
-    def open(cls, directory: Path, config_path: Path | None, overrides: tuple[str, ...]) -> Self:
+    def open(
+        cls,
+        directory: Path,
+        config_path: Path | None,
+        overrides: tuple[str, ...],
+        kept: tuple[str, ...] = (),
+    ) -> Self:
         """Open a federation, or make one where there is none.
 
         Args:
             directory: the federation's directory.
             config_path: a TOML to use instead of the directory's own.
             overrides: ``section.key=value``, for this start only.
+            kept: those of them that a new federation keeps in its file.
 
         Raises:
             ConfigError, Locked, StorageError, KeyFileError.
@@ -91,7 +99,7 @@ class Federation:
         if not new and config_path is None and not own.stat().st_size:
             raise CorruptFile(f"{own} is empty.", action="Restore it from a backup.")
         path = config_path or (None if new else own)
-        config = load(path, overrides)
+        config = load_first(path, overrides) if new else load(path, overrides)
         with storage_errors("create the federation directory", directory):
             make_private(directory)
             (directory / "keys").mkdir(mode=0o700, exist_ok=True)
@@ -99,8 +107,8 @@ class Federation:
         lock = DirectoryLock.acquire(directory, "federation")
         try:
             if new:
-                # Overrides are for this start only: the file has what the user gave as a file.
-                write_atomic(own, as_file(load(config_path)).encode())
+                # What was chosen at the beginning holds for every start after it.
+                write_atomic(own, as_file(load(config_path, kept)).encode())
             return cls(directory, config, lock)
         except BaseException:
             lock.release()

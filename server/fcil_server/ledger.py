@@ -10,7 +10,7 @@ kill at any moment, `Ledger.open_round` and `Ledger.accepted` say where to go on
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fcil_protocol.errors import UsageError
@@ -119,6 +119,15 @@ class Ledger(HistoryTables, AccountTables, TrustTables, ForkTables, ForgetTables
             "UPDATE clients SET last_seen = ?, device = ifnull(?, device) "
             "WHERE client_id = ? AND length(curve) > 0",
             (self.now, device, client_id),
+            durable=False,
+        )
+
+    def touch_all(self, clients: Sequence[ClientId]) -> None:
+        """Note that these clients are connected now; losing the last note costs seconds only."""
+        self._write(
+            "UPDATE clients SET last_seen = ? "
+            "WHERE client_id IN (SELECT value FROM json_each(?)) AND length(curve) > 0",
+            (self.now, json.dumps(list(clients))),
             durable=False,
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger_file import LedgerFile
 from fcil_server.ledger_rows import AuditEntry, ByteCount, Evaluation, Event, Refusal, RoundKey
-from fcil_server.ledger_words import CENTRAL, Cause, Direction, Source
+from fcil_server.ledger_words import CENTRAL, HARMLESS, Cause, Direction, Source
 
 # Whoever sends garbage may not fill the disk: the newest rows are kept, all are counted.
 KEPT_REFUSALS = 10_000
@@ -191,8 +191,11 @@ class AccountTables(LedgerFile):
         return self._all(Refusal, "SELECT * FROM refusals ORDER BY id DESC LIMIT ?", (limit,))
 
     def refusals_of(self, client: ClientId, *, limit: int) -> list[Refusal]:
-        """Return the newest refusals of one client's messages, newest first."""
-        sql = "SELECT * FROM refusals WHERE client = ? ORDER BY id DESC LIMIT ?"
+        """Return the newest refusals of one client's messages, newest first, but the harmless."""
+        sql = (
+            f"SELECT * FROM refusals WHERE client = ? AND code NOT IN {HARMLESS} "  # noqa: S608
+            "ORDER BY id DESC LIMIT ?"
+        )
         return self._all(Refusal, sql, (client, limit))
 
     def rounds_by_client(self) -> dict[ClientId, int]:

@@ -76,3 +76,7 @@ class Role(StrEnum):
 
     CLIENT = "client"
     RELAY = "relay"
+
+
+# Codes of refusals after which a client tries again, or has what it wants: not worth a word.
+HARMLESS = ("not_yet", "already_have")

@@ -7,6 +7,8 @@ from typing import Any
 
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Client, Ticket
+from fcil_server.standing import gone_client
+from fcil_server.words import GONE
 
 SHOWN_REFUSALS = 3  # newest reasons per client
 
@@ -22,7 +24,7 @@ def member_rows(ledger: Ledger, live: Mapping[str, str]) -> list[dict[str, Any]]
     names = {client.client_id: client.name for client in ledger.clients()}
     rows = []
     for client in ledger.clients():
-        here = live.get(client.client_id, "away") not in ("away", "refused", "revoked")
+        here = live.get(client.client_id, "away") not in ("away", "refused", *GONE)
         up, down = traffic.get(client.client_id, (0, 0))
         refusals = ledger.refusals_of(client.client_id, limit=SHOWN_REFUSALS)
         rows.append(
@@ -48,10 +50,8 @@ def member_rows(ledger: Ledger, live: Mapping[str, str]) -> list[dict[str, Any]]
 
 
 def _state(client: Client, now: float, live: Mapping[str, str]) -> str:
-    if not client.curve:
-        return "erased"
-    if client.revoked_at is not None:
-        return "revoked"
+    if state := gone_client(client):
+        return state
     if not client.may_join(now):
         return "expired"
     return live.get(client.client_id, "away")

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from fcil_protocol.ids import RunId
+from fcil_protocol.terminal import count_of
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_words import Direction
 from fcil_server.report_page import NOTHING, duration, percent, points
@@ -57,8 +58,9 @@ def _headline_table(data: RunData) -> RenderableType:
     table.add_row("FAA", percent(faa), "accuracy after the last task")
     table.add_row("AIA", percent(aia), "mean accuracy over all tasks")
     table.add_row("forgetting", points(lost), "from each task's best accuracy to its last")
+    tasks = count_of(len(data.tasks), "task")
     time = duration(data.seconds()["total_s"])
-    table.add_row("time", time, f"{len(data.rounds)} rounds, {len(data.tasks)} tasks")
+    table.add_row("time", time, f"{count_of(len(data.rounds), 'round')}, {tasks}")
     return table
 
 

@@ -21,7 +21,6 @@ from fcil_server.ledger import Ledger
 from fcil_server.ledger_words import Role, UpdateStatus
 from fcil_server.standing import REVOKED, check_ticket, refusal
 
-LEFT_BY_ITSELF = "the client left by itself"
 WITHDRAWN = "the client was revoked before the round closed"
 MAX_WHY = 200  # characters of a reason that a client is told
 MAX_BEHIND, MAX_GUESTS_BEHIND = 4_000, 1_000  # keys that one `Admit` to a relay can list

@@ -27,8 +27,7 @@ from fcil_server import greeting
 from fcil_server.intake import nack_of
 from fcil_server.ledger_rows import Client
 from fcil_server.peers import Peer
-from fcil_server.roster import LEFT_BY_ITSELF
-from fcil_server.standing import REVOKED
+from fcil_server.standing import LEFT_BY_ITSELF, REVOKED
 from fcil_server.turns import Turns
 
 if TYPE_CHECKING:

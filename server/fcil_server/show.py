@@ -5,31 +5,28 @@ from __future__ import annotations
 import csv
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from fcil_adapters.privacy_terms import describe_terms
 from fcil_protocol.ids import RunId
 from fcil_protocol.messages import PrivacyTerms
+from fcil_protocol.tables import console, show_table, table
 from fcil_protocol.terminal import printable
 from fcil_server import comparison
 from fcil_server.beside import HEAD
 from fcil_server.ledger import Ledger
 from fcil_server.report_tables import summary_tables
 from fcil_server.rundata import format_bytes
-from fcil_server.words import ANSWERS, CLOSED_BY, progress_of
-
-
-def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+from fcil_server.words import ANSWERS, CLOSED_BY, GONE, progress_of, short_device
 
 
 def show_status(data: dict[str, Any]) -> None:
     """Print a status as text."""
-    out = _console()
+    out = console()
     federation, run, now = data["federation"], data["run"], data["now"]
     if data["running"]:
         where = ", ".join(federation["addresses"])
@@ -80,24 +77,29 @@ def _show_clients(out: Console, clients: list[dict[str, Any]], answers: dict[str
     if not clients:
         out.print("clients     none yet; join with: fcil-client join --data FOLDER")
         return
-    table = Table(box=None, pad_edge=False)
-    for title in ("client", "state", "images", "classes", "this round", "last seen", "device"):
-        table.add_column(title)
+    titles = ("client", "state", "images", "classes", "this round", "last seen", "device")
+    shown = table(*titles, wraps=("device",))
+    gone = Counter(row["state"] for row in clients if row["state"] in GONE)
+    clients = [row for row in clients if row["state"] not in GONE]
     for row in clients:
         progress = row.get("progress")
         doing = answers.get(row["id"], "")
         if doing == "none" and progress:
             doing = progress_of(*progress) + ", paused" * row["paused"]
-        table.add_row(
+        shown.add_row(
             printable(row["name"]),
             row["state"],
             _or_blank(row.get("images")),
             _or_blank(row.get("classes")),
             "asked" if doing == "none" else doing,
             ago(row.get("last_seen")),
-            printable(row.get("device") or ""),
+            printable(short_device(row.get("device") or "")),
         )
-    out.print(table)
+    if clients:
+        show_table(out, shown)
+    if gone:
+        told = ", ".join(f"{count} {state}" for state, count in sorted(gone.items()))
+        out.print(f"no more     {told}: fcil-server clients")
     for row in clients:
         if row.get("why"):
             out.print(f"{printable(row['name'])}: {printable(row['why'])}")
@@ -105,7 +107,7 @@ def _show_clients(out: Console, clients: list[dict[str, Any]], answers: dict[str
             names = ", ".join(row["learned_before"][:8])
             text = f"{row['name']}: holds {names}, learned before: tested, not trained again"
             out.print(printable(text))
-        if row["state"] != "revoked" and row.get("missed_tasks"):
+        if row.get("missed_tasks"):
             tasks = ", ".join(str(t) for t in row["missed_tasks"][:8])
             text = f"{row['name']}: task {tasks} went on without it; what they left it gets with"
             out.print(printable(f"{text} its next round"))
@@ -127,13 +129,10 @@ def ago(moment: float | None) -> str:
 
 def show_rounds(rows: list[dict[str, Any]]) -> None:
     """Print rounds as a table."""
-    table = Table(box=None, pad_edge=False)
-    for title in ("seq", "task", "kind", "round", "outcome"):
-        table.add_column(title)
-    for title in ("asked", "counted", "seconds", "wire up", "wire down"):
-        table.add_column(title, justify="right")
+    numbers = ("asked", "counted", "seconds", "wire up", "wire down")
+    shown = table("seq", "task", "kind", "round", "outcome", *numbers, right=numbers)
     for row in rows:
-        table.add_row(
+        shown.add_row(
             str(row["seq"]),
             str(row["task"]),
             row["kind"],
@@ -145,18 +144,20 @@ def show_rounds(rows: list[dict[str, Any]]) -> None:
             format_bytes(row["wire_up"]),
             format_bytes(row["wire_down"]),
         )
-    out = _console()
-    out.print(table if rows else "no round yet")
+    out = console()
+    if not rows:
+        out.print("no round yet")
+        return
+    show_table(out, shown)
     for row in rows:
         for one in row["excluded"]:
             text = f"round {row['seq']} left out {one['name'] or one['client']}: {one['reason']}"
             out.print(printable(text))
         if remarks := _remarks(row):
             out.print(printable(f"round {row['seq']}: {'; '.join(remarks)}"))
-    if rows:
-        counted = {row["wire_source"] for row in rows}
-        how = "as the kernel counted it" if counted == {"kernel"} else "by the exact formula"
-        out.print(f"wire: TCP payload of all clients, {how}", style="dim")
+    counted = {row["wire_source"] for row in rows}
+    how = "as the kernel counted it" if counted == {"kernel"} else "by the exact formula"
+    out.print(f"wire: TCP payload of all clients, {how}", style="dim")
 
 
 def _remarks(row: dict[str, Any]) -> list[str]:
@@ -172,30 +173,28 @@ def _remarks(row: dict[str, Any]) -> list[str]:
 
 def rounds_csv(rows: list[dict[str, Any]]) -> None:
     """Write rounds as CSV to stdout; what is a list in JSON is its length."""
-    table = csv.writer(sys.stdout, lineterminator="\n")
+    lines = csv.writer(sys.stdout, lineterminator="\n")
     names = list(rows[0]) if rows else ["seq"]
-    table.writerow(names)
+    lines.writerow(names)
     for row in rows:
-        table.writerow(len(row[n]) if isinstance(row[n], list) else row[n] for n in names)
+        lines.writerow(len(row[n]) if isinstance(row[n], list) else row[n] for n in names)
 
 
 def show_comparison(runs: comparison.Named, folder: Path) -> None:
     """Print the headline numbers of several runs, and where the page is."""
-    table = Table(box=None, pad_edge=False)
-    for number, title in enumerate(HEAD):
-        table.add_column(title, justify="left" if number < 2 else "right")
+    shown = table(*HEAD, right=HEAD[2:])
     for line in comparison.rows(runs):
-        table.add_row(*map(printable, line))
-    out = _console()
-    out.print(table)
+        shown.add_row(*map(printable, line))
+    out = console()
+    show_table(out, shown)
     out.print(f"files: {folder}/comparison.html, comparison.csv", soft_wrap=True)
 
 
 def show_report(ledger: Ledger, run: RunId, folder: Path) -> None:
     """Print a run's numbers and where its files are."""
-    out = Console(highlight=False, markup=False, emoji=False)
-    for table in summary_tables(ledger, run):
-        out.print(table)
+    out = console()
+    for part in summary_tables(ledger, run):
+        out.print(part)
     row = ledger.run(run)
     if row is not None and row.environment.get("budget"):
         out.print(row.environment["budget"]["text"], soft_wrap=True)

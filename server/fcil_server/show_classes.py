@@ -4,30 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from fcil_protocol.tables import console, show_table, table
 from fcil_protocol.terminal import printable
 
 
 def show_classes(rows: list[dict[str, Any]]) -> None:
     """Print one line per class name."""
-    out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    out = console()
     if not rows:
         out.print("no class name yet")
         return
-    table = Table(box=None, pad_edge=False)
-    for title in ("id", "class", "task", "also called", "first brought by"):
-        table.add_column(title)
+    shown = table("id", "class", "task", "also called", "first brought by", wraps=("also called",))
     for row in rows:
-        table.add_row(
+        shown.add_row(
             "" if row["id"] is None else str(row["id"]),
             printable(row["name"]),
             _where(row),
             printable(", ".join(row["aliases"])),
             printable(row["first_seen_by"]),
         )
-    out.print(table)
+    show_table(out, shown)
 
 
 def _where(row: dict[str, Any]) -> str:

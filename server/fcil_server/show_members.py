@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from fcil_protocol.tables import console, show_table, table
 from fcil_protocol.terminal import printable
 from fcil_server.rundata import format_bytes
 from fcil_server.show import ago
 from fcil_server.standing import day
+from fcil_server.words import GONE
 
 
 def show_members(rows: list[dict[str, Any]], tickets: list[dict[str, Any]]) -> None:
     """Print members, the newest refusal of each, and open tickets."""
-    out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    out = console()
     if not rows:
         out.print("no client yet; invite one with: fcil-server enrol NAME")
     else:
-        table = Table(box=None, pad_edge=False)
-        for title in ("client", "state", "since", "last seen"):
-            table.add_column(title)
-        for title in ("rounds", "wire up", "wire down"):
-            table.add_column(title, justify="right")
-        table.add_column("last refusal")
+        numbers = ("rounds", "wire up", "wire down")
+        shown = table("client", "state", "since", "last seen", *numbers, right=numbers)
         for row in rows:
-            table.add_row(
+            shown.add_row(
                 _name(row),
                 row["state"],
                 day(row["enrolled_at"])[:10],
@@ -34,9 +29,11 @@ def show_members(rows: list[dict[str, Any]], tickets: list[dict[str, Any]]) -> N
                 str(row["rounds"]),
                 format_bytes(row["wire_up"]),
                 format_bytes(row["wire_down"]),
-                _why(row),
             )
-        out.print(table)
+        show_table(out, shown)
+        for row in rows:
+            if why := _why(row):
+                out.print(f"{_name(row)}: {why}")
     for ticket in tickets:
         out.print(f"open ticket for {printable(ticket['name'])}, until {day(ticket['expires_at'])}")
 
@@ -49,6 +46,7 @@ def _name(row: dict[str, Any]) -> str:
 
 
 def _why(row: dict[str, Any]) -> str:
-    if row["revoked_why"]:
-        return printable(row["revoked_why"])
-    return printable(row["refusals"][0]["reason"]) if row["refusals"] else ""
+    if row["state"] in GONE:
+        return printable(row["revoked_why"]) if row["state"] == "revoked" else ""
+    newest = row["refusals"][0] if row["refusals"] else None
+    return printable(f"{newest['reason']} ({ago(newest['at'])})") if newest else ""

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from fcil_adapters.cadence import Cadence
 from fcil_adapters.contract import Hparams, Method
+from fcil_protocol.tables import console, show_table, table
 from fcil_server.rundata import format_bytes
 from fcil_server.traffic import Traffic, predict
 from fcil_server.traffic_parts import Setting
@@ -98,23 +99,16 @@ def _traffic_fields(traffic: Traffic) -> dict[str, Any]:
     }
 
 
-def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True, markup=False)
-
-
 def show_methods(rows: list[dict[str, Any]]) -> None:
     """Print one line per method, and the papers."""
-    out = _console()
-    table = Table(box=None, pad_edge=False)
-    table.add_column("method", no_wrap=True)
-    table.add_column("kinds")
-    table.add_column("up a round", justify="right", no_wrap=True)
-    table.add_column("down a round", justify="right", no_wrap=True)
+    out = console()
+    numbers = ("up a round", "down a round")
+    shown = table("method", "kinds", *numbers, right=numbers, wraps=("kinds",))
     for row in rows:
         each = row["traffic"]["round"]
         kinds = ", ".join({**each["up"]["kinds"], **each["down"]["kinds"]})
-        table.add_row(row["name"], kinds, _short(each["up"]), _short(each["down"]))
-    out.print(table)
+        shown.add_row(row["name"], kinds, _short(each["up"]), _short(each["down"]))
+    show_table(out, shown)
     out.print()
     for row in rows:
         out.print(f"{row['name']}: {row['title']}. {row['citation']}", style="dim")
@@ -139,7 +133,7 @@ def _of(rows: list[dict[str, Any]]) -> str:
 
 def show_method(row: dict[str, Any]) -> None:
     """Print all that is known of one method."""
-    out = _console()
+    out = console()
     out.print(f"{row['name']} {row['version']}: {row['title']}", style="bold")
     out.print(row["citation"])
     _show_budget(out, row)
@@ -153,7 +147,7 @@ def show_method(row: dict[str, Any]) -> None:
     for name, preset in row["presets"].items():
         chosen = ", ".join(f"{option} = {value}" for option, value in preset.items())
         out.print(f"preset {name}: {chosen}")
-    out.print(_options_table(row["options"]))
+    show_table(out, _options_table(row["options"]))
 
 
 def _show_budget(out: Console, row: dict[str, Any]) -> None:
@@ -164,17 +158,13 @@ def _show_budget(out: Console, row: dict[str, Any]) -> None:
 
 
 def _show_traffic(out: Console, traffic: dict[str, Any]) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    table.add_column("when")
-    table.add_column("bytes", justify="right", no_wrap=True)
-    table.add_column("of which")
+    shown = table("", "when", "bytes", "of which", right=("bytes",), wraps=("when", "of which"))
     for up in traffic["up"]:
         times = f"{up['rounds']} round{'s' if up['rounds'] != 1 else ''} a task"
-        table.add_row(f"up    {up['exchange']}", times, _exact(up), _kinds(up))
+        shown.add_row(f"up    {up['exchange']}", times, _exact(up), _kinds(up))
     for down in traffic["down"]:
-        table.add_row(f"down  {down['part']}", _when(down), _exact(down), _kinds(down))
-    out.print(table)
+        shown.add_row(f"down  {down['part']}", _when(down), _exact(down), _kinds(down))
+    show_table(out, shown)
     task = traffic["task"]
     out.print(f"the whole task: {_exact(task['up'])} up, {_exact(task['down'])} down")
 
@@ -187,16 +177,13 @@ def _when(down: dict[str, Any]) -> str:
 
 
 def _options_table(options: dict[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("option", no_wrap=True)
-    table.add_column("default")
-    table.add_column("meaning")
+    shown = table("option", "default", "meaning", wraps=("default", "meaning"))
     for name, option in options.items():
         default = str(option["default"])
         if option["value"] != option["default"]:
             default = f"{default} (here {option['value']})"
-        table.add_row(name, default, option["help"])
-    return table
+        shown.add_row(name, default, option["help"])
+    return shown
 
 
 def _exact(size: dict[str, Any]) -> str:

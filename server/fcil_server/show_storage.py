@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from fcil_protocol.terminal import printable
+from fcil_protocol.terminal import count_of, printable
 from fcil_server.findings import Finding, Level
 from fcil_server.restore import Restored
 
@@ -24,7 +24,10 @@ def show_findings(found: Sequence[Finding]) -> None:
             typer.echo(f"         -> {printable(finding.action)}")
     bad = sum(f.level is Level.FAILURE for f in found)
     odd = sum(f.level is Level.WARNING for f in found)
-    typer.echo(f"{bad} failures, {odd} warnings, {len(found) - bad - odd} checks passed")
+    typer.echo(
+        f"{count_of(bad, 'failure')}, {count_of(odd, 'warning')}, "
+        f"{count_of(len(found) - bad - odd, 'check')} passed"
+    )
 
 
 def show_restored(done: Restored, directory: Path, *, fresh: bool) -> None:

@@ -16,6 +16,22 @@ from fcil_protocol.errors import (
 from fcil_server.ledger_rows import Client, Ticket
 
 REVOKED = "revoked by the operator"  # where no other reason was given
+LEFT_BY_ITSELF = "the client left by itself"
+
+
+def gone(*, erased: bool, revoked: bool, why: str) -> str:
+    """Return what somebody is who is a member no more: ``left``, ``revoked``, ``erased``; or ""."""
+    if erased:
+        return "erased"
+    if revoked:
+        return "left" if why == LEFT_BY_ITSELF else "revoked"
+    return ""
+
+
+def gone_client(row: Client) -> str:
+    """Return `gone` of a client of the ledger."""
+    why = row.revoked_why or ""
+    return gone(erased=not row.curve, revoked=row.revoked_at is not None, why=why)
 
 
 def check_ticket(ticket: Ticket, now: float) -> None:

@@ -12,6 +12,7 @@ from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Client
 from fcil_server.ledger_words import Role, Source
 from fcil_server.rundata import RoundView, round_views
+from fcil_server.standing import gone_client
 from fcil_server.turns import Turns
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ async def _clients(server: Server) -> list[dict[str, Any]]:
             {
                 "id": row.client_id,
                 "name": row.name,
-                "state": "revoked" if row.revoked_at else state,
+                "state": gone_client(row) or state,
                 "why": why,
                 "role": row.role.value,
                 "device": row.device,
@@ -165,7 +166,12 @@ def stopped_status(ledger: Ledger, directory: str) -> dict[str, Any]:
             "round": open_round.round if open_round else None,
         },
         "clients": [
-            {"id": c.client_id, "name": c.name, "state": "away", "last_seen": c.last_seen}
+            {
+                "id": c.client_id,
+                "name": c.name,
+                "state": gone_client(c) or "away",
+                "last_seen": c.last_seen,
+            }
             for c in ledger.clients()
         ],
         "classes": _classes(ledger, run.run_id) if run else [],
@@ -175,10 +181,10 @@ def stopped_status(ledger: Ledger, directory: str) -> dict[str, Any]:
 def round_rows(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
     """Return one row per round: who took part, how long it took, what it cost."""
     names = {c.client_id: c.name for c in ledger.clients()}
-    return [_round_row(view, names) for view in round_views(ledger, run)]
+    return [_round_row(view, names, ledger.now) for view in round_views(ledger, run)]
 
 
-def _round_row(view: RoundView, names: Mapping[ClientId, str]) -> dict[str, Any]:
+def _round_row(view: RoundView, names: Mapping[ClientId, str], now: float) -> dict[str, Any]:
     row, up, down = view.round, view.up, view.down
     kernel = bool(up.wire_kernel and down.wire_kernel)
     return {
@@ -200,7 +206,8 @@ def _round_row(view: RoundView, names: Mapping[ClientId, str]) -> dict[str, Any]
             {"client": c, "name": names.get(c, ""), "reason": reason}
             for c, reason in view.excluded.items()
         ],
-        "seconds": round(sum(row.phases.values()), 3),
+        # From its opening to its end, or to now; a server that was away in between counts.
+        "seconds": round(max(0.0, (row.closed_at or now) - row.opened_at), 3),
         "wire_up": up.true_wire,
         "wire_down": down.true_wire,
         "wire_source": (Source.KERNEL if kernel else Source.PREDICTED).value,

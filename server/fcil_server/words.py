@@ -19,6 +19,20 @@ ANSWERS = {
 }
 
 
+GONE = ("left", "revoked", "erased")  # states of those who are members no more
+
+
+def short_device(device: str) -> str:
+    """Return a device as a table has room for it: ``cpu, 2 threads``; the rest is in JSON."""
+    name, _, facts = device.partition(" (")
+    kept = [
+        fact
+        for fact in facts.rstrip(")").split(", ")
+        if fact.endswith(" threads") or (name.startswith("cuda") and not fact.startswith("torch"))
+    ]
+    return ", ".join(filter(None, [name, *kept]))
+
+
 def progress_of(what: str, done: int, total: int) -> str:
     """Say how far a client's work is, whose units differ from one kind of work to another."""
     return f"{what} {100 * done // total} %" if total else what

@@ -112,7 +112,7 @@ def test_the_round_in_progress_says_who_is_at_work_and_how_far(history: History)
     html = shown("now", history, live)
     text = words(html)
     for expected in (
-        "Task 3, train round 0 (1 of 2) : collecting updates", "1 of 3, 1 declined",
+        "Task 3, train round 0 (the last is 1) : collecting updates", "1 of 3, 1 declined",
         "sends its update", "has answered", "declined: on battery", "250 kB of 604 kB",
         "854 kB of 1.21 MB", "all asked; at the deadline with 2",
     ):  # fmt: skip

@@ -332,6 +332,19 @@ def test_how_each_client_is_is_asked_now_and_then_and_when_one_comes_or_goes() -
         assert "peers" in told.live
 
 
+def test_a_client_at_work_is_told_alike_in_both_sections_between_two_questions() -> None:
+    server = Server(page_kit.live())
+    asker = Questions(server, Clock(0.0))
+    asker.look()
+    bob, alice, _ = server.live["round"]["clients"]
+    bob["progress"], alice["progress"] = ["working", 20, 100], ["sending", 1, 1]
+    del server.live["peers"]  # not asked for this time
+    live = asker.look().live
+    assert live is not None
+    assert live["peers"][sample_run.BOB]["progress"] == ["working", 20, 100]
+    assert live["peers"][sample_run.ALICE]["progress"] is None, "it has answered"
+
+
 def test_a_deadline_stands_still_although_the_clock_runs() -> None:
     server = Server(page_kit.live())
     asker = Questions(server, Clock(0.0))

@@ -8,8 +8,8 @@ from fcil_protocol.ids import is_client_id, named_client_id
 from fcil_protocol.keys import PrivateKeys
 from fcil_server.doorkeeper import GUEST_BURST, GUESTS_PER_S, SAME_GUEST_S, Doorkeeper
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.roster import LEFT_BY_ITSELF, Roster, check_name
-from fcil_server.standing import refusal
+from fcil_server.roster import Roster, check_name
+from fcil_server.standing import LEFT_BY_ITSELF, refusal
 
 ADDRESSES = ("127.0.0.1:7710",)
 

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 import sample_run
+from fcil_server.ledger_rows import RoundKey
+from fcil_server.page import rounds as page_rounds
+from fcil_server.page.snapshot import frozen
 from fcil_server.rundata import collect
 from fcil_server.show import rounds_csv, show_rounds
 from fcil_server.status import round_rows
@@ -36,6 +39,29 @@ def test_without_the_kernel_they_are_predicted_and_say_so(ledger, capsys):
     assert {r["wire_source"] for r in rows} == {"predicted"}
     show_rounds(rows)
     assert "by the exact formula" in capsys.readouterr().out
+
+
+def test_seconds_are_those_from_a_rounds_opening_to_its_end_or_to_now(ledger):
+    key = RoundKey(RUN, 9, "train", 0)
+    began = ledger.now
+    ledger.new_round(key, asked=sample_run.CLIENTS, base_state=1)
+    ledger._clock.now += 18.5
+    open_row = round_rows(ledger, RUN)[-1]
+    assert (open_row["outcome"], open_row["seconds"]) == ("open", 18.5)
+    ledger.close_round(key, "skipped", phases={"collect_s": 0.1})  # it was killed before
+    ledger._clock.now += 100
+    assert round_rows(ledger, RUN)[-1]["seconds"] == ledger.rounds(RUN)[-1].closed_at - began
+
+
+def test_what_a_killed_server_spent_is_told_beside_the_phases(ledger):
+    key = RoundKey(RUN, 9, "train", 0)
+    ledger.new_round(key, asked=sample_run.CLIENTS, base_state=1)
+    ledger._clock.now += 18.5
+    ledger.close_round(key, "skipped", phases={"collect_s": 0.5})
+    history = frozen(collect(ledger, RUN))
+    row = page_rounds._row(history.rounds[-1])
+    assert row.seconds == 18.5
+    assert row.phases == "collect 0.50 s, before a restart, or waiting 18.00 s"
 
 
 def test_csv_has_a_line_for_each_round_and_numbers_for_lists(ledger, capsys):

@@ -54,7 +54,11 @@ def test_data_of_both_is_json(built: Built) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["backup", "b.tar"], 4, "there is no terminal to ask on"),
+        (
+            ["backup", "b.tar"],
+            4,
+            "a backup seals the server's keys with a passphrase, and there is no terminal to ask on",
+        ),
         (["backup", "b.tar", "--without-keys", "--passphrase-file", "phrase"], 4, "exclude"),
         (["backup", "phrase", "--without-keys"], 4, "exists already"),
         (["backup", "no/b.tar", "--without-keys"], 1, "does not exist"),

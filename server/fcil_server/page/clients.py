@@ -8,7 +8,7 @@ from typing import Any
 
 from fcil_server.page.params import ROWS, Params, cut, matches
 from fcil_server.page.snapshot import History, Member
-from fcil_server.words import progress_of
+from fcil_server.words import GONE, progress_of
 
 # What a client is, in words, and how good that is; the page's style gives each look a sign.
 _STATES = {
@@ -18,13 +18,14 @@ _STATES = {
     "refused": "bad",
     "away": "quiet",
     "expired": "bad",
+    "left": "quiet",
     "revoked": "bad",
     "erased": "bad",
 }
 _MISSED = "took part in the last rounds"
 _IN_REPORT = 500  # clients that a report lists
 _HERE = frozenset({"ready", "preparing", "resting"})
-_GONE = frozenset({"revoked", "erased"})
+_GONE = frozenset(GONE)
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,13 @@ from fcil_server import metrics
 from fcil_server.ledger_accounts import AccountTables
 from fcil_server.ledger_rounds import HistoryTables
 from fcil_server.ledger_rows import Event, Run
-from fcil_server.ledger_words import Direction
+from fcil_server.ledger_words import HARMLESS, Direction
 from fcil_server.metrics import Metrics
 from fcil_server.page.snapshot import History, Member, OpenTicket, RunName
 from fcil_server.page.tally import Tallied, Tally, counts, no_round, of_place
 from fcil_server.report_claims import Paper, paper_of
 from fcil_server.rundata import Bytes
+from fcil_server.standing import gone
 
 __all__ = ["History", "Reader"]
 
@@ -288,16 +289,15 @@ class Reader(HistoryTables, AccountTables):
         key = (*self._rows("SELECT count(*), max(id) FROM refusals")[0], self._erased())
         if key != self._refusals[0]:
             sql = (
-                "SELECT client, max(id), at, reason, count(*) AS n FROM refusals "
-                "WHERE client IS NOT NULL GROUP BY client"
+                "SELECT client, max(id), at, reason, count(*) AS n FROM refusals "  # noqa: S608
+                f"WHERE client IS NOT NULL AND code NOT IN {HARMLESS} GROUP BY client"
             )  # of a bare column SQLite takes the row that has the maximum
             self._refusals = (key, {row["client"]: row for row in self._rows(sql)})
         return self._refusals[1]
 
 
 def _standing(row: Row, now: float) -> str:
-    if row["erased"]:
-        return "erased"
-    if row["revoked_at"] is not None:
-        return "revoked"
+    away = row["revoked_at"] is not None
+    if left := gone(erased=bool(row["erased"]), revoked=away, why=row["revoked_why"] or ""):
+        return left
     return "expired" if row["not_after"] is not None and row["not_after"] <= now else "member"

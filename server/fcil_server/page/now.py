@@ -85,7 +85,7 @@ def _phase(live: Mapping[str, Any]) -> str:
 
 
 def _round(at: Mapping[str, Any]) -> str:
-    of = f" ({at['round'] + 1} of {at['rounds']})" if at.get("rounds") else ""
+    of = f" (the last is {at['rounds'] - 1})" if (at.get("rounds") or 0) > 1 else ""
     return f"{at['kind']} round {at['round']}{of}"
 
 

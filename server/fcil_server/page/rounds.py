@@ -12,6 +12,7 @@ from fcil_server.page.params import Params, cut
 from fcil_server.page.snapshot import History, RoundLine
 from fcil_server.words import CLOSED_BY
 
+OTHER_S = 1.0  # of a round that may be in no phase without a word
 _LISTED = 200  # rounds of a report; more are summed by task
 
 
@@ -60,12 +61,16 @@ def view(history: History, _: Mapping[str, Any] | None, params: Params) -> dict[
 
 
 def _row(line: RoundLine) -> RoundRow:
-    phases = ", ".join(f"{k.removesuffix('_s')} {v:.2f} s" for k, v in line.phases.items())
     outcome = line.outcome.value if line.outcome else ""
     told = [CLOSED_BY.get(line.why, ""), f"reopened {line.reopened} x" if line.reopened else ""]
     how = ", ".join(filter(None, told))
     look = {"done": "good", "short": "warn", "skipped": "bad"}.get(outcome, "quiet")
     seconds = (line.closed_at or line.opened_at) - line.opened_at
+    spent = {k.removesuffix("_s"): v for k, v in line.phases.items()}
+    # What a server did of it before it was killed is in no phase.
+    if (other := seconds - sum(spent.values())) > max(OTHER_S, seconds / 20):
+        spent["before a restart, or waiting"] = other
+    phases = ", ".join(f"{k} {v:.2f} s" for k, v in spent.items())
     return RoundRow(line, f"{outcome} ({how})" if how else outcome, look, seconds, phases)
 
 

@@ -71,7 +71,7 @@ class Member:
     """A client as the page lists it.
 
     Attributes:
-        standing: ``member``, ``expired``, ``revoked`` or ``erased``, by the ledger.
+        standing: ``member``, ``expired``, ``left``, ``revoked`` or ``erased``, by the ledger.
         rounds: of this run, in which its update counted.
         up, down: its bytes on the wire in this run.
         refused: how many of its messages were refused, of those the ledger still has.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,7 @@ class Questions:
             self._here = None  # ask for all the next time
         if live["round"] is not None:
             live["round"]["until"] = self._steady(live)
-        return Told({**live, **self._peers}, "")
+        return Told({**live, **_as_in_round(self._peers, live["round"])}, "")
 
     def _steady(self, live: Live) -> float | None:
         """Return when the round's time is over, the same as long as it is not moved."""
@@ -85,6 +85,20 @@ class Questions:
         if until is None or self._until is None or abs(until - self._until) >= UNTIL_MOVES_S:
             self._until = until if until is None else float(round(until))
         return self._until
+
+
+def _as_in_round(told: dict[str, Any], at: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return how each client is, with what the round under way says of those at work in it.
+
+    They are asked for more seldom; two sections would tell two things of one client.
+    """
+    peers, changed = told.get("peers", {}), {}
+    for one in at["clients"] if at else ():
+        if (peer := peers.get(one["id"])) is not None:
+            works = one["answer"] == "none"
+            now = {"progress": one["progress"] if works else None, "paused": one["paused"]}
+            changed[one["id"]] = {**peer, **now}
+    return {**told, "peers": {**peers, **changed}} if changed else told
 
 
 class Watch:
