@@ -69,6 +69,12 @@ class Connection:
         self._at = (self._at + 1) % len(self._addresses)
         self.open()
 
+    def follow(self, addresses: tuple[str, ...]) -> None:
+        """Try these addresses from now on; nothing must wait in `recv` meanwhile."""
+        self._link.close()
+        self._addresses, self._at = addresses, 0
+        self.open()
+
     @property
     def has_other_addresses(self) -> bool:
         """Whether `turn` leads anywhere else."""

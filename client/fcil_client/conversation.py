@@ -10,6 +10,7 @@ from importlib.metadata import version
 from fcil_client import greeting, telling
 from fcil_client import session_events as events
 from fcil_client.connection import Connection
+from fcil_client.enrolment import moved
 from fcil_client.greeting import FATAL, Terms
 from fcil_client.home import Enrolment, Home
 from fcil_client.notes import Notes
@@ -130,10 +131,26 @@ class Conversation:
         if news.reason != "unreachable":
             self._notes("info", "the connection is gone; trying again")
             return
+        if self._follow():
+            return
         self._notes.once(address, "warning", f"nobody answers at {address}; trying again")
         if self._line.has_other_addresses:
             await asyncio.sleep(ADDRESS_S)
             self._line.turn()
+
+    def _follow(self) -> bool:
+        """Go where the server of this machine and user is now, if it says that it has moved."""
+        try:
+            fresh = moved(self._home, self.enrolment)
+        except StorageError as error:  # at the next try, or at the next start
+            self._notes.once("moved", "warning", str(error))
+            return False
+        if fresh is None:
+            return False
+        self.enrolment = fresh
+        self._notes("info", f"the server is at {', '.join(fresh.addresses)} now")
+        self._line.follow(fresh.addresses)
+        return True
 
     def greet(self) -> None:
         """Say Hello, and say it again if no answer comes."""

@@ -11,7 +11,7 @@ import json
 import re
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fcil_client.home import Enrolment, Home, state_home
@@ -180,6 +180,25 @@ def _refresh(home: Home, join: JoinFile) -> Enrolment:
     enrolment = Enrolment(**fields)
     home.save_enrolment(enrolment)
     return enrolment
+
+
+def moved(home: Home, enrolment: Enrolment) -> Enrolment | None:
+    """Return the enrolment with the addresses of its server that runs on this machine now.
+
+    Returns:
+        None: it says no others, or runs elsewhere, or the client knows a relay instead.
+
+    Raises:
+        StorageError: the new addresses cannot be kept.
+    """
+    if enrolment.link_key:
+        return None
+    for join in join_files():
+        if join.federation == enrolment.federation and join.addresses != enrolment.addresses:
+            fresh = replace(enrolment, addresses=join.addresses)
+            home.save_enrolment(fresh)
+            return fresh
+    return None
 
 
 def _enrol(home: Home, join: JoinFile, data: Path, name: str) -> Enrolment:

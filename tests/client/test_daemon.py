@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from watchfiles import Change
 
 from client.daemon_kit import DIGEST, RUN, RUN2, order
 from fcil_client import greeting, jobs, session
+from fcil_client.home import state_home
 from fcil_client.inventory import Inventory
 from fcil_protocol.channel import Channel
 from fcil_protocol.errors import (
@@ -530,6 +532,28 @@ class TestSessions:
             assert running.tried == ["a:1", "b:2", "a:1"]
 
         play(scenario, addresses=("a:1", "b:2"))
+
+    def test_a_server_of_this_machine_that_has_moved_is_followed_at_the_next_try(self, play):
+        async def scenario(server, running):
+            await server.hear(Hello)
+            folder = state_home() / "servers"
+            folder.mkdir()
+            for federation, addresses in (
+                ("0" * 32, ["x:9"]), (server.root.federation, ["c:3", "d:4"]),
+            ):  # fmt: skip
+                fields = {"name": "f", "directory": "/", "federation": federation}
+                text = json.dumps({**fields, "addresses": addresses})
+                (folder / f"{federation}.json").write_text(text)
+            for _ in range(2):
+                running.dealer.disconnect()
+                running.dealer._queue.put_nowait(LinkNews("down", "unreachable"))
+                await server.hear(Hello)
+            assert running.tried == ["a:1", "c:3", "d:4"]
+            assert running.home.enrolment().addresses == ("c:3", "d:4")
+            assert running.client.enrolment.addresses == ("c:3", "d:4")
+            assert running.said("the server is at c:3, d:4 now")
+
+        play(scenario)
 
     def test_a_late_answer_to_an_older_list_of_classes_is_not_taken_for_an_update(self, play):
         async def scenario(server, running):

@@ -42,7 +42,7 @@ def test_without_the_kernel_they_are_predicted_and_say_so(ledger, capsys):
 
 
 def test_seconds_are_those_from_a_rounds_opening_to_its_end_or_to_now(ledger):
-    key = RoundKey(RUN, 9, "train", 0)
+    key = RoundKey(RUN, 2, "train", 9)
     began = ledger.now
     ledger.new_round(key, asked=sample_run.CLIENTS, base_state=1)
     ledger._clock.now += 18.5
@@ -54,7 +54,7 @@ def test_seconds_are_those_from_a_rounds_opening_to_its_end_or_to_now(ledger):
 
 
 def test_what_a_killed_server_spent_is_told_beside_the_phases(ledger):
-    key = RoundKey(RUN, 9, "train", 0)
+    key = RoundKey(RUN, 2, "train", 9)
     ledger.new_round(key, asked=sample_run.CLIENTS, base_state=1)
     ledger._clock.now += 18.5
     ledger.close_round(key, "skipped", phases={"collect_s": 0.5})
