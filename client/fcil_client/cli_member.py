@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,7 @@ def leave(
     without_server: Annotated[
         bool, typer.Option("--without-server", help="Remove the files though no server was told.")
     ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
@@ -40,6 +42,7 @@ def leave(
         from fcil_client.visit import stop_daemon
 
         home, enrolment = _enrolled(data, server, slot)
+        _confirm(enrolment, yes=yes)
         with stop_daemon(home):
             if not without_server:
                 asyncio.run(leaving.tell(home, enrolment))
@@ -50,6 +53,24 @@ def leave(
         typer.echo(f"{name} has left; its keys and caches are removed.", err=True)
         for path in kept:
             typer.echo(f"The journal of what left this device stays: {path}", err=True)
+
+
+def _confirm(enrolment: Enrolment, *, yes: bool) -> None:
+    """Ask whether the client is to leave.
+
+    Raises:
+        UsageError: there is no terminal to ask on.
+        typer.Abort: it is not.
+    """
+    if yes:
+        return
+    name = printable(enrolment.name)
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError(
+            f"{name} would leave its federation for good, and there is no terminal to ask on.",
+            action="Give --yes.",
+        )
+    typer.confirm(f"Take {name} out of its federation for good?", abort=True, err=True)
 
 
 def rotate_keys(

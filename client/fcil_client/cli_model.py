@@ -235,19 +235,29 @@ def _predict(
     decoded = batches(pictures, ready.preprocessing, size=means.batch, threads=means.threads)
     tell = _progress("predicting")
     show = _shower(form)
-    rows, failed = [], len(faults)
+    rows, failed, unnamed = [], len(faults), False
     for done, row in enumerate(answers(ready, decoded, wanted), 1):
         failed += "error" in row
+        unnamed |= any(not one["name"] for one in row.get("top", ()))
         if form is Format.JSON:
             rows.append(row)
         else:
             show(row)
         if form is not Format.TEXT or not sys.stdout.isatty():
             tell(done, len(pictures))
+    _tell_nameless(unnamed, form)
     if form is Format.JSON:
         told = {"model": ready.about, "images": rows, "failed": failed}
         emit(told, form, lambda: None, status="error" if failed else "ok")
     return failed
+
+
+def _tell_nameless(unnamed: bool, form: Format) -> None:
+    if unnamed and form is Format.TEXT:
+        _say(
+            "class and a number: a class whose name this model does not have. The server's "
+            "operator can share names: [privacy] share_names"
+        )
 
 
 def _shower(form: Format) -> Callable[[dict[str, Any]], None]:

@@ -126,6 +126,7 @@ def one_journal(home: Home, since: datetime | None) -> dict[str, Any]:
 
 def show_status(rows: list[dict[str, Any]]) -> None:
     """Print what clients are doing."""
+    away = False
     if not rows:
         typer.echo("No folder of this user is enrolled. Join with: fcil-client join --data FOLDER")
     for row in rows:
@@ -146,6 +147,7 @@ def show_status(rows: list[dict[str, Any]]) -> None:
             data = printable(row["data"])
             typer.echo(f"  not running{waiting}; start: fcil-client join --data {data}{part}")
             _show_model(row)
+            away = True
             continue
         typer.echo(f"  link     {row['link']} to {', '.join(row['server'])}")
         doing = f"{row['work']} {row['round']}" if row["round"] else row["work"]
@@ -172,6 +174,11 @@ def show_status(rows: list[dict[str, Any]]) -> None:
             typer.echo(f"  images   {sum(train)} for training in {len(train)} classes")
         typer.echo(f"  counted  {row['counted']} updates since the start")
         _show_model(row)
+    if away:
+        typer.echo(
+            "To drop a client whose server is gone for good: "
+            "fcil-client leave --data FOLDER --without-server"
+        )
 
 
 def _show_model(row: dict[str, Any]) -> None:

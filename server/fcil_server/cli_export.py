@@ -77,6 +77,7 @@ def show_exported(file: Path, info: ExportInfo) -> None:
     from fcil_server.rundata import format_bytes
 
     checked, allowed = info.checked, info.tolerance
+    least = f" (at least {allowed.agreement:.0%})" if allowed.agreement else ""
     limit = f"at most {allowed.error:g}" if allowed.error is not None else "not limited"
     unnamed = sum(not name for name in info.names)
     names = f", {unnamed} of them without a name" if unnamed else ""
@@ -89,5 +90,5 @@ def show_exported(file: Path, info: ExportInfo) -> None:
     typer.echo(
         f"  compared with torch on {checked.images} images ({checked.provider}): scores differ by "
         f"{checked.error:.1e} of their spread ({limit}), the same class for "
-        f"{checked.agreement:.1%} (at least {allowed.agreement:.0%})"
+        f"{checked.agreement:.1%}{least}"
     )

@@ -416,3 +416,10 @@ def test_a_reader_that_has_enough_ends_it_without_a_word(client, shots, monkeypa
 
     monkeypatch.setattr(cli_model, "words", gone)
     assert "error" not in run(shots).output
+
+
+def test_a_class_without_a_name_is_explained_once(client, shots):
+    done = run(shots, "--top", "5")
+    assert done.stdout.count("class ") > 1
+    assert done.stderr.count("share_names") == 1
+    assert "share_names" not in run(shots, "--top", "5", "--json").stderr

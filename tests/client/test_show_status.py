@@ -14,6 +14,7 @@ from fcil_client import cli
 from fcil_client.home import Enrolment, Home
 from fcil_client.leaving import clear
 from fcil_client.show_status import one_journal, one_status
+from fcil_protocol.files import DirectoryLock
 from fcil_protocol.ids import ClientId, FederationId
 
 FED = FederationId("0123456789abcdef" * 2)
@@ -110,3 +111,28 @@ def test_a_folder_whose_name_is_no_text_is_like_any_other(tmp_path, monkeypatch)
     for command in ("status", "journal"):
         assert CliRunner().invoke(cli.app, [command]).exit_code == 0
         assert run(command, "--data", str(data))
+
+
+def test_a_client_that_does_not_run_can_be_dropped_and_status_says_how(made):
+    words = CliRunner().invoke(cli.app, ["status"]).output
+    assert words.count("fcil-client leave --data FOLDER --without-server") == 1
+
+
+def test_to_leave_is_confirmed(made, tmp_path):
+    arguments = ["leave", "--data", str(tmp_path / "well"), "--without-server"]
+    asked = CliRunner().invoke(cli.app, arguments)
+    assert asked.exit_code == 4
+    assert "well would leave its federation for good" in asked.output
+    assert "Give --yes." in asked.output
+    assert made["well"].enrolment() is not None
+    done = CliRunner().invoke(cli.app, [*arguments, "--yes"])
+    assert done.exit_code == 0, done.output
+    assert made["well"].enrolment() is None
+
+
+def test_a_client_that_starts_is_not_said_to_hang(made, monkeypatch):
+    monkeypatch.setattr("fcil_client.show_status.STATUS_S", 0)
+    with DirectoryLock.acquire(made["well"].directory, "client"):
+        rows = {row["name"]: row for row in run("status")["clients"]}
+        assert rows["well"]["starting"] is True
+        assert "starting, or ending" in CliRunner().invoke(cli.app, ["status"]).output

@@ -6,6 +6,8 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from fcil_adapters.registry import schema_digest
 from fcil_protocol.ids import ClientId, Digest, RunId, new_run_id
 from fcil_server.classes import ClassRegistry
 from fcil_server.cli import app
+from fcil_server.cli_export import show_exported
 from fcil_server.config import load, to_toml
 from fcil_server.federation import Federation
 from fcil_server.fork import states_folder
@@ -157,3 +160,21 @@ def test_a_run_of_another_version_of_the_method_is_refused(
     monkeypatch.setattr(registry, "load_method", lambda _: newer)
     done = export("--onnx", "model.onnx", code=1)
     assert "was started with running_mean 1" in done.stderr
+
+
+@pytest.mark.parametrize(("agreement", "said"), [(0.0, False), (0.9, True)])
+def test_a_limit_that_is_none_is_not_told(
+    agreement: float, said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "model.onnx"
+    file.write_bytes(b"x")
+    checked = SimpleNamespace(images=4, provider="CPU", error=1e-6, agreement=1.0)
+    info = SimpleNamespace(
+        checked=checked, tolerance=SimpleNamespace(error=1e-3, agreement=agreement), names=["a"],
+        classes=[0], precision="fp32", opset=20, method="m", method_version=1, run="r", state=1,
+        task=0,
+    )  # fmt: skip
+    show_exported(file, cast("Any", info))
+    out = capsys.readouterr().out
+    assert "the same class for 100.0%" in out
+    assert ("(at least" in out) is said

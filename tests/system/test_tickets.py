@@ -208,14 +208,18 @@ def test_a_client_that_leaves_is_off_the_list_and_its_device_is_clean(tmp_path):
         federation.until("update")
         state = tmp_path / "b" / "state"
         [keys] = state.rglob("keys.json")
-        done = command(federation, "fcil_client", "leave", "--data", str(data["b"]), state=state)
+        done = command(
+            federation, "fcil_client", "leave", "--data", str(data["b"]), "--yes", state=state
+        )
         assert done.returncode == 0, done.stderr
         assert "has left" in done.stderr
         assert federation.clients.pop("b").wait(120) == 0  # its daemon was ended
         assert not keys.exists()
         assert {p.name for p in keys.parent.iterdir()} == {"lock", "egress.jsonl", "left.json"}
         assert len(list(data["b"].rglob("*.png"))) == 24  # images stay
-        again = command(federation, "fcil_client", "leave", "--data", str(data["b"]), state=state)
+        again = command(
+            federation, "fcil_client", "leave", "--data", str(data["b"]), "--yes", state=state
+        )
         assert again.returncode == 4
         federation.check_clients()  # the other one goes on
     with open_ledger(federation) as ledger:

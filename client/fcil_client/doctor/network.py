@@ -17,7 +17,10 @@ CLOCK_S = 60.0  # of difference that is worth a word: certificates and tickets a
 REASONS: dict[int, tuple[str, str]] = {
     errno.ECONNREFUSED: (
         "refused: the machine answers, and nothing listens on this port",
-        "Start the server, or correct the port; for others its listen must not be 127.0.0.1.",
+        (
+            "Start the server, or correct the port; for others its listen must not be 127.0.0.1. "
+            "Of one that is gone for good: fcil-client leave --data FOLDER --without-server"
+        ),
     ),
     errno.EHOSTUNREACH: (
         "no route: no machine answers at this address",
