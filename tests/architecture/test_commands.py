@@ -1,6 +1,12 @@
-"""What every command has: machines can read what it answers."""
+"""What every command has: machines can read what it answers, and every page has it right."""
 
+import re
+import shlex
+from pathlib import Path
+
+import pytest
 import typer
+from typer.testing import CliRunner
 
 import fcil_client.cli
 import fcil_server.cli
@@ -30,3 +36,56 @@ def test_every_command_answers_in_json_if_asked():
 
 def test_the_list_of_commands_is_not_empty():
     assert len(list(all_commands())) > 25
+
+
+@pytest.mark.parametrize("name", ["fcil-server", "fcil-client"])
+def test_every_command_has_help(name):
+    app = {"fcil-server": fcil_server.cli.app, "fcil-client": fcil_client.cli.app}[name]
+    for path, _ in commands(typer.main.get_command(app), []):
+        done = CliRunner().invoke(app, [*path.split(), "--help"])
+        assert done.exit_code == 0, path
+        assert "Usage:" in done.output
+
+
+# --- the commands that pages print ------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(ROOT / "deploy").rglob("*.md"),
+]
+# Up to a comment, or to what a shell does with the output.
+PRINTED = re.compile(r"(?:^|[\s`;|])(fcil-(?:server|client) [^`|;#&\n]*)", re.MULTILINE)
+
+
+def printed():
+    for page in PAGES:
+        fences = re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+        for block in fences:
+            for text in PRINTED.findall(block.replace("\\\n", " ")):
+                yield pytest.param(text.strip(), id=f"{page.name}: {text.strip()}")
+
+
+def leaf(command, words):
+    """Return the innermost command that words name, and its arguments."""
+    while (below := getattr(command, "commands", None)) is not None and words:
+        name, *rest = words
+        if name.startswith("-"):
+            break
+        assert name in below, f"there is no command {name}"
+        command, words = below[name], rest
+    return command, words
+
+
+@pytest.mark.parametrize("text", list(dict.fromkeys(printed())))
+def test_every_printed_command_takes_these_arguments(text):
+    name, *words = shlex.split(re.sub(r"\$\([^)]*\)", "TEXT", text).replace("$k", "1"))
+    app = {"fcil-server": fcil_server.cli.app, "fcil-client": fcil_client.cli.app}[name]
+    command, arguments = leaf(typer.main.get_command(app), words)
+    with command.make_context(name, arguments):
+        pass
+
+
+def test_the_list_of_printed_commands_is_not_empty():
+    assert len(list(printed())) > 60

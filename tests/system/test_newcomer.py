@@ -1,0 +1,271 @@
+"""Every command of README and of the pages for newcomers does what they say, as it is printed.
+
+In an empty directory, in the order of the page, with nothing set. `STEPS` says of each command
+how it is run and what one sees then; one that is printed and not named here is a failure.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from system.kit import write_client
+from system.newcomer_kit import Background, Place, bare, commands, fences, place, shape
+
+ROOT = Path(__file__).resolve().parents[2]
+README = "README.md"
+# Pages whose commands a newcomer types one after the other, beside README.
+PAGES = ("docs/predict.md", "docs/storage.md", "docs/page.md", "docs/metrics.md")
+
+# A lot of processes: on a machine with much else to do, minutes.
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
+
+
+@dataclass(frozen=True)
+class Step:
+    """How a printed command is run.
+
+    Attributes:
+        page: where it is printed; empty: nowhere, it belongs to the story.
+        story: ``home`` (one machine), ``others`` (with a ticket), ``study`` (experiments); a
+            sentence instead says why it is not run here, and what does.
+        says: what one sees of it.
+        stays: it runs until it is stopped, and goes on in its own terminal.
+        full: too long for every run.
+        code: its exit code.
+    """
+
+    page: str
+    command: str
+    story: str
+    says: str = ""
+    stays: bool = False
+    full: bool = False
+    code: int = 0
+
+
+def home(command: str, says: str, page: str = README, **more: bool) -> Step:
+    return Step(page, command, "home", says, **more)
+
+
+SCRIPT = "a script of the repository: CONTRIBUTING.md, and the demo's own test"
+ASKS = "asks on a terminal: test_storage_commands.py"
+LATER = "not on an empty machine: test_storage.py in this folder"
+
+STEPS = [
+    Step(README, "./scripts/quickstart", SCRIPT),
+    Step(README, "./scripts/test", SCRIPT),
+    home("source .venv/bin/activate", ""),
+    home("fcil-server serve", "listening on 127.0.0.1:7710", stays=True),
+    home("fcil-client join --data ./camera-1", "connected to 127.0.0.1:7710", stays=True),
+    home("fcil-client join --data ./camera-2", "connected to 127.0.0.1:7710", stays=True),
+    home("fcil-server status", "camera-2"),
+    home("fcil-server rounds", ""),
+    home("fcil-client status", "link     "),
+    home("fcil-client journal", "camera-1"),
+    home("fcil-client doctor", " 0 failures"),
+    home("fcil-server report", "report.html"),
+    home("fcil-server classes ls", ""),
+    home("fcil-server methods", "FedNCM"),
+    home("fcil-server methods hgp --backbone vit_base_patch16_224.dino", "HGP"),
+    home('fcil-server methods --budget "2 MB"', "budget 2.00 MB"),
+    Step("", "fcil-server clients", "home", "camera-2"),
+    home("fcil-server check", "0 failures", "docs/storage.md"),
+    home("fcil-server check --json", '"failure": 0', "docs/storage.md"),
+    home("fcil-server backup monday.tar --without-keys", "monday.tar", "docs/storage.md"),
+    # From here on there is a model, once the first round is over.
+    home("fcil-client predict ./photos --data ./camera-1", "photos/0.png: ", full=True),
+    home(
+        "fcil-client predict ./camera --watch --data ./camera-1", "camera/0.png", stays=True,
+        full=True,
+    ),
+    home("fcil-client export --onnx model.onnx --data ./camera-1", "model.onnx", full=True),
+    home("fcil-server export --onnx all.onnx", "all.onnx", full=True),
+    Step("", "fcil-client leave --data ./camera-2 --yes", "home", "has left", full=True),
+    home("fcil-client predict photo.jpg", "photo.jpg: ", "docs/predict.md", full=True),
+    home("fcil-client predict ./photos --top 1 --json", '"top"', "docs/predict.md", full=True),
+    home("cat photo.jpg | fcil-client predict -", "cat ", "docs/predict.md", full=True),
+    Step("docs/predict.md", "fcil-client predict ./camera --watch", "as in README, with --data"),
+    home("fcil-client export --onnx model.onnx", "model.onnx", "docs/predict.md", full=True),
+    home(
+        "fcil-client predict photo.jpg --model model.onnx", "photo.jpg: ", "docs/predict.md",
+        full=True,
+    ),
+    Step(
+        "docs/predict.md",
+        "fcil-client predict ./camera --watch --format jsonl --unknown-above 0.6 | your-program",
+        "your-program is the reader's",
+    ),
+    home("fcil-server stop", "The server has stopped.", "docs/storage.md"),
+    Step("docs/storage.md", "fcil-server run rollback --to-task 3", LATER),
+    Step("docs/storage.md", "fcil-server run rollback --to-state 40", LATER),
+    home("fcil-server serve", "listening on 127.0.0.1:7710", "docs/storage.md", stays=True),
+    Step("", "fcil-server stop", "home", "The server has stopped."),
+    Step("docs/storage.md", "fcil-server backup monday.tar", ASKS),
+    Step("docs/storage.md", "fcil-server backup monday.tar --passphrase-file FILE", ASKS),
+    Step("docs/storage.md", "fcil-server restore monday.tar --dir new", ASKS),
+    Step("docs/storage.md", "fcil-server restore monday.tar --dir new --keys FOLDER", ASKS),
+    home("fcil-server restore monday.tar --dir new --new-keys", "new", "docs/storage.md"),
+    home("fcil-server serve --dir new", "listening on", "docs/storage.md", stays=True),
+    Step("", "fcil-server stop --dir new", "home", "The server has stopped."),
+    # Doors: each is opened once, and the server ended.
+    home("fcil-server serve --page", "http://127.0.0.1:7780", "docs/page.md", stays=True),
+    home("fcil-server page", "http://127.0.0.1:7780", "docs/page.md"),
+    Step("docs/page.md", "fcil-server page --open", "opens a browser: test_cli_page.py"),
+    home("fcil-server page --sign-out", "", "docs/page.md"),
+    Step("", "fcil-server stop", "home", "The server has stopped."),
+    home(
+        "fcil-server serve --page 127.0.0.1:7781", "http://127.0.0.1:7781", "docs/page.md",
+        stays=True, full=True,
+    ),
+    Step("", "fcil-server stop", "home", "The server has stopped.", full=True),
+    Step(
+        "docs/page.md",
+        "fcil-server serve --page 0.0.0.0:7780 --page-cert door.pem --page-key door.key",
+        "needs the reader's certificate: test_web_door.py",
+    ),
+    home(
+        "fcil-server serve --page --page-read-only", "http://127.0.0.1:7780", "docs/page.md",
+        stays=True, full=True,
+    ),
+    Step("", "fcil-server stop", "home", "The server has stopped.", full=True),
+    home("fcil-server serve --metrics", "127.0.0.1:9464", "docs/metrics.md", stays=True),
+    Step("", "fcil-server stop", "home", "The server has stopped."),
+    home(
+        "fcil-server serve --metrics 127.0.0.1:9500", "127.0.0.1:9500", "docs/metrics.md",
+        stays=True, full=True,
+    ),
+    Step("", "fcil-server stop", "home", "The server has stopped.", full=True),
+    Step(
+        "docs/metrics.md",
+        "fcil-server serve --metrics 0.0.0.0:9464 --metrics-cert door.pem --metrics-key door.key",
+        "needs the reader's certificate: test_web_door.py",
+    ),
+    # From other machines: a place of its own.
+    Step(
+        README,
+        "fcil-server serve -c federation.listen=0.0.0.0:7710"
+        " -c 'federation.advertise=[\"lab.example:7710\"]'",
+        "others", "listening on 0.0.0.0:7710", stays=True,
+    ),
+    Step(README, "fcil-server enrol camera-3 --out camera-3.ticket", "others", "camera-3"),
+    Step(
+        README, "fcil-client join --data ./images --ticket camera-3.ticket", "others",
+        "cannot be found", code=2,  # lab.example is the reader's
+    ),
+    Step("", "fcil-server clients", "others", "open ticket for camera-3"),
+    # Experiments.
+    Step(
+        README, "fcil-client split --data cifar100.zip --clients 10 --alpha 6", "study",
+        "partition.json", full=True,
+    ),
+    Step(
+        README, "fcil-client swarm --data cifar100.zip --partition partition.json", "study",
+        "10 of 10 connected", stays=True, full=True,
+    ),
+    Step(README, "scripts/reproduce experiments/digits.toml", "takes minutes: tests/lab/test_reproduce.py"),
+]  # fmt: skip
+STORIES = ("home", "others", "study")
+# Blocks without a language that show what a command prints: as that step does.
+SHOWN = {"docs/predict.md": ("fcil-client predict photo.jpg", 0)}
+
+
+@pytest.mark.parametrize("page", [README, *PAGES])
+def test_every_printed_command_is_named_here(page: str) -> None:
+    printed = Counter(bare(c) for c in commands((ROOT / page).read_text()))
+    named = Counter(s.command for s in STEPS if s.page == page)
+    assert printed == named
+
+
+def test_a_command_that_is_not_run_says_why() -> None:
+    assert all(" " in s.story for s in STEPS if s.story not in STORIES)
+
+
+def images(work: Path) -> None:
+    """Lay out what README's newcomer has: two cameras, photographs, and a data set."""
+    names = {0: "cat", 1: "dog", 2: "bird"}
+    write_client(work / "camera-1", [0, 1], per_class=4, names=names)
+    write_client(work / "camera-2", [0, 2], per_class=4, offset=4, names=names)
+    write_client(work / "images", [1, 2], per_class=4, offset=8, names=names)
+    for folder in ("photos", "camera"):
+        write_client(work / folder, [0], per_class=1, offset=12, names={0: "."})
+    for path in sorted((work / "photos").iterdir()):
+        path.rename(work / "photos" / "0.png")
+        shutil.copy(work / "photos" / "0.png", work / "photo.jpg")
+        shutil.copy(work / "photos" / "0.png", work / "camera" / "0.png")
+
+
+def data_set(work: Path) -> None:
+    """Write ``cifar100.zip``: 20 classes of few images, laid out as the real one."""
+    for side, offset in (("train", 0), ("test", 60)):
+        folder = work / "set" / side
+        for half in range(2):
+            names = {digit: f"class-{half}{digit}" for digit in range(10)}
+            write_client(folder, range(10), per_class=12, offset=offset + 12 * half, names=names)
+    with zipfile.ZipFile(work / "cifar100.zip", "w") as file:
+        for path in sorted((work / "set").rglob("*.png")):
+            file.write(path, path.relative_to(work / "set"))
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Iterator[Place]:
+    with place(tmp_path / "new") as made:
+        if made is None:
+            pytest.skip("no network namespaces here, and the default ports are taken")
+        images(made.work)
+        yield made
+
+
+def tell(new: Place, story: str, *, full: bool) -> None:
+    """Type the commands of a story, and see what each one says."""
+    stay: list[Background] = []
+    for step in STEPS:
+        if step.story != story or (step.full and not full):
+            continue
+        if step.command.startswith("fcil-client predict ./photos --data"):
+            stay[1].until("train round 0 done")
+        text = printed(step)
+        if step.stays:
+            stay.append(new.start(text))
+            stay[-1].until(step.says)
+            continue
+        said = new.run(text, code=step.code)
+        assert step.says in said, f"{step.command}: {said}"
+        command, number = SHOWN.get(step.page, ("", 0))
+        if step.command == command:
+            block = fences((ROOT / step.page).read_text(), "")[number]
+            assert shape(block) in [shape(line) for line in said.splitlines()], said
+
+
+def printed(step: Step) -> str:
+    """Return a step's command with its comment, as the page has it."""
+    if not step.page:
+        return step.command
+    found = commands((ROOT / step.page).read_text())
+    return next(c for c in found if bare(c) == step.command)
+
+
+def test_what_readme_says_of_one_machine_is_so(new: Place) -> None:
+    (layout,) = [b for b in fences((ROOT / README).read_text(), "") if "camera-1" in b]
+    for word in layout.split():  # each folder that README draws is there
+        assert (new.work / word.replace("0001.jpg", "").replace("...", "")).is_dir()
+    tell(new, "home", full=False)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("story", STORIES)
+def test_what_readme_says_is_so_to_the_end(new: Place, story: str) -> None:
+    if story == "study":
+        data_set(new.work)
+        new.start("fcil-server serve").until("listening on")
+    tell(new, story, full=True)
+
+
+def test_what_readme_says_of_other_machines_is_so(new: Place) -> None:
+    tell(new, "others", full=False)
