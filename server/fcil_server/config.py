@@ -124,7 +124,7 @@ def validate(fields: dict[str, Any]) -> Config:
     try:
         config = Config.model_validate(fields)
     except ValidationError as error:
-        found = [dict(e) for e in error.errors(include_url=False)]
+        found: list[dict[str, Any]] = [dict(e) for e in error.errors(include_url=False)]
         faults = [_fault(e) for e in found]
         if all(e["type"] == "extra_forbidden" for e in found):
             faults += _faults_without(fields, [e["loc"] for e in found])
