@@ -17,8 +17,9 @@ from pathlib import Path
 from fcil_protocol import control
 from fcil_protocol.certificate import Certificate, RootKey
 from fcil_protocol.errors import FcilError, StorageError, Timeout, Unreachable
-from fcil_protocol.files import LOCK_NAME, half_write, is_written
+from fcil_protocol.files import half_write, is_written
 from fcil_protocol.keys import PrivateKeys, PublicKeys
+from fcil_protocol.lock_holder import LOCK_NAME
 from fcil_protocol.terminal import count_of
 from fcil_server.backup import SCRATCH
 from fcil_server.check_runs import check_run

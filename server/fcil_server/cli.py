@@ -44,6 +44,7 @@ from fcil_server.cli_options import (
 
 if TYPE_CHECKING:
     from fcil_protocol.logs import LogFile
+    from fcil_server.first_start import Start
     from fcil_server.journal import Note
 
 app = typer.Typer(
@@ -111,17 +112,18 @@ def serve(
             host = listen.rpartition(":")[0]
             overrides = (*overrides, f'federation.listen="{host}:{port}"')
         file = open_log(log, log_format, log_mb)
-        with removed_if_refused(directory) as listens:
+        with removed_if_refused(directory) as start:
             federation = Federation.open(directory, config, overrides, kept)
+            start.opened = True
             try:
                 flags = {"new_run": new_run, "until_done": until_done}
                 flags["drain_on_term"] = drain_on_term
-                asyncio.run(_serve(federation, file, listens, **flags))
+                asyncio.run(_serve(federation, file, start, **flags))
             finally:
                 federation.close()
 
 
-async def _serve(federation: Any, log: LogFile | None, listens: list[bool], **flags: bool) -> None:
+async def _serve(federation: Any, log: LogFile | None, start: Start, **flags: bool) -> None:
     from fcil_protocol.logs import Said
     from fcil_protocol.service import Service
     from fcil_server.daemon import Server
@@ -133,7 +135,7 @@ async def _serve(federation: Any, log: LogFile | None, listens: list[bool], **fl
         service.news()
 
     def listening() -> None:
-        listens.append(True)
+        start.listens = True
         if log is None:
             cli_page.show_first_link(server)
         # Modules and schemas live as long as this process: no collection looks at them again,
@@ -259,7 +261,7 @@ def run_ls(
         from fcil_server.ledger import LEDGER_NAME, Ledger
 
         with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
-            rows = [
+            rows: list[dict[str, Any]] = [
                 {
                     "id": r.run_id,
                     "status": r.status.value,

@@ -5,11 +5,20 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fcil_adapters import registry
-from fcil_protocol.errors import ConfigError, DataError, LinkError, UsageError, WireError
+from fcil_protocol.errors import (
+    ConfigError,
+    DataError,
+    LinkError,
+    StorageError,
+    UsageError,
+    WireError,
+)
+from fcil_protocol.files import DirectoryLock
 from fcil_server.config import Config, merged, validate
 from fcil_server.config_sections import MethodSection
 
@@ -58,19 +67,37 @@ def is_new(directory: Path) -> bool:
     return not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
 
 
+@dataclass
+class Start:
+    """How far a start has come.
+
+    Attributes:
+        opened: the directory is made, by this process, which held its lock.
+        listens: clients can come from now on.
+    """
+
+    opened: bool = False
+    listens: bool = False
+
+
 @contextlib.contextmanager
-def removed_if_refused(directory: Path) -> Iterator[list[bool]]:
+def removed_if_refused(directory: Path) -> Iterator[Start]:
     """Remove what a first start has made if it is refused before clients could come.
 
     Yields:
-        A list to which the server adds something as soon as it listens.
+        What the server notes its steps in.
     """
-    new, was_there, listens = is_new(directory), directory.exists(), list[bool]()
+    new, was_there, start = is_new(directory), directory.exists(), Start()
     try:
-        yield listens
+        yield start
     except _REFUSALS:
-        if new and not listens:
-            shutil.rmtree(directory, ignore_errors=True)
-            if was_there:
+        if new and start.opened and not start.listens:
+            # Under its lock: another process may have begun to work there meanwhile.
+            with (
+                contextlib.suppress(StorageError),
+                DirectoryLock.acquire(directory, "federation"),
+            ):
+                shutil.rmtree(directory, ignore_errors=True)
+            if was_there and not directory.exists():
                 directory.mkdir(mode=0o700)
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import tomllib
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fcil_protocol.errors import ConfigError, PortInUse
+from fcil_protocol.files import DirectoryLock
 from fcil_server import cli
 from fcil_server.federation import Federation
 from fcil_server.first_start import load_first, removed_if_refused
@@ -63,9 +65,8 @@ def start(directory: Path, *, listens: bool) -> None:
 
     def begin() -> None:
         with removed_if_refused(directory) as told:
-            Federation.open(directory, None, ()).close()
-            if listens:
-                told.append(True)
+            with contextlib.closing(Federation.open(directory, None, ())):
+                told.opened, told.listens = True, listens
             raise PortInUse("port 1 is in use.")
 
     with pytest.raises(PortInUse):
@@ -113,3 +114,16 @@ def test_what_is_set_at_the_first_start_is_kept_with_its_meaning(tmp_path: Path)
     assert "  # " in line
     Federation.open(tmp_path, None, ("round.min_clients=7",), ("round.min_clients=7",)).close()
     assert (tmp_path / "federation.toml").read_text() == text, "a later start is for itself"
+
+
+def test_what_another_process_works_in_is_not_removed(tmp_path: Path) -> None:
+    def begin() -> None:
+        with removed_if_refused(tmp_path) as told:
+            Federation.open(tmp_path, None, ()).close()
+            told.opened = True
+            held.enter_context(DirectoryLock.acquire(tmp_path, "federation"))
+            raise PortInUse("port 1 is in use.")
+
+    with contextlib.ExitStack() as held, pytest.raises(PortInUse):
+        begin()
+    assert (tmp_path / "keys").exists()
