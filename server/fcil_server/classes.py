@@ -17,6 +17,7 @@ from fcil_protocol.schema import class_key, class_name_fault, normalise_class_na
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import ClassRow
 
+_NAMED = 3  # refused names that a note shows
 DEFAULT_QUOTA = 1000  # names that one client may bring into a run
 
 
@@ -268,6 +269,26 @@ class ClassRegistry:
         taken = {c.key for c in self._ledger.classes(self._run)}
         if key in taken or key in self._ledger.aliases(self._run):
             raise UsageError(f"{name!r} stands for a class already.", action="Choose another name.")
+
+
+def refused_names(refused: Iterable[tuple[str, str]]) -> list[str]:
+    """Return one sentence for each reason, however many names were refused for it.
+
+    Args:
+        refused: (name, reason), as `Announcement.refused` has them.
+    """
+    names: dict[str, list[str]] = {}
+    for name, reason in refused:
+        names.setdefault(reason, []).append(name)
+    return [f"{_counted(found)}: {reason}" for reason, found in names.items()]
+
+
+def _counted(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:_NAMED])
+    if len(names) == 1:
+        return f"class {shown}"
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return f"{len(names):,} classes: {shown}{more}"
 
 
 def _clean_name(name: str) -> str:

@@ -198,6 +198,7 @@ async def _erase(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
     under_way = server.ledger.open_round(kit.run)
     rows = server.ledger.updates(under_way.key) if under_way else []
     going = Going(kit.run, kit.spool, {str(u.update_id) for u in rows})
+    server.journal.write()  # what waits to be written names it, too
     done = erase(server.roster, server.federation.directory, row, _actor(fields), going)
     server.open.coordinator.revoked(row.client_id)
     server.journal.rename(row.name, done.pseudonym)

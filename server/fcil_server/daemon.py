@@ -231,6 +231,7 @@ class Server:
                 await step()
             except Exception as error:
                 self.note("error", "shutdown", str(error))
+        self.journal.write(everything=True)
         if self._door is not None:
             self._door.close()
             control.socket_path(self.federation.directory).unlink(missing_ok=True)
@@ -347,7 +348,7 @@ class Server:
         self.sessions.refuse(incoming, error)
         self._guests.show_out(incoming)
         if isinstance(error, InternalError | BadSignature):
-            self.note("error", error.code, error.message)
+            self.note("error", error.code, error.message, origin=incoming.key.hex())
 
     # --- what the run tells -----------------------------------------------------------------
 

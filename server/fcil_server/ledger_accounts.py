@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger_file import LedgerFile
-from fcil_server.ledger_rows import AuditEntry, ByteCount, Evaluation, Event, Refusal, RoundKey
+from fcil_server.ledger_rows import (
+    AuditEntry,
+    ByteCount,
+    Evaluation,
+    Event,
+    NewEvent,
+    NewRefusal,
+    Refusal,
+    RoundKey,
+)
 from fcil_server.ledger_words import CENTRAL, HARMLESS, Cause, Direction, Source
 
-# Whoever sends garbage may not fill the disk: the newest rows are kept, all are counted.
+# Whoever sends garbage may not fill the disk, nor push out what others caused: of whoever has
+# most rows the newest are kept, and all are counted.
 KEPT_REFUSALS = 10_000
 KEPT_EVENTS = 100_000
 _TRIM_EVERY = 256
@@ -155,12 +166,7 @@ class AccountTables(LedgerFile):
         client: ClientId | None = None,
     ) -> None:
         """Record something for the operator; level is ``info``, ``warning`` or ``error``."""
-        with self.transaction(durable=False):
-            cursor = self._execute(
-                "INSERT INTO events (at, level, run, client, code, text) VALUES (?, ?, ?, ?, ?, ?)",
-                (self.now, level, run, client, code, text[:_TEXT_LIMIT]),
-            )
-            self._trim("events", cursor.lastrowid, KEPT_EVENTS)
+        self.add_notes([NewEvent(self.now, level, run, client, code, text)])
 
     def events(
         self, run: RunId | None = None, *, after: int = 0, limit: int = 1_000
@@ -174,17 +180,35 @@ class AccountTables(LedgerFile):
 
     def add_refusal(self, client: ClientId | None, code: str, reason: str) -> None:
         """Record a refused message; the newest are kept, all are counted by code."""
+        self.add_notes([], [NewRefusal(self.now, client, code, reason)], {code: 1})
+
+    def add_notes(
+        self,
+        events: Sequence[NewEvent],
+        refusals: Sequence[NewRefusal] = (),
+        refused: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """Record many events and refusals in one commit.
+
+        ``refused``: how many more messages were refused with each code. They may be more than
+        ``refusals`` has rows: one row may stand for many that were alike.
+        """
         with self.transaction(durable=False):
-            cursor = self._execute(
+            self._execute_each(
+                "INSERT INTO events (at, level, run, client, code, text) VALUES (?, ?, ?, ?, ?, ?)",
+                [e._replace(text=e.text[:_TEXT_LIMIT]) for e in events],
+            )
+            self._execute_each(
                 "INSERT INTO refusals (at, client, code, reason) VALUES (?, ?, ?, ?)",
-                (self.now, client, code, reason[:_TEXT_LIMIT]),
+                [r._replace(reason=r.reason[:_TEXT_LIMIT]) for r in refusals],
             )
-            self._execute(
-                "INSERT INTO refusal_counts VALUES (?, 1) "
-                "ON CONFLICT (code) DO UPDATE SET count = count + 1",
-                (code,),
+            self._execute_each(
+                "INSERT INTO refusal_counts VALUES (?, ?) "
+                "ON CONFLICT (code) DO UPDATE SET count = count + excluded.count",
+                list(refused.items()),
             )
-            self._trim("refusals", cursor.lastrowid, KEPT_REFUSALS)
+            self._trim("events", len(events), KEPT_EVENTS)
+            self._trim("refusals", len(refusals), KEPT_REFUSALS)
 
     def refusals(self, *, limit: int = 100) -> list[Refusal]:
         """Return the newest refusals, newest first."""
@@ -227,9 +251,45 @@ class AccountTables(LedgerFile):
         sql = "SELECT * FROM (SELECT * FROM audit ORDER BY id DESC LIMIT ?) ORDER BY id"
         return self._all(AuditEntry, sql, (limit,))
 
-    def _trim(self, table: str, newest: int | None, kept: int) -> None:
-        if newest is not None and newest % _TRIM_EVERY == 0:
-            self._execute(f"DELETE FROM {table} WHERE id <= ?", (newest - kept,))  # noqa: S608
+    def _trim(self, table: str, added: int, kept: int) -> None:
+        """Remove the oldest rows of whoever has most, once there are too many.
+
+        Called after ``added`` rows were written. A twentieth more than must go is removed, so
+        that the rows are not counted anew each time.
+        """
+        newest = int(self._number(f"SELECT ifnull(max(id), 0) FROM {table}"))  # noqa: S608
+        if newest // _TRIM_EVERY == (newest - added) // _TRIM_EVERY:
+            return
+        oldest = int(self._number(f"SELECT ifnull(min(id), 0) FROM {table}"))  # noqa: S608
+        if newest - oldest < kept:
+            return
+        rows = self._rows(f"SELECT client, count(*) AS n FROM {table} GROUP BY client")  # noqa: S608
+        held = {row["client"]: int(row["n"]) for row in rows}
+        if sum(held.values()) <= kept:
+            return
+        most = even_share(held.values(), kept - kept // 20)
+        for client, count in held.items():
+            if count > most:
+                self._execute(
+                    f"DELETE FROM {table} WHERE id IN "  # noqa: S608
+                    f"(SELECT id FROM {table} WHERE client IS ? ORDER BY id LIMIT ?)",
+                    (client, count - most),
+                )
+
+
+def even_share(held: Iterable[int], room: int) -> int:
+    """Return how many rows each may keep so that all together have at most ``room``.
+
+    Who has fewer keeps all of them, and what it leaves is shared by the others: so whoever
+    writes most loses most, and nobody's rows are pushed out by somebody else's.
+    """
+    counts = sorted(held)
+    for number, count in enumerate(counts):
+        share = room // (len(counts) - number)
+        if count > share:
+            return max(1, share)
+        room -= count
+    return max(counts, default=0)
 
 
 def _values(count: ByteCount) -> tuple[str | int | None, ...]:

@@ -31,6 +31,9 @@ from fcil_server.ledger_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 T = TypeVar("T")
 
 _LONG_LOG = 250  # commits after which the log is worth bringing into the file: 4 MB or so
+KEPT_LOG_BYTES = 4 << 20  # to which a log that begins anew is cut
+MOST_LOG_BYTES = 32 << 20  # beyond it, the log is emptied even if somebody is writing
+_TRIES = 5  # to find a moment in which nobody writes, before that
 
 
 Value = str | int | float | bytes | None
@@ -153,17 +156,39 @@ class LedgerFile:
     def checkpoint_by_hand(self) -> None:
         """Let no commit bring the log into the file by itself: it would wait for the disk."""
         self._execute("PRAGMA wal_autocheckpoint = 0")
+        self._execute(f"PRAGMA journal_size_limit = {KEPT_LOG_BYTES}")
 
     @property
     def long_log(self) -> bool:
         """Whether it is time for a `checkpoint`."""
-        return self._commits >= _LONG_LOG
+        if self._commits >= _LONG_LOG:
+            return True
+        return self._commits > 0 and self._log_bytes() > 2 * KEPT_LOG_BYTES
+
+    def _log_bytes(self) -> int:
+        try:
+            return log_path(self.path).stat().st_size
+        except OSError:  # gone: `refuse_if_gone` says so
+            return 0
 
     def checkpoint(self) -> None:
-        """Bring what the log holds into the file, as far as nobody reads it; for any thread."""
+        """Bring what the log holds into the file, so that it begins anew; for any thread.
+
+        SQLite begins the log anew, and cuts it to `KEPT_LOG_BYTES`, with the first commit that
+        finds all of it in the file. While others write, something is always left; so it is
+        tried a few times, with less left each time. Nobody waits for that. A log that is long
+        all the same is emptied while commits wait: for the few pages that are left, and a sync.
+        Readers are never waited for: while one needs the log, it stays as it is.
+        """
         self._commits = 0
         with named_errors(self.path), contextlib.closing(_connect(self.path)) as db:
-            db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            for _ in range(_TRIES):
+                _, pages, done = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                if pages == done:
+                    return
+            if self._log_bytes() > MOST_LOG_BYTES:
+                db.execute("PRAGMA busy_timeout = 0")
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def sync(self) -> None:
         """Return when everything committed so far is on the disk; for any thread.

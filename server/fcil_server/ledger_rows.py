@@ -87,6 +87,12 @@ class Ticket:
     role: Role = field(metadata={"decode": Role})
     via: ClientId | None
 
+    def open_s(self, now: float) -> float:
+        """Return for how many seconds more somebody may come in with it; 0: nobody."""
+        if self.used_at is not None or self.withdrawn_at is not None:
+            return 0.0
+        return max(0.0, self.expires_at - now)
+
 
 @dataclass(frozen=True)
 class Erased:
@@ -343,6 +349,26 @@ class Refusal:
     """One message that was refused; ``client`` is None for strangers."""
 
     id: int
+    at: float
+    client: ClientId | None
+    code: str
+    reason: str
+
+
+class NewEvent(NamedTuple):
+    """An `Event` to be written, in the order of its columns."""
+
+    at: float
+    level: str
+    run: RunId | None
+    client: ClientId | None
+    code: str
+    text: str
+
+
+class NewRefusal(NamedTuple):
+    """A `Refusal` to be written, in the order of its columns."""
+
     at: float
     client: ClientId | None
     code: str

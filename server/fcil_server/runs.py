@@ -35,7 +35,7 @@ from fcil_server import rundir
 from fcil_server.aggregation import Aggregation, threads_of
 from fcil_server.broadcast import Publisher
 from fcil_server.budget import applied, fitted, over_budget
-from fcil_server.classes import ClassRegistry
+from fcil_server.classes import ClassRegistry, refused_names
 from fcil_server.config import Config
 from fcil_server.config_sections import SinksSection
 from fcil_server.coordinator import Coordinator
@@ -190,10 +190,8 @@ class OpenRun:
             return  # it left while its list was opened, and will announce it again
         names = [str(n) for n in payload.meta["names"]]  # type: ignore[union-attr]
         told = self.coordinator.kit.classes.announce(peer.client, names)
-        for name, reason in told.refused:
-            self.server.note(
-                "warning", "class_refused", f"{peer.name}: class {name!r}: {reason}", peer.client
-            )
+        for text in refused_names(told.refused):
+            self.server.note("warning", "class_refused", f"{peer.name}: {text}", peer.client)
         keys = [class_key(n) for n in names]
         # Two folders of a client may be one class in other letters: their images add up.
         train, test = Counter[str](), Counter[str]()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 async def status(server: Server) -> dict[str, Any]:
     """Return everything that one wants to know of a running server."""
+    server.journal.write()  # who asks finds in the ledger what it hears of
     coordinator = server.open.coordinator
     run = server.ledger.run(coordinator.kit.run)
     assert run is not None

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -223,6 +224,7 @@ class TestFile:
         script = f"""
 import os, signal, sys
 sys.path.insert(0, {str(Path(sample_run.__file__).parent)!r})
+from collections import Counter
 from pathlib import Path
 import sample_run as s
 from fcil_server.ledger import Ledger
@@ -528,6 +530,36 @@ class TestAccounts:
         assert [(e.text[0], len(e.text)) for e in ledger.events()] == [
             (f"{i}", 2000) for i in range(4, 9)
         ]
+
+    def test_nobody_pushes_out_what_others_caused(
+        self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ledger_accounts, "KEPT_EVENTS", 100)
+        monkeypatch.setattr(ledger_accounts, "_TRIM_EVERY", 10)
+        monkeypatch.setattr(ledger_accounts, "KEPT_REFUSALS", 100)
+        for i in range(30):
+            ledger.add_event("info", "test", f"{i} of the server")
+            ledger.add_event("info", "test", f"{i} of bob", client=BOB)
+            ledger.add_refusal(BOB, "malformed", f"{i}")
+        for i in range(400):
+            ledger.add_event("info", "test", f"{i} of alice", client=ALICE)
+            ledger.add_refusal(ALICE, "malformed", f"{i}")
+        events = ledger.events(limit=10_000)
+        held = Counter(e.client for e in events)
+        assert held[None] == held[BOB] == 30
+        assert 30 < held[ALICE] <= 45, "the newest of hers"
+        assert events[-1].text == "399 of alice"
+        refusals = ledger.refusals(limit=10_000)
+        assert sum(r.client == BOB for r in refusals) == 30
+        assert len(refusals) <= 105
+        assert ledger.refusal_counts() == {"malformed": 430}
+
+    @pytest.mark.parametrize(
+        ("held", "room", "share"),
+        [([5, 5, 900], 100, 90), ([50, 60, 70], 100, 33), ([1, 2], 100, 2), ([9] * 20, 10, 1)],
+    )
+    def test_who_has_most_gives_most_away(self, held: list[int], room: int, share: int) -> None:
+        assert ledger_accounts.even_share(held, room) == share
 
     @pytest.mark.parametrize("sql", ["UPDATE audit SET actor = 'x'", "DELETE FROM audit"])
     def test_the_audit_log_refuses_changes_even_to_other_programs(

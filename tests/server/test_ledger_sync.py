@@ -87,6 +87,77 @@ def test_a_log_by_hand_grows_until_a_checkpoint_and_loses_nothing(ledger, monkey
     assert len(ledger.events(limit=10_000)) >= 1500
 
 
+def log_bytes(ledger):
+    return ledger_file.log_path(ledger.path).stat().st_size
+
+
+def grow(ledger, size):
+    """Commit rows until the log is as long as this."""
+    while log_bytes(ledger) < size:
+        with ledger.transaction(durable=False):
+            for _ in range(1000):
+                ledger.add_event("info", "test", "x" * 2000)
+
+
+def test_a_long_log_begins_anew_and_is_cut_with_the_next_commit(ledger):
+    ledger.checkpoint_by_hand()
+    grow(ledger, 3 * ledger_file.KEPT_LOG_BYTES)
+    assert ledger.long_log, "however few commits made it so"
+    count = len(ledger.events(limit=100_000))
+    ledger.checkpoint()
+    ledger.add_event("info", "test", "the next one")
+    assert log_bytes(ledger) <= ledger_file.KEPT_LOG_BYTES
+    assert len(ledger.events(limit=100_000)) == count + 1
+
+
+class Writes(ledger_file.sqlite3.Connection):
+    """A connection beside the ledger's, with a commit of the ledger's after each checkpoint."""
+
+    def execute(self, sql, *args):
+        done = super().execute(sql, *args)
+        if "PASSIVE" in sql:
+            rows = done.fetchall()
+            self.ledger.add_event("info", "test", "somebody writes meanwhile")
+            _, pages, moved = rows[0]
+            return super().execute("SELECT 0, ?, ?", (pages + 1, moved))
+        return done
+
+
+def test_a_log_that_somebody_always_writes_to_is_emptied_before_it_is_too_long(ledger, monkeypatch):
+    ledger.checkpoint_by_hand()
+    monkeypatch.setattr(ledger_file, "MOST_LOG_BYTES", 2 << 20)
+    grow(ledger, 3 << 20)
+    connect = ledger_file.sqlite3.connect
+
+    def beside(*args, **kwargs):
+        made = connect(*args, factory=Writes, **kwargs)
+        made.ledger = ledger
+        return made
+
+    monkeypatch.setattr(ledger_file.sqlite3, "connect", beside)
+    ledger.checkpoint()
+    assert log_bytes(ledger) == 0
+    assert ledger.events()[-1].text == "somebody writes meanwhile"
+
+
+def test_a_reader_is_not_waited_for_and_reads_on(ledger, monkeypatch):
+    """The log stays as long as somebody reads from it, and is cut afterwards."""
+    monkeypatch.setattr(ledger_file, "KEPT_LOG_BYTES", 1 << 19)
+    ledger.checkpoint_by_hand()
+    monkeypatch.setattr(ledger_file, "MOST_LOG_BYTES", 0)
+    grow(ledger, 1 << 20)
+    with Ledger(ledger.path, read_only=True) as reader, reader.moment():
+        seen = len(reader.events(limit=100_000))
+        grow(ledger, 2 << 20)
+        ledger.checkpoint()
+        ledger.add_event("info", "test", "later")
+        assert len(reader.events(limit=100_000)) == seen
+        assert log_bytes(ledger) >= 2 << 20
+    ledger.checkpoint()
+    ledger.add_event("info", "test", "later still")
+    assert log_bytes(ledger) <= 1 << 19
+
+
 def test_files_of_what_can_be_made_anew_are_not_synced_and_states_are(tmp_path, monkeypatch):
     from fcil_protocol.ids import Digest
     from fcil_protocol.payload import Payload

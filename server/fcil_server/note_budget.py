@@ -1,0 +1,102 @@
+"""How much one origin may have written down: the first notes in full, the rest as a count.
+
+Whoever can cause a note can cause a million. Each origin has a bucket of notes that are written
+in full; what comes while it is empty is held back and counted, and said later in one line with
+the newest text. Nothing is left uncounted. Pure: times are seconds of one clock, passed in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+BURST = 60  # notes of one origin that are written in full at once
+EVERY_S = 3.0  # and after those, one in so many seconds
+MINUTE_S = 60.0  # after which what was held back is said, also while more is coming
+K = TypeVar("K")
+
+
+@dataclass
+class Held(Generic[K]):
+    """Notes of one kind that were held back.
+
+    Attributes:
+        key: whose they are, and of which kind.
+        text: of the newest one.
+        count: how many.
+        since: when the first one was held back.
+    """
+
+    key: K
+    text: str
+    count: int
+    since: float
+
+    @property
+    def told(self) -> str:
+        """The one line that stands for all of them."""
+        return (
+            self.text if self.count == 1 else f"{self.text} (and {self.count - 1:,} more like it)"
+        )
+
+
+@dataclass
+class _Bucket:
+    left: float
+    at: float
+
+    def fill(self, now: float) -> None:
+        self.left = min(float(BURST), self.left + (now - self.at) / EVERY_S)
+        self.at = now
+
+
+class NoteBudget(Generic[K]):
+    """The buckets of all origins, and what was held back."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, _Bucket] = {}
+        self._held: dict[tuple[str, K], Held[K]] = {}
+
+    @property
+    def holds(self) -> bool:
+        """Whether something was held back that is not said yet."""
+        return bool(self._held)
+
+    def take(self, origin: str, key: K, text: str, now: float) -> bool:
+        """Say whether a note is to be written in full; otherwise it is held back and counted."""
+        if self._draw(origin, now):
+            return True
+        held = self._held.setdefault((origin, key), Held(key, text, 0, now))
+        held.count += 1
+        held.text = text
+        return False
+
+    def due(self, now: float, *, everything: bool = False) -> list[Held[K]]:
+        """Return what is to be said now: its origin has room again, or its minute is over."""
+        found = []
+        for place, held in list(self._held.items()):
+            if everything or now - held.since >= MINUTE_S or self._draw(place[0], now):
+                del self._held[place]
+                found.append(held)
+        for origin, bucket in list(self._buckets.items()):
+            bucket.fill(now)
+            if bucket.left >= BURST:  # as if it had never said anything
+                del self._buckets[origin]
+        return found
+
+    def reword(self, change: dict[tuple[str, K], str]) -> None:
+        """Replace the texts of what is held back."""
+        for place, text in change.items():
+            self._held[place].text = text
+
+    def texts(self) -> dict[tuple[str, K], str]:
+        """Return the texts of what is held back."""
+        return {place: held.text for place, held in self._held.items()}
+
+    def _draw(self, origin: str, now: float) -> bool:
+        bucket = self._buckets.setdefault(origin, _Bucket(float(BURST), now))
+        bucket.fill(now)
+        if bucket.left < 1:
+            return False
+        bucket.left -= 1
+        return True
