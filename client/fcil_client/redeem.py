@@ -56,7 +56,7 @@ async def redeem(
     for address in ticket.addresses:
         say(f"showing the ticket to {address}")
         try:
-            answer, certificate = await show(ticket, keys, address, make)
+            answer, certificate = await show(ticket, keys, address, make, say)
         except Unreachable as error:
             failure = error
             continue

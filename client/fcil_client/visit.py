@@ -20,6 +20,7 @@ from fcil_protocol.dialling import ADDRESS_S, REFUSALS, Dial, dial
 from fcil_protocol.errors import (
     FcilError,
     Locked,
+    TooManyAtOnce,
     TrustError,
     UnknownClient,
     Unreachable,
@@ -28,6 +29,7 @@ from fcil_protocol.errors import (
 from fcil_protocol.files import DirectoryLock
 from fcil_protocol.frames import parse
 from fcil_protocol.keys import PrivateKeys
+from fcil_protocol.link import COME_AGAIN
 from fcil_protocol.messages import Message, Nack, Welcome
 from fcil_protocol.transport import LinkNews
 
@@ -110,8 +112,8 @@ async def _link_news(line: Connection, enrolment: Enrolment, news: LinkNews) -> 
             )
         )
     elif news.state == "refused":
-        kind = UnknownClient if news.reason == UnknownClient.code else TrustError
-        raise kind(f"{line.address}: {REFUSALS[news.reason]}")
+        kinds = {UnknownClient.code: UnknownClient, COME_AGAIN: TooManyAtOnce}
+        raise kinds.get(news.reason, TrustError)(f"{line.address}: {REFUSALS[news.reason]}")
     elif news.reason == "unreachable" and line.has_other_addresses:
         await asyncio.sleep(ADDRESS_S)
         line.turn()

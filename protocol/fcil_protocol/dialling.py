@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fcil_protocol.errors import UnknownClient
 from fcil_protocol.keys import PrivateKeys, PublicKeys
-from fcil_protocol.link import ClientLink
+from fcil_protocol.link import COME_AGAIN, ClientLink
 from fcil_protocol.transport import Dealer, Links
 
 ADDRESS_S = 1.0  # at an address where nobody answers, before the next one is tried
@@ -18,6 +18,8 @@ REFUSALS = {
     "wrong_server_key": "no handshake came about: the server's key is not the one from the "
     "enrolment (another server, or its keys were replaced: compare fingerprints, then enrol "
     "again), or the link took longer than 30 s for it.",
+    COME_AGAIN: "the server knows this key and lets it in later: it was there a moment ago, or too "
+    "many came at once. It is tried again by itself.",
     "not_fcil": "the program at this address is not an fcil server. Check the address.",
 }
 

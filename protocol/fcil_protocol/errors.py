@@ -9,6 +9,8 @@ The tree (each class says what happened, what to do, and carries a stable code):
     +-- LinkError              link_failed           2
     |   +-- PortInUse          port_in_use           2
     |   +-- Unreachable        unreachable           2
+    |   +-- TooManyAtOnce      too_many_at_once      2
+    |   +-- CutOff             cut_off               2
     +-- TrustError             not_trusted           2
     |   +-- UnknownClient      unknown_client        2
     |   +-- Revoked            revoked               2
@@ -150,6 +152,26 @@ class Unreachable(LinkError):
     """
 
     code = "unreachable"
+
+
+class TooManyAtOnce(LinkError):
+    """The server knows the key or the ticket, but too many came at once, for a minute.
+
+    Try again in a minute; the ticket is still good.
+    """
+
+    code = "too_many_at_once"
+
+
+class CutOff(LinkError):
+    """The server does not hear this client for a while: too much of it was refused.
+
+    Nothing to do if it was an accident: the client comes back by itself after the pause, and is
+    a member as before. If it happens again, look for the reason of the refusals in the
+    client's log, and install the version of fcil that the server has.
+    """
+
+    code = "cut_off"
 
 
 class TrustError(FcilError):

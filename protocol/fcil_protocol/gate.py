@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 import zmq
 
+from fcil_protocol.link import ComeAgain
+
 ZAP_DOMAIN = b"fcil"
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 MONITOR_EVENT = struct.Struct("=HI")  # of a monitor: what, and its descriptor or error number
@@ -71,16 +73,20 @@ class Gate(threading.Thread):
     def _answer(self, request: list[bytes]) -> list[bytes]:
         version, request_id = request[0], request[1]
         mechanism, key = (request[5], request[6]) if len(request) > 6 else (b"", b"")
-        admitted = mechanism == b"CURVE" and len(key) == 32 and self._ask(key)
-        if not admitted:
-            return [version, request_id, b"400", b"not on the allow-list", b"", b""]
+        curve = mechanism == b"CURVE" and len(key) == 32
+        status = self._ask(key) if curve else b"400"
+        if status != b"200":
+            return [version, request_id, status, b"not now, or not on the allow-list", b"", b""]
         self._conn += 1
         name, value = b"X-Conn", str(self._conn).encode()
         metadata = bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
         return [version, request_id, b"200", b"", key.hex().encode(), metadata]
 
-    def _ask(self, key: bytes) -> bool:
+    def _ask(self, key: bytes) -> bytes:
+        """Return ZAP's status: 200, 400, or 500 for who may come again."""
         try:
-            return self._admit(key)
+            return b"200" if self._admit(key) else b"400"
+        except ComeAgain:
+            return b"500"
         except Exception:
-            return False  # a gate that cannot decide stays shut
+            return b"400"  # a gate that cannot decide stays shut

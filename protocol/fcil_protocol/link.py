@@ -25,6 +25,11 @@ def wire_bytes(frames: Sequence[bytes]) -> int:
 
 HANDSHAKE_UP_BYTES = 64 + 202 + 301  # client -> server, with an empty routing id
 HANDSHAKE_DOWN_BYTES = 64 + 170 + 67  # server -> client
+COME_AGAIN = "come_again"  # why a link was refused: this key may pass, but not now
+
+
+class ComeAgain(Exception):
+    """Raised by who decides whether a key passes: it may, but not now."""
 
 
 @dataclass(frozen=True)

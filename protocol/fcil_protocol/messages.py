@@ -312,6 +312,7 @@ class Admit(Message):
     credit: Count
     members: list[LinkKey] = Field(max_length=4_000)
     guests: list[LinkKey] = Field(max_length=1_000)
+    invited: Count = 1_000  # of the guests, so many at the end hold open tickets
 
 
 class Bye(Message):

@@ -9,54 +9,84 @@ the way costs nothing.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import platform
+import random
 import time
+from collections.abc import Callable
 
 from fcil_protocol.certificate import Certificate
 from fcil_protocol.channel import Channel
 from fcil_protocol.dialling import REFUSALS, Dial
-from fcil_protocol.errors import BadTicket, TrustError, Unreachable, from_code
+from fcil_protocol.errors import BadTicket, TooManyAtOnce, TrustError, Unreachable, from_code
 from fcil_protocol.frames import parse
 from fcil_protocol.keys import PrivateKeys, PublicKeys
-from fcil_protocol.link import ClientLink, LinkNews
+from fcil_protocol.link import COME_AGAIN, ClientLink, LinkNews
 from fcil_protocol.messages import Enrol, Enrolled, Nack
 from fcil_protocol.ticket import PROOF, Ticket, proof_text
 
 ANSWER_S = 15.0  # for an address to answer before the next one is tried
-# A server lets one key knock once a second, and somebody may have asked with it just now
-# (`fcil-client doctor --ticket`); so who is turned away knocks once more.
-AGAIN_S = 1.5
+AGAIN_S = 1.5  # before who was turned away knocks again; twice that at most
+TRIES = 30  # while too many come at once: about a minute
 _UNKNOWN_KEY = "unknown_client"
 
 
 class _TurnedAway(Exception):
-    """The gate did not let the ticket's key in."""
+    """The gate did not let the ticket's key in; ``reason`` is the link's."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 async def show(
-    ticket: Ticket, keys: PrivateKeys, address: str, make: Dial
+    ticket: Ticket,
+    keys: PrivateKeys,
+    address: str,
+    make: Dial,
+    say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Enrolled, Certificate]:
-    """Ask the server at one address to take ``keys`` in.
+    """Ask the server at one address to take ``keys`` in; while too many do, for a minute.
+
+    Args:
+        ticket: from the operator.
+        keys: of the new member.
+        address: HOST:PORT, one of the ticket's.
+        make: starts a link to it.
+        say: shows what is waited for.
 
     Returns:
         The server's answer, and its certificate, which was verified.
 
     Raises:
         Unreachable: nobody answers there.
+        TooManyAtOnce: the server knows the ticket, and had no room for a minute.
+        BadTicket: it does not know the ticket.
         TrustError: the server refuses the ticket, or is not the one that the ticket means.
     """
-    with contextlib.suppress(_TurnedAway):
-        return await _show(ticket, keys, address, make)
-    await asyncio.sleep(AGAIN_S)
-    try:
-        return await _show(ticket, keys, address, make)
-    except _TurnedAway:
-        raise BadTicket(
-            f"the server at {address} does not know this ticket: it was altered, belongs to "
-            "another server, or was removed there; or too many came at once.",
-            action="Try again; then ask the operator for a new one: fcil-server enrol NAME.",
-        ) from None
+    unknown = False
+    for number in range(TRIES):
+        try:
+            return await _show(ticket, keys, address, make)
+        except _TurnedAway as turned:
+            # A relay may hear of a new ticket a moment after its holder; a second time it is true.
+            if turned.reason == _UNKNOWN_KEY and unknown:
+                raise _unknown(address) from None
+            unknown = turned.reason == _UNKNOWN_KEY
+        if number == 0 and not unknown:
+            say(f"too many come to {address} at once; trying again for a minute")
+        await asyncio.sleep(random.uniform(AGAIN_S, 2 * AGAIN_S))  # noqa: S311 - not all at once
+    raise TooManyAtOnce(
+        f"the server at {address} knows this ticket, but let too many others in for a minute.",
+        action=TooManyAtOnce.default_action(),
+    )
+
+
+def _unknown(address: str) -> BadTicket:
+    return BadTicket(
+        f"the server at {address} does not know this ticket: it was altered, belongs to another "
+        "server, or was removed there.",
+        action="Ask the operator for a new one: fcil-server enrol NAME.",
+    )
 
 
 async def _show(
@@ -86,8 +116,8 @@ async def _up(link: ClientLink, address: str) -> None:
         news = await link.recv()
         if not isinstance(news, LinkNews) or news.state == "up":
             return
-        if news.state == "refused" and news.reason == _UNKNOWN_KEY:
-            raise _TurnedAway
+        if news.state == "refused" and news.reason in (_UNKNOWN_KEY, COME_AGAIN):
+            raise _TurnedAway(news.reason)
         if news.state == "refused":
             raise TrustError(f"{address}: {REFUSALS[news.reason]}")
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fcil_protocol.errors import UsageError
-from fcil_protocol.link import Incoming, LinkNews
+from fcil_protocol.link import COME_AGAIN, ComeAgain, Incoming, LinkNews
 from fcil_protocol.tcp_info import TcpCounts
 
 Frames = tuple[bytes, ...]
@@ -177,9 +177,13 @@ class MemoryRouter:
     def _accept(self, dealer: MemoryDealer) -> _Connection | LinkNews:
         if self._closed:
             return LinkNews("down", "unreachable")
-        if not self._admit(dealer.key):
+        try:
+            reason = "" if self._admit(dealer.key) else "unknown_client"
+        except ComeAgain:
+            reason = COME_AGAIN
+        if reason:
             self.refused_handshakes += 1
-            return LinkNews("refused", "unknown_client")
+            return LinkNews("refused", reason)
         self._number += 1
         route = b"\0" + self._number.to_bytes(4, "big")
         connection = _Connection(dealer, route, self._number)

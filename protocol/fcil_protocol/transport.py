@@ -22,6 +22,7 @@ from fcil_protocol.connection_counts import ConnectionCounts
 from fcil_protocol.errors import LinkError, PortInUse
 from fcil_protocol.gate import MONITOR_EVENT, ZAP_DOMAIN, Gate
 from fcil_protocol.link import (
+    COME_AGAIN,
     HANDSHAKE_DOWN_BYTES,
     HANDSHAKE_UP_BYTES,
     ClientLink,
@@ -52,6 +53,7 @@ MAX_MESSAGE_BYTES = 9 << 20  # the largest frame: an update's header blob
 HIGH_WATER = 256  # messages per peer, of 256 KiB as a rule; windows keep real queues far below
 BACKLOG = 1024
 HANDSHAKE_MS = 30_000  # six messages one after the other: 12 s where each takes 2
+_NOT_NOW = 500  # of the gate: this key may pass, but not now
 SILENT_S = 30.0  # a connection on which nobody ever spoke is cut after so long
 
 
@@ -324,12 +326,12 @@ class Dealer:
         self._reader.wake()
 
     def _heard(self, frames: list[zmq.Frame]) -> None:
-        event, _ = MONITOR_EVENT.unpack(frames[0].bytes)
+        event, value = MONITOR_EVENT.unpack(frames[0].bytes)
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._up = True
             self._tell("up")
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            self._tell("refused", "unknown_client")
+            self._tell("refused", COME_AGAIN if value == _NOT_NOW else "unknown_client")
             self._loop.call_later(self._retry_s, self._connect_again)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
             self._tell("refused", "wrong_server_key")

@@ -83,13 +83,16 @@ class Coordinator:
         self.discovery.news.set()  # what is waited for says how many are here
         self._events.put_nowait(machine.Left(client, self._now()))
 
-    def declined(self, client: ClientId, key: RoundKey, reason: str) -> None:
-        """A client cannot take part in a round."""
-        if self.at.round is not None and self.at.is_open and key == self.at.key(self.kit.run):
-            if self.at.round.answers.get(client) is machine.Answer.NONE:
-                self.kit.ledger.set_answer(key, client, Answer.DECLINED, reason)
-            resting = reason == NotNow.code
-            self._events.put_nowait(machine.Declined(client, reason, self._now(), resting=resting))
+    def declined(self, client: ClientId, key: RoundKey, reason: str) -> bool:
+        """A client cannot take part in a round; says whether the round waited for its word."""
+        if self.at.round is None or not self.at.is_open or key != self.at.key(self.kit.run):
+            return False
+        waited = self.at.round.answers.get(client) is machine.Answer.NONE
+        if waited:
+            self.kit.ledger.set_answer(key, client, Answer.DECLINED, reason)
+        resting = reason == NotNow.code
+        self._events.put_nowait(machine.Declined(client, reason, self._now(), resting=resting))
+        return waited
 
     def revoked(self, client: ClientId) -> None:
         """A client was taken off the list; unless its update was kept, it declines the round."""

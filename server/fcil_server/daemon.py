@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from fcil_protocol import control
 from fcil_protocol.errors import BadSignature, FcilError, InternalError, NotNow, WireError
 from fcil_protocol.frames import Received, parse
+from fcil_protocol.ids import ClientId
 from fcil_protocol.messages import (
     LEFT,
     Bye,
@@ -36,6 +37,7 @@ from fcil_server.accounts import Accounts
 from fcil_server.addresses import split_address
 from fcil_server.books import Books
 from fcil_server.commands import answer
+from fcil_server.cut_offs import CutOffs
 from fcil_server.doorkeeper import Doorkeeper
 from fcil_server.federation import Federation
 from fcil_server.guests import Guests
@@ -94,6 +96,7 @@ class Server:
         self.books = Books(self)
         self.live = Live(self)
         self.sessions = Sessions(self)
+        self.cut_offs = CutOffs(self)
         self.links = PageLinks()
         self.port = 0
         self.until_done = until_done
@@ -105,7 +108,7 @@ class Server:
         self._failure: BaseException | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._door: asyncio.AbstractServer | None = None  # where commands come in
-        self._guests: Guests
+        self.guests: Guests
         self.link: Lanes
         self.intake: Intake
         self.accounts: Accounts
@@ -177,9 +180,11 @@ class Server:
             accounts=lambda: self.accounts,
             serve=lambda p, want: self.open.publisher.serve(p, want, self.config.wire.credit),
             say=self.note,
+            refused=self.relay_refused,
+            must_be_heard=self.cut_offs.refuse,
         )
         self.roster.changed = self.link.tell
-        self._guests = Guests(
+        self.guests = Guests(
             roster=self.roster,
             keys=self.federation.keys,
             send=self.link.send,
@@ -282,16 +287,16 @@ class Server:
         if not incoming.frames:
             self._departed(incoming.conn)
             return
-        if self._guests.had_its_answer(incoming):
+        if self.guests.had_its_answer(incoming):
             return
-        self._guests.check_size(incoming)
+        self.guests.check_size(incoming)
         received = parse(incoming.frames)
         if isinstance(received.message, Hello):
-            if not self._guests.explain(incoming, received, received.message):
+            if not self.guests.explain(incoming, received, received.message):
                 self.sessions.begin(incoming, received, received.message)
             return
         if isinstance(received.message, Enrol):
-            self._guests.enrol(incoming, received, received.message)
+            self.guests.enrol(incoming, received, received.message)
             return
         peer = self.peers.by_conn(incoming.conn)
         if peer is None:
@@ -320,7 +325,8 @@ class Server:
                 key = RoundKey(coordinator.kit.run, message.task, message.kind, message.round)
                 self.note("info", "declined", f"{peer.name}: {message.reason}", peer.client)
                 peer.resting = message.reason == NotNow.code
-                coordinator.declined(peer.client, key, message.reason)
+                if not coordinator.declined(peer.client, key, message.reason):
+                    self.cut_offs.needless(peer.client)
             case Progress():
                 peer.progress = (message.phase, message.done, message.total)
                 peer.paused = message.paused
@@ -339,14 +345,19 @@ class Server:
         if not peer.ready:
             raise WireError("updates come after a Welcome that says ready.")
 
+    def relay_refused(self, relay: ClientId, error: FcilError) -> None:
+        """Count what was refused of a relay itself."""
+        self.journal.refusal(relay, error)
+        self.cut_offs.needless(relay)
+
     def _departed(self, conn: int) -> None:
-        self._guests.departed(conn)
+        self.guests.departed(conn)
         self.sessions.end(conn)
 
     def _refuse(self, incoming: Incoming, error: FcilError) -> None:
         """Answer what belongs to no session; the connection of a guest ends with it."""
         self.sessions.refuse(incoming, error)
-        self._guests.show_out(incoming)
+        self.guests.show_out(incoming)
         if isinstance(error, InternalError | BadSignature):
             self.note("error", error.code, error.message, origin=incoming.key.hex())
 

@@ -2,17 +2,64 @@
 
 A guest holds a ticket, or was a member once. A ticket's holder may ask to be enrolled; who
 was revoked or has expired is told so. Everybody else gets a number from the gate and no word.
+
+Newcomers and former members have buckets of their own: however many former members knock, and
+however often, a ticket that nobody has used yet finds the gate open.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
-GUEST_BURST = 20  # guests' handshakes that pass at once
-SAME_GUEST_S = 1.0  # between two handshakes with one key, so that one guest leaves room for others
+from fcil_protocol.link import ComeAgain
+
+NEWCOMERS_BURST, NEWCOMERS_PER_S = 20, 2.0  # handshakes of tickets' holders: at once, then so many
+FORMER_BURST, FORMER_PER_S = 10, 1.0  # of former members, and of tickets that are good no more
+# Between two handshakes with one key. A ticket's holder may need several (an answer that was
+# lost, `doctor` before `join`), each time after twice as long, so that one leaves room for others.
+FIRST_S, LONGEST_S = 1.0, 60.0
 MAX_SEEN = 10_000  # keys whose last handshake is remembered
-GUESTS_PER_S = 2.0  # and after those, this many in a second
+USED_S = 600.0  # for so long a ticket that was used is as good at the gate: its answer may be lost
+
+
+@dataclass
+class _Bucket:
+    """Handshakes of one sort of guests."""
+
+    burst: int
+    per_s: float
+    first_s: float
+    left: float
+    at: float
+    seen: dict[bytes, tuple[float, float]] = field(default_factory=dict)  # key -> last, then wait
+
+    def take(self, key: bytes, now: float) -> None:
+        """Let a key pass.
+
+        Raises:
+            ComeAgain: it was here a moment ago, or too many were.
+        """
+        last, wait = self.seen.get(key, (now, 0.0))
+        if now < last + wait:
+            raise ComeAgain
+        self.left = min(float(self.burst), self.left + (now - self.at) * self.per_s)
+        self.at = now
+        if self.left < 1:
+            raise ComeAgain
+        self.left -= 1
+        if len(self.seen) >= MAX_SEEN:
+            self._forget_old(now)
+        # Who stays away for as long as the longest wait begins anew.
+        fresh = wait == 0 or now >= last + wait + LONGEST_S
+        self.seen[key] = now, self.first_s if fresh else min(LONGEST_S, 2 * wait)
+
+    def _forget_old(self, now: float) -> None:
+        """Forget whose wait is over; if that is nobody's, everybody's."""
+        self.seen = {k: (at, wait) for k, (at, wait) in self.seen.items() if now < at + wait}
+        if len(self.seen) >= MAX_SEEN:
+            self.seen.clear()
 
 
 class Doorkeeper:
@@ -23,30 +70,26 @@ class Doorkeeper:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._members: frozenset[bytes] = frozenset()
-        self._guests: frozenset[bytes] = frozenset()
+        self._newcomers: dict[bytes, float] = {}  # until when each counts as one
+        self._former: frozenset[bytes] = frozenset()
         self._clock = clock
-        self._seen: dict[bytes, float] = {}  # guest key -> its last handshake that passed
-        self._left = float(GUEST_BURST)
-        self._at = clock()
+        now = clock()
+        self._room = _Bucket(NEWCOMERS_BURST, NEWCOMERS_PER_S, FIRST_S, NEWCOMERS_BURST, now)
+        self._corner = _Bucket(FORMER_BURST, FORMER_PER_S, LONGEST_S, FORMER_BURST, now)
 
     def __call__(self, key: bytes) -> bool:
-        """Say whether a handshake with this CURVE key passes; asked by one thread only."""
+        """Say whether a handshake with this CURVE key passes; asked by one thread only.
+
+        Raises:
+            ComeAgain: a guest's may pass, but not now.
+        """
         if key in self._members:
             return True
-        return key in self._guests and self._guest_passes(key)
-
-    def _guest_passes(self, key: bytes) -> bool:
-        now = self._clock()
-        if now < self._seen.get(key, -SAME_GUEST_S) + SAME_GUEST_S:
+        now, until = self._clock(), self._newcomers.get(key)
+        if until is None and key not in self._former:
             return False
-        self._left = min(GUEST_BURST, self._left + (now - self._at) * GUESTS_PER_S)
-        self._at = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        if len(self._seen) >= MAX_SEEN:
-            self._seen.clear()
-        self._seen[key] = now
+        bucket = self._room if until is not None and now < until else self._corner
+        bucket.take(key, now)
         return True
 
     def is_member(self, key: bytes) -> bool:
@@ -56,18 +99,44 @@ class Doorkeeper:
     def admit(self, key: bytes) -> None:
         """Make a key a member's, from its next handshake on."""
         self._members |= {key}
-        self._guests -= {key}
+        self._drop_guest(key)
 
-    def replace(self, members: Iterable[bytes], guests: Iterable[bytes]) -> None:
-        """Let in these and nobody else, from the next handshake on."""
-        self._members, self._guests = frozenset(members), frozenset(guests)
+    def replace(
+        self, members: Iterable[bytes], newcomers: Mapping[bytes, float], former: Iterable[bytes]
+    ) -> None:
+        """Let in these and nobody else, from the next handshake on.
 
-    def invite(self, key: bytes) -> None:
-        """Let a key in as a guest, from its next handshake on; a member is one no more."""
-        self._guests |= {key}
+        Args:
+            members: keys that always pass.
+            newcomers: keys of tickets, and for how many seconds each is good.
+            former: keys of those who are told why they are no members.
+        """
+        now = self._clock()
+        self._members, self._former = frozenset(members), frozenset(former)
+        self._newcomers = {key: now + lasts_s for key, lasts_s in newcomers.items()}
+
+    def invite(self, key: bytes, lasts_s: float) -> None:
+        """Let in the holder of a ticket that is good for so long, from its next handshake on."""
+        self._newcomers = {**self._newcomers, key: self._clock() + lasts_s}
+        self._members -= {key}
+        self._former |= {key}  # and when it is over, it hears so
+
+    def used(self, key: bytes) -> None:
+        """A ticket was used: for a while its holder may come for an answer that was lost."""
+        self.invite(key, USED_S)
+
+    def explain(self, key: bytes) -> None:
+        """Let a key in now and then, to hear why it is no member's; from its next handshake on."""
+        self._drop_guest(key)
+        self._former |= {key}
         self._members -= {key}
 
     def forget(self, key: bytes) -> None:
         """Make a key nobody's: it does not pass any more."""
-        self._guests -= {key}
         self._members -= {key}
+        self._drop_guest(key)
+
+    def _drop_guest(self, key: bytes) -> None:
+        self._former -= {key}
+        if key in self._newcomers:
+            self._newcomers = {k: until for k, until in self._newcomers.items() if k != key}

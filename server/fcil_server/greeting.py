@@ -31,6 +31,7 @@ from fcil_protocol.messages import (
     Bye,
     Hello,
     PrivacyTerms,
+    Uplink,
     Verdict,
     Welcome,
 )
@@ -252,3 +253,27 @@ def welcome(
         verdict=verdict,
         clock_ms=max(0, int(clock_s * 1000)),
     )
+
+
+def check_uplink(row: Client, message: Uplink, federation: str, now: float) -> None:
+    """Say whether a relay may carry messages.
+
+    Raises:
+        TrustError: it is no member any more.
+        VersionMismatch, WrongFederation: with both values.
+    """
+    if not row.may_join(now):
+        raise refusal(row, now)
+    ours = (fcil_protocol.OLDEST_PROTOCOL_VERSION, fcil_protocol.PROTOCOL_VERSION)
+    if message.protocol < ours[0] or message.oldest > ours[1]:
+        raise VersionMismatch(
+            f"the relay speaks protocol {message.oldest} to {message.protocol}, the server "
+            f"{ours[0]} to {ours[1]}.",
+            action="Install the same fcil version on both sides.",
+        )
+    if message.federation != federation or message.relay != row.client_id:
+        raise WrongFederation(
+            f"the relay is enrolled with federation {message.federation[:12]} as "
+            f"{message.relay[:8]}, this is {federation[:12]} and its key belongs to "
+            f"{row.client_id[:8]}."
+        )

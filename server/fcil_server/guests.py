@@ -31,7 +31,7 @@ class Guests:
         keys: the server's.
         send: queues frames to a route. cut: ends a connection.
         addresses: what a new member is told.
-        say: takes a note for the operator: level, code, text.
+        say: takes a note for the operator: level, code, text, and whose doing it is (``origin``).
     """
 
     roster: Roster
@@ -39,7 +39,7 @@ class Guests:
     send: Callable[[bytes, Sequence[bytes]], bool]
     cut: Callable[[int], None]
     addresses: Callable[[], list[str]]
-    say: Callable[[str, str, str], None]
+    say: Callable[..., None]
     _answered: set[int] = field(default_factory=set)  # connections of guests on their way out
 
     def had_its_answer(self, incoming: Incoming) -> bool:
@@ -66,8 +66,12 @@ class Guests:
         if not self.roster.door.is_member(incoming.key):
             self._show_out(incoming)
 
+    def dismiss(self, conn: int) -> None:
+        """Hear nothing more of a connection that somebody else will cut."""
+        self._answered.add(conn)
+
     def _show_out(self, incoming: Incoming) -> None:
-        self._answered.add(incoming.conn)
+        self.dismiss(incoming.conn)
         asyncio.get_running_loop().call_later(SHOWN_OUT_S, self.cut, incoming.conn)
 
     def enrol(self, incoming: Incoming, received: Received, message: Enrol) -> None:
@@ -82,7 +86,8 @@ class Guests:
             channel.check(received)
             answer = self._enrolled(ticket, message)
         except FcilError as error:
-            self.say("warning", error.code, f"the ticket of {ticket.name}: {error.message}")
+            text = f"the ticket of {ticket.name}: {error.message}"
+            self.say("warning", error.code, text, origin=incoming.key.hex())
             answer = nack_of(error)
         self.send(incoming.route, channel.frames(answer))
         # Its key is a guest's even now: the member comes back with keys of its own.

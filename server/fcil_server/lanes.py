@@ -21,9 +21,7 @@ from fcil_protocol.errors import (
     FcilError,
     InternalError,
     TrustError,
-    VersionMismatch,
     WireError,
-    WrongFederation,
 )
 from fcil_protocol.frames import Received, parse
 from fcil_protocol.ids import ClientId
@@ -33,7 +31,8 @@ from fcil_protocol.messages import Admit, Message, Uplink, Want
 from fcil_protocol.tcp_info import TcpCounts
 from fcil_server import ledger_rows
 from fcil_server.accounts import Accounts
-from fcil_server.greeting import keys_of
+from fcil_server.backlog import Backlog
+from fcil_server.greeting import check_uplink, keys_of
 from fcil_server.guests import SHOWN_OUT_S
 from fcil_server.intake import nack_of
 from fcil_server.ledger_words import Direction, Role
@@ -43,7 +42,6 @@ from fcil_server.standing import refusal
 
 # What a route begins with, so that none that a client chose can be taken for another kind.
 _DIRECT, _LANE = b"d", b"l"
-MAX_WAITING_BYTES = 64 << 20  # for one relay, when its socket's queue is full
 MAX_LANES = 2 * (MAX_BEHIND + MAX_GUESTS_BEHIND)  # of one relay; a client may come back early
 FLUSH_S = 0.005  # between attempts to empty that queue
 
@@ -57,6 +55,7 @@ class _Relay:
         lanes: number -> the connection that the daemon sees.
         newest: highest number of a lane so far; ended lanes do not come back.
         waiting: what its socket does not take yet, in order.
+        silenced: nothing more is heard of it; the connection is about to be cut.
     """
 
     row: ledger_rows.Client
@@ -65,8 +64,9 @@ class _Relay:
     peer: Peer | None = None
     lanes: dict[int, _Lane] = field(default_factory=dict)
     newest: int = -1
-    waiting: deque[list[bytes]] = field(default_factory=deque)
+    waiting: Backlog = field(default_factory=Backlog)
     flushing: bool = False
+    silenced: bool = False
 
 
 @dataclass
@@ -86,7 +86,9 @@ class Lanes:
         credit: bytes that a relay may have in flight.
         accounts: where bytes are counted; asked for when there are some.
         serve: answers a relay's Want, chunks only.
-        say: takes a note for the operator: level, code, text.
+        say: takes a note for the operator: level, code, text, which relay.
+        refused: told what was refused of a relay itself.
+        must_be_heard: raises for a relay that is cut off.
     """
 
     def __init__(
@@ -97,7 +99,9 @@ class Lanes:
         credit: int,
         accounts: Callable[[], Accounts],
         serve: Callable[[Peer, Want], None],
-        say: Callable[[str, str, str], None],
+        say: Callable[[str, str, str, ClientId], None],
+        refused: Callable[[ClientId, FcilError], None] = lambda *_: None,
+        must_be_heard: Callable[[ClientId], None] = lambda _: None,
     ) -> None:
         self._link = link
         self._roster = roster
@@ -105,6 +109,8 @@ class Lanes:
         self._accounts = accounts
         self._serve = serve
         self._say = say
+        self._refused = refused
+        self._must_be_heard = must_be_heard
         self._kinds: dict[int, _Relay | None] = {}  # of every connection that has spoken
         self._lanes: dict[int, _Lane] = {}
         self._last = FIRST_LANE
@@ -158,6 +164,12 @@ class Lanes:
             elif relay.peer is not None:
                 self._admit(relay.peer)
 
+    def silence(self, client: ClientId) -> None:
+        """Hear nothing more of a relay's connections, and cut them when it could hear why."""
+        for relay in self._relays(client):
+            relay.silenced = True
+            asyncio.get_running_loop().call_later(SHOWN_OUT_S, self._link.cut, relay.conn)
+
     def has(self, client: ClientId) -> bool:
         """Say whether a relay is connected and was greeted."""
         return any(relay.peer is not None for relay in self._relays(client))
@@ -200,8 +212,10 @@ class Lanes:
         if not incoming.frames:
             self._end_all(relay)
             if relay.peer is not None:
-                self._say("warning", "relay_left", f"relay {relay.row.name} left")
+                self._note(relay, "warning", "relay_left", "left")
                 self._roster.federation.ledger.touch(relay.row.client_id)
+        elif relay.silenced:
+            return
         elif lanes.is_laned(incoming.frames):
             self._lane(relay, lanes.read_up(incoming.frames))
         else:
@@ -247,7 +261,8 @@ class Lanes:
         self._end_all(relay)
         relay.peer = None  # a second uplink begins anew
         try:
-            _check(row, message, federation.id, federation.ledger.now)
+            check_uplink(row, message, federation.id, federation.ledger.now)
+            self._must_be_heard(row.client_id)
         except FcilError as error:
             self._answer(peer, nack_of(error))
             raise
@@ -259,10 +274,10 @@ class Lanes:
         federation.ledger.set_address(row.client_id, message.address)
         self._accounts().connected(row.client_id, relay.conn)
         self._admit(peer)
-        self._say("info", "relay", f"relay {row.name} connected, listening on {message.address}")
+        self._note(relay, "info", "relay", f"connected, listening on {message.address}")
 
     def _admit(self, peer: Peer) -> None:
-        members, guests = self._roster.lists(peer.client)
+        members, guests, invited = self._roster.lists(peer.client)
         federation = self._roster.federation
         message = Admit(
             protocol=fcil_protocol.PROTOCOL_VERSION,
@@ -271,6 +286,7 @@ class Lanes:
             credit=self._credit,
             members=members,
             guests=guests,
+            invited=invited,
         )
         self._answer(peer, message)
 
@@ -280,11 +296,15 @@ class Lanes:
             self._accounts().sent(peer.client, message, frames)
 
     def _refuse(self, relay: _Relay, error: FcilError) -> None:
-        self._say("warning", error.code, f"relay {relay.row.name}: {error.message}")
+        self._note(relay, "warning", error.code, error.message)
+        self._refused(relay.row.client_id, error)
         if relay.peer is not None:
             self._answer(relay.peer, nack_of(error))
         else:
             asyncio.get_running_loop().call_later(SHOWN_OUT_S, self._link.cut, relay.conn)
+
+    def _note(self, relay: _Relay, level: str, code: str, text: str) -> None:
+        self._say(level, code, f"relay {relay.row.name}: {text}", relay.row.client_id)
 
     # --- lanes ------------------------------------------------------------------------------
 
@@ -347,11 +367,13 @@ class Lanes:
         """Queue a message for a relay in order: many clients share the queue of one socket."""
         if not relay.waiting and self._link.send(relay.route, message):
             return True
-        waiting = sum(len(frame) for frames in relay.waiting for frame in frames)
-        if waiting > MAX_WAITING_BYTES:
-            self._link.cut(relay.conn)  # it does not read: its clients come back when it does
+        if relay.waiting.full:
+            if not relay.silenced:
+                self._note(relay, "warning", "relay_deaf", "does not read, and is cut")
+                relay.silenced = True
+            self._link.cut(relay.conn)  # its clients come back when it does
             return False
-        relay.waiting.append(message)
+        relay.waiting.add(message)
         if not relay.flushing:
             relay.flushing = True
             asyncio.get_running_loop().call_later(FLUSH_S, self._flush, relay)
@@ -359,26 +381,8 @@ class Lanes:
 
     def _flush(self, relay: _Relay) -> None:
         relay.flushing = False
-        while relay.waiting and self._link.send(relay.route, relay.waiting[0]):
-            relay.waiting.popleft()
+        while relay.waiting and self._link.send(relay.route, relay.waiting.first):
+            relay.waiting.drop()
         if relay.waiting and self._kinds.get(relay.conn) is relay:
             relay.flushing = True
             asyncio.get_running_loop().call_later(FLUSH_S, self._flush, relay)
-
-
-def _check(row: ledger_rows.Client, message: Uplink, federation: str, now: float) -> None:
-    if not row.may_join(now):
-        raise refusal(row, now)
-    ours = (fcil_protocol.OLDEST_PROTOCOL_VERSION, fcil_protocol.PROTOCOL_VERSION)
-    if message.protocol < ours[0] or message.oldest > ours[1]:
-        raise VersionMismatch(
-            f"the relay speaks protocol {message.oldest} to {message.protocol}, the server "
-            f"{ours[0]} to {ours[1]}.",
-            action="Install the same fcil version on both sides.",
-        )
-    if message.federation != federation or message.relay != row.client_id:
-        raise WrongFederation(
-            f"the relay is enrolled with federation {message.federation[:12]} as "
-            f"{message.relay[:8]}, this is {federation[:12]} and its key belongs to "
-            f"{row.client_id[:8]}."
-        )

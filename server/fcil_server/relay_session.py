@@ -7,6 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from fcil_protocol import lanes
@@ -68,7 +69,7 @@ class Session:
         self._fail = fail
         self._keeper = Doorkeeper()
         self._members = frozenset(first.members)
-        self._keeper.replace(first.members, first.guests)
+        self._let_in(first)
         self._credit = first.credit
         self._fetches = Fetches(first.credit)
         self._spans: dict[int, int] = {}  # lane -> chunks that its client takes in one message
@@ -267,10 +268,15 @@ class Session:
             if (lane := self.lanes.get(number)) is not None:
                 self._door.cut(lane.conn)
 
+    def _let_in(self, message: Admit) -> None:
+        former = max(0, len(message.guests) - message.invited)
+        newcomers = dict.fromkeys(message.guests[former:], inf)
+        self._keeper.replace(message.members, newcomers, message.guests[:former])
+
     def admit(self, message: Admit) -> None:
         """Take new lists; who is on none, or is a member no more, is cut."""
         members, guests = frozenset(message.members), frozenset(message.guests)
-        self._keeper.replace(members, guests)
+        self._let_in(message)
         for lane in self.lanes.values():
             was_member = lane.key in self._members
             if lane.key not in members and (was_member or lane.key not in guests):

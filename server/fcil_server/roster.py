@@ -49,11 +49,12 @@ class Roster:
     def open(self) -> None:
         """Put everybody whom the ledger knows on the gate's lists."""
         now = self._ledger.now
-        for ticket in self._ledger.tickets():
-            self.door.invite(ticket.curve)
+        members, former = set[bytes](), set[bytes]()
+        tickets = {t.curve: t.open_s(now) for t in self._ledger.tickets()}
         for row in self._ledger.clients():
             if row.curve:
-                (self.door.admit if row.may_join(now) else self.door.invite)(row.curve)
+                (members if row.may_join(now) else former).add(row.curve)
+        self.door.replace(members, {k: s for k, s in tickets.items() if s}, former | tickets.keys())
 
     # --- becoming a member ------------------------------------------------------------------
 
@@ -93,6 +94,7 @@ class Roster:
         )
         guest = ticket.guest_keys().public
         with self._ledger.transaction():
+            older = [t.curve for t in self._ledger.tickets() if t.name == name]
             self._ledger.withdraw_tickets(name)
             self._ledger.add_ticket(
                 name,
@@ -103,7 +105,9 @@ class Roster:
                 via=relay.client_id if relay else None,
             )
             self._ledger.add_audit(actor, "enrol", name)
-        self.door.invite(guest.curve)
+        for curve in older:
+            self.door.explain(curve)
+        self.door.invite(guest.curve, lasts_s)
         if relay:
             self.changed(relay.client_id)
         return ticket
@@ -145,6 +149,7 @@ class Roster:
             self._ledger.use_ticket(ticket.curve, client)
             self._ledger.add_audit(f"ticket of {ticket.name}", "enrolled", client)
         self.door.admit(keys.curve)
+        self.door.used(ticket.curve)
         if ticket.via is not None:
             self.changed(ticket.via)
         return client
@@ -218,14 +223,20 @@ class Roster:
 
     # --- who is behind a relay --------------------------------------------------------------
 
-    def lists(self, relay: ClientId) -> tuple[list[bytes], list[bytes]]:
-        """Return the CURVE keys of members and guests that a relay lets in: its own alone."""
-        members: list[bytes] = []
-        guests = [t.curve for t in self._ledger.tickets_via(relay)]
+    def lists(self, relay: ClientId) -> tuple[list[bytes], list[bytes], int]:
+        """Return the CURVE keys of members and guests that a relay lets in: its own alone.
+
+        The guests who hold open tickets come last; the number says how many those are.
+        """
+        now = self._ledger.now
+        members, former, newcomers = list[bytes](), list[bytes](), list[bytes]()
+        for ticket in self._ledger.tickets_via(relay):
+            (newcomers if ticket.open_s(now) else former).append(ticket.curve)
         for row in self._ledger.clients_via(relay):
             if row.curve:
-                (members if row.may_join(self._ledger.now) else guests).append(row.curve)
-        return members[:MAX_BEHIND], guests[-MAX_GUESTS_BEHIND:]
+                (members if row.may_join(now) else former).append(row.curve)
+        guests = (former + newcomers)[-MAX_GUESTS_BEHIND:]
+        return members[:MAX_BEHIND], guests, min(len(newcomers), len(guests))
 
     def is_behind(self, key: bytes, relay: ClientId) -> bool:
         """Say whether a client, or a ticket's holder, may be heard of through this relay."""
@@ -252,8 +263,18 @@ class Roster:
             self._ledger.revoke_client(row.client_id, why)
             self._ledger.add_audit(actor, "revoke", f"{row.name}: {why}")
         if row.curve:
-            self.door.invite(row.curve)
+            self.door.explain(row.curve)
         self.changed(row.client_id if row.via is None else row.via)
+
+    def bar(self, row: ledger_rows.Client) -> None:
+        """Let a member in only now and then, as one that is none, until `unbar`."""
+        if row.curve:
+            self.door.explain(row.curve)
+
+    def unbar(self, row: ledger_rows.Client) -> None:
+        """Let a member in again that was barred, if it still is a member."""
+        if row.curve and row.may_join(self._ledger.now):
+            self.door.admit(row.curve)
 
     def _leave_out(self, client: ClientId) -> None:
         run = self._ledger.newest_run()
@@ -266,10 +287,13 @@ class Roster:
         """Make the open tickets for a name that nobody bears useless; says whether any was."""
         if self._ledger.client_by_name(name) is not None:
             return False
-        via = {t.via for t in self._ledger.tickets() if t.name == name and t.via is not None}
+        tickets = [t for t in self._ledger.tickets() if t.name == name]
+        via = {t.via for t in tickets if t.via is not None}
         if not self._ledger.withdraw_tickets(name):
             return False
         self._ledger.add_audit(actor, "withdraw", name)
+        for ticket in tickets:
+            self.door.explain(ticket.curve)
         for relay in via:
             self.changed(relay)
         return True

@@ -36,6 +36,7 @@ from fcil_server.aggregation import Aggregation, threads_of
 from fcil_server.broadcast import Publisher
 from fcil_server.budget import applied, fitted, over_budget
 from fcil_server.classes import ClassRegistry, refused_names
+from fcil_server.conduct import ANNOUNCED
 from fcil_server.config import Config
 from fcil_server.config_sections import SinksSection
 from fcil_server.coordinator import Coordinator
@@ -188,6 +189,7 @@ class OpenRun:
         """Take a client's inventory: which classes it holds, and how many images."""
         if self.server.peers.by_conn(peer.conn) is not peer:
             return  # it left while its list was opened, and will announce it again
+        self.server.cut_offs.needless(peer.client, ANNOUNCED)
         names = [str(n) for n in payload.meta["names"]]  # type: ignore[union-attr]
         told = self.coordinator.kit.classes.announce(peer.client, names)
         for text in refused_names(told.refused):

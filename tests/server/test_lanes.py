@@ -10,7 +10,7 @@ from fcil_protocol.errors import UnknownClient, WireError
 from fcil_protocol.frames import parse
 from fcil_protocol.link import LinkNews
 from fcil_protocol.messages import Admit, Hello, Nack, Update, Uplink, Want
-from fcil_server import lanes as module
+from fcil_server import backlog
 from fcil_server.greeting import identify
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger_words import Role
@@ -118,7 +118,7 @@ def test_a_relay_speaks_for_those_behind_it_alone(play):
             assert await relay.frames() == tuple(lanes.down(number))
             assert isinstance(await relay.hear(), Nack)
         assert ready(center) == []
-        assert {code for _, code, _ in center.notes[1:]} == {"not_trusted"}
+        assert {code for _, code, _, _ in center.notes[1:]} == {"not_trusted"}
 
     play(story)
 
@@ -160,7 +160,7 @@ def test_a_relay_takes_no_part_itself(play):
             await relay.turn()
         with pytest.raises(UnknownClient, match="a relay takes part in no round"):
             identify(center.ledger, relay.keys.public.curve, hello)
-        texts = [text for _, _, text in center.notes]
+        texts = [text for _, _, text, _ in center.notes]
         assert any("a relay does not send hello" in t for t in texts)
         assert any("a relay does not send update" in t for t in texts)
         assert ready(center) == []
@@ -293,7 +293,7 @@ def test_a_full_queue_keeps_the_order(play):
 
 
 def test_a_relay_that_does_not_read_is_cut(play, monkeypatch):
-    monkeypatch.setattr(module, "MAX_WAITING_BYTES", 1000)
+    monkeypatch.setattr(backlog, "MAX_BYTES", 1000)
 
     async def story(center, relay, key):
         await relay.lane(1, key, b"body", b"")
@@ -309,8 +309,10 @@ def test_lists_hold_those_behind_the_relay_and_no_others(play):
     async def story(center, relay, key):
         center.member("direct")
         center.roster.issue("open", 3600, (ADDRESS,), "test", via="site")
-        members, guests = center.roster.lists(relay.id)
+        members, guests, invited = center.roster.lists(relay.id)
         assert members == [key]
+        assert invited == 1
+        assert center.ledger.ticket(guests[-1]).name == "open"
         assert len(guests) == 2  # the used ticket, which may be shown again, and the open one
 
     play(story)

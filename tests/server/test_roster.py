@@ -6,7 +6,7 @@ from fcil_protocol.certificate import RootKey
 from fcil_protocol.errors import BadTicket, Revoked, TicketExpired, TicketUsed, UsageError
 from fcil_protocol.ids import is_client_id, named_client_id
 from fcil_protocol.keys import PrivateKeys
-from fcil_server.doorkeeper import GUEST_BURST, GUESTS_PER_S, SAME_GUEST_S, Doorkeeper
+from fcil_server.doorkeeper import Doorkeeper
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.roster import Roster, check_name
 from fcil_server.standing import LEFT_BY_ITSELF, refusal
@@ -179,44 +179,6 @@ def test_a_client_is_named_by_name_or_by_the_beginning_of_its_id(roster):
 def test_a_name_is_printable_and_short(name):
     with pytest.raises(UsageError, match="1 to 128 printable"):
         check_name(name)
-
-
-# --- the gate -------------------------------------------------------------------------------
-
-
-def test_guests_are_few_and_members_are_not():
-    now = [0.0]
-    door = Doorkeeper(clock=lambda: now[0])
-    door.admit(b"m" * 32)
-    guests = [bytes([k]) * 32 for k in range(GUEST_BURST + 3)]
-    for key in guests:
-        door.invite(key)
-    assert [door(key) for key in guests] == [True] * GUEST_BURST + [False] * 3
-    assert all(door(b"m" * 32) for _ in range(100))
-    now[0] += 3 / GUESTS_PER_S
-    assert [door(key) for key in guests[:4]] == [True] * 3 + [False]
-    now[0] += 1e6  # saved up, but never beyond the burst
-    assert sum(door(key) for key in guests) == GUEST_BURST
-
-
-def test_one_guest_leaves_room_for_the_others():
-    now = [0.0]
-    door = Doorkeeper(clock=lambda: now[0])
-    for key in (b"a" * 32, b"b" * 32):
-        door.invite(key)
-    assert [door(b"a" * 32) for _ in range(100)] == [True] + [False] * 99
-    assert door(b"b" * 32)
-    now[0] += SAME_GUEST_S
-    assert door(b"a" * 32)
-
-
-def test_a_key_is_a_members_or_a_guests_never_both():
-    door = Doorkeeper()
-    door.admit(b"k" * 32)
-    door.invite(b"k" * 32)
-    assert not door.is_member(b"k" * 32)
-    door.admit(b"k" * 32)
-    assert door.is_member(b"k" * 32)
 
 
 def test_ids_that_derive_from_names_are_the_same_in_every_federation(roster):

@@ -29,6 +29,7 @@ from fcil_protocol.errors import (
     FcilError,
     Locked,
     StorageError,
+    TooManyAtOnce,
     TrustError,
     UnknownClient,
     Unreachable,
@@ -38,7 +39,7 @@ from fcil_protocol.files import DirectoryLock
 from fcil_protocol.frames import parse
 from fcil_protocol.ids import ClientId
 from fcil_protocol.keys import PublicKeys
-from fcil_protocol.link import LinkNews
+from fcil_protocol.link import COME_AGAIN, LinkNews
 from fcil_protocol.messages import Bye, Nack
 from fcil_protocol.ticket import Ticket
 
@@ -156,8 +157,9 @@ async def _ask(ticket: Ticket, address: str, make: Dial) -> FcilError | None:
                     link.send(channel.frames(hello))
                 elif news.state == "refused":
                     refused += 1
-                    # The gate lets few guests in at a time: one refusal may be for that.
-                    if news.reason != UnknownClient.code or refused > 1:
+                    # A relay may not have heard of the ticket yet, or too many come at once.
+                    known = news.reason in (UnknownClient.code, COME_AGAIN)
+                    if not known or refused > 1:
                         return _gate(news.reason, address)
     except TimeoutError as error:
         raise Unreachable(f"nobody at {address} answered.") from error
@@ -172,7 +174,8 @@ def _gate(reason: str, address: str) -> FcilError:
             "removed there.",
             action=BadTicket.default_action(),
         )
-    return TrustError(f"{address}: {REFUSALS[reason]}")
+    kind = TooManyAtOnce if reason == COME_AGAIN else TrustError
+    return kind(f"{address}: {REFUSALS[reason]}")
 
 
 def _refusal(nack: Nack) -> FcilError | None:

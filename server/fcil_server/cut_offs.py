@@ -1,0 +1,85 @@
+"""Cutting off members that go on after hundreds of refusals, and letting them in again.
+
+A member that is cut off is a guest as long as the pause lasts: the gate lets it in once in a
+while, and it hears why. Its key, its updates and its place in the federation stay as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from fcil_protocol.errors import CutOff, FcilError
+from fcil_protocol.ids import ClientId
+from fcil_server.conduct import MOST, WINDOW_S, Conduct
+from fcil_server.intake import nack_of
+from fcil_server.peers import Peer
+
+if TYPE_CHECKING:
+    from fcil_server.daemon import Server
+
+GOODBYE_S = 1.0  # for the reason to arrive before the connection is cut
+
+
+class CutOffs:
+    """Judges members by what was refused of them.
+
+    Args:
+        server: whose members they are.
+        conduct: counts.
+    """
+
+    def __init__(self, server: Server, conduct: Conduct | None = None) -> None:
+        self._server = server
+        self._conduct = conduct or Conduct()
+
+    def needless(self, client: ClientId, count: float = 1.0) -> None:
+        """Count what a member sent without need; cut it off if that was too much."""
+        pause_s = self._conduct.needless(client, count)
+        if pause_s:
+            self._begin(client, pause_s)
+
+    def refuse(self, client: ClientId) -> None:
+        """Refuse whoever comes back before its pause is over.
+
+        Raises:
+            CutOff: with how long it still lasts.
+        """
+        left = self._conduct.left(client)
+        if left:
+            raise CutOff(f"{_why()}; the server hears it again in {left:.0f} s.")
+
+    def _begin(self, client: ClientId, pause_s: float) -> None:
+        server = self._server
+        row = server.ledger.client(client)
+        if row is None:
+            return
+        text = f"{row.name} is cut off for {pause_s:.0f} s: {_why()}"
+        server.note("warning", CutOff.code, text, client)
+        with contextlib.suppress(FcilError):  # a full disk must not spare it
+            server.ledger.add_audit("server", CutOff.code, text)
+        server.peers.refused[client] = f"cut off for {pause_s:.0f} s: {_why()}"
+        server.roster.bar(row)
+        peer = server.peers.by_client(client)
+        if peer is not None:
+            self._dismiss(peer)
+        server.link.silence(client)
+        asyncio.get_running_loop().call_later(pause_s, self._end, client)
+
+    def _dismiss(self, peer: Peer) -> None:
+        """Hear no more of a session, and cut it when its client had time to hear why."""
+        error = CutOff(f"{_why()}.")
+        self._server.sessions.send(peer, nack_of(error))
+        self._server.guests.dismiss(peer.conn)
+        asyncio.get_running_loop().call_later(GOODBYE_S, self._server.sessions.cut, peer)
+
+    def _end(self, client: ClientId) -> None:
+        self._server.peers.refused.pop(client, None)
+        row = self._server.ledger.client(client)
+        if row is not None:
+            self._server.roster.unbar(row)
+
+
+def _why() -> str:
+    return f"more than {MOST} of its messages were refused or needless within {WINDOW_S:.0f} s"
