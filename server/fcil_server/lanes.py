@@ -43,6 +43,7 @@ from fcil_server.standing import refusal
 # What a route begins with, so that none that a client chose can be taken for another kind.
 _DIRECT, _LANE = b"d", b"l"
 MAX_LANES = 2 * (MAX_BEHIND + MAX_GUESTS_BEHIND)  # of one relay; a client may come back early
+GOODBYE_S = 1.0  # for the reason to arrive before a relay is cut
 FLUSH_S = 0.005  # between attempts to empty that queue
 
 
@@ -168,7 +169,7 @@ class Lanes:
         """Hear nothing more of a relay's connections, and cut them when it could hear why."""
         for relay in self._relays(client):
             relay.silenced = True
-            asyncio.get_running_loop().call_later(SHOWN_OUT_S, self._link.cut, relay.conn)
+            asyncio.get_running_loop().call_later(GOODBYE_S, self._link.cut, relay.conn)
 
     def has(self, client: ClientId) -> bool:
         """Say whether a relay is connected and was greeted."""

@@ -29,13 +29,25 @@ class RawClient:
     """
 
     def __init__(self, federation, name="raw"):
-        self.keys = PrivateKeys.generate()
-        public = {k: v.hex() for k, v in self.keys.public.to_fields().items()}
+        keys = PrivateKeys.generate()
+        public = {k: v.hex() for k, v in keys.public.to_fields().items()}
         reply = control.ask(federation.federation, "enrol_local", name=name, keys=public)
-        self.client = reply["client_id"]
-        self.certificate = Certificate.from_bytes(bytes.fromhex(reply["certificate"]))
+        certificate = bytes.fromhex(reply["certificate"])
+        self._be(keys, reply["client_id"], certificate, reply["addresses"][0])
+
+    @classmethod
+    def of(cls, keys, client, certificate, address):
+        """Return a client that is enrolled already: keys, id, the server's certificate, HOST:PORT."""
+        made = cls.__new__(cls)
+        made._be(keys, client, certificate, address)
+        return made
+
+    def _be(self, keys, client, certificate, address):
+        self.keys = keys
+        self.client = client
+        self.certificate = Certificate.from_bytes(certificate)
         self.server = self.certificate.verify(self.certificate.federation, time.time())
-        self.address = reply["addresses"][0]
+        self.address = address
         self.link = None
         self.channel = None
         self.welcome = None

@@ -4,6 +4,7 @@ import asyncio
 import os
 from dataclasses import dataclass
 
+from fcil_protocol import control
 from fcil_server.ledger_words import Outcome, UpdateStatus
 from system.kit import open_ledger, settings, write_client
 
@@ -85,6 +86,17 @@ class Siege:
                 who = {names[u.client].rpartition(":")[2] for u in counted}
                 assert who == set(HONEST), "both are counted and nobody else"
 
+    def check_all(self):
+        """Check that every closed round counted both honest clients, each once."""
+        with open_ledger(self.federation) as ledger:
+            names = {c.client_id: c.name for c in ledger.clients()}
+            for row in ledger.rounds(self.run):
+                if row.outcome is not Outcome.DONE:
+                    continue
+                found = ledger.updates(row.key)
+                counted = [u.client for u in found if u.status is UpdateStatus.COUNTED]
+                assert sorted(names[c].rpartition(":")[2] for c in counted) == sorted(HONEST)
+
     async def next_update(self):
         """Wait until an honest client's update has come."""
         await asyncio.to_thread(self.federation.until, "update")
@@ -118,10 +130,15 @@ class Siege:
         while self.facts().incoming:
             self.federation.until("update")
 
+    def _written(self):
+        """Have the server write down what it has heard of."""
+        control.ask(self.federation.federation, "status")
+
     # --- what is written down ---------------------------------------------------------------
 
     def refusals(self, client):
-        """Return code -> how many messages of a client were refused, of the newest 10,000."""
+        """Return code -> how many rows tell of refused messages of a client."""
+        self._written()
         found = {}
         with open_ledger(self.federation) as ledger:
             for row in ledger.refusals(limit=10_000):
@@ -132,5 +149,6 @@ class Siege:
 
     def refused(self):
         """Return how many messages were ever refused."""
+        self._written()
         with open_ledger(self.federation) as ledger:
             return sum(ledger.refusal_counts().values())
