@@ -16,6 +16,7 @@ import zmq
 from fcil_protocol import transport
 from fcil_protocol.errors import LinkError, PortInUse
 from fcil_protocol.keys import PrivateKeys
+from fcil_protocol.link import COME_AGAIN, ComeAgain
 from fcil_protocol.transport import (
     HANDSHAKE_DOWN_BYTES,
     HANDSHAKE_UP_BYTES,
@@ -162,6 +163,25 @@ def test_a_refused_client_gets_in_by_itself_once_it_is_enrolled() -> None:
             allowed.add(ALICE.public.curve)
             while (said := await news(alice)).state != "up":
                 assert said.state == "refused"
+            await echo(router, alice, b"at last")
+
+    run(test)
+
+
+def test_who_may_come_later_hears_so_and_gets_in_then() -> None:
+    async def test() -> None:
+        room: set[bytes] = set()
+
+        def admit(key: bytes) -> bool:
+            if key not in room:
+                raise ComeAgain
+            return True
+
+        async with server(admit) as (router, port), client(port, retry_s=0.01) as alice:
+            assert await news(alice) == LinkNews("refused", COME_AGAIN)
+            room.add(ALICE.public.curve)
+            while (said := await news(alice)).state != "up":
+                assert said == LinkNews("refused", COME_AGAIN)
             await echo(router, alice, b"at last")
 
     run(test)

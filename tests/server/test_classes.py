@@ -9,7 +9,7 @@ import pytest
 import sample_run
 from fcil_protocol.errors import ConfigError, InternalError, UsageError
 from fcil_server.class_changes import apply_change, class_list
-from fcil_server.classes import ClassRegistry
+from fcil_server.classes import ClassRegistry, refused_names
 from fcil_server.ledger import Ledger
 from sample_run import ALICE, BOB, GONE, RUN, Clock
 
@@ -71,6 +71,15 @@ class TestDiscovered:
             "at most 128 bytes",
             "printable",
         ]
+
+    def test_refused_names_are_one_sentence_for_each_reason_however_many_they_are(self) -> None:
+        many = [(f"n{i}", "the run does not list it") for i in range(4_000)]
+        assert refused_names([*many, ("", "must be non-empty")]) == [
+            "4,000 classes: 'n0', 'n1', 'n2' and 3,997 more: the run does not list it",
+            "class '': must be non-empty",
+        ]
+        assert refused_names(many[:2]) == ["2 classes: 'n0', 'n1': the run does not list it"]
+        assert refused_names([]) == []
 
     def test_the_quota_counts_what_a_client_was_first_to_bring(
         self, registry: ClassRegistry

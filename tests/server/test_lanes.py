@@ -6,7 +6,7 @@ import pytest
 
 from fcil_protocol import lanes
 from fcil_protocol.channel import Channel
-from fcil_protocol.errors import UnknownClient, WireError
+from fcil_protocol.errors import CutOff, UnknownClient, WireError
 from fcil_protocol.frames import parse
 from fcil_protocol.link import LinkNews
 from fcil_protocol.messages import Admit, Hello, Nack, Update, Uplink, Want
@@ -323,5 +323,34 @@ def test_errors_here_are_the_relays_and_not_the_servers(play, monkeypatch):
         monkeypatch.setattr(center.roster, "is_behind", lambda *_: 1 / 0)
         await relay.lane(1, key, b"body", b"")
         assert center.notes[-1][1] == "internal"
+
+    play(story)
+
+
+def test_lanes_for_strangers_are_counted_as_the_relays_and_it_is_silenced(play):
+    async def story(center, relay, key):
+        refused = []
+        center.lanes._refused = lambda who, error: refused.append((who, error.code))
+        for number in range(5):
+            await relay.lane(number, bytes([number]) * 32, b"body", b"")
+        assert refused == [(relay.id, "not_trusted")] * 5
+        assert {note[3] for note in center.notes[-5:]} == {relay.id}, "they have the relay's budget"
+        center.lanes.silence(relay.id)
+        await relay.lane(9, key, b"body", b"")
+        assert ready(center) == []
+        assert len(refused) == 5
+
+    play(story)
+
+
+def test_a_relay_that_is_cut_off_hears_so(play):
+    async def story(center, relay, _key):
+        def refuse(_):
+            raise CutOff("too much of it was refused; heard again in 60 s.")
+
+        center.lanes._must_be_heard = refuse
+        await relay.greet()
+        answer = await relay.hear()
+        assert (type(answer), answer.code) == (Nack, "cut_off")
 
     play(story)
