@@ -171,6 +171,11 @@ class Lanes:
             relay.silenced = True
             asyncio.get_running_loop().call_later(GOODBYE_S, self._link.cut, relay.conn)
 
+    def carrier(self, conn: int) -> ClientId | None:
+        """Return the relay that a connection is a lane of."""
+        lane = self._lanes.get(conn)
+        return lane.relay.row.client_id if lane else None
+
     def has(self, client: ClientId) -> bool:
         """Say whether a relay is connected and was greeted."""
         return any(relay.peer is not None for relay in self._relays(client))

@@ -225,6 +225,8 @@ class Relay:
         if isinstance(message, Nack) and message.code in FATAL:
             raise from_code(message.code, message.text, message.action)
         if self._session is None:
+            if isinstance(message, Nack):
+                self._note("warning", f"the server refuses: {message.text}")
             return
         match message:
             case Admit():

@@ -60,8 +60,8 @@ class Sessions:
         if server.peers.is_left_behind(peer):
             server.link.cut(peer.conn)  # the network kept its words while a newer one was made
             return
+        server.cut_offs.needless(peer.client)  # a few Hellos are needed; hundreds are not
         server.cut_offs.refuse(peer.client)
-        server.cut_offs.needless(peer.client)  # a few are needed; hundreds are not
         self._note_connection(incoming, peer)
         server.accounts.received(peer.client, hello, incoming.frames)
         server.ledger.touch(peer.client, device=hello.device)
@@ -135,8 +135,9 @@ class Sessions:
         with contextlib.suppress(FcilError):
             row = server.ledger.client_by_curve(incoming.key)
         server.journal.refusal(row.client_id if row else None, error)
-        if row is not None:
-            server.cut_offs.needless(row.client_id)
+        whose = row.client_id if row else server.link.carrier(incoming.conn)
+        if whose is not None:
+            server.cut_offs.needless(whose)
         peer = server.peers.by_conn(incoming.conn)
         if peer is not None:
             self.send(peer, nack_of(error))

@@ -93,6 +93,7 @@ def test_a_lane_is_a_connection_from_its_first_message_to_its_end(play):
         assert ready(center) == [(key, (b"body", b"signature"), True), (key, (), True)]
         first, last = center.lanes._ready
         assert first.conn == last.conn
+        assert center.lanes.carrier(first.conn) is None, "it has ended"
 
     play(story)
 
@@ -103,6 +104,7 @@ def test_answers_go_down_the_lane_until_it_ends(play):
         route = center.lanes._ready[0].route
         assert center.lanes.send(route, [b"answer", b""])
         assert await relay.frames() == tuple(lanes.down(7, [b"answer", b""]))
+        assert center.lanes.carrier(center.lanes._ready[0].conn) == relay.id
         await relay.lane(7, key)
         assert not center.lanes.send(route, [b"answer", b""])
 
