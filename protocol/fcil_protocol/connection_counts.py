@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fcil_protocol.backlog import Backlog
 from fcil_protocol.tcp_info import Probe, TcpCounts, open_probe
 
 SILENT = 0  # the number of all connections on which nobody has spoken yet
@@ -23,6 +24,8 @@ class _Watched:
     probe: Probe
     told: TcpCounts
     conn: int = SILENT
+    backlog: Backlog = field(default_factory=Backlog)
+    cut: bool = False  # its end is on its way
 
     def growth(self, now: TcpCounts) -> TcpCounts:
         grown, self.told = now - self.told, now
@@ -55,12 +58,39 @@ class ConnectionCounts:
         with self._lock:
             self._end(fd)
 
-    def spoke(self, fd: int, conn: int) -> None:
-        """A message came; from now on its connection has a number."""
+    def spoke(self, fd: int, conn: int, allowed: int) -> None:
+        """A message came; from now on its connection has a number, and so many bytes of backlog."""
         with self._lock:
             watched = self._live.get(fd)
             if watched is not None:
                 watched.conn = conn
+                watched.backlog.allowed = allowed
+
+    def delivered(self, fd: int, size: int) -> None:
+        """A message of so many bytes on the wire was read."""
+        watched = self._live.get(fd)
+        if watched is not None:
+            watched.backlog.delivered += size
+
+    def cut_floods(self, now: float) -> list[tuple[int, int]]:
+        """End every connection of which more lies unread than may.
+
+        Returns:
+            Connection number and unread bytes of each.
+        """
+        found = []
+        with self._lock:
+            for watched in self._live.values():
+                if watched.cut:
+                    continue
+                if watched.backlog.is_over(watched.probe.received, now):
+                    watched.cut = True
+                    watched.probe.shut_down()
+                    found.append((watched.conn, watched.backlog.ahead))
+        return found
+
+    def __len__(self) -> int:
+        return len(self._live)
 
     def take(self) -> Mapping[int, TcpCounts]:
         """Return connection number -> growth since the last call; what did not grow is left out.

@@ -20,7 +20,7 @@ from fcil_protocol.messages import MESSAGES, SIGNATURE_BYTES, Chunk, Message
 
 MAX_BODY_BYTES = 256 * 1024
 MAX_BLOBS = 3
-MAX_HEADER_BLOB_BYTES = 8 << 20  # a header lists 32 bytes per chunk
+MAX_HEADER_BLOB_BYTES = 9 << 18  # a header lists 32 bytes per chunk
 MAX_CHUNK_BYTES = (1 << 20) + 64
 _BLOBS = {"update": 3, "parts": 3, "chunk": 1}
 

@@ -20,7 +20,7 @@ from fcil_protocol.fields import Fields, pack_map, unhex
 from fcil_protocol.ids import FederationId, UpdateId
 
 MAX_CORE_BYTES = 2048
-MAX_HEADER_BYTES = 8 << 20  # 32 bytes per chunk: 4 GiB in chunks of 16 KiB
+MAX_HEADER_BYTES = 9 << 18  # 32 bytes per chunk: 1 GiB in chunks of 16 KiB
 MIN_CHUNK_BYTES = 16 << 10
 MAX_CHUNK_BYTES = 1 << 20
 HASH_BYTES = 32

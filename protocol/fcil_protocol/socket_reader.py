@@ -9,12 +9,18 @@ from typing import Generic, TypeVar
 import zmq
 
 QUEUE = 64  # messages read ahead of the daemon; TCP holds the rest back
+QUEUE_BYTES = 8 << 20  # of them together, the last one apart
 YIELD_EVERY = 16  # messages read before timers and other tasks have their turn
+MAX_FRAMES = 7  # of a message: a route, the head of a lane, and five
+MAX_SUM_BYTES = 3 << 20  # of all frames of a message: the largest, a body and the small ones
+_FRAMES_AT_ONCE = 256  # of a message that is too long and is thrown away
 _T = TypeVar("_T")
 
 
 class SocketReader(Generic[_T]):
     """Reads a socket beside the event loop: a few messages at a time, `QUEUE` ahead at most.
+
+    How many bytes they are counts too (`QUEUE_BYTES`): messages differ by a factor of 10,000.
 
     libzmq's descriptor tells that something changed, not that something is there, and every
     call on the socket may swallow that signal. So it is read until it is empty, and `wake`
@@ -24,6 +30,8 @@ class SocketReader(Generic[_T]):
     Args:
         take: turns the frames of a message into an item, or None to drop it.
         empty: called when everything that had come has been taken.
+        too_long: told of a frame of a message that has too many frames or bytes; such a message
+            is read to its end and thrown away.
     """
 
     def __init__(
@@ -31,12 +39,17 @@ class SocketReader(Generic[_T]):
         sock: zmq.Socket[bytes],
         take: Callable[[list[zmq.Frame]], _T | None],
         empty: Callable[[], None],
+        too_long: Callable[[zmq.Frame], None] = lambda _: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._sock = sock
         self._take = take
         self._empty = empty
-        self._queue: asyncio.Queue[_T] = asyncio.Queue()
+        self._too_long = too_long
+        self._frames: list[zmq.Frame] = []  # of the message that is being read
+        self._dropping = False  # the rest of it
+        self._queue: asyncio.Queue[tuple[_T, int]] = asyncio.Queue()
+        self._bytes = 0  # in the queue
         self._fd = int(sock.getsockopt(zmq.FD))
         self._due: asyncio.Handle | None = None
         self._full = False
@@ -51,27 +64,54 @@ class SocketReader(Generic[_T]):
     def _read(self) -> None:
         self._due = None
         for _ in range(YIELD_EVERY):
-            if self._queue.qsize() >= QUEUE:
+            if self._queue.qsize() >= QUEUE or self._bytes >= QUEUE_BYTES:
                 self._full = True
                 self._loop.remove_reader(self._fd)  # it would only say again that there is more
                 return
             try:
-                frames = self._sock.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = self._next()
             except zmq.Again:
                 self._empty()
                 return
+            if frames is None:
+                continue
+            size = sum(map(len, frames))
+            if size > MAX_SUM_BYTES:
+                self._too_long(frames[-1])
+                continue
             item = self._take(frames)
             if item is not None:
-                self._queue.put_nowait(item)
+                self._bytes += size
+                self._queue.put_nowait((item, size))
         self.wake()
+
+    def _next(self) -> list[zmq.Frame] | None:
+        """Read a message; None if it is thrown away, or some of it still has to be.
+
+        Frame by frame: a message of a million would keep the loop for seconds.
+        """
+        for _ in range(_FRAMES_AT_ONCE):
+            frame = self._sock.recv(zmq.NOBLOCK, copy=False)
+            if not self._dropping:
+                self._frames.append(frame)
+                if len(self._frames) > MAX_FRAMES:
+                    self._dropping = True
+                    self._frames.clear()
+                    self._too_long(frame)
+            if not frame.more:
+                frames, self._frames = self._frames, []
+                dropped, self._dropping = self._dropping, False
+                return None if dropped else frames
+        return None
 
     def tell(self, item: _T) -> None:
         """Put something into the queue that did not come as a message."""
-        self._queue.put_nowait(item)
+        self._queue.put_nowait((item, 0))
 
     async def get(self) -> _T:
         """Wait for the next item."""
-        item = await self._queue.get()
+        item, size = await self._queue.get()
+        self._bytes -= size
         if self._full and not self._sock.closed:
             self._full = False
             self._loop.add_reader(self._fd, self.wake)

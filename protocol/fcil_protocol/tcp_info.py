@@ -24,6 +24,7 @@ _SIZE = 232
 # options u8 | bytes_acked, bytes_received u64 | segs_out, segs_in u32 | bytes_sent, retrans u64
 _OPTIONS_AT, _BYTES_AT, _SEGMENTS_AT, _SENT_AT = 5, 120, 136, 200
 _NEEDED = _SENT_AT + 16
+_RECEIVED, _RECEIVED_AT = struct.Struct("=Q"), _BYTES_AT + 8
 _TIMESTAMPS = 0x01  # in options: every segment carries 12 more bytes
 _WRAP = 1 << 32
 # The end of a stream (FIN) is numbered like a byte, and counted as one, in these states:
@@ -77,6 +78,14 @@ def twin(fd: int) -> socket.socket | None:
     except OSError:  # the number is a file's meanwhile
         os.close(number)
         return None
+
+
+def shut_down(fd: int) -> None:
+    """End a TCP connection that somebody else owns, who then closes it."""
+    handle = twin(fd)
+    if handle is not None:
+        with handle, contextlib.suppress(OSError):
+            handle.shutdown(socket.SHUT_RDWR)
 
 
 def open_probe(fd: int) -> Probe | None:
@@ -138,6 +147,19 @@ class Probe:
             link_down=sent + self._segments_out.at(out) * per_segment,
         )
         return self._last
+
+    def received(self) -> int:
+        """Ask for the bytes that arrived alone; 0 once the probe is closed."""
+        try:
+            info = self._handle.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _SIZE)
+        except (OSError, AttributeError):
+            return 0
+        return int(_RECEIVED.unpack_from(info, _RECEIVED_AT)[0]) if len(info) >= _NEEDED else 0
+
+    def shut_down(self) -> None:
+        """End the connection; its owner closes it then."""
+        with contextlib.suppress(OSError):
+            self._handle.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> TcpCounts:
         """Read a last time and let the connection go; returns what was read last."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import zmq
 
 from fcil_protocol.connection_counts import ConnectionCounts
+from fcil_protocol.descriptors import Descriptors, Silent
 from fcil_protocol.errors import LinkError, PortInUse
+from fcil_protocol.flood_watch import FloodWatch
 from fcil_protocol.gate import MONITOR_EVENT, ZAP_DOMAIN, Gate
 from fcil_protocol.link import (
     COME_AGAIN,
@@ -32,8 +32,8 @@ from fcil_protocol.link import (
     frame_wire_bytes,
     wire_bytes,
 )
-from fcil_protocol.socket_reader import SocketReader
-from fcil_protocol.tcp_info import TcpCounts, twin
+from fcil_protocol.socket_reader import MAX_FRAMES, MAX_SUM_BYTES, SocketReader
+from fcil_protocol.tcp_info import TcpCounts, shut_down
 
 __all__ = [
     "HANDSHAKE_DOWN_BYTES",
@@ -49,7 +49,8 @@ __all__ = [
     "wire_bytes",
 ]
 
-MAX_MESSAGE_BYTES = 9 << 20  # the largest frame: an update's header blob
+MAX_MESSAGE_BYTES = 5 << 19  # the largest frame: an update's header blob
+MEMBER_BYTES = 4 << 20  # that may lie unread of a member beside what it was asked for: a message
 HIGH_WATER = 256  # messages per peer, of 256 KiB as a rule; windows keep real queues far below
 BACKLOG = 1024
 HANDSHAKE_MS = 30_000  # six messages one after the other: 12 s where each takes 2
@@ -65,14 +66,6 @@ def _send_now(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> None:
         # new connection or of room in a queue.
         sock.getsockopt(zmq.EVENTS)
         sock.send_multipart(frames, zmq.NOBLOCK, copy=True)
-
-
-def _shut_down(fd: int) -> None:
-    """End a TCP connection that libzmq owns; libzmq then closes it."""
-    handle = twin(fd)
-    if handle is not None:
-        with handle, contextlib.suppress(OSError):
-            handle.shutdown(socket.SHUT_RDWR)
 
 
 def _endpoint(host: str, port: int) -> str:
@@ -100,6 +93,10 @@ class Router:
         admit: called in the gate's thread with a client's 32-byte key; True lets it in.
         heartbeat_s: silence after which a peer is asked whether it lives; three such
             periods without an answer end the connection.
+        allow: called with a client's key when it first speaks; returns how many of its bytes
+            may lie unread before its connection is cut.
+        flooded: told of a connection that was cut for that, or for a message that is too long:
+            its key, if it had spoken, and a sentence.
     """
 
     def __init__(
@@ -109,11 +106,17 @@ class Router:
         curve_public: bytes,
         admit: Callable[[bytes], bool],
         heartbeat_s: float = 10.0,
+        allow: Callable[[bytes], int] = lambda _: MEMBER_BYTES,
+        flooded: Callable[[bytes, str], None] = lambda *_: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._allow = allow
+        self._flooded = flooded
+        self._counts = ConnectionCounts()
+        self._watch = FloodWatch(self._cut_floods)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 4096)
-        self._gate = Gate(self._context, admit, self._heard)
+        self._gate = Gate(self._context, admit, self._heard, self._watches)
         self._socket = self._context.socket(zmq.ROUTER)
         _common_options(self._socket, int(heartbeat_s * 1000))
         self._socket.setsockopt(zmq.BACKLOG, BACKLOG)
@@ -123,15 +126,10 @@ class Router:
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, curve_public)
         self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
         mask = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-        self._counts = ConnectionCounts()
-        self._silent: dict[int, asyncio.TimerHandle] = {}  # descriptor -> when it is cut
-        self._by_fd: dict[int, Incoming] = {}  # who spoke last on it
-        # News of ends: the descriptor, and the newest connection's number then. Whatever has
-        # that number or a smaller one on that descriptor is over.
-        self._ended: deque[tuple[int, int]] = deque()
-        self._over: dict[int, int] = {}
+        self._silent = Silent(SILENT_S, shut_down)
+        self._connections = Descriptors()
         self.refused_handshakes = 0
-        self._reader = SocketReader(self._socket, self._incoming, self._departures)
+        self._reader = SocketReader(self._socket, self._incoming, self._departures, self._too_long)
         self._gate.guard(self._socket, mask)
 
     def bind(self, host: str, port: int) -> int:
@@ -164,35 +162,47 @@ class Router:
         elif event == zmq.EVENT_ACCEPTED:
             self._counts.began(value)
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._accepted, value)
+                self._loop.call_soon_threadsafe(self._silent.began, value)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.refused_handshakes += 1
 
-    def _accepted(self, fd: int) -> None:
-        self._spoken(fd)
-        self._silent[fd] = self._loop.call_later(SILENT_S, self._cut_silent, fd)
+    def _watches(self) -> bool:  # gate's thread
+        """Look for floods; False while there is nobody to look at."""
+        if not self._counts:
+            return False
+        self._watch.tick()
+        return True
 
-    def _spoken(self, fd: int) -> None:
-        timer = self._silent.pop(fd, None)
-        if timer is not None:
-            timer.cancel()
+    def _cut_floods(self, now: float) -> bool:  # gate's thread
+        floods = self._counts.cut_floods(now)
+        for conn, size in floods:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._tell_flood, conn, size)
+        return bool(floods)
 
-    def _cut_silent(self, fd: int) -> None:
-        del self._silent[fd]
-        _shut_down(fd)
+    def _tell_flood(self, conn: int, size: int) -> None:
+        found = self._connections.of(conn)
+        text = f"{size} bytes that nobody had asked for lay unread"
+        self._flooded(found[1].key if found else b"", text)
+
+    def _too_long(self, frame: zmq.Frame) -> None:
+        conn, fd = int(str(frame.get("X-Conn"))), int(frame.get(zmq.SRCFD))
+        self._silent.spoke(fd)
+        if not self._connections.is_over(fd, conn):
+            shut_down(fd)
+            self._watch.flooded()
+            text = f"a message has more than {MAX_FRAMES} frames or {MAX_SUM_BYTES} bytes"
+            self._flooded(bytes.fromhex(str(frame.get("User-Id"))), text)
 
     def _end(self, fd: int, newest: int) -> None:
-        self._spoken(fd)
-        self._ended.append((fd, newest))
+        self._silent.spoke(fd)
+        self._connections.end(fd, newest)
         self._reader.wake()
 
     def _departures(self) -> None:
         # Only now, when nothing is left to read: a peer's last messages come before its end.
-        while self._ended:
-            fd, newest = self._ended.popleft()
-            self._over[fd] = newest
-            if fd in self._by_fd and self._by_fd[fd].conn <= newest:
-                self._reader.tell(self._by_fd.pop(fd))
+        for gone in self._connections.departures():
+            self._reader.tell(gone)
 
     async def recv(self) -> Incoming:
         """Wait for the next message, or for the departure of a peer that had spoken."""
@@ -202,15 +212,15 @@ class Router:
         first = frames[-1]
         route, conn = frames[0].bytes, int(str(first.get("X-Conn")))
         key, fd = bytes.fromhex(str(first.get("User-Id"))), int(first.get(zmq.SRCFD))
-        self._spoken(fd)
-        known = self._by_fd.get(fd)
-        if conn <= self._over.get(fd, 0) or (known is not None and known.conn > conn):
-            return None  # left behind by a connection that was reported as gone
-        if known is None or known.conn < conn:
-            if known is not None:  # its descriptor is this one's now
-                self._reader.tell(known)
-            self._by_fd[fd] = Incoming(route, conn, key)
-            self._counts.spoke(fd, conn)
+        self._silent.spoke(fd)
+        if self._connections.is_left_behind(fd, conn):
+            return None
+        if self._connections.is_new(fd, conn):
+            before = self._connections.spoke(fd, Incoming(route, conn, key))
+            if before is not None:  # its descriptor is this one's now
+                self._reader.tell(before)
+            self._counts.spoke(fd, conn, self._allow(key))
+        self._counts.delivered(fd, sum(frame_wire_bytes(len(f)) for f in frames[1:]))
         return Incoming(route, conn, key, tuple(f.bytes for f in frames[1:]))
 
     def send(self, route: bytes, frames: Sequence[bytes]) -> bool:
@@ -234,15 +244,13 @@ class Router:
 
     def cut(self, conn: int) -> None:
         """Shut the TCP connection of one peer down at once."""
-        for fd, peer in self._by_fd.items():
-            over = any(fd == f and conn <= newest for f, newest in self._ended)
-            if peer.conn == conn and not over:
-                _shut_down(fd)
+        found = self._connections.of(conn)
+        if found is not None:
+            shut_down(found[0])
 
     def close(self) -> None:
         """Stop listening and end the threads."""
-        for timer in self._silent.values():
-            timer.cancel()
+        self._silent.close()
         self._reader.close()
         self._socket.disable_monitor()
         self._socket.close(0)

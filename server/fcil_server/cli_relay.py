@@ -13,6 +13,7 @@ from fcil_protocol.terminal import errors
 if TYPE_CHECKING:
     from fcil_protocol.logs import LogFile
     from fcil_protocol.ticket import Ticket
+    from fcil_server.doorkeeper import Doorkeeper
 
 app = typer.Typer()
 
@@ -64,7 +65,6 @@ async def _relay(
     log: LogFile | None,
 ) -> None:
     import time
-    from collections.abc import Callable
 
     from fcil_protocol import control
     from fcil_protocol.errors import UsageError
@@ -74,6 +74,7 @@ async def _relay(
     from fcil_protocol.ticket import check_address
     from fcil_protocol.transport import Router
     from fcil_server.addresses import split_address
+    from fcil_server.floods import Floods
     from fcil_server.relay import Relay
     from fcil_server.relay_cache import Cache
     from fcil_server.relay_home import enrol, load_keys, save_record
@@ -89,8 +90,17 @@ async def _relay(
     record = await enrol(directory, ticket, lambda text: say("info", text))
     keys = load_keys(directory)
 
-    def door(admit: Callable[[bytes], bool]) -> ServerLink:
-        router = Router(curve_secret=keys.curve_secret, curve_public=keys.public.curve, admit=admit)
+    def who(key: bytes) -> str:
+        return f"the key {key.hex()[:16]}" if key else "somebody who said nothing"
+
+    def door(keeper: Doorkeeper) -> ServerLink:
+        router = Router(
+            curve_secret=keys.curve_secret,
+            curve_public=keys.public.curve,
+            admit=keeper,
+            allow=keeper.allow,
+            flooded=Floods(who, lambda text: say("warning", text)).cut,
+        )
         try:
             router.bind(host, port)
         except BaseException:

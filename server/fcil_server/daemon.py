@@ -40,6 +40,7 @@ from fcil_server.commands import answer
 from fcil_server.cut_offs import CutOffs
 from fcil_server.doorkeeper import Doorkeeper
 from fcil_server.federation import Federation
+from fcil_server.floods import Floods
 from fcil_server.guests import Guests
 from fcil_server.intake import Intake, nack_of
 from fcil_server.journal import Journal, Note
@@ -86,7 +87,8 @@ class Server:
         self.ledger = federation.ledger
         self.config = federation.config
         named = federation.config.federation.ids == "named"
-        self.roster = Roster(federation, Doorkeeper(), named_ids=named)
+        door = Doorkeeper(credit=federation.config.wire.credit)
+        self.roster = Roster(federation, door, named_ids=named)
         self.peers = Peers()
         self.journal = Journal(federation.ledger, say)
         self.note = self.journal.note
@@ -200,6 +202,8 @@ class Server:
             curve_public=self.federation.keys.public.curve,
             admit=self.roster.door,
             heartbeat_s=self.config.federation.heartbeat_s,
+            allow=self.roster.allow,
+            flooded=Floods(self.roster.who, lambda text: self.note("warning", "flood", text)).cut,
         )
         try:
             self.port = link.bind(host, port)

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fcil_protocol.link import ComeAgain
+from fcil_protocol.transport import MEMBER_BYTES
 
+GUEST_BYTES = 16 << 10  # that may lie unread of a guest: what it may say, and slack
 NEWCOMERS_BURST, NEWCOMERS_PER_S = 20, 2.0  # handshakes of tickets' holders: at once, then so many
 FORMER_BURST, FORMER_PER_S = 10, 1.0  # of former members, and of tickets that are good no more
 # Between two handshakes with one key. A ticket's holder may need several (an answer that was
@@ -66,9 +68,14 @@ class Doorkeeper:
     """Answers the gate, from the gate's own thread; the daemon changes the lists.
 
     Lists are replaced, never changed, so a handshake sees the old one or the new one.
+
+    Args:
+        clock: seconds that do not jump.
+        credit: the largest window, in bytes: a member may have been asked for so much.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, credit: int = 0) -> None:
+        self._member_bytes = MEMBER_BYTES + credit
         self._members: frozenset[bytes] = frozenset()
         self._newcomers: dict[bytes, float] = {}  # until when each counts as one
         self._former: frozenset[bytes] = frozenset()
@@ -91,6 +98,10 @@ class Doorkeeper:
         bucket = self._room if until is not None and now < until else self._corner
         bucket.take(key, now)
         return True
+
+    def allow(self, key: bytes) -> int:
+        """Return how many bytes of somebody may lie unread: little of a guest."""
+        return self._member_bytes if key in self._members else GUEST_BYTES
 
     def is_member(self, key: bytes) -> bool:
         """Say whether a key is on the allow-list."""

@@ -31,7 +31,7 @@ WATCH_S = 10.0  # how often to look for what was lost on an uplink that lives
 MAX_OUT = 64  # messages that wait for the uplink; then clients are not read
 _MAX_PLAIN = 1 << 40  # the client, who knows the federation's limit, checks the size
 
-Door = Callable[[Callable[[bytes], bool]], ServerLink]
+Door = Callable[[Doorkeeper], ServerLink]
 
 
 class Session:
@@ -67,7 +67,7 @@ class Session:
         self._counts = counts
         self._uplink = push
         self._fail = fail
-        self._keeper = Doorkeeper()
+        self._keeper = Doorkeeper(credit=first.credit)
         self._members = frozenset(first.members)
         self._let_in(first)
         self._credit = first.credit

@@ -13,6 +13,7 @@ from fcil_protocol.errors import UsageError
 from fcil_protocol.ids import ClientId, named_client_id, new_client_id
 from fcil_protocol.keys import PublicKeys, verify_signature
 from fcil_protocol.messages import Rotate
+from fcil_protocol.pace import TOTAL_BYTES
 from fcil_protocol.ticket import PROOF, Ticket, proof_text
 from fcil_server import ledger_rows
 from fcil_server.doorkeeper import Doorkeeper
@@ -244,6 +245,21 @@ class Roster:
         ticket = self._ledger.ticket(key) if row is None else None
         via = row.via if row else ticket.via if ticket else None
         return via == relay
+
+    # --- how much of whom is heard ----------------------------------------------------------
+
+    def allow(self, key: bytes) -> int:
+        """Return how many bytes may lie unread of a connection; of a relay's, for all behind it."""
+        row = self._ledger.client_by_curve(key)
+        relays = row is not None and row.role is Role.RELAY and self.door.is_member(key)
+        return self.door.allow(key) + (TOTAL_BYTES if relays else 0)
+
+    def who(self, key: bytes) -> str:
+        """Return what to call the holder of a CURVE key in a note; no key: it never spoke."""
+        row = self._ledger.client_by_curve(key) if key else None
+        if row is not None and row.name:
+            return row.name
+        return "somebody with a ticket or who was a member" if key else "somebody who said nothing"
 
     # --- being one no more ------------------------------------------------------------------
 

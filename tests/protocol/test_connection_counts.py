@@ -8,6 +8,8 @@ import pytest
 
 from fcil_protocol.connection_counts import SILENT, ConnectionCounts
 
+ROOM = 1 << 20  # bytes that may lie unread
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells its counts")
 
 
@@ -47,7 +49,7 @@ def wire():
 def test_growth_is_told_once_and_under_the_number_that_the_connection_gets(counts, wire):
     counts.began(wire.fd)
     wire.up(100)
-    counts.spoke(wire.fd, 7)
+    counts.spoke(wire.fd, 7, ROOM)
     wire.up(11)
     assert {c: t.received for c, t in counts.take().items()} == {7: 111}
     assert counts.take() == {}
@@ -59,7 +61,7 @@ def test_what_comes_before_the_first_word_waits_for_the_number(counts, wire):
     counts.began(wire.fd)
     wire.up(64)
     assert counts.take() == {}
-    counts.spoke(wire.fd, 3)
+    counts.spoke(wire.fd, 3, ROOM)
     wire.up(1)
     assert {c: t.received for c, t in counts.take().items()} == {3: 65}
 
@@ -75,7 +77,7 @@ def test_a_connection_without_a_word_is_counted_as_silent_at_its_end(counts, wir
 
 def test_what_came_before_an_end_is_not_lost(counts, wire):
     counts.began(wire.fd)
-    counts.spoke(wire.fd, 3)
+    counts.spoke(wire.fd, 3, ROOM)
     wire.up(40)
     wire.far.close()
     counts.ended(wire.fd)
@@ -94,13 +96,13 @@ def test_an_ended_connection_can_really_end(counts, wire):
 def test_two_connections_on_one_descriptor_are_two(counts):
     first, second = Wire(), Wire()
     counts.began(first.fd)
-    counts.spoke(first.fd, 1)
+    counts.spoke(first.fd, 1, ROOM)
     first.up(10)
     first.close()
     os.dup2(second.fd, first.fd)  # the number is used again
     counts.ended(first.fd)
     counts.began(first.fd)
-    counts.spoke(first.fd, 2)
+    counts.spoke(first.fd, 2, ROOM)
     second.up(20)
     assert {c: t.received for c, t in counts.take().items()} == {1: 10, 2: 20}
     os.close(first.fd)
@@ -112,7 +114,7 @@ def test_late_news_of_a_dead_connection_do_not_count_its_successor_twice(counts,
     counts.began(wire.fd)  # ... when the dead one's beginning is told,
     counts.ended(wire.fd)  # and its end,
     counts.began(wire.fd)  # and only then its own beginning
-    counts.spoke(wire.fd, 9)
+    counts.spoke(wire.fd, 9, ROOM)
     wire.up(4)
     assert sum(t.received for t in counts.take().values()) == 34
 
@@ -120,6 +122,6 @@ def test_late_news_of_a_dead_connection_do_not_count_its_successor_twice(counts,
 def test_a_descriptor_that_is_no_connection_is_left_alone(counts, tmp_path):
     with (tmp_path / "file").open("w") as file:
         counts.began(file.fileno())
-        counts.spoke(file.fileno(), 1)
+        counts.spoke(file.fileno(), 1, ROOM)
         counts.ended(file.fileno())
     assert counts.take() == {}

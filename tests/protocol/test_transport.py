@@ -17,6 +17,7 @@ from fcil_protocol import transport
 from fcil_protocol.errors import LinkError, PortInUse
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.link import COME_AGAIN, ComeAgain
+from fcil_protocol.socket_reader import MAX_FRAMES
 from fcil_protocol.transport import (
     HANDSHAKE_DOWN_BYTES,
     HANDSHAKE_UP_BYTES,
@@ -48,12 +49,14 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 @contextlib.asynccontextmanager
 async def server(
     admit: Callable[[bytes], bool] = KNOWN.__contains__,
+    **options: Any,
 ) -> AsyncIterator[tuple[Router, int]]:
     router = Router(
         curve_secret=SERVER.curve_secret,
         curve_public=SERVER.public.curve,
         admit=admit,
         heartbeat_s=LONG,
+        **options,
     )
     try:
         yield router, router.bind(HOST, 0)
@@ -572,8 +575,67 @@ def test_the_largest_frame_that_is_allowed_passes() -> None:
     async def test() -> None:
         async with server() as (router, port), client(port) as alice:
             await up(alice)
+            await echo(router, alice, b"a first word is short")
             assert alice.send([bytes(transport.MAX_MESSAGE_BYTES - 33)])
             assert len((await heard(router)).frames[0]) == transport.MAX_MESSAGE_BYTES - 33
+
+    run(test)
+
+
+def test_a_message_of_too_many_frames_ends_its_senders_connection_and_nothing_else() -> None:
+    async def test() -> None:
+        told: list[bytes] = []
+        async with (
+            server(flooded=lambda key, _: told.append(key)) as (router, port),
+            client(port) as alice,
+            client(port, BOB) as bob,
+        ):
+            await up(alice)
+            await up(bob)
+            before, kept = await echo(router, alice, b"1"), await echo(router, bob, b"b")
+            assert alice.send([b"x"] * MAX_FRAMES)  # and the route makes one too many
+            assert await news(alice) == LinkNews("down")
+            gone = await heard(router)
+            assert (gone.conn, gone.frames) == (before.conn, ())
+            assert told == [ALICE.public.curve]
+            assert (await echo(router, bob, b"c")).conn == kept.conn
+            await up(alice)
+            await echo(router, alice, b"2")
+
+    run(test)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what has come")
+def test_who_sends_more_than_is_read_is_cut_beyond_its_allowance_and_nobody_else() -> None:
+    """Nobody reads: what is read ahead apart, all lies in queues that are bounded in messages."""
+
+    async def test() -> None:
+        told: asyncio.Queue[tuple[bytes, str]] = asyncio.Queue()
+        allowed = {ALICE.public.curve: 100_000, BOB.public.curve: 10_000_000}
+        async with (
+            server(allow=allowed.__getitem__, flooded=lambda *args: told.put_nowait(args)) as (
+                router,
+                port,
+            ),
+            client(port) as alice,
+            client(port, BOB) as bob,
+        ):
+            await up(alice)
+            await up(bob)
+            before, kept = await echo(router, alice, b"1"), await echo(router, bob, b"b")
+            for dealer in (bob, alice):
+                for _ in range(200):
+                    assert dealer.send([bytes(10_000)])
+            key, why = await asyncio.wait_for(told.get(), 60)
+            assert key == ALICE.public.curve
+            assert "nobody had asked" in why
+            seen = [await heard(router)]
+            while seen[-1].frames:
+                seen.append(await heard(router))
+            assert seen[-1].conn == before.conn
+            while len([i for i in seen if i.conn == kept.conn]) < 200:
+                seen.append(await heard(router))
+            assert (await echo(router, bob, b"c")).conn == kept.conn
 
     run(test)
 
@@ -755,8 +817,8 @@ def test_the_kernel_counts_what_is_predicted() -> None:
     async def test() -> None:
         async with server() as (router, port), client(port) as alice:
             await up(alice)
-            await echo(router, alice, b"x" * 300)
-            (fd,) = router._by_fd
+            got = await echo(router, alice, b"x" * 300)
+            fd, _ = router._connections.of(got.conn)
             with socket.socket(fileno=os.dup(fd)) as twin:
                 info = twin.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
             received = int.from_bytes(info[128:136], "little")
