@@ -31,7 +31,7 @@ from fcil_protocol.messages import (
     Want,
 )
 from fcil_protocol.service import Service
-from fcil_protocol.transport import Incoming, Router
+from fcil_protocol.transport import MEMBER_BYTES, Incoming, Router
 from fcil_server import greeting
 from fcil_server.accounts import Accounts
 from fcil_server.addresses import split_address
@@ -42,6 +42,7 @@ from fcil_server.doorkeeper import Doorkeeper
 from fcil_server.federation import Federation
 from fcil_server.floods import Floods
 from fcil_server.guests import Guests
+from fcil_server.inbox import Inbox
 from fcil_server.intake import Intake, nack_of
 from fcil_server.journal import Journal, Note
 from fcil_server.lanes import Lanes
@@ -113,6 +114,7 @@ class Server:
         self.guests: Guests
         self.link: Lanes
         self.intake: Intake
+        self._inbox: Inbox
         self.accounts: Accounts
         self.figures: WebProcess
         self.page: WebProcess
@@ -150,6 +152,13 @@ class Server:
         self.journal.run = self.open.coordinator.kit.run
         self.accounts = Accounts(self.ledger, self.journal.run, kernel=self.link.take_counts)
         self.intake = self.open.make_intake()
+        self._inbox = Inbox(
+            self.intake,
+            alive=lambda peer: self.peers.by_conn(peer.conn) is peer,
+            refuse=self._turn_down,
+            cut=self.sessions.cut,
+            most_bytes=MEMBER_BYTES + self.config.wire.credit,
+        )
         self._door = await control.serve(
             self.federation.directory, lambda op, fields: answer(self, op, fields)
         )
@@ -279,7 +288,7 @@ class Server:
             await turns.give()
             incoming = await self.link.recv()
             try:
-                await self._take(incoming)
+                self._take(incoming)
             except FcilError as error:
                 self._refuse(incoming, error)
             except Exception as error:  # our defect: the peer learns a code, the log the rest
@@ -287,7 +296,7 @@ class Server:
                 wrapped.__cause__ = error
                 self._refuse(incoming, wrapped)
 
-    async def _take(self, incoming: Incoming) -> None:
+    def _take(self, incoming: Incoming) -> None:
         if not incoming.frames:
             self._departed(incoming.conn)
             return
@@ -309,20 +318,20 @@ class Server:
         self.accounts.received(peer.client, message, incoming.frames)
         digest = getattr(message, "digest", "")
         try:
-            await self._handle(peer, received, message)
+            self._handle(peer, received, message)
         except FcilError as error:
-            self.sessions.count_refusal(peer, error)
-            self.intake.forget(peer, digest)
-            self.sessions.send(peer, nack_of(error, digest))
+            self._turn_down(peer, digest, error)
 
-    async def _handle(self, peer: Peer, received: Received, message: Message) -> None:
+    def _turn_down(self, peer: Peer, digest: str, error: FcilError) -> None:
+        self.sessions.count_refusal(peer, error)
+        self.intake.forget(peer, digest)
+        self.sessions.send(peer, nack_of(error, digest))
+
+    def _handle(self, peer: Peer, received: Received, message: Message) -> None:
         coordinator = self.open.coordinator
         match message:
-            case Update():
-                self._must_be_ready(peer)
-                await self.intake.offer(peer, received, message)
-            case Chunk():
-                await self.intake.chunk(peer, received, message)
+            case Update() | Chunk():
+                self._inbox.put(peer, received, message)
             case Want():
                 self.open.publisher.serve(peer, message, self.config.wire.credit)
             case Decline():
@@ -344,10 +353,6 @@ class Server:
                 self._departed(peer.conn)
             case _:
                 raise WireError(f"a client does not send {message.type}.")
-
-    def _must_be_ready(self, peer: Peer) -> None:
-        if not peer.ready:
-            raise WireError("updates come after a Welcome that says ready.")
 
     def relay_refused(self, relay: ClientId, error: FcilError) -> None:
         """Count what was refused of a relay itself."""

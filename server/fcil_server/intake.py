@@ -15,12 +15,11 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fcil_adapters.contract import TaskInfo
 from fcil_protocol.envelope import Core, Header, open_body, parse_header, unwrap_key, verify_header
 from fcil_protocol.errors import (
     FcilError,
@@ -36,7 +35,6 @@ from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import Ack, Chunk, Message, Nack, Update
 from fcil_protocol.pace import share
 from fcil_protocol.payload import Payload, unpack
-from fcil_protocol.schema import PayloadSchema
 from fcil_protocol.spool import Spool
 from fcil_protocol.stored import head_of
 from fcil_protocol.transfer import Inflow, Receiving, unasked
@@ -44,34 +42,13 @@ from fcil_protocol.wellknown import INVENTORY, inventory_faults
 from fcil_server.incoming import Arriving
 from fcil_server.peers import Peer
 from fcil_server.turns import Turns
+from fcil_server.uploads import Accepted, Expectation
 
 SLACK_BYTES = 1 << 20  # safetensors header and metadata
 MAX_INVENTORY_BYTES = 4 << 20  # 10,000 names of 128 bytes and their counts
 MAX_UPLOADS = 4  # envelopes that one client may have under way
-MAX_WAITING = 16  # complete envelopes, sealed, that wait to be opened; then nothing is read
+MAX_OPENING = 2  # complete ones of one client that wait to be opened; then its next ones wait
 MAX_BATCH = 64  # updates that are acknowledged together: nobody waits for more than that
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """What a payload of the open round must be."""
-
-    task: TaskInfo
-    schema: PayloadSchema
-    dims: dict[str, int]
-    check: Callable[[Payload, TaskInfo], list[str]]
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """A validated upload: an update to be made durable, or an inventory."""
-
-    client: ClientId
-    digest: str
-    core: Core
-    tensor_bytes: int
-    sealed_bytes: int
-    samples: int
 
 
 @dataclass(frozen=True)
@@ -98,6 +75,9 @@ class Intake:
         opened: told of an update that is whole and valid, and not yet on the disk.
         refused: told of what is refused here, other than by an error of `offer` or `chunk`.
         failed: told of what the server cannot go on with.
+
+    Attributes:
+        room: called with a client when more of it may be taken after it was busy.
     """
 
     def __init__(
@@ -141,7 +121,9 @@ class Intake:
         self._inflows: weakref.WeakSet[Inflow] = weakref.WeakSet()  # of connections that live
         self._waiting: deque[_Complete] = deque()  # the first one is being opened
         self._opener: asyncio.Task[None] | None = None
-        self._room = asyncio.Event()  # set when one of those that waited has been opened
+        self._opening: Counter[ClientId] = Counter()  # of `_waiting`
+        self._removals: dict[ClientId, asyncio.Task[None]] = {}
+        self.room: Callable[[ClientId], None] = lambda _: None
         self._batch: list[tuple[Peer, Accepted]] = []
         self._pending: set[str] = set()  # appended, not yet acknowledged
         self._complete: set[str] = set()  # all chunks there, being opened or about to be
@@ -150,7 +132,11 @@ class Intake:
 
     # --- header -----------------------------------------------------------------------------
 
-    async def offer(self, peer: Peer, received: Received, message: Update) -> None:
+    def is_busy(self, client: ClientId) -> bool:
+        """Say whether nothing more of a client should come until `room` is called."""
+        return self._opening[client] >= MAX_OPENING or client in self._removals
+
+    def offer(self, peer: Peer, received: Received, message: Update) -> None:
         """Judge the header of an update and ask for its chunks, or Ack what is stored."""
         data, signature, wrap = received.blobs
         verify_header(data, signature, peer.keys)
@@ -166,7 +152,9 @@ class Intake:
             return
         if message.digest in self._spool:
             # A kill came between the spool and the ledger: it was never acknowledged.
-            await asyncio.to_thread(self._spool.remove, [message.digest])
+            again = self._take_anew(peer, received, message)
+            self._removals[peer.client] = asyncio.get_running_loop().create_task(again)
+            return
         if message.digest in peer.inflow.under_way:
             return  # said twice; its chunks are on their way
         self._check_core(peer, header.core)
@@ -178,7 +166,17 @@ class Intake:
         self._inflows.add(peer.inflow)
         coming = min(message.unasked, unasked(header))
         peer.inflow.begin(receiving, self._clock(), unasked=coming)
-        await self._continue(peer, message.digest, receiving)
+        self._continue(peer, message.digest, receiving)
+
+    async def _take_anew(self, peer: Peer, received: Received, message: Update) -> None:
+        try:
+            await asyncio.to_thread(self._spool.remove, [message.digest])
+            self.offer(peer, received, message)
+        except Exception as error:
+            self._turn_down(peer, message.digest, in_words(error))
+        finally:
+            del self._removals[peer.client]
+            self.room(peer.client)
 
     def _check_size(self, peer: Peer, header: Header) -> None:
         """Refuse what its schema cannot need before anything is set aside for it."""
@@ -200,7 +198,7 @@ class Intake:
 
     # --- chunks -----------------------------------------------------------------------------
 
-    async def chunk(self, peer: Peer, received: Received, message: Chunk) -> None:
+    def chunk(self, peer: Peer, received: Received, message: Chunk) -> None:
         """Store the chunks of a message if their hashes fit, and go on."""
         receiving = peer.inflow.under_way.get(message.digest)
         if receiving is None:
@@ -211,7 +209,7 @@ class Intake:
             if not receiving.retries:
                 raise
             self._refused(peer, error)
-        await self._continue(peer, message.digest, receiving)
+        self._continue(peer, message.digest, receiving)
 
     def _ask(self, peer: Peer) -> None:
         """Ask for what the client's link and the server's memory have room for."""
@@ -226,7 +224,7 @@ class Intake:
             if peer.inflow.revive(self._clock()):
                 self._ask(peer)
 
-    async def _continue(self, peer: Peer, digest: str, receiving: Receiving) -> None:
+    def _continue(self, peer: Peer, digest: str, receiving: Receiving) -> None:
         if not receiving.complete:
             self._ask(peer)
             return
@@ -234,11 +232,9 @@ class Intake:
         self._ask(peer)
         self._complete.add(digest)
         self._waiting.append(_Complete(peer, digest, receiving, asyncio.Event()))
+        self._opening[peer.client] += 1
         if self._opener is None or self._opener.done():
             self._opener = asyncio.get_running_loop().create_task(self._open_all())
-        while len(self._waiting) > MAX_WAITING:
-            self._room.clear()
-            await self._room.wait()
 
     # --- complete ---------------------------------------------------------------------------
 
@@ -248,19 +244,16 @@ class Intake:
             one = self._waiting[0]
             try:
                 await self._finish(one.peer, one.digest, one.receiving)
-            except FcilError as error:
-                self._turn_down(one.peer, one.digest, error)
-            except Exception as error:  # our defect: the peer learns a code, the log the rest
-                wrapped = InternalError(f"{type(error).__name__}: {error}")
-                wrapped.__cause__ = error
-                self._turn_down(one.peer, one.digest, wrapped)
+            except Exception as error:
+                self._turn_down(one.peer, one.digest, in_words(error))
             finally:
                 self._waiting.popleft()
                 self._complete.discard(one.digest)
                 with contextlib.suppress(FcilError):  # a bad disk: `sweep` tries again
                     self.arriving.drop(one.peer.client, one.digest)
                 one.over.set()
-                self._room.set()
+                self._opening[one.peer.client] -= 1
+                self.room(one.peer.client)
 
     def _turn_down(self, peer: Peer, digest: str, error: FcilError) -> None:
         peer = self._newest.pop(digest, peer)
@@ -322,12 +315,10 @@ class Intake:
             while self._batch:
                 batch, self._batch = self._batch[:MAX_BATCH], self._batch[MAX_BATCH:]
                 await self._commit_batch(batch)
-        except FcilError as error:  # the ledger's own disk: nothing can be promised any more
-            self._failed(error)
-        except Exception as error:  # no thread, no memory: those of the batch wait for an answer
-            wrapped = InternalError(f"{type(error).__name__}: {error}")
-            wrapped.__cause__ = error
-            self._failed(wrapped)
+        except Exception as error:
+            # The ledger's own disk, or no thread, no memory: nothing can be promised any more,
+            # and those of the batch wait for an answer.
+            self._failed(in_words(error))
 
     async def _commit_batch(self, batch: Sequence[tuple[Peer, Accepted]]) -> None:
         turns = Turns()
@@ -395,3 +386,12 @@ def nack_of(error: FcilError, digest: str = "") -> Message:
         action=(error.action or type(error).default_action())[:2000],
         digest=digest,
     )
+
+
+def in_words(error: Exception) -> FcilError:
+    """Return an error that a peer may learn; of our own defects only the log has the rest."""
+    if isinstance(error, FcilError):
+        return error
+    wrapped = InternalError(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

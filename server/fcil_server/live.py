@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from fcil_protocol.ids import ClientId
 from fcil_server.gauges import gauges
-from fcil_server.intake import Accepted
 from fcil_server.ledger_rows import RoundKey
 from fcil_server.peers import Peer
 from fcil_server.round_events import Answer
 from fcil_server.turns import Turns
+from fcil_server.uploads import Accepted
 
 if TYPE_CHECKING:
     from fcil_server.daemon import Server

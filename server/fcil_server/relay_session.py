@@ -29,6 +29,7 @@ from fcil_server.relay_fetches import Fetches
 FULL_S = 0.005  # between attempts to send while the uplink's queue is full
 WATCH_S = 10.0  # how often to look for what was lost on an uplink that lives
 MAX_OUT = 64  # messages that wait for the uplink; then clients are not read
+MAX_OUT_BYTES = 8 << 20  # of them together, the last one apart
 _MAX_PLAIN = 1 << 40  # the client, who knows the federation's limit, checks the size
 
 Door = Callable[[Doorkeeper], ServerLink]
@@ -74,6 +75,7 @@ class Session:
         self._fetches = Fetches(first.credit)
         self._spans: dict[int, int] = {}  # lane -> chunks that its client takes in one message
         self._out: deque[list[bytes]] = deque()
+        self._out_bytes = 0
         self._flowing = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._door: ServerLink
@@ -117,7 +119,7 @@ class Session:
         while True:
             self._up(await self._door.recv())
             # TCP holds the clients back meanwhile; a socket does not tell when it has room.
-            while len(self._out) >= MAX_OUT:  # noqa: ASYNC110
+            while len(self._out) >= MAX_OUT or self._out_bytes >= MAX_OUT_BYTES:  # noqa: ASYNC110
                 await asyncio.sleep(FULL_S)
 
     async def _flow(self) -> None:
@@ -127,7 +129,7 @@ class Session:
                 if not self._uplink(self._out[0]):
                     await asyncio.sleep(FULL_S)
                     continue
-                self._out.popleft()
+                self._out_bytes -= sum(map(len, self._out.popleft()))
             self._flowing.clear()
 
     async def _watch(self) -> None:
@@ -139,6 +141,7 @@ class Session:
     def _push(self, frames: list[bytes]) -> None:
         if self._out or not self._uplink(frames):
             self._out.append(frames)
+            self._out_bytes += sum(map(len, frames))
             self._flowing.set()
 
     def _up(self, incoming: Incoming) -> None:

@@ -43,7 +43,7 @@ from fcil_server.coordinator import Coordinator
 from fcil_server.forget import finish_emptying
 from fcil_server.greeting import House
 from fcil_server.ignored import tell_ignored
-from fcil_server.intake import Accepted, Intake
+from fcil_server.intake import Intake
 from fcil_server.kept_config import config_of
 from fcil_server.kits import Desk, Terms, make_kit
 from fcil_server.ledger import Ledger
@@ -55,6 +55,7 @@ from fcil_server.rundata import format_bytes
 from fcil_server.sinks import doors
 from fcil_server.sinks.doors import Chosen
 from fcil_server.sinks.process import Sinks
+from fcil_server.uploads import Accepted
 
 if TYPE_CHECKING:
     from fcil_server.daemon import Server

@@ -64,12 +64,12 @@ class Server:
         wrap = wrap_key(KEYS[peer.client], sealed.header, SERVER.public)
         message = Update(digest=sealed.parsed.update_id, unasked=unasked)
         received = Received(message, b"", b"", (sealed.header, sealed.signature, wrap))
-        await self.intake.offer(peer, received, message)
+        self.intake.offer(peer, received, message)
 
     async def chunk(self, peer, sealed, index, data=None):
         message = Chunk(digest=sealed.parsed.update_id, index=index)
         blob = bytes(sealed.chunk(index)) if data is None else data
-        await self.intake.chunk(peer, Received(message, b"", b"", (blob,)), message)
+        self.intake.chunk(peer, Received(message, b"", b"", (blob,)), message)
         await self.intake.drain()
 
     def wanted(self):

@@ -19,8 +19,9 @@ from fcil_protocol.payload import Payload, pack
 from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
 from fcil_protocol.spool import Spool
 from fcil_server import intake
-from fcil_server.intake import Expectation, Intake
+from fcil_server.intake import Intake
 from fcil_server.peers import Peer
+from fcil_server.uploads import Expectation
 
 SERVER, CLIENT = PrivateKeys.generate(), PrivateKeys.generate()
 FED = FederationId("0" * 32)
@@ -93,20 +94,25 @@ class Scene:
             self.log.append(f"{message.type} {peer.client[0]}")
         return True
 
-    async def send(self, client, sealed=None):
-        """Send a whole update of a client."""
-        sealed = sealed or update(client)
+    def offer(self, client, sealed):
+        """Send the header of a client's update; return the session."""
         channel = Channel(SERVER, CLIENT.public)
         peer = Peer(client, "c", CLIENT.public, b"r", ord(client[0]), channel)
         digest = sealed.parsed.update_id
         wrap = wrap_key(KEYS[digest], sealed.header, SERVER.public)
         blobs = (bytes(sealed.header), bytes(sealed.signature), wrap)
         offer = Update(digest=digest, unasked=0)
-        await self.intake.offer(peer, Received(offer, b"", b"", blobs), offer)
+        self.intake.offer(peer, Received(offer, b"", b"", blobs), offer)
+        return peer
+
+    async def send(self, client, sealed=None):
+        """Send a whole update of a client."""
+        sealed = sealed or update(client)
+        peer, digest = self.offer(client, sealed), sealed.parsed.update_id
         for index in range(len(sealed.parsed.hashes)):
             message = Chunk(digest=digest, index=index)
             received = Received(message, b"", b"", (bytes(sealed.chunk(index)),))
-            await self.intake.chunk(peer, received, message)
+            self.intake.chunk(peer, received, message)
 
 
 @pytest.fixture
@@ -151,21 +157,24 @@ def test_other_clients_are_heard_while_an_update_is_opened_one_at_a_time(scene):
     play(story)
 
 
-def test_nothing_more_is_read_while_as_many_wait_to_be_opened_as_may(scene, monkeypatch):
-    monkeypatch.setattr(intake, "MAX_WAITING", 2)
-
+def test_a_client_whose_envelopes_wait_to_be_opened_is_busy_and_no_other(scene):
     async def story():
+        room = []
+        scene.intake.room = room.append
         scene.go_on.clear()
         await scene.send("a" * 26)
         await begun(scene)
-        await scene.send("b" * 26)
-        third = asyncio.create_task(scene.send("c" * 26))
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert not third.done()
+        assert not scene.intake.is_busy("a" * 26)
+        for _ in range(intake.MAX_OPENING - 1):
+            await scene.send("a" * 26)
+        assert scene.intake.is_busy("a" * 26)
+        for client in "bcdefghijklmnopqrstuvwxyz":  # however many there are
+            assert not scene.intake.is_busy(client * 26)
+            await scene.send(client * 26)
         scene.go_on.set()
-        await third
         await scene.intake.drain()
+        assert not scene.intake.is_busy("a" * 26)
+        assert room.count("a" * 26) == intake.MAX_OPENING
 
     play(story)
 
@@ -306,11 +315,19 @@ def test_an_update_that_is_offered_again_since_its_ack_was_lost_gets_another(sce
 
 
 def test_an_update_that_a_kill_kept_from_the_ledger_is_taken_anew(scene):
+    """What comes before it is removed waits in the inbox."""
+
     async def story():
         sealed = update("a" * 26)
         await scene.send("a" * 26, sealed)
         await scene.intake.drain()
         scene.log.clear()
+        room = asyncio.Event()
+        scene.intake.room = lambda _: room.set()
+        scene.offer("a" * 26, sealed)
+        assert scene.intake.is_busy("a" * 26)
+        await room.wait()
+        assert not scene.intake.is_busy("a" * 26)
         await scene.send("a" * 26, sealed)
         await scene.intake.drain()
         assert scene.log == ["spool", "stored a", "ledger", "ack a"]

@@ -14,7 +14,6 @@ from fcil_adapters.contract import TaskInfo
 from fcil_protocol.errors import AlreadyHave, NotYet, RoundClosed, Surplus
 from fcil_protocol.header import Core
 from fcil_server.classes import ClassRegistry
-from fcil_server.intake import Accepted
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import Answer, UpdateStatus
@@ -23,6 +22,7 @@ from fcil_server.position import Position
 from fcil_server.reception import NO_SAMPLES, Reception
 from fcil_server.round import Round
 from fcil_server.round_events import Phase, Rules
+from fcil_server.uploads import Accepted
 from sample_run import ALICE, BOB, CLIENTS, GONE, RUN, Clock, digest
 
 KEY = RoundKey(RUN, 0, "train", 0)

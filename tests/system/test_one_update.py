@@ -33,11 +33,12 @@ from fcil_protocol.testing import MemoryRouter
 from fcil_protocol.transport import LinkNews
 from fcil_server import round as machine
 from fcil_server.broadcast import Publisher, Stamp
-from fcil_server.intake import Expectation, Intake
+from fcil_server.intake import Intake
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import RoundKey
 from fcil_server.peers import Peer
 from fcil_server.store import PartStore, StateStore
+from fcil_server.uploads import Expectation
 from system.kit import write_client
 
 TASK = TaskInfo(0, (0, 1))
@@ -144,10 +145,10 @@ async def way_of_one_update(tmp_path):
         received = parse(incoming.frames)
         message = theirs.check(received)
         if isinstance(message, UpdateMessage):
-            await intake.offer(peer, received, message)
+            intake.offer(peer, received, message)
         else:
             assert isinstance(message, Chunk)
-            await intake.chunk(peer, received, message)
+            intake.chunk(peer, received, message)
     # 9: on disk, then Ack
     await intake.drain()
     assert spool.keys() == [digest]
