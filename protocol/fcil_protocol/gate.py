@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 import zmq
 
-from fcil_protocol.flood_watch import TICK_MS
 from fcil_protocol.link import ComeAgain
 
 ZAP_DOMAIN = b"fcil"
@@ -24,8 +23,8 @@ MONITOR_EVENT = struct.Struct("=HI")  # of a monitor: what, and its descriptor o
 class Gate(threading.Thread):
     """The server's own thread: asks ``admit(key)`` for every handshake, hears of every end.
 
-    Beside that it calls ``watch()`` as often as `flood_watch` says while that returns True:
-    a thread of its own notices a flood that keeps the event loop busy.
+    Beside that it calls ``watch()``, which says in how many milliseconds again, or None: not
+    before there is news. A thread of its own notices a flood while the event loop is busy.
 
     A monitor that is not drained lets strangers block libzmq. Both jobs are in one thread
     for the sake of order: all that has ended before a handshake is told before the new
@@ -38,7 +37,7 @@ class Gate(threading.Thread):
         context: zmq.Context[zmq.Socket[bytes]],
         admit: Callable[[bytes], bool],
         heard: Callable[[int, int, int], None],
-        watch: Callable[[], bool],
+        watch: Callable[[], int | None],
     ) -> None:
         super().__init__(name="fcil-gate", daemon=True)
         self._admit = admit
@@ -62,7 +61,7 @@ class Gate(threading.Thread):
         poller.register(self._monitor, zmq.POLLIN)
         with contextlib.suppress(zmq.ContextTerminated, zmq.ZMQError):
             while True:
-                ready = dict(poller.poll(TICK_MS if self._watch() else None))
+                ready = dict(poller.poll(self._watch()))
                 request = self._socket.recv_multipart() if self._socket in ready else None
                 self._listen()
                 if request is not None:

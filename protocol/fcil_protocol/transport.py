@@ -166,12 +166,8 @@ class Router:
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.refused_handshakes += 1
 
-    def _watches(self) -> bool:  # gate's thread
-        """Look for floods; False while there is nobody to look at."""
-        if not self._counts:
-            return False
-        self._watch.tick()
-        return True
+    def _watches(self) -> int | None:  # gate's thread
+        return self._watch.tick() if self._counts else None
 
     def _cut_floods(self, now: float) -> bool:  # gate's thread
         floods = self._counts.cut_floods(now)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from fcil_protocol.backlog import FORGIVEN_BYTES_S, UNSPOKEN_BYTES, Backlog
-from fcil_protocol.flood_watch import LOOK_S, STEP_BYTES, FloodWatch
+from fcil_protocol.flood_watch import (
+    GROWING_BYTES,
+    HASTE_MS,
+    LOOK_S,
+    STEP_BYTES,
+    TICK_MS,
+    FloodWatch,
+)
 from fcil_protocol.frames import MAX_BODY_BYTES
 
 MONTH_S = 30 * 86_400
@@ -74,14 +81,24 @@ class Clockwork:
     def __init__(self) -> None:
         self.now, self.memory = 0.0, 100 * STEP_BYTES
         self.looks: list[float] = []
+        self.flood = False
+        self.tidied: list[float] = []
+        self.next_ms = 0
         self.watch = FloodWatch(
-            self.looks.append, memory=lambda: self.memory, clock=lambda: self.now
+            self._look,
+            memory=lambda: self.memory,
+            clock=lambda: self.now,
+            give_back=lambda: self.tidied.append(self.now),
         )
 
     def tick(self, now: float, growth: int = 0) -> int:
         self.now, self.memory = now, self.memory + growth
-        self.watch.tick()
+        self.next_ms = self.watch.tick()
         return len(self.looks)
+
+    def _look(self, now: float) -> bool:
+        self.looks.append(now)
+        return self.flood
 
 
 def test_connections_are_looked_at_when_memory_grows_and_once_a_second() -> None:
@@ -98,3 +115,28 @@ def test_growth_counts_from_the_least_memory_since_the_last_look() -> None:
     works = Clockwork()
     works.tick(0.01, -5 * STEP_BYTES)
     assert works.tick(0.02, STEP_BYTES) == 1
+
+
+def test_memory_is_looked_at_more_often_while_it_grows() -> None:
+    works = Clockwork()
+    works.tick(0.01)
+    assert works.next_ms == TICK_MS
+    works.tick(0.02, GROWING_BYTES)
+    assert works.next_ms == HASTE_MS
+    works.tick(0.03, GROWING_BYTES - 1)
+    assert works.next_ms == TICK_MS
+
+
+@pytest.mark.parametrize("found", ["by a look", "by its frames"])
+def test_what_a_flood_left_is_given_back_once_after_its_end(found: str) -> None:
+    works = Clockwork()
+    if found == "by a look":
+        works.flood = True
+        works.tick(0.5, STEP_BYTES)
+        works.flood = False
+        assert works.tidied == []
+    else:
+        works.watch.flooded()
+    works.tick(2.0)
+    works.tick(4.0)
+    assert works.tidied == [2.0]
