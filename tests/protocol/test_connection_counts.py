@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from fcil_protocol.backlog import UNSPOKEN_BYTES
 from fcil_protocol.connection_counts import SILENT, ConnectionCounts
 
 ROOM = 1 << 20  # bytes that may lie unread
@@ -125,3 +126,24 @@ def test_a_descriptor_that_is_no_connection_is_left_alone(counts, tmp_path):
         counts.spoke(file.fileno(), 1, ROOM)
         counts.ended(file.fileno())
     assert counts.take() == {}
+
+
+def test_who_is_beyond_its_allowance_is_cut_once_and_told_with_its_number(counts, wire):
+    counts.began(wire.fd)
+    counts.spoke(wire.fd, 7, 100)
+    wire.up(150)
+    counts.delivered(wire.fd, 60)
+    assert counts.cut_floods(0.0) == []
+    wire.up(20)
+    assert counts.cut_floods(0.0) == [(7, 110)]
+    wire.near.settimeout(5)
+    assert wire.near.recv(1) == b""
+    assert counts.cut_floods(0.0) == []
+
+
+def test_who_has_not_spoken_may_bring_one_first_message(counts, wire):
+    counts.began(wire.fd)
+    wire.up(UNSPOKEN_BYTES)
+    assert counts.cut_floods(0.0) == []
+    wire.up(1)
+    assert counts.cut_floods(0.0) == [(SILENT, UNSPOKEN_BYTES + 1)]

@@ -640,6 +640,17 @@ def test_who_sends_more_than_is_read_is_cut_beyond_its_allowance_and_nobody_else
     run(test)
 
 
+def test_what_is_read_counts_against_no_allowance_however_much_it_is() -> None:
+    async def test() -> None:
+        async with server(allow=lambda _: 2000) as (router, port), client(port) as alice:
+            await up(alice)
+            for _ in range(20):
+                await echo(router, alice, bytes(1000))
+            assert router._counts.cut_floods(0.0) == []
+
+    run(test)
+
+
 # --- listening ------------------------------------------------------------------------------
 
 
