@@ -1,0 +1,1 @@
+"""What `scripts/vectors` freezes: bytes as this version of fcil writes them."""
