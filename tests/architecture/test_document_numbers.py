@@ -1,0 +1,210 @@
+"""Numbers in the sentences of the documents are those of the code.
+
+Each row is a sentence with gaps and the constants that fill them: a changed constant, and a
+sentence that was changed without its row, fail. PROTOCOL.md's tables have tests of their own
+(`test_documents.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import zmq
+
+from fcil_protocol import transport
+from fcil_protocol.certificate import RootKey
+from fcil_protocol.keys import PrivateKeys
+from fcil_server.cli_relay import relay
+
+ROOT = Path(__file__).resolve().parents[2]
+PROTOCOL, SECURITY = "protocol/PROTOCOL.md", "docs/security.md"
+KIB, MIB = 1 << 10, 1 << 20
+WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+
+
+class Of(NamedTuple):
+    """How a constant is written: divided by a unit, as it is said."""
+
+    path: str
+    unit: float = 1
+    said: Callable[[float], str] = lambda n: f"{n:,g}" if n != int(n) else f"{int(n):,}"
+
+    def __str__(self) -> str:
+        module, _, name = self.path.rpartition(".")
+        return self.said(getattr(importlib.import_module(module), name) / self.unit)
+
+
+def word(path: str, unit: float = 1) -> Of:
+    """Return a number that is written as a word."""
+    return Of(path, unit, lambda n: WORDS[int(n)])
+
+
+p, s, c = "fcil_protocol.", "fcil_server.", "fcil_client."
+RETRY, PAUSE, PATIENCE = (
+    Of(c + "session.RETRY_S"), Of(c + "session.PAUSE_S"), Of(p + "pace.PATIENCE_S"),
+)  # fmt: skip
+WRAP, FINGERPRINT = Of(p + "envelope.WRAP_BYTES"), Of(p + "keys.FINGERPRINT_DIGITS")
+SENTENCES = [
+    # 2 Link
+    (PROTOCOL, "| `HANDSHAKE_IVL` | {} s |", [Of(p + "transport.HANDSHAKE_MS", 1000)]),
+    (PROTOCOL, "| `MAXMSGSIZE` | {} MiB |", [Of(p + "transport.MAX_MESSAGE_BYTES", MIB)]),
+    (PROTOCOL, "| `SNDHWM`, `RCVHWM` | {} messages |", [Of(p + "transport.HIGH_WATER")]),
+    (PROTOCOL, "| server: `BACKLOG` | {} |", [Of(p + "transport.BACKLOG")]),
+    (PROTOCOL, "chunks of {} KiB together at most.", [Of(p + "pace.MAX_SPAN_BYTES", KIB)]),
+    (PROTOCOL, "yields** after every {} messages, and reads at most {} ahead.",
+     [Of(p + "socket_reader.YIELD_EVERY"), Of(p + "socket_reader.QUEUE")]),
+    # 3 Identities and keys
+    (PROTOCOL, "Each private key is {} random bytes.", [Of(p + "key_file.SECRET_BYTES")]),
+    (PROTOCOL, "stretches it to {} bytes for ML-KEM-768", [Of(p + "keys._MLKEM_SEED_BYTES")]),
+    (PROTOCOL, "is the first {} hex digits of the SHA-256 of its public", [FINGERPRINT]),
+    (PROTOCOL, "is the first {} hex digits of the SHA-256 of the public root key", [FINGERPRINT]),
+    (PROTOCOL, "together at most {} bytes; it has about", [Of(p + "certificate.MAX_CERTIFICATE_BYTES")]),
+    (PROTOCOL, "begins {} day before it is made", [word(p + "certificate._CLOCK_MARGIN_S", 86_400)]),
+    (PROTOCOL, "| {} | a random secret |", [Of(p + "ticket.SECRET_TICKET_BYTES")]),
+    (PROTOCOL, "up to {} addresses HOST:PORT", [Of(p + "ticket.MAX_ADDRESSES")]),
+    (PROTOCOL, "| {} | beginning of the SHA-256 of `fcil/1/ticket`", [Of(p + "ticket._CHECK_BYTES")]),
+    (PROTOCOL, "makes {} bytes: the private keys", [Of(p + "key_file.SECRET_BYTES", 1 / 3)]),
+    # 4 and 5 Messages, sessions
+    (PROTOCOL, "The **signature** is {} bytes", [Of(p + "messages.SIGNATURE_BYTES")]),
+    (PROTOCOL, "| nonce | {} bytes |", [Of(p + "messages.NONCE_BYTES")]),
+    (PROTOCOL, "C and S are {} random bytes", [Of(p + "messages.NONCE_BYTES")]),
+    (PROTOCOL, "may differ by at most {} relative.", [Of("fcil_adapters.probes.TOLERANCE", 1, lambda n: f"{n:.0e}".replace("-0", "-"))]),
+    (PROTOCOL, "Client to server, at most {} a second: how far", [Of(c + "progress.PROGRESS_S", 1, {1.0: "once"}.__getitem__)]),
+    (PROTOCOL, "the client says hello again after {} seconds; so it does", [RETRY]),
+    (PROTOCOL, "Without any answer it says hello again after {} seconds.", [Of(c + "conversation.ANSWER_S")]),
+    # 6 Payloads and envelopes
+    (PROTOCOL, "refuses numbers beyond {} (`does_not_fit`)", [Of("fcil_adapters.forms.LARGEST")]),
+    (PROTOCOL, "printable and at most {} bytes of UTF-8", [Of(p + "schema.MAX_CLASS_NAME_BYTES")]),
+    (PROTOCOL, "sealed(p) = p + {} + {} * (floor(p / 16384) + 1)",
+     [Of(p + "header._AEAD_FIXED_BYTES"), Of(p + "header._AEAD_TAG_BYTES")]),
+    (PROTOCOL, "is cut into blocks of {} bytes.", [Of(p + "header.AEAD_BLOCK_BYTES")]),
+    (PROTOCOL, "is a multiple of {}: that it is short", [Of(p + "header.AEAD_BLOCK_BYTES")]),
+    (PROTOCOL, "The plaintext is the {}-byte content key", [Of(p + "envelope.KEY_BYTES")]),
+    (PROTOCOL, "and its tag of 16: {} bytes.", [WRAP]),
+    (PROTOCOL, "Public keys are {} bytes of ML-KEM-768", [Of(p + "keys._MLKEM_PUBLIC_BYTES")]),
+    (PROTOCOL, "A msgpack map of at most {} bytes.", [Of(p + "header.MAX_CORE_BYTES")]),
+    (PROTOCOL, "| `run` | text of 1 to {} characters |", [Of(p + "header._MAX_NAME")]),
+    (PROTOCOL, "A msgpack map of at most {} MiB,", [Of(p + "header.MAX_HEADER_BYTES", MIB)]),
+    (PROTOCOL, "| `chunk` | integer from {} to {} |",
+     [Of(p + "header.MIN_CHUNK_BYTES"), Of(p + "header.MAX_CHUNK_BYTES")]),
+    (PROTOCOL, "| `hashes` | {} bytes for each chunk |", [Of(p + "header.HASH_BYTES")]),
+    (PROTOCOL, "seal in chunks of {} KiB", [Of(p + "header.USUAL_CHUNK_BYTES", KIB)]),
+    (PROTOCOL, "which a link of 20 kB/s moves in {} seconds",
+     [Of(p + "header.USUAL_CHUNK_BYTES", 20_000, lambda n: f"{n:.1f}")]),
+    (PROTOCOL, "until there are at most {} chunks, up to {} MiB.",
+     [Of(p + "header._USUAL_CHUNKS"), Of(p + "header.MAX_CHUNK_BYTES", MIB)]),
+    # 7 Transfers
+    (PROTOCOL, "The window is what arrives in {} s, from {} KiB up to",
+     [Of(p + "pace.WINDOW_S"), Of(p + "pace.MIN_WINDOW_BYTES", KIB)]),
+    (PROTOCOL, "carry what arrives in {} s, at most a {} of the window and {} KiB",
+     [Of(p + "pace.SPAN_S"), Of(p + "pace.SPANS", 1, {4: "quarter"}.__getitem__), Of(p + "pace.MAX_SPAN_BYTES", KIB)]),
+    (PROTOCOL, "sends up to {} KiB without being asked", [Of(p + "transfer.UNASKED_BYTES", KIB)]),
+    (PROTOCOL, "that was last wanted, or {} KiB;", [Of(p + "transfer.UNASKED_SPAN_BYTES", KIB)]),
+    (PROTOCOL, "All clients together share {} MiB: the more there are, the less each may ask for, but not less than {} KiB.",
+     [Of(p + "pace.TOTAL_BYTES", MIB), Of(p + "pace.MIN_WINDOW_BYTES", KIB)]),
+    (PROTOCOL, "is asked for again, {} times for each envelope.", [word(p + "transfer.MAX_SPOILED")]),
+    (PROTOCOL, "is lost if nothing comes for {} s although", [PATIENCE]),
+    (PROTOCOL, "(on the server {} MiB, on the client {} KiB)",
+     [Of(s + "incoming.IN_MEMORY_BYTES", MIB), Of(c + "downloads.IN_MEMORY_BYTES", KIB)]),
+    (PROTOCOL, "kept in memory, {} MiB together;", [Of(s + "incoming.MEMORY_BYTES", MIB)]),
+    (PROTOCOL, "keeps at most {} envelopes of one client", [word(s + "intake.MAX_UPLOADS")]),
+    # 8 to 12 States, parts, trust, errors
+    (PROTOCOL, "after a pause (`TryAgain`), {} seconds for the server's trouble and {} for the client's own.",
+     [RETRY, PAUSE]),
+    (PROTOCOL, "is fetched again, at most {} times for one order", [word(c + "session.REFETCHES")]),
+    (PROTOCOL, "the folder is scanned again after {} seconds.", [PAUSE]),
+    (PROTOCOL, "with a passing code (section 12) it is announced again after {} seconds.", [RETRY]),
+    (PROTOCOL, "on disk, at most {} at a time,", [word(c + "downloads.PARALLEL")]),
+    (PROTOCOL, "it makes a wrap of {} bytes.", [WRAP]),
+    (PROTOCOL, "counts of at most 10^{};", [Of(p + "schema.MAX_COUNT", 1, lambda n: str(len(str(int(n))) - 1))]),
+    (PROTOCOL, "offers the same bytes again, {}, {} seconds apart",
+     [Of(c + "session.RESENDS", 1, {2: "twice"}.__getitem__), RETRY]),
+    (PROTOCOL, "offers the update again after {} seconds (`RetryDue`)", [RETRY]),
+    (PROTOCOL, "if a `hello` was answered so, it is sent again after {} seconds.", [RETRY]),
+    # 15 to 17 Bytes, relays
+    (PROTOCOL, "the bytes of the last {} seconds at most are missing", [Of(s + "daemon.FLUSH_S")]),
+    (PROTOCOL, "waits, in order, up to {} MiB; then the relay is cut", [Of(s + "lanes.MAX_WAITING_BYTES", MIB)]),
+    # Other documents
+    (SECURITY, "a limit for every frame, {} s for a handshake", [Of(p + "transport.HANDSHAKE_MS", 1000)]),
+    (SECURITY, "| {}-bit secret, check digits", [Of(p + "ticket.SECRET_TICKET_BYTES", 1 / 8)]),
+    (SECURITY, "| {} for each client; what no session goes on with", [word(s + "intake.MAX_UPLOADS")]),
+    (SECURITY, "| {} bits, one use, {} day; at most {} are tried at once, and a wrong one is answered a second later |",
+     [Of(s + "page_links.TOKEN_BYTES", 1 / 8), word(s + "page_links.LIFE_S", 86_400), word(s + "page.act_routes.TRIES")]),
+    (SECURITY, "and a wrong one is answered {} later |", [Of(s + "page.act_routes.PAUSE_S", 1, {1.0: "a second"}.__getitem__)]),
+    (SECURITY, "{} question a second for all of them", [word(s + "web_child.FRESH_S")]),
+    ("docs/bytes.md", "Numbers beyond {} are refused", [Of("fcil_adapters.forms.LARGEST")]),
+    ("docs/bytes.md", "warns if a {} of its step is gone", [Of("fcil_adapters.forms.MUCH", 1, {0.25: "quarter"}.__getitem__)]),
+    ("docs/bytes.md", "Without them {} tasks of {} classes",
+     [word(s + "budget.ASSUMED_TASKS"), word(s + "budget.ASSUMED_CLASSES")]),
+    ("docs/bytes.md", "loses the counts of its last {} seconds at most", [Of(s + "daemon.FLUSH_S")]),
+]  # fmt: skip
+
+
+@functools.cache
+def flat(document: str) -> str:
+    """Return a document in one line, so that a sentence may be broken anywhere."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return re.sub(r"\s+", " ", text)
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence", "constants"), SENTENCES, ids=[row[1][:50] for row in SENTENCES]
+)
+def test_a_number_is_that_of_the_code(document: str, sentence: str, constants: list[Of]) -> None:
+    assert sentence.format(*map(str, constants)) in flat(document)
+
+
+def test_a_certificate_is_valid_for_as_many_days_as_the_document_says() -> None:
+    days = inspect.signature(RootKey.certify).parameters["valid_days"].default
+    assert f"is valid for {days:,} days." in flat(PROTOCOL)
+
+
+def test_a_client_that_was_refused_comes_again_as_often_as_the_document_says() -> None:
+    wait = inspect.signature(transport.Dealer).parameters["retry_s"].default
+    assert f"the client does, every {wait:g} seconds," in flat(PROTOCOL)
+
+
+def test_a_relays_cache_is_as_large_as_the_document_says() -> None:
+    size = inspect.signature(relay).parameters["cache_mb"].default
+    assert f"`--cache-mb` bounds the disk ({size:,})." in flat("docs/relay.md")
+
+
+def test_the_sockets_options_are_those_of_the_table() -> None:
+    def row(name: str) -> str:
+        [text] = re.findall(rf"\| (?:client: |server: )?`{name}[^|]*\| ([^|]*?) \|", flat(PROTOCOL))
+        return text
+
+    async def look() -> dict[str, str]:
+        keys = PrivateKeys.generate()
+        secret, public = keys.curve_secret, keys.public.curve
+        dealer = transport.Dealer(curve_secret=secret, curve_public=public, server_key=public)
+        router = transport.Router(curve_secret=secret, curve_public=public, admit=lambda _: False)
+        try:
+            of, its = dealer._socket.getsockopt, router._socket.getsockopt
+            beats = of(zmq.HEARTBEAT_IVL)
+            assert of(zmq.HEARTBEAT_TIMEOUT) == of(zmq.HEARTBEAT_TTL) == its(zmq.HEARTBEAT_TTL)
+            reconnect = (of(zmq.RECONNECT_IVL) / 1000, of(zmq.RECONNECT_IVL_MAX) / 1000)
+            return {
+                "HEARTBEAT_IVL": f"client: {beats / 1000:g} s",
+                "HEARTBEAT_TIMEOUT": f"{of(zmq.HEARTBEAT_TIMEOUT) // beats} x `HEARTBEAT_IVL`",
+                "LINGER": str(of(zmq.LINGER)),
+                "IPV6": str(int(of(zmq.IPV6))),
+                "BACKLOG": f"{its(zmq.BACKLOG):,}",
+                "ZAP_DOMAIN": f"`{its(zmq.ZAP_DOMAIN).decode()}`",
+                "IMMEDIATE": str(of(zmq.IMMEDIATE)),
+                "RECONNECT_IVL": "{:g} s, {:g} s".format(*reconnect),
+            }
+        finally:
+            dealer.close()
+            router.close()
+
+    for name, value in asyncio.run(look()).items():
+        assert row(name).endswith(value), name
