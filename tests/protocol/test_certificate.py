@@ -72,7 +72,7 @@ def test_fields_of_a_certificate_are_those_that_are_signed():
     """`replace` cannot put other keys beside a valid signature: they are read from the body."""
     root = RootKey.generate()
     certificate = root.certify(PrivateKeys.generate().public)
-    with pytest.raises(ValueError, match="init=False"):
+    with pytest.raises((ValueError, TypeError), match="init=False"):  # by the version of Python
         replace(certificate, keys=PrivateKeys.generate().public)
 
 
