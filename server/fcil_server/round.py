@@ -2,7 +2,7 @@
 
 Phases: ``gathering`` (too few clients), ``open`` (asked, collecting), ``closed``.
 
-    gathering --Present/Available/Tick/Resume (enough)--> open
+    gathering --Present/Available/Left/Tick/Resume (enough)--> open
         |  open --Updated/Declined/Withdrawn/Tick/Stop--> closed
         |  open --Tick (deadline without quorum)--> open, reopened
         +--Stop, or one of the first line (too few have data)--> closed, skipped

@@ -59,8 +59,9 @@ SENTENCES = [
     (PROTOCOL, "| `SNDHWM`, `RCVHWM` | {} messages |", [Of(p + "transport.HIGH_WATER")]),
     (PROTOCOL, "| server: `BACKLOG` | {} |", [Of(p + "transport.BACKLOG")]),
     (PROTOCOL, "chunks of {} KiB together at most.", [Of(p + "pace.MAX_SPAN_BYTES", KIB)]),
-    (PROTOCOL, "yields** after every {} messages, and reads at most {} ahead.",
-     [Of(p + "socket_reader.YIELD_EVERY"), Of(p + "socket_reader.QUEUE")]),
+    (PROTOCOL, "yields** after every {} messages, and reads at most {} ahead, or {} MiB.",
+     [Of(p + "socket_reader.YIELD_EVERY"), Of(p + "socket_reader.QUEUE"),
+      Of(p + "socket_reader.QUEUE_BYTES", MIB)]),
     # 3 Identities and keys
     (PROTOCOL, "Each private key is {} random bytes.", [Of(p + "key_file.SECRET_BYTES")]),
     (PROTOCOL, "stretches it to {} bytes for ML-KEM-768", [Of(p + "keys._MLKEM_SEED_BYTES")]),
@@ -131,7 +132,8 @@ SENTENCES = [
     (PROTOCOL, "if a `hello` was answered so, it is sent again after {} seconds.", [RETRY]),
     # 15 to 17 Bytes, relays
     (PROTOCOL, "the bytes of the last {} seconds at most are missing", [Of(s + "daemon.FLUSH_S")]),
-    (PROTOCOL, "waits, in order, up to {} MiB; then the relay is cut", [Of(s + "lanes.MAX_WAITING_BYTES", MIB)]),
+    (PROTOCOL, "waits, in order, up to {} MiB and {} messages; then",
+     [Of(s + "backlog.MAX_BYTES", MIB), Of(s + "backlog.MAX_MESSAGES")]),
     # Other documents
     (SECURITY, "a limit for every frame, {} s for a handshake", [Of(p + "transport.HANDSHAKE_MS", 1000)]),
     (SECURITY, "| {}-bit secret, check digits", [Of(p + "ticket.SECRET_TICKET_BYTES", 1 / 8)]),
