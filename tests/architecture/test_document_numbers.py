@@ -56,7 +56,7 @@ SENTENCES = [
     # 2 Link
     (PROTOCOL, "| `HANDSHAKE_IVL` | {} s |", [Of(p + "transport.HANDSHAKE_MS", 1000)]),
     (PROTOCOL, "| `MAXMSGSIZE` | {} MiB |", [Of(p + "transport.MAX_MESSAGE_BYTES", MIB)]),
-    (PROTOCOL, "| `SNDHWM`, `RCVHWM` | {} messages |", [Of(p + "transport.HIGH_WATER")]),
+    (PROTOCOL, "| `SNDHWM` | {} messages |", [Of(p + "transport.HIGH_WATER")]),
     (PROTOCOL, "| server: `BACKLOG` | {} |", [Of(p + "transport.BACKLOG")]),
     (PROTOCOL, "chunks of {} KiB together at most.", [Of(p + "pace.MAX_SPAN_BYTES", KIB)]),
     (PROTOCOL, "yields** after every {} messages, and reads at most {} ahead, or {} MiB.",
