@@ -68,6 +68,7 @@ def survive(scene, tmp_path, program, part, **more):
     return done.read_text().splitlines() if done.exists() else []
 
 
+@pytest.mark.full
 def test_kill_9_where_an_update_could_be_lost_or_counted_twice(scene, tmp_path):
     extra = {"round__rounds_per_task": 3}
     hits, expected = tmp_path / "hits", scene.undisturbed(**extra)
@@ -84,6 +85,7 @@ def test_kill_9_where_an_update_could_be_lost_or_counted_twice(scene, tmp_path):
 
 
 @pytest.mark.parametrize("program", SAMPLE)
+@pytest.mark.full
 def test_a_sample_of_kills(scene, tmp_path, program):
     kills = survive(scene, tmp_path, program, (0, SAMPLE[program]))
     assert len(kills) >= 2, "the sample has become too small"
@@ -113,6 +115,7 @@ def test_a_server_killed_at_each_point_of_its_first_start(tmp_path, part):
     first_start(tmp_path, (part, 8))
 
 
+@pytest.mark.full
 def test_a_server_killed_at_some_points_of_its_first_start(tmp_path):
     assert first_start(tmp_path, (3, 16)) >= 2
 

@@ -143,11 +143,13 @@ def sentences(log, do):
     return [line for line in log.read_text().splitlines() if re.search(words, line)]
 
 
+@pytest.mark.full
 def test_every_writer_of_the_server_on_a_full_disk(scene, tmp_path):
     writers = [w for w in SERVER_WRITERS if not w.waits]
     every_writer(scene, tmp_path, SERVER, writers, "ENOSPC", turns=1)
 
 
+@pytest.mark.full
 def test_every_writer_of_a_client_on_a_full_disk(scene, tmp_path):
     every_writer(scene, tmp_path, CLIENT, CLIENT_WRITERS, "ENOSPC")
 
@@ -164,6 +166,7 @@ def test_every_writer_on_other_bad_disks(scene, tmp_path, program, do):
 
 
 @pytest.mark.parametrize("do", ["ENOSPC", pytest.param("EACCES", marks=pytest.mark.full)])
+@pytest.mark.full
 def test_a_server_that_cannot_write_at_its_first_start(tmp_path, do):
     hits, ended = tmp_path / "hits", []
     with LocalFederation(tmp_path / "f") as federation:  # a long path moves the socket elsewhere
@@ -184,6 +187,7 @@ def test_a_server_that_cannot_write_at_its_first_start(tmp_path, do):
 
 
 @pytest.mark.parametrize("do", ["ENOSPC", pytest.param("EACCES", marks=pytest.mark.full)])
+@pytest.mark.full
 def test_a_client_that_cannot_write_at_its_first_start(tmp_path, do):
     hits = tmp_path / "hits"
     folder = write_client(tmp_path / "images", range(2))

@@ -332,6 +332,7 @@ def test_a_run_without_a_round_has_empty_tables_of_the_same_kinds(tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_the_example_of_the_docs_runs_and_goes_on(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}

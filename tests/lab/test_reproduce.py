@@ -94,6 +94,7 @@ def kill_in_second_cell(process: subprocess.Popen[str], results: Path) -> str:
     return first.name
 
 
+@pytest.mark.full
 def test_killed_in_a_cell_it_leaves_no_process_and_goes_on_with_that_cell(
     tmp_path, reproduce
 ) -> None:

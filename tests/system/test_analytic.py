@@ -10,6 +10,7 @@ from system.kit import write_client
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
+@pytest.mark.full
 def test_any_split_any_order_and_a_late_client_give_the_classifier_of_one_machine(tmp_path):
     first = [write_client(tmp_path / "a", range(4), per_class=20),
              write_client(tmp_path / "b", range(4), per_class=10, offset=20)]  # fmt: skip

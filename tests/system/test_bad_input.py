@@ -49,6 +49,7 @@ def test_unreadable_images_are_named_and_the_rest_is_used(tmp_path):
         assert name in words
 
 
+@pytest.mark.full
 def test_a_class_folder_with_one_image_takes_part(tmp_path):
     folder = write_client(tmp_path / "a", [1, 2, 3])
     write_client(folder, [0], per_class=1)
@@ -62,6 +63,7 @@ def test_a_class_folder_with_one_image_takes_part(tmp_path):
         assert all(r.outcome.value == "done" for r in ledger.rounds(run))
 
 
+@pytest.mark.full
 def test_a_client_without_a_class_of_the_task_is_not_asked_and_the_others_go_on(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve("--until-done", *settings())
@@ -74,6 +76,7 @@ def test_a_client_without_a_class_of_the_task_is_not_asked_and_the_others_go_on(
         assert asked == [1, 2]
 
 
+@pytest.mark.full
 def test_a_task_that_nobody_has_data_for_waits_and_says_so(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings(tasks__classes=[["zebra"]], round__min_clients=1))
@@ -93,6 +96,7 @@ def test_a_wrong_key_names_the_nearest_and_what_others_call_it(tmp_path):
     assert not (federation.federation / "federation.toml").exists()
 
 
+@pytest.mark.full
 def test_a_port_in_use_is_said_with_exit_code_2(tmp_path):
     with LocalFederation(tmp_path / "one") as one:
         one.serve(*settings())
@@ -101,6 +105,7 @@ def test_a_port_in_use_is_said_with_exit_code_2(tmp_path):
         assert f"port {one.port}" in words
 
 
+@pytest.mark.full
 def test_two_servers_on_one_directory_are_refused(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings())
@@ -109,6 +114,7 @@ def test_two_servers_on_one_directory_are_refused(tmp_path):
         assert "locked" in words
 
 
+@pytest.mark.full
 def test_two_clients_on_one_folder_are_refused(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings())
@@ -129,6 +135,7 @@ def test_join_without_a_server_or_a_folder_says_what_to_do(tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["empty", "flat"])
+@pytest.mark.full
 def test_a_folder_without_class_folders_says_how_it_should_look(tmp_path, layout):
     folder = tmp_path / "data"
     if layout == "flat":
@@ -142,6 +149,7 @@ def test_a_folder_without_class_folders_says_how_it_should_look(tmp_path, layout
     assert "<class>" in federation.log("flat").read_text()
 
 
+@pytest.mark.full
 def test_a_client_whose_server_forgot_it_says_so_and_keeps_trying(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings())
@@ -161,6 +169,7 @@ def test_a_client_whose_server_forgot_it_says_so_and_keeps_trying(tmp_path):
                     client.wait(0.2)
 
 
+@pytest.mark.full
 def test_another_backbone_is_refused_with_both_digests(tmp_path):
     weights = next(iter(fcil_adapters.__path__)) + "/data/vit_nano_patch4_32.safetensors"
     other = tmp_path / "other.safetensors"

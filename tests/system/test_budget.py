@@ -26,6 +26,7 @@ def largest_round(arguments: list[str]) -> int:
     return choose(load_method("running_mean"), config, tasks, basis, 10**9).cost.bytes
 
 
+@pytest.mark.full
 def test_a_budget_is_kept_over_a_restart_and_by_the_bytes_of_every_round(tmp_path):
     arguments = settings(round__rounds_per_task=2)
     limit = largest_round(arguments) - 1
@@ -60,6 +61,7 @@ def test_a_budget_is_kept_over_a_restart_and_by_the_bytes_of_every_round(tmp_pat
     assert said in report
 
 
+@pytest.mark.full
 def test_a_round_that_exceeds_its_budget_is_told(tmp_path):
     """A discovered task has twice the classes that were assumed."""
     data = tmp_path / "a"

@@ -47,6 +47,7 @@ def test_every_byte_that_the_kernel_counted_has_a_cause(tmp_path):
     assert down.tensor < down.sealed < down.application < down.wire
 
 
+@pytest.mark.full
 def test_counts_go_on_over_a_killed_client_and_a_killed_server(tmp_path):
     arguments = settings(round__rounds_per_task=2, tasks__classes=[["0", "1"]], **QUIET)
     with LocalFederation(tmp_path) as federation:
@@ -69,6 +70,7 @@ def test_counts_go_on_over_a_killed_client_and_a_killed_server(tmp_path):
         assert abs(total.rest) <= 3 * ON_ITS_WAY
 
 
+@pytest.mark.full
 def test_heartbeats_are_the_rest(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(

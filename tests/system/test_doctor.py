@@ -54,6 +54,7 @@ def enrol(federation, name):
     return json.loads(done.stdout)["data"]["ticket"]
 
 
+@pytest.mark.full
 def test_the_doctor_finds_what_is_well_and_what_was_broken(tmp_path, look, monkeypatch):
     data = write_client(tmp_path / "a", range(3))
     with LocalFederation(tmp_path) as federation:

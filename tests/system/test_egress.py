@@ -25,6 +25,7 @@ def ask(federation, *command):
     return json.loads(done.stdout)["data"]
 
 
+@pytest.mark.full
 def test_a_dry_run_foretells_what_the_journal_and_the_ledger_then_say(tmp_path):
     folders = {n: write_client(tmp_path / n, range(4), offset=12 * i) for i, n in enumerate("ab")}
     with LocalFederation(tmp_path) as federation:

@@ -58,6 +58,7 @@ def export_it(federation, file, images):
     assert info.checked.agreement == 1
 
 
+@pytest.mark.full
 def test_a_client_killed_in_the_middle_is_done_without_and_can_come_back(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve("--until-done", *settings(round__quorum=2, round__min_clients=3))
@@ -97,6 +98,7 @@ def test_a_server_killed_in_a_round_goes_on_with_it(tmp_path):
             assert len({u.client for u in updates}) == len(updates) == 2
 
 
+@pytest.mark.full
 def test_everybody_who_is_here_is_asked_not_only_the_first(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve("--until-done", *settings())  # min_clients is 2
@@ -108,6 +110,7 @@ def test_everybody_who_is_here_is_asked_not_only_the_first(tmp_path):
         assert len(last.asked) == 4
 
 
+@pytest.mark.full
 def test_a_second_run_with_another_method_takes_its_clients_along(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve("--until-done", *settings(tasks__classes=[["0", "1"]]))
@@ -122,6 +125,7 @@ def test_a_second_run_with_another_method_takes_its_clients_along(tmp_path):
         assert [r.status for r in ledger.runs()] == [RunStatus.DONE, RunStatus.DONE]
 
 
+@pytest.mark.full
 def test_status_and_rounds_tell_the_truth_while_it_runs_and_after(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings())
@@ -190,6 +194,7 @@ def test_discovered_classes_open_tasks_by_themselves(tmp_path):
         assert {c["name"]: c["task"] for c in status["classes"]} == {"0": 0, "1": 0, "7": 1}
 
 
+@pytest.mark.full
 def test_classes_of_a_client_that_left_again_do_not_hold_up_the_others(tmp_path):
     with LocalFederation(tmp_path) as federation:
         arguments = settings(tasks__schedule="discovered", tasks__classes=[], tasks__settle_s=1.0)
@@ -207,6 +212,7 @@ def test_classes_of_a_client_that_left_again_do_not_hold_up_the_others(tmp_path)
         assert tasks == {"0": 0, "6": 1, "5": None}
 
 
+@pytest.mark.full
 def test_where_nobody_has_a_test_image_the_evaluation_is_skipped(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve("--until-done", *settings(tasks__classes=[["0", "1"]]))
@@ -221,6 +227,7 @@ def test_where_nobody_has_a_test_image_the_evaluation_is_skipped(tmp_path):
     )
 
 
+@pytest.mark.full
 def test_an_operator_can_close_a_round_that_nobody_can_answer(tmp_path):
     with LocalFederation(tmp_path) as federation:
         arguments = settings(tasks__classes=[["zebra"]], round__min_clients=1, run__evaluate=False)

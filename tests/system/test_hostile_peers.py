@@ -86,6 +86,7 @@ def test_three_hundred_junk_connections(siege, endure):
     endure(attack)
 
 
+@pytest.mark.full
 def test_connections_that_speak_slowly_or_never_are_closed_by_the_server(siege, endure):
     async def attack():
         opening = (asyncio.open_connection("127.0.0.1", siege.federation.port) for _ in range(200))
@@ -105,6 +106,7 @@ def test_connections_that_speak_slowly_or_never_are_closed_by_the_server(siege, 
     endure(attack)
 
 
+@pytest.mark.full
 def test_a_frame_that_a_stranger_announces_is_not_waited_for(siege, endure):
     def push():
         """Announce 8 GiB before the handshake; return how many bytes were taken."""
@@ -202,6 +204,7 @@ def test_frames_beyond_the_limit_end_their_senders_connection(siege, endure):
     endure(attack)
 
 
+@pytest.mark.full
 def test_a_flood_of_hellos_is_one_session_at_a_time(siege, endure):
     async def attack():
         async for number in siege.passes():  # another one each time: 600 are borne of each
@@ -224,6 +227,7 @@ def test_a_flood_of_hellos_is_one_session_at_a_time(siege, endure):
     endure(attack)
 
 
+@pytest.mark.full
 def test_wants_for_the_same_chunk_a_thousand_times_get_it_once(siege, endure):
     async def attack():
         async for number in siege.passes():  # another one each time: 600 are borne of each
@@ -268,6 +272,7 @@ def test_chunks_that_nobody_asked_for_are_dropped_or_stored_once(siege, endure):
     assert endure(attack).incoming == 0
 
 
+@pytest.mark.full
 def test_envelopes_that_are_begun_and_left_lie_do_not_fill_the_disk(siege, endure):
     async def attack():
         client = await Flooder(siege.federation, "beginner").begin()
@@ -345,6 +350,7 @@ async def spoiler(siege, number):
 
 
 @pytest.mark.parametrize("count", [250, pytest.param(10_000, marks=pytest.mark.full)])
+@pytest.mark.full
 def test_bad_updates_are_refused_one_by_one_with_a_reason(siege, endure, count):
     each, turn = WINDOW // 2, 250
 

@@ -1,6 +1,7 @@
 """Updates that no honest client sends meet a real server; each gets its Nack, others go on."""
 
 import asyncio
+import itertools
 
 import numpy as np
 import pytest
@@ -18,21 +19,31 @@ from system.raw_client import WAIT_S, RawClient, good_update
 pytestmark = pytest.mark.processes
 
 ONE_CLIENT = {"round__min_clients": 1, "run__evaluate": False}
+NUMBER = itertools.count()
 
 
-@pytest.fixture
-def federation(tmp_path):
-    with LocalFederation(tmp_path) as running:
-        running.serve(*settings(**ONE_CLIENT))
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """One server for all stories: each has a client and a round of its own."""
+    with LocalFederation(tmp_path_factory.mktemp("hostile")) as running:
+        running.serve(*settings(**ONE_CLIENT, round__rounds_per_task=1000))
         yield running
 
 
-async def ready(federation, name="raw"):
-    client = RawClient(federation, name)
+async def ready(federation):
+    """Return a client that was asked for a round, and what it was asked."""
+    client = RawClient(federation, f"raw-{next(NUMBER)}")
     await client.connect()
     await client.greet()
     assert isinstance(await client.announce({"0": 5, "1": 5}), Ack)
     return client, await client.asked()
+
+
+async def take_part(client, order):
+    """End a story as an honest client does: with an update, so that the next round opens."""
+    answer = await client.upload(*client.sealed(tensors(order), client.update_core(order)))
+    assert isinstance(answer, Ack)
+    client.close()
 
 
 def tensors(order, **changes):
@@ -66,9 +77,7 @@ def test_a_payload_against_the_schema_is_refused_and_a_good_one_still_counts(fed
         assert bad.code == "schema_mismatch"
         assert bad.text
         assert bad.action
-        good = await client.upload(*client.sealed(tensors(order), client.update_core(order)))
-        assert isinstance(good, Ack)
-        client.close()
+        await take_part(client, order)
 
     asyncio.run(story())
     assert "Traceback" not in federation.log("server").read_text()
@@ -80,7 +89,7 @@ def test_a_payload_that_is_no_safetensors_is_refused(federation):
         for data in (b"", b"\0" * 7, b"\xff" * 100, pack(Payload())[:5]):
             answer = await client.upload(*client.sealed(data, client.update_core(order)))
             assert isinstance(answer, Nack)
-        client.close()
+        await take_part(client, order)
 
     asyncio.run(story())
 
@@ -107,7 +116,7 @@ def test_a_header_of_something_else_is_refused_before_its_chunks(federation, wha
         answer = await client.upload(*client.sealed(tensors(order), core))
         assert isinstance(answer, Nack)
         assert answer.code == code
-        client.close()
+        await take_part(client, order)
 
     asyncio.run(story())
 
@@ -125,7 +134,7 @@ def test_the_body_of_another_update_under_this_header_is_refused(federation):
             assert isinstance(await client.hear(Want, Ack, Nack), Want), "it is asked for again"
         client.say(Chunk(digest=one.parsed.update_id, index=0), two.body)
         assert isinstance(await client.hear(Want, Ack, Nack), Nack)
-        client.close()
+        await take_part(client, order)
 
     asyncio.run(story())
 
@@ -139,11 +148,12 @@ def test_a_signature_of_somebody_else_is_refused(federation):
         client.say(Update(digest=sealed.parsed.update_id), sealed.header, forged, wrap)
         answer = await client.hear(Ack, Nack)
         assert answer.code == "bad_signature"
-        client.close()
+        await take_part(client, order)
 
     asyncio.run(story())
 
 
+@pytest.mark.full
 def test_the_second_update_of_a_round_gets_already_have(tmp_path):
     async def story(federation):
         silent = RawClient(federation, "silent")  # asked too, and never answers: the round waits
@@ -172,7 +182,7 @@ def test_the_second_update_of_a_round_gets_already_have(tmp_path):
 
 def test_a_key_that_was_never_enrolled_hears_that_it_is_refused(federation):
     async def story():
-        known = RawClient(federation)
+        known = RawClient(federation, "known")
         stranger = PrivateKeys.generate()
         host, _, port = known.address.rpartition(":")
         link = Dealer(
@@ -212,7 +222,7 @@ def test_a_hello_in_another_clients_name_is_refused(federation):
 )
 def test_a_client_that_does_not_fit_is_told_both_values(federation, changes, code):
     async def story():
-        client = RawClient(federation)
+        client = RawClient(federation, f"other-{next(NUMBER)}")
         await client.connect()
         answer = await client.greet(**changes)
         assert isinstance(answer, Nack)
@@ -223,8 +233,9 @@ def test_a_client_that_does_not_fit_is_told_both_values(federation, changes, cod
     asyncio.run(story())
 
 
-def test_a_declined_round_goes_on_with_the_others(federation, tmp_path):
-    async def story():
+@pytest.mark.full
+def test_a_declined_round_goes_on_with_the_others(tmp_path):
+    async def story(federation):
         client, order = await ready(federation)
         federation.join("honest", write_client(tmp_path / "honest", range(4)))
         await asyncio.to_thread(federation.until, "announced", text="honest")
@@ -237,4 +248,6 @@ def test_a_declined_round_goes_on_with_the_others(federation, tmp_path):
         client.close()
 
     # A round that everybody declined is skipped; the next ones find the honest client.
-    asyncio.run(story())
+    with LocalFederation(tmp_path / "server") as federation:
+        federation.serve(*settings(**ONE_CLIENT))
+        asyncio.run(story(federation))

@@ -26,6 +26,7 @@ def arrived_whole(course, *, most=1.5, grown_mb=60):
     assert course.growth_mb < grown_mb, course
 
 
+@pytest.mark.full
 def test_cut_again_and_again_with_the_end_of_the_old_connection_after_the_new_one(tmp_path):
     """What was said on a connection that is over arrives when the next one has spoken."""
     link = Link(rate=400_000, cut_bytes=150_000, late=True)
@@ -34,6 +35,7 @@ def test_cut_again_and_again_with_the_end_of_the_old_connection_after_the_new_on
     arrived_whole(whole, most=1.7)
 
 
+@pytest.mark.full
 def test_far_away_with_stalls_and_a_heartbeat_of_one_second(tmp_path):
     link = Link(rate=400_000, delay_s=0.1, jitter_s=0.05, stall_bytes=150_000, stall_s=1.0)
     whole = course(tmp_path, 400, link, federation__heartbeat_s=1.0)
@@ -65,6 +67,7 @@ def lossy(tmp_path, kilobytes, loss, delay_s):
     return json.loads(done.stdout)
 
 
+@pytest.mark.full
 def test_one_packet_of_twenty_is_lost(tmp_path):
     said = lossy(tmp_path, 600, 0.05, 0.02)
     assert said["dropped"] > 20, "the line was not bad"

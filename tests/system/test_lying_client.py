@@ -66,6 +66,7 @@ def run(directory, sent, **extra):
     return verdicts, unpack(final.read_bytes()).f32("task.0.mean"), updates, line, log
 
 
+@pytest.mark.full
 def test_it_is_excluded_by_name_and_the_result_is_that_without_it(tmp_path):
     honest = {name: values(k) for k, name in enumerate(HONEST)}
     everybody = {**honest, "mallory": 100 * values(9)}
@@ -92,6 +93,7 @@ def test_an_average_that_the_method_lacks_is_an_error_at_the_start(tmp_path):
         assert federation.server.returncode == EXIT_USAGE
 
 
+@pytest.mark.full
 def test_without_the_limit_it_counts(tmp_path):
     """What the first test would show if nothing were excluded."""
     honest = {name: values(k) for k, name in enumerate(HONEST)}

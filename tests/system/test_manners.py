@@ -107,6 +107,7 @@ def test_systemd_hears_of_server_and_client_from_ready_to_stopping(tmp_path):
         assert federation.server.wait(120) == 0
 
 
+@pytest.mark.full
 def test_the_watchdog_hears_nothing_from_a_daemon_that_is_stuck(tmp_path):
     with Supervisor(tmp_path / "s") as supervisor, LocalFederation(tmp_path / "f") as federation:
         period_s = 0.2
@@ -123,6 +124,7 @@ def test_the_watchdog_hears_nothing_from_a_daemon_that_is_stuck(tmp_path):
         supervisor.until("WATCHDOG=1")
 
 
+@pytest.mark.full
 def test_a_second_signal_ends_at_once_and_costs_no_acknowledged_update(tmp_path):
     with LocalFederation(tmp_path) as federation:
         arguments = settings(tasks__classes=[["0", "1"]], round__rounds_per_task=2)
@@ -161,6 +163,7 @@ def test_a_second_signal_ends_at_once_and_costs_no_acknowledged_update(tmp_path)
         assert "Traceback" not in words
 
 
+@pytest.mark.full
 def test_a_hang_up_reopens_the_log_and_settings_are_not_read_again(tmp_path):
     with LocalFederation(tmp_path) as federation:
         log, old = tmp_path / "server.log", tmp_path / "server.log.old"
@@ -188,6 +191,7 @@ def serve_by_hand(federation, **streams):
     return subprocess.Popen(command, env=federation.environment(), **streams)
 
 
+@pytest.mark.full
 def test_a_reader_that_goes_away_changes_nothing_and_a_closed_terminal_is_a_ctrl_c(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.server = serve_by_hand(federation, stderr=subprocess.PIPE)
@@ -201,6 +205,7 @@ def test_a_reader_that_goes_away_changes_nothing_and_a_closed_terminal_is_a_ctrl
             assert process.wait(120) == 0
 
 
+@pytest.mark.full
 def test_without_any_stream_and_under_nohup_the_server_serves(tmp_path):
     with LocalFederation(tmp_path) as federation:
         closed = 'trap "" HUP; exec "$@" <&- >&- 2>&-'
@@ -219,6 +224,7 @@ def test_without_any_stream_and_under_nohup_the_server_serves(tmp_path):
         assert federation.server.wait(120) == 0
 
 
+@pytest.mark.full
 def test_under_nohup_a_hang_up_still_opens_the_log_anew_and_refuses_a_pipe(tmp_path):
     with LocalFederation(tmp_path) as federation:
         log, old, pipe = (tmp_path / name for name in ("server.log", "old.log", "pipe.log"))
@@ -241,6 +247,7 @@ def test_under_nohup_a_hang_up_still_opens_the_log_anew_and_refuses_a_pipe(tmp_p
     assert "SIGHUP: the log file is open anew" in log.read_text()
 
 
+@pytest.mark.full
 def test_output_that_nobody_reads_or_that_does_not_fit_is_no_defect(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings())
@@ -259,6 +266,7 @@ def test_output_that_nobody_reads_or_that_does_not_fit_is_no_defect(tmp_path):
                 assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.full
 def test_status_says_so_if_the_daemon_hangs(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings())

@@ -5,9 +5,8 @@ back in the third; another joins in the second. Then the same daemons run the me
 without what its paper claims matters most, and it must lose.
 
 Every method's halves, parts and late clients are tried in one process (adapters/test_contract_kit,
-its ablation in its own tests), and daemons know no method by name. So the ordinary run takes one
-method of each kind: a low-rank part for each task with prototypes, and prompts with statistics and
-a linear head that the server trains. `-m full` takes all.
+its ablation in its own tests), and daemons know no method by name. So the ordinary run takes the
+default method through two tasks of one round; all of this is `-m full`.
 """
 
 from dataclasses import dataclass, field
@@ -28,10 +27,7 @@ PER_CLASS = 40
 
 @dataclass(frozen=True)
 class Case:
-    """A method, quick settings, and the ablation that its paper (or METHODS) leads to.
-
-    Cases with an ablation run in `-m full` only, besides those that are of a kind tried already.
-    """
+    """A method, quick settings, and the ablation that its paper (or METHODS) leads to."""
 
     method: str
     at_least: float  # FAA in %; chance is 17
@@ -62,7 +58,6 @@ CASES = [
     Case("ewc", 15),
     Case("fedproto", 15),
 ]
-OF_EACH_KIND = ("pilora", "hgp")
 
 
 def arguments(case, **extra):
@@ -149,11 +144,22 @@ def assert_it_learned(federation, case):
     return whole
 
 
-def marked(case):
-    return pytest.param(case, marks=[] if case.method in OF_EACH_KIND else [pytest.mark.full])
+def test_the_default_method_learns_two_tasks(tmp_path):
+    case = Case("pilora", 40, {"round.rounds_per_task": 1, "tasks.classes": TASKS[:2]})
+    with LocalFederation(tmp_path) as federation:
+        federation.serve("--until-done", *arguments(case))
+        for name, offset in (("a", 0), ("b", PER_CLASS)):
+            folder = write_client(tmp_path / name, range(4), per_class=PER_CLASS, offset=offset)
+            federation.join(name, folder, "--threads", "1")
+        assert federation.server.wait(300) == 0, federation.last_words("server")
+        whole = result(federation)
+    assert whole.tasks == TASKS[:2]
+    assert [(t, who) for t, kind, who in whole.counted if kind == "train"] == [(0, "ab"), (1, "ab")]
+    assert whole.faa >= case.at_least  # of four classes; chance is 25
 
 
-@pytest.mark.parametrize("case", [marked(c) for c in CASES], ids=lambda c: c.method)
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.method)
 def test_it_learns_with_a_late_client_and_one_that_misses_rounds(case, tmp_path):
     with LocalFederation(tmp_path) as federation:
         late_and_missing(federation, case, tmp_path)

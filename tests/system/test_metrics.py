@@ -58,6 +58,7 @@ def ends(pid: int, timeout_s: float = 30) -> bool:
         os.close(handle)
 
 
+@pytest.mark.full
 def test_figures_are_those_of_the_ledger_whatever_happens_to_who_serves_them(tmp_path):
     stop = Event()
     seen: list[dict[tuple[str, ...], float]] = []

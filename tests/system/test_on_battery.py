@@ -17,6 +17,7 @@ pytestmark = pytest.mark.processes
 LAPTOP = str(Path(__file__).parent / "laptop")
 
 
+@pytest.mark.full
 def test_a_laptop_on_battery_is_not_waited_for_and_takes_part_again_on_mains(tmp_path):
     power = tmp_path / "power"
     power.write_text("mains")

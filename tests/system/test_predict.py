@@ -122,6 +122,7 @@ def test_it_names_as_the_evaluation_did_image_by_image(federation):
     assert sum(total for _, total in counted.values()) > 30
 
 
+@pytest.mark.full
 def test_without_torch_it_names_as_with_torch(federation, shots):
     data = federation.directory / "a"
     first = rows(federation, shots, "--data", data, engine="torch")
@@ -136,6 +137,7 @@ def test_without_torch_it_names_as_with_torch(federation, shots):
         )
 
 
+@pytest.mark.full
 def test_an_image_on_standard_input_and_a_broken_one_among_good_ones(federation, shots, tmp_path):
     image = min((shots / "one").iterdir())
     data = federation.directory / "a"
@@ -148,6 +150,7 @@ def test_an_image_on_standard_input_and_a_broken_one_among_good_ones(federation,
     assert done.stdout.startswith(str(tmp_path / "good.png").encode())
 
 
+@pytest.mark.full
 def test_status_says_how_old_the_model_is(federation):
     done = subprocess.run(
         [sys.executable, "-m", "fcil_client", "status"],
@@ -156,6 +159,7 @@ def test_status_says_how_old_the_model_is(federation):
     assert done.stdout.count("model    after task 1 of run ") == 2
 
 
+@pytest.mark.full
 def test_a_watched_folder_names_what_arrives_until_ctrl_c(federation, shots, tmp_path):
     camera = tmp_path / "camera"
     camera.mkdir()

@@ -27,6 +27,7 @@ def ask(federation, module, *command):
     return json.loads(done.stdout)["data"]
 
 
+@pytest.mark.full
 def test_noise_is_charged_and_shown_on_both_sides_and_a_clients_own_budget_ends_its_rounds(
     tmp_path,
 ):
@@ -65,6 +66,7 @@ def test_noise_is_charged_and_shown_on_both_sides_and_a_clients_own_budget_ends_
     )
 
 
+@pytest.mark.full
 def test_a_server_does_not_begin_a_run_whose_method_noise_cannot_cover(tmp_path):
     with LocalFederation(tmp_path) as federation:
         with pytest.raises(LinkError, match="hgp also sends what is trained"):

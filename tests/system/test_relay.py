@@ -151,6 +151,7 @@ def test_a_broadcast_crosses_the_uplink_once_and_the_relay_learns_nothing_of_it(
     assert tried >= 8
 
 
+@pytest.mark.full
 def test_a_relay_and_then_its_server_are_killed_and_the_rounds_go_on(tmp_path):
     with LocalFederation(tmp_path) as federation:
         listed = settings(
@@ -287,6 +288,7 @@ class Behind(RawClient):
         self.link = self.relay.lane(self.keys.public.curve)
 
 
+@pytest.mark.full
 def test_a_relay_cannot_speak_for_a_client_or_send_its_ciphertext_as_its_own(tmp_path):
     async def story(federation):
         relay = HostileRelay(federation)

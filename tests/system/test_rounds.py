@@ -63,6 +63,7 @@ def table(federation):
     return rows
 
 
+@pytest.mark.full
 def test_the_first_to_come_are_taken_and_the_others_told_that_they_were_not_needed(tmp_path):
     with LocalFederation(tmp_path) as federation:
         tasks = [["0", "1"], ["5"]]
@@ -83,6 +84,7 @@ def test_the_first_to_come_are_taken_and_the_others_told_that_they_were_not_need
     assert last["outcome"] == "done"
 
 
+@pytest.mark.full
 def test_stragglers_are_told_and_a_round_without_quorum_is_reopened_then_closed_short(tmp_path):
     with LocalFederation(tmp_path) as federation:
         arguments = settings(
@@ -110,6 +112,7 @@ def test_stragglers_are_told_and_a_round_without_quorum_is_reopened_then_closed_
         assert ledger.answers(ledger.rounds(run)[0].key)[0].answer is Answer.STRAGGLER
 
 
+@pytest.mark.full
 def test_folders_removed_under_a_running_client_cost_no_round(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve("--until-done", *settings(round__min_clients=1))
@@ -125,6 +128,7 @@ def test_folders_removed_under_a_running_client_cost_no_round(tmp_path):
     assert {(r["outcome"], r["counted"]) for r in rows} == {("done", 1)}
 
 
+@pytest.mark.full
 def test_a_connected_client_was_last_seen_now_and_one_that_is_gone_when_it_went(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings())
@@ -143,6 +147,7 @@ def test_a_connected_client_was_last_seen_now_and_one_that_is_gone_when_it_went(
         assert operate(federation, "status")["clients"][0]["last_seen"] == gone["last_seen"]
 
 
+@pytest.mark.full
 def test_a_task_whose_classes_are_all_hidden_says_so_and_how_to_undo_it(tmp_path):
     with LocalFederation(tmp_path) as federation:
         tasks = [["0", "1"]]
@@ -158,6 +163,7 @@ def test_a_task_whose_classes_are_all_hidden_says_so_and_how_to_undo_it(tmp_path
         assert federation.server.wait(60) == 0, federation.last_words("server")
 
 
+@pytest.mark.full
 def test_a_task_that_nobody_has_images_for_waits_and_goes_on_when_somebody_comes(tmp_path):
     with LocalFederation(tmp_path) as federation:
         tasks = [["0"], ["5"], ["6"], ["1"]]
@@ -179,6 +185,7 @@ def test_a_task_that_nobody_has_images_for_waits_and_goes_on_when_somebody_comes
     ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_task_whose_holders_left_is_skipped_where_the_operator_wants_that(tmp_path):
     with LocalFederation(tmp_path) as federation:
         arguments = settings(
@@ -224,6 +231,7 @@ def test_a_drained_server_ends_after_the_open_round_and_goes_on_when_started_aga
     assert "Traceback" not in federation.log("server").read_text()
 
 
+@pytest.mark.full
 def test_a_drained_server_ends_at_once_where_nobody_was_asked_and_pause_ends_with_it(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings(tasks__classes=[["0", "1"]]))
@@ -239,6 +247,7 @@ def test_a_drained_server_ends_at_once_where_nobody_was_asked_and_pause_ends_wit
     assert [a for a in actions if a in ("pause", "resume", "drain")] == ["pause", "drain"]
 
 
+@pytest.mark.full
 def test_names_wait_for_a_word_and_a_latecomer_is_told_what_was_learned_before(tmp_path):
     """Two clients bring one name in different letters, a third comes after its task."""
     with LocalFederation(tmp_path) as federation:
@@ -279,6 +288,7 @@ def test_names_wait_for_a_word_and_a_latecomer_is_told_what_was_learned_before(t
             assert update.samples <= 12, "images of the learned class were not trained"
 
 
+@pytest.mark.full
 def test_one_name_for_two_things_is_a_warning_that_names_both_clients(tmp_path):
     with LocalFederation(tmp_path) as federation:
         arguments = settings(
@@ -301,6 +311,7 @@ TORCH = [pytest.param(name, marks=pytest.mark.full) for name in ("hgp", "pilora"
 
 
 @pytest.mark.parametrize("method", ["running_mean", *TORCH])
+@pytest.mark.full
 def test_a_client_alone_in_a_task_still_yields_a_good_model(method, tmp_path):
     options = {} if method == "running_mean" else {"method__preset": "short"}
     with LocalFederation(tmp_path) as federation:

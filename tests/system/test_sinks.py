@@ -33,6 +33,7 @@ def followers(federation):
     return [p for p in found if "fcil_server.sinks.follow" in p.cmdline()]
 
 
+@pytest.mark.full
 def test_killed_servers_and_sinks_leave_whole_curves(tmp_path):
     with LocalFederation(tmp_path) as federation:
 

@@ -68,6 +68,7 @@ def history(federation):
         return run.status, rows
 
 
+@pytest.mark.full
 def test_a_learner_may_fail_in_every_way_and_its_daemon_takes_part_in_the_next_round(tmp_path):
     both = {"a": "counted", "b": "counted"}
     rounds = [
@@ -107,6 +108,7 @@ def test_a_learner_may_fail_in_every_way_and_its_daemon_takes_part_in_the_next_r
     assert "Traceback" not in words
 
 
+@pytest.mark.full
 def test_a_servers_worker_that_dies_or_hangs_at_any_operation_changes_nothing(tmp_path):
     """Once each, in aggregation even three times running: nobody is blamed for it."""
     troubles = [
@@ -145,6 +147,7 @@ def test_an_update_at_which_the_servers_worker_hangs_is_left_out_and_named(tmp_p
     assert rows[0][3] == {"a": "counted", "b": "excluded"}
 
 
+@pytest.mark.full
 def test_a_machine_that_slept_comes_back_by_itself_and_goes_on(tmp_path):
     """Daemon and worker are stopped for longer than heartbeat and grace, as in a suspend."""
     with LocalFederation(tmp_path) as federation:
@@ -181,6 +184,7 @@ def family(pid):
     return [pid, *map(int, children)]
 
 
+@pytest.mark.full
 def test_a_second_daemon_on_one_folder_is_refused_in_words(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings())
@@ -193,6 +197,7 @@ def test_a_second_daemon_on_one_folder_is_refused_in_words(tmp_path):
 
 
 @pytest.mark.parametrize("who", ["server", pytest.param("client", marks=pytest.mark.full)])
+@pytest.mark.full
 def test_a_clock_that_jumps_back_and_forth_loses_nothing_and_locks_nobody_out(tmp_path, who):
     """By hours, while it runs and over a kill, with a verdict due."""
     clock = tmp_path / "clock"

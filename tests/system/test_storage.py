@@ -48,6 +48,7 @@ def command(federation, *arguments, code=0):
     return json.loads(done.stdout) if "--json" in arguments else done.stderr
 
 
+@pytest.mark.full
 def test_a_damaged_newest_state_is_computed_again_or_else_the_run_is_forked(tmp_path):
     with LocalFederation(tmp_path) as federation:
         start(federation, tmp_path, round__rounds_per_task=2)
@@ -99,6 +100,7 @@ def bring_running(federation, tmp_path, digit):
     control.ask(federation.federation, "resume")
 
 
+@pytest.mark.full
 def test_clients_go_on_with_a_restored_and_with_a_rolled_back_federation(tmp_path):
     # A client that is slow is waited for: without one, the numbers would be others.
     three = settings(tasks__classes=[["0"], ["1"], ["2"]], round__grace_s=60.0)
@@ -180,6 +182,7 @@ def test_a_fork_learns_the_same_again_with_a_published_method(method, tmp_path):
     assert (again.state, again.digest) == (first.state, first.digest)
 
 
+@pytest.mark.full
 def test_a_damaged_log_is_told_and_a_ledger_that_is_removed_ends_the_server(tmp_path):
     with LocalFederation(tmp_path) as federation:
         start(federation, tmp_path, joined=False)

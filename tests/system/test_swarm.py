@@ -29,6 +29,7 @@ def lines(federation, event):
             if x["event"] == event]  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_lying_folder_goes_alone_and_a_swarm_that_is_killed_goes_on_where_it_was(
     tmp_path, monkeypatch
 ):

@@ -131,6 +131,7 @@ def clients_of(federation):
 
 
 @pytest.mark.parametrize("how", WRONG)
+@pytest.mark.full
 def test_a_client_with_a_method_that_does_not_fit_hears_why_and_joins_when_it_does(
     federation, sites, how
 ):
@@ -176,6 +177,7 @@ def test_a_client_with_a_method_that_does_not_fit_hears_why_and_joins_when_it_do
         assert word not in federation.log("a").read_text()
 
 
+@pytest.mark.full
 def test_the_contract_of_all_methods_holds_for_it(sites):
     """As docs/method-guide.md tells authors to check theirs."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -74,6 +74,7 @@ def test_two_devices_with_tickets_run_a_whole_federation(tmp_path):
     assert rows["tickets"] == []
 
 
+@pytest.mark.full
 def test_every_way_in_which_a_ticket_is_no_good_is_said_in_a_sentence(tmp_path):
     data = write_client(tmp_path / "data", range(2))
     with LocalFederation(tmp_path) as federation, LocalFederation(tmp_path / "other") as other:
@@ -111,6 +112,7 @@ def _at(text, port):
     return replace(Ticket.from_text(text), addresses=(f"127.0.0.1:{port}",)).to_text()
 
 
+@pytest.mark.full
 def test_an_expired_ticket_is_judged_by_the_servers_clock(tmp_path):
     data = write_client(tmp_path / "data", range(2))
     with LocalFederation(tmp_path) as federation:
@@ -163,6 +165,7 @@ def test_a_revoked_client_is_cut_told_why_and_left_out_and_comes_back_with_a_new
         assert members == [("a", True), ("b", False), ("c", True), ("b", True)]
 
 
+@pytest.mark.full
 def test_a_ticket_is_made_for_a_stopped_federation_and_kept_private(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings())
@@ -180,6 +183,7 @@ def test_a_ticket_is_made_for_a_stopped_federation_and_kept_private(tmp_path):
     assert command(federation, "fcil_server", "enrol", "x", "--expires", "soon").returncode == 4
 
 
+@pytest.mark.full
 def test_a_second_start_with_the_same_ticket_goes_on_as_the_same_client(tmp_path):
     data = write_client(tmp_path / "data", range(2))
     with LocalFederation(tmp_path) as federation:
@@ -196,6 +200,7 @@ def test_a_second_start_with_the_same_ticket_goes_on_as_the_same_client(tmp_path
     assert not list(Path(tmp_path / "device").rglob("keys.next.json"))
 
 
+@pytest.mark.full
 def test_a_client_that_leaves_is_off_the_list_and_its_device_is_clean(tmp_path):
     data = {
         n: write_client(tmp_path / f"data-{n}", range(2), offset=12 * k) for k, n in enumerate("ab")
@@ -227,6 +232,7 @@ def test_a_client_that_leaves_is_off_the_list_and_its_device_is_clean(tmp_path):
     assert states == {"a": (True, ""), "b": (False, "the client left by itself")}
 
 
+@pytest.mark.full
 def test_keys_change_on_both_sides_and_a_sleeper_finds_the_way_back(tmp_path):
     data = {n: write_client(tmp_path / f"data-{n}", [0], offset=12 * k) for k, n in enumerate("ab")}
     arguments = settings(tasks__schedule="discovered", tasks__classes=[], tasks__settle_s=0.2)
@@ -278,6 +284,7 @@ def _serial(state):
     return Certificate.from_bytes(bytes.fromhex(json.loads(path.read_text())["certificate"])).serial
 
 
+@pytest.mark.full
 def test_a_change_of_keys_whose_answer_was_lost_is_finished_the_next_time(tmp_path):
     data = write_client(tmp_path / "data", range(2))
     with LocalFederation(tmp_path) as federation:
@@ -315,6 +322,7 @@ def test_a_change_of_keys_whose_answer_was_lost_is_finished_the_next_time(tmp_pa
             assert len(ledger.clients()) == 1
 
 
+@pytest.mark.full
 def test_what_is_there_is_not_overwritten_and_no_ticket_is_issued_for_it(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings())
@@ -328,6 +336,7 @@ def test_what_is_there_is_not_overwritten_and_no_ticket_is_issued_for_it(tmp_pat
             assert ledger.tickets() == []
 
 
+@pytest.mark.full
 def test_an_open_ticket_is_withdrawn_by_its_name(tmp_path):
     data = write_client(tmp_path / "data", range(2))
     with LocalFederation(tmp_path) as federation:
@@ -341,6 +350,7 @@ def test_an_open_ticket_is_withdrawn_by_its_name(tmp_path):
         assert (code, "withdrawn" in said) == (2, True), said
 
 
+@pytest.mark.full
 def test_a_server_runs_while_its_root_key_is_kept_elsewhere(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings())
@@ -357,6 +367,7 @@ def test_a_server_runs_while_its_root_key_is_kept_elsewhere(tmp_path):
         assert "root.json" in done.stderr
 
 
+@pytest.mark.full
 def test_a_revocation_while_the_server_is_stopped_leaves_the_stored_update_out(tmp_path):
     with LocalFederation(tmp_path) as federation:
         arguments = settings(tasks__classes=[["0", "1"]], run__evaluate=False, round__min_clients=3)

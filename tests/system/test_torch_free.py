@@ -42,6 +42,7 @@ def test_the_environment_keeps_torch_out(torch_free):
     assert "ModuleNotFoundError: refused: torch" in done.stderr
 
 
+@pytest.mark.full
 def test_clients_with_and_without_torch_give_the_classifier_of_torch_alone(tmp_path, torch_free):
     folders = [write_client(tmp_path / name, range(5), per_class=12, offset=12 * i)
                for i, name in enumerate(("free-a", "free-b", "full"))]  # fmt: skip
@@ -77,6 +78,7 @@ def test_a_client_without_torch_describes_classes_by_gaussians(tmp_path, torch_f
     assert "-m fcil_client.worker" in notes_of(torch_free)
 
 
+@pytest.mark.full
 def test_a_method_that_needs_torch_ends_such_a_client_with_one_sentence(tmp_path, torch_free):
     folder = write_client(tmp_path / "free", (0, 1), per_class=3)
     with LocalFederation(tmp_path) as federation:
