@@ -182,9 +182,10 @@ def ask(
     path = socket_path(directory)
     if path.parent != directory.resolve():
         _check_place(path, directory)
+    question = json.dumps({"op": op, **fields}).encode() + b"\n"  # before the daemon is bothered
     try:
         with _connected(directory, path, timeout_s, wait=wait) as sock:
-            sock.sendall(json.dumps({"op": op, **fields}).encode() + b"\n")
+            sock.sendall(question)
             with sock.makefile("rb") as stream:
                 line = stream.readline(MAX_LINE_BYTES)
     except TimeoutError as error:
