@@ -4,6 +4,7 @@ A part of `scripts/venv`. Usage:
 
     locked.py EXTRAS FILE FILE   writes the requirements of these extras, a half to each file, and
                                  prints those of the extras that need something that is not locked
+    locked.py --pip FILE         writes what pip itself is installed from
     locked.py --tests FILE       writes what the tests that need no extra need
     locked.py --warm             imports what fcil and its tests import, on two cores
 """
@@ -66,8 +67,9 @@ def main() -> int:
         warm()
         return 0
     lock = (ROOT / "requirements.lock").read_text()
-    if sys.argv[1] == "--tests":
-        chosen = [text for needs, name, text in blocks(lock) if "fcil" in needs or name in TESTS]
+    if sys.argv[1] in {"--pip", "--tests"}:
+        named, needed = ({"pip"}, set()) if sys.argv[1] == "--pip" else (TESTS, {"fcil"})
+        chosen = [text for needs, name, text in blocks(lock) if needs & needed or name in named]
         Path(sys.argv[2]).write_text("".join(chosen))
         return 0
     extras, targets = sys.argv[1].split(","), [Path(name) for name in sys.argv[2:]]
@@ -77,7 +79,7 @@ def main() -> int:
         print(f"pyproject.toml has no extra {', '.join(sorted(unknown))}.", file=sys.stderr)
         return 4
     chosen = {"fcil", *extras}
-    wanted = [text for needs, _, text in blocks(lock) if needs & chosen]
+    wanted = [text for needs, name, text in blocks(lock) if needs & chosen and name != "pip"]
     for i, target in enumerate(targets):
         target.write_text("".join(wanted[i :: len(targets)]))
     print(",".join(unlocked(extras, lock, project)))
