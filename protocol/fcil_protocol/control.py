@@ -182,7 +182,7 @@ def ask(
     path = socket_path(directory)
     if path.parent != directory.resolve():
         _check_place(path, directory)
-    question = json.dumps({"op": op, **fields}).encode() + b"\n"  # before the daemon is bothered
+    question = json.dumps({"op": op, **fields}).encode() + b"\n"  # refused before anybody waits
     try:
         with _connected(directory, path, timeout_s, wait=wait) as sock:
             sock.sendall(question)
