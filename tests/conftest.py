@@ -1,0 +1,50 @@
+"""Nothing is skipped in silence: a reason that is not on this list fails the run."""
+
+import re
+
+import pytest
+
+# What a machine may lack, and where that is tested instead of here.
+MAY_BE_SKIPPED = {
+    r"needs fcil\[ray\]": "an extra for few; scripts/test --full says so",
+    r"could not import 'mlflow'": "an extra of 18 packages",
+    r"no (user |network )?namespaces": "containers often forbid them",
+    r"(kubectl|systemd-analyze|promtool) is not installed": "no package of Python brings it",
+    r"git is not installed|this is no git checkout": "an archive of the sources",
+    r"this machine has no ": "IPv6, or what only some kernels tell",
+    r"Linux|the kernel does not say who asks": "another system than Linux",
+}
+_skipped = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config):
+    config.stash[_skipped] = []
+    config.pluginmanager.register(_Skips(config), "fcil-skips")
+
+
+class _Skips:
+    """Collects the skips that nobody has allowed, in the process that reports."""
+
+    def __init__(self, config):
+        self._config = config
+
+    def _take(self, report):
+        if not report.skipped or hasattr(report, "wasxfail"):
+            return
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not any(re.search(known, reason) for known in MAY_BE_SKIPPED):
+            self._config.stash[_skipped].append(f"{report.nodeid}: {reason}")
+
+    def pytest_runtest_logreport(self, report):
+        self._take(report)
+
+    def pytest_collectreport(self, report):
+        self._take(report)
+
+    def pytest_sessionfinish(self, session):
+        if self._config.stash[_skipped] and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter):
+        for skipped in self._config.stash[_skipped]:
+            terminalreporter.write_line(f"skipped, and not on the list: {skipped}", red=True)
