@@ -28,7 +28,7 @@ from fcil_server.web_child import Fresh
 from fcil_server.web_door import LIMITS, Limits, endless, is_ours, make_server, open_door, own_names
 from server.web_kit import NO_CERTIFICATE, ask, door, get
 
-LARGE = "x" * 4_000_000
+LARGE = "x" * 64_000_000  # more than the buffers of any kernel on the way
 
 
 async def hello(_request):
@@ -119,7 +119,10 @@ def test_an_answer_may_take_longer_than_the_first_request() -> None:
 def test_who_does_not_read_is_cut() -> None:
     async def work() -> int:
         async with door(app(), first_s=0.5, request_s=0.5) as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+            link = socket.socket()
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            link.connect(("127.0.0.1", port))
+            reader, writer = await asyncio.open_connection(sock=link, limit=1024)
             writer.write(get("/large").encode())
             reader._transport.pause_reading()
             assert (await ask(port, get())).endswith("hello\n")  # others do not notice
