@@ -61,6 +61,7 @@ class Flooder:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self._socket.setsockopt(zmq.SNDTIMEO, 1000)  # without a limit: nobody is there any more
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.curve_secret)
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.curve)
         self._socket.setsockopt(zmq.CURVE_SERVERKEY, server_key)
@@ -97,16 +98,21 @@ class Flooder:
         counts = self._probe.read() if self._probe else None
         return counts.acked if counts else (self._probe.last.acked if self._probe else 0)
 
-    def say(self, frames: Sequence[bytes]) -> None:
-        """Queue one message."""
-        self._socket.send_multipart(frames, copy=False)
+    def say(self, frames: Sequence[bytes]) -> bool:
+        """Queue one message; return whether there is somebody to send it to."""
+        try:
+            self._socket.send_multipart(frames, copy=False)
+        except zmq.Again:
+            return False
+        return True
 
     def say_one(self, frame: bytes, count: int) -> None:
         """Queue one message that has the same frame so many times."""
         copy = len(frame) < 4096  # larger ones are not copied, and cost this side nothing
-        for _ in range(count - 1):
-            self._socket.send(frame, zmq.SNDMORE, copy=copy)
-        self._socket.send(frame, copy=copy)
+        with contextlib.suppress(zmq.Again):  # it was cut meanwhile
+            for _ in range(count - 1):
+                self._socket.send(frame, zmq.SNDMORE, copy=copy)
+            self._socket.send(frame, copy=copy)
 
     def hear(self) -> list[bytes]:
         """Return the next answer.
@@ -188,7 +194,8 @@ def many_messages(
     """Send messages as they are, one after the other, without reading an answer."""
     with flooder(address, server_key, keys, limit_s=limit_s) as made:
         for frames in messages:
-            made.say(frames)
+            if not made.say(frames):
+                break
         return made.wait()
 
 
@@ -222,7 +229,10 @@ def update_headers(
         channel.peer_nonce = welcome.server_nonce
         header = bytes(size)
         for number in range(count):
-            made.say(channel.frames(Update(digest=f"{number:064x}"), header, bytes(64), b""))
+            if not made.say(
+                channel.frames(Update(digest=f"{number:064x}"), header, bytes(64), b"")
+            ):
+                break
         return made.wait()
 
 

@@ -24,26 +24,39 @@ NUMBER = itertools.count()
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
-    """One server for all stories: each has a client and a round of its own."""
+    """One server for all stories."""
     with LocalFederation(tmp_path_factory.mktemp("hostile")) as running:
         running.serve(*settings(**ONE_CLIENT, round__rounds_per_task=1000))
         yield running
 
 
+@pytest.fixture(scope="module")
+def play(federation):
+    """Run ``async story(client, order)``: one client for all, and for each a round of its own."""
+    with asyncio.Runner() as runner:
+        client = runner.run(ready(federation))
+
+        def run(story):
+            async def whole():
+                order = await client.asked()
+                await story(client, order)
+                good = client.sealed(tensors(order), client.update_core(order))
+                assert isinstance(await client.upload(*good), Ack), "it is still welcome"
+
+            runner.run(whole())
+            assert "Traceback" not in federation.log("server").read_text()
+
+        yield run
+        client.close()
+
+
 async def ready(federation):
-    """Return a client that was asked for a round, and what it was asked."""
-    client = RawClient(federation, f"raw-{next(NUMBER)}")
+    """Return a client that is about to be asked for a round."""
+    client = RawClient(federation)
     await client.connect()
     await client.greet()
     assert isinstance(await client.announce({"0": 5, "1": 5}), Ack)
-    return client, await client.asked()
-
-
-async def take_part(client, order):
-    """End a story as an honest client does: with an update, so that the next round opens."""
-    answer = await client.upload(*client.sealed(tensors(order), client.update_core(order)))
-    assert isinstance(answer, Ack)
-    client.close()
+    return client
 
 
 def tensors(order, **changes):
@@ -69,35 +82,30 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_payload_against_the_schema_is_refused_and_a_good_one_still_counts(federation, what):
-    async def story():
-        client, order = await ready(federation)
+def test_a_payload_against_the_schema_is_refused_and_a_good_one_still_counts(play, what):
+    async def story(client, order):
         bad = await client.upload(*client.sealed(BAD[what](order), client.update_core(order)))
         assert isinstance(bad, Nack)
         assert bad.code == "schema_mismatch"
         assert bad.text
         assert bad.action
-        await take_part(client, order)
 
-    asyncio.run(story())
-    assert "Traceback" not in federation.log("server").read_text()
+    play(story)
 
 
-def test_a_payload_that_is_no_safetensors_is_refused(federation):
-    async def story():
-        client, order = await ready(federation)
+def test_a_payload_that_is_no_safetensors_is_refused(play):
+    async def story(client, order):
         for data in (b"", b"\0" * 7, b"\xff" * 100, pack(Payload())[:5]):
             answer = await client.upload(*client.sealed(data, client.update_core(order)))
             assert isinstance(answer, Nack)
-        await take_part(client, order)
 
-    asyncio.run(story())
+    play(story)
 
 
 CORES = {
-    "another round": ({"round_": 7}, "round_closed"),
+    "another round": ({"round_": 999}, "round_closed"),
     "another task": ({"task": 5}, "round_closed"),
-    "another base": ({"base": 4}, "stale_update"),
+    "another base": ({"base": 9999}, "stale_update"),
     "another run": ({"run": "r20200101-000000-abcd"}, "wrong_federation"),
     "another federation": ({"federation": "0" * 32}, "wrong_federation"),
     "another sender": ({"sender": "a" * 26}, "wrong_federation"),
@@ -106,24 +114,21 @@ CORES = {
 
 
 @pytest.mark.parametrize("what", CORES)
-def test_a_header_of_something_else_is_refused_before_its_chunks(federation, what):
+def test_a_header_of_something_else_is_refused_before_its_chunks(play, what):
     changes, code = CORES[what]
 
-    async def story():
-        client, order = await ready(federation)
+    async def story(client, order):
         fields = {"task": order.task, "round_": order.round, "base": order.base} | changes
         core = client.core(order.kind, **fields)
         answer = await client.upload(*client.sealed(tensors(order), core))
         assert isinstance(answer, Nack)
         assert answer.code == code
-        await take_part(client, order)
 
-    asyncio.run(story())
+    play(story)
 
 
-def test_the_body_of_another_update_under_this_header_is_refused(federation):
-    async def story():
-        client, order = await ready(federation)
+def test_the_body_of_another_update_under_this_header_is_refused(play):
+    async def story(client, order):
         core = client.update_core(order)
         one, wrap = client.sealed(tensors(order), core)
         two, _ = client.sealed(tensors(order, mean=np.zeros((2, 64), np.float32)), core)
@@ -134,23 +139,20 @@ def test_the_body_of_another_update_under_this_header_is_refused(federation):
             assert isinstance(await client.hear(Want, Ack, Nack), Want), "it is asked for again"
         client.say(Chunk(digest=one.parsed.update_id, index=0), two.body)
         assert isinstance(await client.hear(Want, Ack, Nack), Nack)
-        await take_part(client, order)
 
-    asyncio.run(story())
+    play(story)
 
 
-def test_a_signature_of_somebody_else_is_refused(federation):
-    async def story():
-        client, order = await ready(federation)
+def test_a_signature_of_somebody_else_is_refused(play):
+    async def story(client, order):
         thief = PrivateKeys.generate()
         sealed, wrap = client.sealed(tensors(order), client.update_core(order))
         forged = thief.sign("envelope", sealed.header)
         client.say(Update(digest=sealed.parsed.update_id), sealed.header, forged, wrap)
         answer = await client.hear(Ack, Nack)
         assert answer.code == "bad_signature"
-        await take_part(client, order)
 
-    asyncio.run(story())
+    play(story)
 
 
 @pytest.mark.full
@@ -160,7 +162,8 @@ def test_the_second_update_of_a_round_gets_already_have(tmp_path):
         await silent.connect()
         await silent.greet()
         await silent.announce({"0": 5})
-        client, order = await ready(federation)
+        client = await ready(federation)
+        order = await client.asked()
         first = client.sealed(tensors(order), client.update_core(order))
         assert isinstance(await client.upload(*first), Ack)
         assert isinstance(await client.upload(*first), Ack)  # the very same: nothing new
@@ -236,7 +239,8 @@ def test_a_client_that_does_not_fit_is_told_both_values(federation, changes, cod
 @pytest.mark.full
 def test_a_declined_round_goes_on_with_the_others(tmp_path):
     async def story(federation):
-        client, order = await ready(federation)
+        client = await ready(federation)
+        order = await client.asked()
         federation.join("honest", write_client(tmp_path / "honest", range(4)))
         await asyncio.to_thread(federation.until, "announced", text="honest")
         client.say(
