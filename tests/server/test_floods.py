@@ -32,11 +32,11 @@ def test_who_floods_again_and_again_is_named_once_a_minute_with_a_count():
 
 def test_a_guest_may_have_little_unread_and_a_member_its_window_too():
     door = Doorkeeper(credit=CREDIT)
-    door.invite(ANN)
+    door.invite(ANN, 60)
     door.admit(BOB)
     assert door.allow(ANN) == GUEST_BYTES
     assert door.allow(BOB) == MEMBER_BYTES + CREDIT
-    door.invite(BOB)  # a member no more
+    door.invite(BOB, 60)  # a member no more
     assert door.allow(BOB) == GUEST_BYTES
 
 
@@ -50,7 +50,7 @@ def test_of_a_relay_as_much_may_lie_unread_as_all_behind_it_were_asked_for(tmp_p
         center = Center(ledger)
         key = center.member("site", role=Role.RELAY)[0].public.curve
         if revoked:
-            center.roster.door.invite(key)
+            center.roster.door.invite(key, 60)
         expected = GUEST_BYTES if revoked else MEMBER_BYTES + TOTAL_BYTES
         assert center.roster.allow(key) == expected
         assert center.roster.who(key) == "site"

@@ -81,10 +81,11 @@ class Place:
 
     directory: Path
     enter: list[str]
+    temporary: Path  # short: sockets may lie there
     started: list[Background] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for name in ("work", "home", "tmp"):
+        for name in ("work", "home"):
             (self.directory / name).mkdir(parents=True)
         venv = self.work / ".venv"
         if (Path(sys.prefix) / "bin" / "activate").exists():
@@ -106,7 +107,7 @@ class Place:
         return {
             **given,
             "HOME": str(self.directory / "home"),
-            "TMPDIR": str(self.directory / "tmp"),
+            "TMPDIR": str(self.temporary),
         }
 
     def _command(self, text: str) -> list[str]:
@@ -186,7 +187,8 @@ def place(directory: Path) -> Iterator[Place | None]:
             if not all(free(port) for port in PORTS):
                 yield None
                 return
-        made = Place(directory, enter)
+        temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="fcil-"))
+        made = Place(directory, enter, Path(temporary))
         stack.callback(made.close)
         yield made
 
