@@ -159,6 +159,7 @@ def test_half_precision_keeps_the_head_and_both_ends_as_they_are(target):
 
 
 @pytest.mark.usefixtures("traced_once")
+@pytest.mark.full
 def test_int8_changes_the_linear_layers_of_the_blocks_alone(target, monkeypatch):
     """It is written because of `force`: what is allowed here, nothing reaches."""
     monkeypatch.setitem(TOLERANCES, "int8", Tolerance(error=1e-9, agreement=1))

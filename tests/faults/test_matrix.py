@@ -16,7 +16,7 @@ from tiers import sampled
 
 pytestmark = pytest.mark.processes
 
-QUICK = 2
+QUICK = 0
 
 
 @pytest.fixture(scope="module")

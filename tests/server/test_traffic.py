@@ -222,7 +222,6 @@ CASES = [
 of_each_kind = pytest.mark.parametrize(
     ("name", "options"), sampled(CASES), ids=lambda x: str(x)[:60]
 )
-cases = pytest.mark.parametrize(("name", "options"), CASES, ids=lambda x: str(x)[:60])
 TASKS = make_tasks([1, 0], [4, 2], [5, 3])
 ROUNDS, CLIENTS = 2, 3
 
@@ -246,7 +245,7 @@ def prediction(fed, task):
     return predict(fed.method, fed.hparams, setting)
 
 
-@cases
+@of_each_kind
 def test_an_upload_is_as_large_as_predicted(name, options, backbone):
     """Kind by kind, in every exchange, in the first task and in a later one."""
     fed = federation(name, options, backbone)

@@ -34,6 +34,7 @@ def fails(federation, *command, code):
     return done.stderr
 
 
+@pytest.mark.full
 def test_unreadable_images_are_named_and_the_rest_is_used(tmp_path):
     folder = write_client(tmp_path / "a", range(4))
     (folder / "0" / "empty.png").write_bytes(b"")

@@ -45,6 +45,15 @@ def test_a_run_of_two_tasks_ends_with_all_its_results(tmp_path):
             assert row.outcome is Outcome.DONE
             assert len(ledger.updates(row.key)) == 2
             assert {u.status for u in ledger.updates(row.key)} == {UpdateStatus.COUNTED}
+
+
+@pytest.mark.full
+def test_the_model_of_a_run_is_exported(tmp_path):
+    with LocalFederation(tmp_path) as federation:
+        federation.serve("--until-done", *settings())
+        federation.join("a", write_client(tmp_path / "a", range(4)))
+        federation.join("b", write_client(tmp_path / "b", range(4), offset=12))
+        assert federation.server.wait(120) == 0, federation.last_words("server")
     export_it(federation, tmp_path / "model.onnx", images=tmp_path / "a")
 
 

@@ -250,6 +250,7 @@ def test_wants_for_the_same_chunk_a_thousand_times_get_it_once(siege, endure):
     endure(attack)
 
 
+@pytest.mark.full
 def test_chunks_that_nobody_asked_for_are_dropped_or_stored_once(siege, endure):
     """All chunks of a large envelope at once, each twice, among chunks of no envelope."""
 

@@ -149,7 +149,7 @@ def test_the_default_method_learns_two_tasks(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve("--until-done", *arguments(case))
         for name, offset in (("a", 0), ("b", PER_CLASS)):
-            folder = write_client(tmp_path / name, range(4), per_class=PER_CLASS, offset=offset)
+            folder = write_client(tmp_path / name, range(4), per_class=20, offset=offset)
             federation.join(name, folder, "--threads", "1")
         assert federation.server.wait(300) == 0, federation.last_words("server")
         whole = result(federation)

@@ -100,6 +100,7 @@ def test_a_folder_of_new_images_is_named(federation, shots, client):
         assert 0 <= row["unknown"] <= 1
 
 
+@pytest.mark.full
 def test_it_names_as_the_evaluation_did_image_by_image(federation):
     """The last evaluation counted, over both clients' test images, what predict gets right."""
     counted = {}

@@ -209,6 +209,7 @@ def test_a_task_whose_holders_left_is_skipped_where_the_operator_wants_that(tmp_
     ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_drained_server_ends_after_the_open_round_and_goes_on_when_started_again(tmp_path):
     with LocalFederation(tmp_path) as federation:
         arguments = settings(tasks__classes=[["0", "1"]], round__rounds_per_task=3, **PATIENT)
