@@ -80,12 +80,14 @@ def tops(tree: ast.Module) -> set[str]:
     return {name.partition(".")[0] for name in imports(tree)}
 
 
-def calls(tree: ast.Module) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield every call as dotted name and keyword arguments."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            keywords = {k.arg: ast.unparse(k.value) for k in node.keywords if k.arg}
-            yield ast.unparse(node.func), keywords
+@cache
+def calls(tree: ast.Module) -> list[tuple[str, dict[str, str]]]:
+    """Return every call as dotted name and keyword arguments."""
+    return [
+        (ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords if k.arg})
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+    ]
 
 
 def unsafe_imports(tree: ast.Module) -> list[str]:

@@ -12,7 +12,6 @@ from faults.matrix import Fault, InMemory
 from fcil_client import conversation, jobs, session
 from fcil_server.local import LocalFederation
 from system.kit import settings, write_client
-from tiers import sampled
 
 pytestmark = pytest.mark.processes
 
@@ -82,7 +81,8 @@ def test_two_faults(play, pair):
     play(*pair)
 
 
-@pytest.mark.parametrize("names", sampled(["a", "aa"], ("a",)))
+@pytest.mark.parametrize("names", ["a", "aa"])
+@pytest.mark.full
 def test_one_client_and_two_identical_ones(tmp_path, names):
     folders = {
         f"c{i}": write_client(tmp_path / f"c{i}" / name, range(4)) for i, name in enumerate(names)

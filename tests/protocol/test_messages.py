@@ -350,10 +350,10 @@ def required() -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize(("kind", "name"), required())
-def test_a_missing_field_is_named(kind: str, name: str) -> None:
-    with pytest.raises(WireError, match=f"{kind}: field '{name}'"):
-        parse(body(kind, **{name: None}))
+def test_a_missing_field_is_named() -> None:
+    for kind, name in required():
+        with pytest.raises(WireError, match=f"{kind}: field '{name}'"):
+            parse(body(kind, **{name: None}))
 
 
 WRONG: dict[str, list[object]] = {
@@ -378,13 +378,11 @@ def wrong_values() -> list[tuple[str, str, object]]:
     return out
 
 
-@pytest.mark.parametrize(("kind", "name", "value"), wrong_values())
-def test_a_field_of_another_type_or_out_of_range_is_refused(
-    kind: str, name: str, value: object
-) -> None:
+def test_a_field_of_another_type_or_out_of_range_is_refused() -> None:
     """Nothing is converted: the two sides must never read one message in two ways."""
-    with pytest.raises(WireError, match=f"{kind}: field '{name}"):
-        parse(body(kind, **{name: value}))
+    for kind, name, value in wrong_values():
+        with pytest.raises(WireError, match=f"{kind}: field '{name}"):
+            parse(body(kind, **{name: value}))
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ class TestFiles:
         assert names >= {"summary.json", "report.html"}
         assert not [name for name in names if name.endswith((".png", ".svg"))]
 
+    @pytest.mark.full
     def test_writing_again_gives_the_same_bytes(self, ledger: Ledger, written: Path) -> None:
         before = {p.name: p.read_bytes() for p in written.iterdir()}
         for path in written.iterdir():
@@ -280,6 +281,7 @@ class TestAppending:
         assert path.stat().st_mode & 0o777 == 0o600
 
     @pytest.mark.parametrize("held", [b"", b'{"seq": 0}\n', b"{}\n" * 11 + b'{"se', b"{}\n" * 99])
+    @pytest.mark.full
     def test_a_torn_or_missing_line_is_made_good(
         self, ledger: Ledger, written: Path, tmp_path: Path, held: bytes
     ) -> None:

@@ -479,6 +479,7 @@ def test_a_server_that_ends_as_it_begins_gives_its_sinks_all_the_same(stage):
 
 
 @pytest.mark.parametrize("again", [False, True])
+@pytest.mark.full
 def test_a_sink_that_waits_to_be_tried_again_is_tried_at_the_end(stage, monkeypatch, again):
     async def story():
         monkeypatch.setattr(process, "BACK_OFF_S", (1e6,))

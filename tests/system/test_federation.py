@@ -188,6 +188,7 @@ def test_ctrl_c_on_either_side_ends_cleanly(tmp_path):
     assert "Traceback" not in federation.log("a").read_text()
 
 
+@pytest.mark.full
 def test_discovered_classes_open_tasks_by_themselves(tmp_path):
     with LocalFederation(tmp_path) as federation:
         arguments = settings(tasks__schedule="discovered", tasks__classes=[], tasks__settle_s=0.2)

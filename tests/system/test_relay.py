@@ -92,6 +92,7 @@ class Site:
         return True
 
 
+@pytest.mark.full
 def test_a_broadcast_crosses_the_uplink_once_and_the_relay_learns_nothing_of_it(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings(tasks__classes=[list(NAMES.values())], round__min_clients=4))

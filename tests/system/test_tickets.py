@@ -54,6 +54,7 @@ def words(federation, name):
     return code, federation.last_words(name)
 
 
+@pytest.mark.full
 def test_two_devices_with_tickets_run_a_whole_federation(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve("--until-done", *settings())
