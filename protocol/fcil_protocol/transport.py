@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import zmq
 
+from fcil_protocol.backlog import UNSPOKEN_BYTES
 from fcil_protocol.connection_counts import ConnectionCounts
 from fcil_protocol.descriptors import Descriptors, Silent
 from fcil_protocol.errors import LinkError, PortInUse
@@ -218,9 +219,15 @@ class Router:
             before = self._connections.spoke(fd, Incoming(route, conn, key))
             if before is not None:  # its descriptor is this one's now
                 self._reader.tell(before)
-            self._counts.spoke(fd, conn, self._allow(key))
+            self._counts.spoke(fd, conn, self._allowance(key))
         self._counts.delivered(fd, sum(frame_wire_bytes(len(f)) for f in frames[1:]))
         return Incoming(route, conn, key, tuple(f.bytes for f in frames[1:]))
+
+    def _allowance(self, key: bytes) -> int:
+        try:
+            return self._allow(key)
+        except Exception:  # a ledger that cannot be read must not stop the reading of messages
+            return UNSPOKEN_BYTES
 
     def send(self, route: bytes, frames: Sequence[bytes]) -> bool:
         """Queue a message without waiting; False if the peer is gone or does not read."""

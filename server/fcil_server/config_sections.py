@@ -27,7 +27,7 @@ class FederationSection(Section):
         default_factory=list,
         description="addresses that clients are told; empty: the listen address",
     )
-    heartbeat_s: float = Field(10.0, gt=0, description="silence before a peer is probed")
+    heartbeat_s: float = Field(10.0, ge=0.25, description="silence before a peer is probed")
     ids: Literal["random", "named"] = Field(
         "random",
         description="new clients' ids: drawn, or derived from their names, so that an experiment "

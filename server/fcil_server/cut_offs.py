@@ -75,7 +75,8 @@ class CutOffs:
         asyncio.get_running_loop().call_later(GOODBYE_S, self._server.sessions.cut, peer)
 
     def _end(self, client: ClientId) -> None:
-        self._server.peers.refused.pop(client, None)
+        if self._server.peers.refused.get(client, "").startswith("cut off"):
+            del self._server.peers.refused[client]  # another reason stays
         row = self._server.ledger.client(client)
         if row is not None:
             self._server.roster.unbar(row)

@@ -59,6 +59,7 @@ from fcil_server.status import status_line
 from fcil_server.turns import LagMeter, Turns
 from fcil_server.web_process import WebProcess, figures_site, page_site
 
+A_FLOOD = 100  # needless messages that a connection cut for a flood counts as
 FLUSH_S = 5.0  # how often byte counts and the deadline are written while nothing closes
 
 
@@ -156,7 +157,7 @@ class Server:
             self.intake,
             alive=lambda peer: self.peers.by_conn(peer.conn) is peer,
             refuse=self._turn_down,
-            cut=self.sessions.cut,
+            cut=self.sessions.overrun,
             most_bytes=MEMBER_BYTES + self.config.wire.credit,
         )
         self._door = await control.serve(
@@ -204,6 +205,18 @@ class Server:
             say=self.note,
         )
 
+    def _flooded(self) -> Callable[[bytes, str], None]:
+        floods = Floods(self.roster.who, lambda text: self.note("warning", "flood", text))
+
+        def take(key: bytes, why: str) -> None:
+            with contextlib.suppress(FcilError):  # a ledger that cannot be read
+                floods.cut(key, why)
+                row = self.ledger.client_by_curve(key) if key else None
+                if row is not None:
+                    self.cut_offs.needless(row.client_id, A_FLOOD)
+
+        return take
+
     def _listen(self) -> Router:
         host, port = split_address(self.config.federation.listen)
         link = Router(
@@ -212,7 +225,7 @@ class Server:
             admit=self.roster.door,
             heartbeat_s=self.config.federation.heartbeat_s,
             allow=self.roster.allow,
-            flooded=Floods(self.roster.who, lambda text: self.note("warning", "flood", text)).cut,
+            flooded=self._flooded(),
         )
         try:
             self.port = link.bind(host, port)

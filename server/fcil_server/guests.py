@@ -19,6 +19,7 @@ from fcil_server.roster import Roster
 from fcil_server.standing import check_ticket
 
 MAX_GUEST_BYTES = 8192
+MAX_FORMER_BYTES = 160 << 10  # of a former member: a Hello with the features of a large backbone
 SHOWN_OUT_S = 5.0  # for the answer to arrive before the connection is cut
 
 
@@ -57,7 +58,11 @@ class Guests:
             TooLarge: with both sizes.
         """
         size = sum(len(frame) for frame in incoming.frames)
-        if size > MAX_GUEST_BYTES and not self.roster.door.is_member(incoming.key):
+        if size <= MAX_GUEST_BYTES or self.roster.door.is_member(incoming.key):
+            return
+        # Whoever was a member a moment ago says a whole Hello, and is to hear why it is none.
+        former = self.roster.federation.ledger.client_by_curve(incoming.key) is not None
+        if size > MAX_FORMER_BYTES or not former:
             self.cut(incoming.conn)
             raise TooLarge(f"a guest's message of {size} bytes exceeds {MAX_GUEST_BYTES}.")
 

@@ -89,6 +89,7 @@ class Journal:
         client: ClientId | None = None,
         *,
         origin: str = "",
+        heard: bool = False,
     ) -> None:
         """Tell the operator, and keep it in the ledger as far as that is possible.
 
@@ -99,9 +100,10 @@ class Journal:
             client: whom it is about. Notes about one client have a budget, so that it fills
                 neither the log nor the disk.
             origin: who caused it, where that is nobody of whom the ledger knows.
+            heard: a client chose the code, so that none is said in full for its sake.
         """
         whose = origin if client is None else client
-        if whose and code not in ALWAYS:
+        if whose and (heard or code not in ALWAYS):
             kind = _Kind(client, level, code)
             if not self._said.take(whose, kind, text, self._clock()):
                 self._write_soon()

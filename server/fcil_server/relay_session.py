@@ -135,6 +135,7 @@ class Session:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
+            self._door.take_counts()  # nobody asks here; they are not to pile up
             if self._fetches.revive(time.monotonic()):
                 self._ask()
 

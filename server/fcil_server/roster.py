@@ -13,7 +13,7 @@ from fcil_protocol.errors import UsageError
 from fcil_protocol.ids import ClientId, named_client_id, new_client_id
 from fcil_protocol.keys import PublicKeys, verify_signature
 from fcil_protocol.messages import Rotate
-from fcil_protocol.pace import TOTAL_BYTES
+from fcil_protocol.pace import MIN_WINDOW_BYTES, TOTAL_BYTES
 from fcil_protocol.ticket import PROOF, Ticket, proof_text
 from fcil_server import ledger_rows
 from fcil_server.doorkeeper import Doorkeeper
@@ -252,7 +252,10 @@ class Roster:
         """Return how many bytes may lie unread of a connection; of a relay's, for all behind it."""
         row = self._ledger.client_by_curve(key)
         relays = row is not None and row.role is Role.RELAY and self.door.is_member(key)
-        return self.door.allow(key) + (TOTAL_BYTES if relays else 0)
+        if row is None or not relays:
+            return self.door.allow(key)
+        behind = MIN_WINDOW_BYTES * len(self._ledger.clients_via(row.client_id))
+        return self.door.allow(key) + max(TOTAL_BYTES, behind)
 
     def who(self, key: bytes) -> str:
         """Return what to call the holder of a CURVE key in a note; no key: it never spoke."""

@@ -10,7 +10,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from fcil_protocol.channel import Channel
-from fcil_protocol.errors import FcilError
+from fcil_protocol.errors import FcilError, InternalError, StorageError, TooLarge
 from fcil_protocol.frames import Received, parse
 from fcil_protocol.messages import (
     RUN_DONE,
@@ -158,8 +158,14 @@ class Sessions:
         """Write down and tell that something of a client was refused."""
         self._server.journal.refusal(peer.client, error)
         text = f"{peer.name}: {error.message}"
-        self._server.note("warning", error.code, text, peer.client)
-        self._server.cut_offs.needless(peer.client)
+        self._server.journal.note("warning", error.code, text, peer.client, heard=True)
+        if not isinstance(error, (InternalError, StorageError)):  # those are the server's faults
+            self._server.cut_offs.needless(peer.client)
+
+    def overrun(self, peer: Peer) -> None:
+        """Cut a client more of whose uploads wait than may, and say so."""
+        self.count_refusal(peer, TooLarge("more of its uploads waited to be opened than may."))
+        self.cut(peer)
 
     # --- a membership that changes meanwhile ------------------------------------------------
 

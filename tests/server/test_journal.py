@@ -159,3 +159,15 @@ def test_an_erased_name_is_in_no_line_that_is_still_to_come(ledger):
         assert "ann" not in ledger.refusals(limit=1)[0].reason
 
     play(ledger, story)
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_code_that_is_always_said_in_full_has_a_budget_where_a_client_chose_it(ledger, heard):
+    """A goodbye has a code of its sender's choice."""
+
+    async def story(desk):
+        for number in range(1000):
+            desk.journal.note("warning", "revoked", f"{number}", ANN, heard=heard)
+        assert len(desk.said) == (BURST if heard else 1000)
+
+    play(ledger, story)
