@@ -1,8 +1,9 @@
 """Which member sends too much that is refused, and for how long it is not heard then.
 
-Every member has a measure that fills with what the server need not have been told and runs out
-at ten a second. Whose measure is full is cut off for a minute, and for twice as long each time
-that it does not mend its ways. Its key stays a member's. Pure but for its clock.
+Every member has a bucket that fills with what the server need not have been told and empties
+at ten a second: 600 are borne at once, and ten a second permanently. Whose bucket overflows is cut
+off for a minute, and for twice as long each time that it happens again. It stays a member. Pure
+but for its clock.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 
 from fcil_protocol.ids import ClientId
 
-MOST = 600  # refusals within `WINDOW_S`, and then the sender is cut off
-WINDOW_S = 60.0
+MOST = 600  # refused or needless messages at once; with one more the sender is cut off
+WINDOW_S = 60.0  # in which a full bucket empties: 10 a second
 PAUSE_S = 60.0  # the first time
 LONGEST_S = 3600.0
 FORGIVEN_S = 3600.0  # without another pause; then the next one is as short as the first

@@ -83,4 +83,7 @@ class CutOffs:
 
 
 def _why() -> str:
-    return f"more than {MOST} of its messages were refused or needless within {WINDOW_S:.0f} s"
+    return (
+        "too many of its messages were refused or needless "
+        f"({MOST} at once, then {MOST / WINDOW_S:.0f} a second)"
+    )

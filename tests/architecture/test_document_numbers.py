@@ -22,6 +22,7 @@ import zmq
 from fcil_protocol import transport
 from fcil_protocol.certificate import RootKey
 from fcil_protocol.keys import PrivateKeys
+from fcil_server import conduct
 from fcil_server.cli_relay import relay
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,8 +53,12 @@ RETRY, PAUSE, PATIENCE = (
     Of(c + "session.RETRY_S"), Of(c + "session.PAUSE_S"), Of(p + "pace.PATIENCE_S"),
 )  # fmt: skip
 WRAP, FINGERPRINT = Of(p + "envelope.WRAP_BYTES"), Of(p + "keys.FINGERPRINT_DIGITS")
+REFUSED = [Of(s + "conduct.MOST"), Of(s + "conduct.MOST", conduct.WINDOW_S)]
 SENTENCES = [
     # 2 Link
+    (PROTOCOL, "more than {} at once and {} a second, is **cut off**", REFUSED),
+    (PROTOCOL, "{} a second are borne permanently.", [Of(s + "conduct.MOST", conduct.WINDOW_S, {10: "Ten"}.__getitem__)]),
+    (PROTOCOL, "and an inventory, which counts {} times.", [word(s + "conduct.ANNOUNCED")]),
     (PROTOCOL, "| `HANDSHAKE_IVL` | {} s |", [Of(p + "transport.HANDSHAKE_MS", 1000)]),
     (PROTOCOL, "| `MAXMSGSIZE` | {} MiB |", [Of(p + "transport.MAX_MESSAGE_BYTES", MIB)]),
     (PROTOCOL, "| `SNDHWM` | {} messages |", [Of(p + "transport.HIGH_WATER")]),
@@ -62,6 +67,8 @@ SENTENCES = [
     (PROTOCOL, "yields** after every {} messages, and reads at most {} ahead, or {} MiB.",
      [Of(p + "socket_reader.YIELD_EVERY"), Of(p + "socket_reader.QUEUE"),
       Of(p + "socket_reader.QUEUE_BYTES", MIB)]),
+    (PROTOCOL, "A message of more than {} frames, or of more than {} MiB together",
+     [Of(p + "socket_reader.MAX_FRAMES", 1, lambda n: str(int(n) - 1)), Of(p + "socket_reader.MAX_SUM_BYTES", MIB)]),
     # 3 Identities and keys
     (PROTOCOL, "Each private key is {} random bytes.", [Of(p + "key_file.SECRET_BYTES")]),
     (PROTOCOL, "stretches it to {} bytes for ML-KEM-768", [Of(p + "keys._MLKEM_SEED_BYTES")]),
@@ -135,6 +142,10 @@ SENTENCES = [
     (PROTOCOL, "waits, in order, up to {} MiB and {} messages; then",
      [Of(s + "backlog.MAX_BYTES", MIB), Of(s + "backlog.MAX_MESSAGES")]),
     # Other documents
+    ("docs/relay.md", "lets in {} newcomers at once and then {} a second",
+     [Of(s + "doorkeeper.NEWCOMERS_BURST"), Of(s + "doorkeeper.NEWCOMERS_PER_S")]),
+    (SECURITY, "after more than {} at once, and {} a second, the sender is cut off", REFUSED),
+    ("docs/relay.md", "(more than {} at once, and {} a second)", REFUSED),
     (SECURITY, "a limit for every frame, {} s for a handshake", [Of(p + "transport.HANDSHAKE_MS", 1000)]),
     (SECURITY, "| {}-bit secret, check digits", [Of(p + "ticket.SECRET_TICKET_BYTES", 1 / 8)]),
     (SECURITY, "| {} for each client; what no session goes on with", [word(s + "intake.MAX_UPLOADS")]),

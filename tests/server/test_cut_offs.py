@@ -99,7 +99,10 @@ def test_it_is_said_once_in_notes_audit_and_status(play):
         desk.flood()
         assert [note[:2] for note in desk.said] == [("warning", "cut_off")]
         (entry,) = [a for a in desk.ledger.audit() if a.action == "cut_off"]
-        assert entry.detail.startswith("camera is cut off for 60 s: more than 600")
+        assert entry.detail == (
+            "camera is cut off for 60 s: too many of its messages were refused or needless "
+            "(600 at once, then 10 a second)"
+        )
         assert desk.peers.refused[desk.client].startswith("cut off for 60 s")
         assert desk.silenced == [desk.client], "and if it is a relay, its lanes too"
         loop.run(PAUSE_S)
