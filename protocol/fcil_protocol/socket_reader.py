@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import zmq
 
-QUEUE = 64  # messages read ahead of the daemon; TCP holds the rest back
+QUEUE = 64  # messages read ahead; the rest lies in libzmq, bounded in bytes (`backlog`)
 QUEUE_BYTES = 8 << 20  # of them together, the last one apart
 YIELD_EVERY = 16  # messages read before timers and other tasks have their turn
 MAX_FRAMES = 7  # of a message: a route, the head of a lane, and five

@@ -118,7 +118,8 @@ class Session:
     async def _receive(self) -> None:
         while True:
             self._up(await self._door.recv())
-            # TCP holds the clients back meanwhile; a socket does not tell when it has room.
+            # Meanwhile what clients send lies in libzmq, within the bytes that may lie unread
+            # (`fcil_protocol.backlog`); a socket does not tell when it has room.
             while len(self._out) >= MAX_OUT or self._out_bytes >= MAX_OUT_BYTES:  # noqa: ASYNC110
                 await asyncio.sleep(FULL_S)
 
