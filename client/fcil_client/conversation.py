@@ -29,6 +29,7 @@ from fcil_protocol.errors import (
     from_code,
 )
 from fcil_protocol.frames import Received, parse
+from fcil_protocol.link import COME_AGAIN
 from fcil_protocol.messages import (
     Ack,
     Bye,
@@ -123,7 +124,8 @@ class Conversation:
             self._feed(events.LinkUp())
             return
         if news.state == "refused":
-            self._notes.once(address, "error", REFUSALS[news.reason])
+            again = " It is tried again by itself." if news.reason == COME_AGAIN else ""
+            self._notes.once(address, "error", REFUSALS[news.reason] + again)
             return
         self._line.lose()
         self._transfers.lose()

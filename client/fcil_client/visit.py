@@ -19,8 +19,8 @@ from fcil_protocol import control
 from fcil_protocol.dialling import ADDRESS_S, REFUSALS, Dial, dial
 from fcil_protocol.errors import (
     FcilError,
+    LinkError,
     Locked,
-    TooManyAtOnce,
     TrustError,
     UnknownClient,
     Unreachable,
@@ -64,6 +64,7 @@ async def visit(
     Raises:
         Unreachable: no address answers in time.
         UnknownClient: the server does not admit these keys.
+        LinkError: they are no member's now (revoked, expired or cut off).
         TrustError: what answers is not the server, or refuses this client.
     """
     line = Connection(enrolment, keys, make)
@@ -112,8 +113,10 @@ async def _link_news(line: Connection, enrolment: Enrolment, news: LinkNews) -> 
             )
         )
     elif news.state == "refused":
-        kinds = {UnknownClient.code: UnknownClient, COME_AGAIN: TooManyAtOnce}
-        raise kinds.get(news.reason, TrustError)(f"{line.address}: {REFUSALS[news.reason]}")
+        text = f"{line.address}: {REFUSALS[news.reason]}"
+        if news.reason == COME_AGAIN:  # a member's key is refused so once it is one no more
+            raise LinkError(text, action="Try again in a minute.")
+        raise (UnknownClient if news.reason == UnknownClient.code else TrustError)(text)
     elif news.reason == "unreachable" and line.has_other_addresses:
         await asyncio.sleep(ADDRESS_S)
         line.turn()

@@ -11,15 +11,14 @@ from fcil_protocol.transport import Dealer, Links
 
 ADDRESS_S = 1.0  # at an address where nobody answers, before the next one is tried
 
-# What a refused link says to the person at the terminal, by the reason that the link gives.
+# What a refused link says to a member at the terminal, by the reason that the link gives.
 REFUSALS = {
     "unknown_client": f"the server does not admit this client's key. "
     f"{UnknownClient.default_action()}",
     "wrong_server_key": "no handshake came about: the server's key is not the one from the "
     "enrolment (another server, or its keys were replaced: compare fingerprints, then enrol "
     "again), or the link took longer than 30 s for it.",
-    COME_AGAIN: "the server knows this key and lets it in later: it was there a moment ago, or too "
-    "many came at once. It is tried again by itself.",
+    COME_AGAIN: "the server knows this key, but not as a member's now; in a minute it says why.",
     "not_fcil": "the program at this address is not an fcil server. Check the address.",
 }
 

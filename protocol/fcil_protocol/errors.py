@@ -155,7 +155,7 @@ class Unreachable(LinkError):
 
 
 class TooManyAtOnce(LinkError):
-    """The server knows the key or the ticket, but too many came at once, for a minute.
+    """The server knows the ticket, but for a minute too many others came.
 
     Try again in a minute; the ticket is still good.
     """

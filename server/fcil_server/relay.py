@@ -25,7 +25,7 @@ from fcil_protocol.dialling import ADDRESS_S, REFUSALS, Dial, dial
 from fcil_protocol.errors import FcilError, InternalError, TrustError, WireError, from_code
 from fcil_protocol.frames import Received, parse
 from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.link import ClientLink, LinkNews, wire_bytes
+from fcil_protocol.link import COME_AGAIN, ClientLink, LinkNews, wire_bytes
 from fcil_protocol.messages import Admit, Chunk, Message, Nack, Uplink
 from fcil_server.relay_cache import Cache
 from fcil_server.relay_home import Record
@@ -189,7 +189,8 @@ class Relay:
                 )
             )
         elif news.state == "refused":
-            self._note("error", REFUSALS[news.reason])
+            again = " It is tried again by itself." if news.reason == COME_AGAIN else ""
+            self._note("error", REFUSALS[news.reason] + again)
         else:
             await self._end_session()
             away = "nobody answers at" if news.reason else "the connection is gone to"

@@ -174,8 +174,12 @@ def _gate(reason: str, address: str) -> FcilError:
             "removed there.",
             action=BadTicket.default_action(),
         )
-    kind = TooManyAtOnce if reason == COME_AGAIN else TrustError
-    return kind(f"{address}: {REFUSALS[reason]}")
+    if reason == COME_AGAIN:
+        return TooManyAtOnce(
+            f"the server at {address} knows this ticket, but too many others came at once.",
+            action=TooManyAtOnce.default_action(),
+        )
+    return TrustError(f"{address}: {REFUSALS[reason]}")
 
 
 def _refusal(nack: Nack) -> FcilError | None:
