@@ -80,7 +80,9 @@ def test_a_client_without_a_class_of_the_task_is_not_asked_and_the_others_go_on(
 @pytest.mark.full
 def test_a_task_that_nobody_has_data_for_waits_and_says_so(tmp_path):
     with LocalFederation(tmp_path) as federation:
-        federation.serve(*settings(tasks__classes=[["zebra"]], round__min_clients=1))
+        federation.serve(
+            *settings(tasks__classes=[["zebra"]], round__min_clients=1, round__settle_s=0.0)
+        )
         federation.join("a", write_client(tmp_path / "a", [0]))
         federation.until("announced")
         status = control.ask(federation.federation, "status")

@@ -82,7 +82,7 @@ STEPS = [
     # From here on there is a model, once the first round is over.
     home("fcil-client predict ./photos --data ./camera-1", "photos/0.png: ", full=True),
     home(
-        "fcil-client predict ./camera --watch --data ./camera-1", "camera/0.png", stays=True,
+        "fcil-client predict ./camera --watch --data ./camera-1", "camera/1.jpg", stays=True,
         full=True,
     ),
     home("fcil-client export --onnx model.onnx --data ./camera-1", "model.onnx", full=True),
@@ -202,12 +202,12 @@ def images(work: Path) -> None:
 
 
 def data_set(work: Path) -> None:
-    """Write ``cifar100.zip``: 20 classes of few images, laid out as the real one."""
+    """Write ``cifar100.zip``: 100 classes of three images, laid out as the real one."""
     for side, offset in (("train", 0), ("test", 60)):
-        folder = work / "set" / side
-        for half in range(2):
-            names = {digit: f"class-{half}{digit}" for digit in range(10)}
-            write_client(folder, range(10), per_class=12, offset=offset + 12 * half, names=names)
+        for part in range(10):
+            names = {digit: f"class-{part}{digit}" for digit in range(10)}
+            folder = work / "set" / side
+            write_client(folder, range(10), per_class=3, offset=offset + 3 * part, names=names)
     with zipfile.ZipFile(work / "cifar100.zip", "w") as file:
         for path in sorted((work / "set").rglob("*.png")):
             file.write(path, path.relative_to(work / "set"))
@@ -233,6 +233,9 @@ def tell(new: Place, story: str, *, full: bool) -> None:
         text = printed(step)
         if step.stays:
             stay.append(new.start(text))
+            if "--watch" in step.command:  # it names what arrives from then on
+                stay[-1].until("watching")
+                shutil.copy(new.work / "photo.jpg", new.work / "camera" / "1.jpg")
             stay[-1].until(step.says)
             continue
         said = new.run(text, code=step.code)
