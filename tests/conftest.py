@@ -1,5 +1,10 @@
-"""Nothing is skipped in silence: a reason that is not on this list fails the run."""
+"""Nothing is skipped in silence: a reason that is not on this list fails the run.
 
+What is loaded with the tests lives as long as they do: the garbage collector passes over it, which
+saves a tenth of their processor time.
+"""
+
+import gc
 import re
 
 import pytest
@@ -17,7 +22,14 @@ MAY_BE_SKIPPED = {
 _skipped = pytest.StashKey[list[str]]()
 
 
+def pytest_collection_finish(session):
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_configure(config):
+    gc.disable()  # until all tests are loaded
     config.stash[_skipped] = []
     config.pluginmanager.register(_Skips(config), "fcil-skips")
 

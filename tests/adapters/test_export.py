@@ -101,7 +101,7 @@ def traced_once(monkeypatch):
     monkeypatch.setattr(export, "_graph", once)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", sampled(SMALL))
 def test_what_a_trace_computes_is_what_the_predictor_says(name, monkeypatch):
     """Steps that ask whether they are being traced answer as they do then."""
     predictor = learned(name).fed.predictor()

@@ -20,6 +20,7 @@ from fcil_adapters.registry import load_method, make_hparams, method_names, sche
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.messages import NO_PRIVACY, PrivacyTerms
 from fcil_protocol.schema import Kind
+from tiers import sampled
 
 CLIP = 1.5
 
@@ -223,7 +224,9 @@ def test_every_installed_method_is_tried():
     assert set(SMALL) == set(method_names())
 
 
-@pytest.mark.parametrize(("name", "classes", "kind"), [case for case in CASES if declared(*case)])
+@pytest.mark.parametrize(
+    ("name", "classes", "kind"), sampled([case for case in CASES if declared(*case)])
+)
 def test_removing_an_image_moves_what_a_method_sums_by_no_more_than_the_clip(name, classes, kind):
     """The models of broadcasts, not those trained here: else every feature would move."""
     data = toy_images(dict.fromkeys(classes, 4))
@@ -248,7 +251,7 @@ def test_exactly_the_declared_tensors_carry_noise_and_no_seed_determines_it(name
     assert differ == declared(name, classes, kind) & set(first.tensors)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", sampled(SMALL))
 def test_a_noised_federation_goes_through_its_tasks(name):
     clients = [toy_images({3: 5, 4: 5, 5: 4}), toy_images({3: 3, 4: 6, 5: 6}, seed=1)]
     fed = Federation.of(name, clients, toy_backbone(), privacy=Privacy(0.1, 4.0), **SMALL[name])

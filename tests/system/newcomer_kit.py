@@ -60,8 +60,15 @@ def shape(text: str) -> set[str]:
 class Background:
     """A command that stays, and what it has said."""
 
+    command: str
     process: subprocess.Popen[bytes]
     log: Path
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C, and wait until it has ended."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGINT)
+            self.process.wait(WAIT_S)
 
     def until(self, words: str) -> None:
         """Wait until it has said these words."""
@@ -132,7 +139,7 @@ class Place:
                 self._command(f"exec {text}"), cwd=self.work, env=self.environment(),
                 stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
             )  # fmt: skip
-        self.started.append(Background(process, log))
+        self.started.append(Background(text, process, log))
         return self.started[-1]
 
     def close(self) -> None:

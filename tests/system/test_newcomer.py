@@ -58,6 +58,8 @@ SCRIPT = "a script of the repository: CONTRIBUTING.md, and the demo's own test"
 ASKS = "asks on a terminal: test_storage_commands.py"
 LATER = "not on an empty machine: test_storage.py in this folder"
 
+INTERRUPT = "^C"
+
 STEPS = [
     Step(README, "./scripts/quickstart", SCRIPT),
     Step(README, "./scripts/test", SCRIPT),
@@ -102,6 +104,7 @@ STEPS = [
         "fcil-client predict ./camera --watch --format jsonl --unknown-above 0.6 | your-program",
         "your-program is the reader's",
     ),
+    Step("", INTERRUPT, "home", "fcil-client join"),  # Ctrl-C in their terminals: they are busy
     home("fcil-server stop", "The server has stopped.", "docs/storage.md"),
     Step("docs/storage.md", "fcil-server run rollback --to-task 3", LATER),
     Step("docs/storage.md", "fcil-server run rollback --to-state 40", LATER),
@@ -227,6 +230,11 @@ def tell(new: Place, story: str, *, full: bool) -> None:
     stay: list[Background] = []
     for step in STEPS:
         if step.story != story or (step.full and not full):
+            continue
+        if step.command == INTERRUPT:
+            for one in stay:
+                if one.command.startswith(step.says):
+                    one.interrupt()
             continue
         if step.command.startswith("fcil-client predict ./photos --data"):
             stay[1].until("train round 0 done")
