@@ -19,6 +19,7 @@ from fcil_server.peers import Peer
 if TYPE_CHECKING:
     from fcil_server.daemon import Server
 
+A_FLOOD = 100  # needless messages that a connection cut for a flood counts as
 GOODBYE_S = 1.0  # for the reason to arrive before the connection is cut
 
 
@@ -39,6 +40,12 @@ class CutOffs:
         pause_s = self._conduct.needless(client, count)
         if pause_s:
             self._begin(client, pause_s)
+
+    def flooded(self, key: bytes) -> None:
+        """Count a connection that was cut because it brought too much, if it was a member's."""
+        row = self._server.ledger.client_by_curve(key) if key else None
+        if row is not None:
+            self.needless(row.client_id, A_FLOOD)
 
     def refuse(self, client: ClientId) -> None:
         """Refuse whoever comes back before its pause is over.

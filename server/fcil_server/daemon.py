@@ -59,7 +59,6 @@ from fcil_server.status import status_line
 from fcil_server.turns import LagMeter, Turns
 from fcil_server.web_process import WebProcess, figures_site, page_site
 
-A_FLOOD = 100  # needless messages that a connection cut for a flood counts as
 FLUSH_S = 5.0  # how often byte counts and the deadline are written while nothing closes
 
 
@@ -205,17 +204,8 @@ class Server:
             say=self.note,
         )
 
-    def _flooded(self) -> Callable[[bytes, str], None]:
-        floods = Floods(self.roster.who, lambda text: self.note("warning", "flood", text))
-
-        def take(key: bytes, why: str) -> None:
-            with contextlib.suppress(FcilError):  # a ledger that cannot be read
-                floods.cut(key, why)
-                row = self.ledger.client_by_curve(key) if key else None
-                if row is not None:
-                    self.cut_offs.needless(row.client_id, A_FLOOD)
-
-        return take
+    def _flood(self, text: str) -> None:
+        self.note("warning", "flood", text)
 
     def _listen(self) -> Router:
         host, port = split_address(self.config.federation.listen)
@@ -225,7 +215,7 @@ class Server:
             admit=self.roster.door,
             heartbeat_s=self.config.federation.heartbeat_s,
             allow=self.roster.allow,
-            flooded=self._flooded(),
+            flooded=Floods(self.roster.who, self._flood, self.cut_offs.flooded).cut,
         )
         try:
             self.port = link.bind(host, port)

@@ -21,6 +21,7 @@ DEEP = (
 # Processor time, which other programs on the machine do not change.
 # Far more than any input here needs, far less than one that grows with the square of its length.
 BASE_S = 20.0
+SEARCH_S = 2.0  # while inputs are searched for: what takes so long is looked at by hand
 S_PER_BYTE = 1e-4
 # An input may carry its own text into a refusal, but not at any length.
 MAX_WORDS = 4_000

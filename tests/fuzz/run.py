@@ -108,7 +108,7 @@ def search(name: str, corpus: Path, seconds: int, findings: Path) -> None:
 
     with atheris.instrument_imports(include=OURS):
         import fuzz.targets as fuzz  # noqa: PLC0415
-    from fuzz.harness import DEEP, check  # noqa: PLC0415
+    from fuzz.harness import DEEP, SEARCH_S, check  # noqa: PLC0415
     from fuzz.mutate import mutate  # noqa: PLC0415
 
     warnings.simplefilter("error")  # as in the tests
@@ -135,7 +135,9 @@ def search(name: str, corpus: Path, seconds: int, findings: Path) -> None:
 
     options = {"custom_mutator": change} if one.form else {}
     atheris.Setup(
-        [sys.argv[0], *flags, str(corpus)], lambda data: check(one, data) and None, **options
+        [sys.argv[0], *flags, str(corpus)],
+        lambda data: check(one, data, base_s=SEARCH_S) and None,
+        **options,
     )
     atheris.Fuzz()
 

@@ -16,8 +16,8 @@ CREDIT = 8 << 20
 
 
 def test_who_floods_again_and_again_is_named_once_a_minute_with_a_count():
-    said, now = [], [0.0]
-    floods = Floods(lambda key: key.decode()[:1], said.append, lambda: now[0])
+    said, counted, now = [], [], [0.0]
+    floods = Floods(lambda key: key.decode()[:1], said.append, counted.append, lambda: now[0])
     for _ in range(5):
         floods.cut(ANN, "too much")
         floods.cut(BOB, "too long")
@@ -28,6 +28,7 @@ def test_who_floods_again_and_again_is_named_once_a_minute_with_a_count():
     now[0] = AGAIN_S
     floods.cut(ANN, "too much")
     assert said[2:] == ["the connection of a was cut: too much (4 more times in the last minutes)"]
+    assert counted == [ANN, BOB] * 5 + [ANN], "each time, as conduct"
 
 
 def test_a_guest_may_have_little_unread_and_a_member_its_window_too():
