@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,14 @@ import fcil_server.cli
 DAEMONS = {"fcil-server serve", "fcil-server relay"}
 
 
+APPS = {"fcil-server": fcil_server.cli.app, "fcil-client": fcil_client.cli.app}
+
+
+@cache
+def whole(name):
+    return typer.main.get_command(APPS[name])
+
+
 def commands(command, path):
     below = getattr(command, "commands", None)
     if below is None:
@@ -25,8 +34,8 @@ def commands(command, path):
 
 
 def all_commands():
-    for name, app in (("fcil-server", fcil_server.cli.app), ("fcil-client", fcil_client.cli.app)):
-        yield from commands(typer.main.get_command(app), [name])
+    for name in APPS:
+        yield from commands(whole(name), [name])
 
 
 def test_every_command_answers_in_json_if_asked():
@@ -38,11 +47,10 @@ def test_the_list_of_commands_is_not_empty():
     assert len(list(all_commands())) > 25
 
 
-@pytest.mark.parametrize("name", ["fcil-server", "fcil-client"])
+@pytest.mark.parametrize("name", APPS)
 def test_every_command_has_help(name):
-    app = {"fcil-server": fcil_server.cli.app, "fcil-client": fcil_client.cli.app}[name]
-    for path, _ in commands(typer.main.get_command(app), []):
-        done = CliRunner().invoke(app, [*path.split(), "--help"])
+    for path, _ in commands(whole(name), []):
+        done = CliRunner().invoke(APPS[name], [*path.split(), "--help"])
         assert done.exit_code == 0, path
         assert "Usage:" in done.output
 
@@ -81,8 +89,7 @@ def leaf(command, words):
 @pytest.mark.parametrize("text", list(dict.fromkeys(printed())))
 def test_every_printed_command_takes_these_arguments(text):
     name, *words = shlex.split(re.sub(r"\$\([^)]*\)", "TEXT", text).replace("$k", "1"))
-    app = {"fcil-server": fcil_server.cli.app, "fcil-client": fcil_client.cli.app}[name]
-    command, arguments = leaf(typer.main.get_command(app), words)
+    command, arguments = leaf(whole(name), words)
     with command.make_context(name, arguments):
         pass
 

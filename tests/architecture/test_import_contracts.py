@@ -71,11 +71,12 @@ def imports(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            called = ast.unparse(node.func)
+            called = ast.unparse(node.func) if isinstance(node.args[0].value, str) else ""
             if called in ("__import__", "importlib.import_module", "import_module"):
                 yield str(node.args[0].value)
 
 
+@cache
 def tops(tree: ast.Module) -> set[str]:
     return {name.partition(".")[0] for name in imports(tree)}
 
@@ -119,10 +120,9 @@ def own_python(tree: ast.Module) -> list[str]:
     found = sorted(tops(tree) & {"multiprocessing", "runpy", "pty"})
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute | ast.Name):
-            name = ast.unparse(node)
-            last = name.rpartition(".")[2]
+            last = node.attr if isinstance(node, ast.Attribute) else node.id
             if last in ("executable", "orig_argv", "ProcessPoolExecutor"):
-                found.append(name)
+                found.append(ast.unparse(node))
         elif isinstance(node, ast.Constant) and node.value == "-m":
             found.append("-m")
     return found

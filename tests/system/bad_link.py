@@ -66,11 +66,13 @@ class BadLink:
         carried: bytes that have entered it, by direction.
         cuts: connections that it has cut.
         connections: connections that were made.
+        heard: every byte by direction, if it taps the wire; else None.
     """
 
-    def __init__(self, target, link=PERFECT, *, host="127.0.0.1", seed=0):
+    def __init__(self, target, link=PERFECT, *, host="127.0.0.1", seed=0, tap=False):
         self.target, self.link, self.host = target, link, host
         self.carried = {UP: 0, DOWN: 0}
+        self.heard = {UP: bytearray(), DOWN: bytearray()} if tap else None
         self._more = threading.Condition()
         self.cuts = self.connections = 0
         self._free_at = {UP: 0.0, DOWN: 0.0}
@@ -103,6 +105,9 @@ class BadLink:
         except OSError:
             client.transport.abort()
             return
+        except asyncio.CancelledError:  # the proxy is closed
+            client.transport.abort()
+            raise
         pair = _Pair(client, server)
         before, self._last = self._last, pair
         up = asyncio.create_task(self._carry(pair, reader, server, UP, before))
@@ -141,6 +146,8 @@ class BadLink:
                 with self._more:
                     self.carried[direction] += len(data)
                     self._more.notify_all()
+                if self.heard is not None:
+                    self.heard[direction] += data
                 pair.carried += len(data)
                 if direction == UP:
                     pair.to_server += len(data)
@@ -197,6 +204,7 @@ class BadLink:
     def close(self):
         async def end():
             self._server.close()
+            await asyncio.sleep(0)  # what was accepted begins: it then ends what it holds
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
                 task.cancel()

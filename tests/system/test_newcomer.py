@@ -108,21 +108,27 @@ STEPS = [
     home("fcil-server stop", "The server has stopped.", "docs/storage.md"),
     Step("docs/storage.md", "fcil-server run rollback --to-task 3", LATER),
     Step("docs/storage.md", "fcil-server run rollback --to-state 40", LATER),
-    home("fcil-server serve", "listening on 127.0.0.1:7710", "docs/storage.md", stays=True),
-    Step("", "fcil-server stop", "home", "The server has stopped."),
+    home(
+        "fcil-server serve", "listening on 127.0.0.1:7710", "docs/storage.md", stays=True, full=True
+    ),
+    Step("", "fcil-server stop", "home", "The server has stopped.", full=True),
     Step("docs/storage.md", "fcil-server backup monday.tar", ASKS),
     Step("docs/storage.md", "fcil-server backup monday.tar --passphrase-file FILE", ASKS),
     Step("docs/storage.md", "fcil-server restore monday.tar --dir new", ASKS),
     Step("docs/storage.md", "fcil-server restore monday.tar --dir new --keys FOLDER", ASKS),
-    home("fcil-server restore monday.tar --dir new --new-keys", "new", "docs/storage.md"),
-    home("fcil-server serve --dir new", "listening on", "docs/storage.md", stays=True),
-    Step("", "fcil-server stop --dir new", "home", "The server has stopped."),
+    home(
+        "fcil-server restore monday.tar --dir new --new-keys", "new", "docs/storage.md", full=True
+    ),
+    home("fcil-server serve --dir new", "listening on", "docs/storage.md", stays=True, full=True),
+    Step("", "fcil-server stop --dir new", "home", "The server has stopped.", full=True),
     # Doors: each is opened once, and the server ended.
-    home("fcil-server serve --page", "http://127.0.0.1:7780", "docs/page.md", stays=True),
-    home("fcil-server page", "http://127.0.0.1:7780", "docs/page.md"),
+    home(
+        "fcil-server serve --page", "http://127.0.0.1:7780", "docs/page.md", stays=True, full=True
+    ),
+    home("fcil-server page", "http://127.0.0.1:7780", "docs/page.md", full=True),
     Step("docs/page.md", "fcil-server page --open", "opens a browser: test_cli_page.py"),
-    home("fcil-server page --sign-out", "", "docs/page.md"),
-    Step("", "fcil-server stop", "home", "The server has stopped."),
+    home("fcil-server page --sign-out", "", "docs/page.md", full=True),
+    Step("", "fcil-server stop", "home", "The server has stopped.", full=True),
     home(
         "fcil-server serve --page 127.0.0.1:7781", "http://127.0.0.1:7781", "docs/page.md",
         stays=True, full=True,
@@ -138,8 +144,8 @@ STEPS = [
         stays=True, full=True,
     ),
     Step("", "fcil-server stop", "home", "The server has stopped.", full=True),
-    home("fcil-server serve --metrics", "127.0.0.1:9464", "docs/metrics.md", stays=True),
-    Step("", "fcil-server stop", "home", "The server has stopped."),
+    home("fcil-server serve --metrics", "127.0.0.1:9464", "docs/metrics.md", stays=True, full=True),
+    Step("", "fcil-server stop", "home", "The server has stopped.", full=True),
     home(
         "fcil-server serve --metrics 127.0.0.1:9500", "127.0.0.1:9500", "docs/metrics.md",
         stays=True, full=True,

@@ -1,68 +1,18 @@
 """What a wire tap and a stolen spool see: no image, no class name, no tensor."""
 
-import asyncio
-import contextlib
 import socket
-import threading
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from fcil_server.local import LocalFederation
+from system.bad_link import BadLink
 from system.kit import settings, write_client
 
 pytestmark = pytest.mark.processes
 
 NAMES = {0: "okapi of the north", 1: "quokka of the south"}
-
-
-class Tap:
-    """A TCP proxy on loopback that keeps every byte of both directions."""
-
-    def __init__(self, target):
-        self.target = target
-        self.heard = bytearray()
-        self._loop = asyncio.new_event_loop()
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        assert self._ready.wait(60)
-
-    def _run(self):
-        asyncio.set_event_loop(self._loop)
-        self._server = self._loop.run_until_complete(
-            asyncio.start_server(self._accept, "127.0.0.1", 0)
-        )
-        self.port = self._server.sockets[0].getsockname()[1]
-        self._ready.set()
-        self._loop.run_forever()
-
-    async def _accept(self, reader, writer):
-        with contextlib.suppress(OSError):
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
-            await asyncio.gather(self._copy(reader, far_writer), self._copy(far_reader, writer))
-
-    async def _copy(self, reader, writer):
-        with contextlib.suppress(OSError):
-            while data := await reader.read(65536):
-                self.heard += data
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-    def close(self):
-        async def end():
-            self._server.close()
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-
-        asyncio.run_coroutine_threadsafe(end(), self._loop).result(10)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
 
 
 def free_port():
@@ -86,31 +36,30 @@ def secrets(federation, folders):
 
 def test_neither_the_wire_nor_the_spool_nor_the_parts_show_anything(tmp_path):
     server_port = free_port()
-    tap = Tap(server_port)
-    try:
-        with LocalFederation(tmp_path, port=server_port) as federation:
-            federation.serve(
-                *settings(
-                    tasks__classes=[list(NAMES.values())],
-                    federation__advertise=[f"127.0.0.1:{tap.port}"],
-                )
+    with (
+        BadLink(server_port, tap=True) as tap,
+        LocalFederation(tmp_path, port=server_port) as federation,
+    ):
+        federation.serve(
+            *settings(
+                tasks__classes=[list(NAMES.values())],
+                federation__advertise=[f"127.0.0.1:{tap.port}"],
             )
-            folders = []
-            for k, name in enumerate("ab"):
-                folder = write_client(tmp_path / name, NAMES, offset=12 * k, names=NAMES)
-                folders.append(folder)
-                federation.join(name, folder)
-            federation.until("update")
-            spool = next((federation.federation / "runs").glob("*/spool"))
-            stored = b"".join(p.read_bytes() for p in spool.rglob("*") if p.is_file())
-            federation.until("run_done")
-            parts = (federation.federation / "runs").glob("*/parts/*.part")
-            stored += b"".join(p.read_bytes() for p in parts)
-            cached = (tmp_path / "state").rglob("*.part")
-            stored += b"".join(p.read_bytes() for p in cached)
-            wire = bytes(tap.heard)
-    finally:
-        tap.close()
+        )
+        folders = []
+        for k, name in enumerate("ab"):
+            folder = write_client(tmp_path / name, NAMES, offset=12 * k, names=NAMES)
+            folders.append(folder)
+            federation.join(name, folder)
+        federation.until("update")
+        spool = next((federation.federation / "runs").glob("*/spool"))
+        stored = b"".join(p.read_bytes() for p in spool.rglob("*") if p.is_file())
+        federation.until("run_done")
+        parts = (federation.federation / "runs").glob("*/parts/*.part")
+        stored += b"".join(p.read_bytes() for p in parts)
+        cached = (tmp_path / "state").rglob("*.part")
+        stored += b"".join(p.read_bytes() for p in cached)
+        wire = b"".join(tap.heard.values())
     assert len(wire) > 10_000
     assert len(stored) > 2_000
     looked = 0
