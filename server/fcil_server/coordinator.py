@@ -192,7 +192,11 @@ class Coordinator:
             at.step = None
             await self.closing.central_evaluation(task)
             kit.ledger.close_task(kit.run, task.index)
-            kit.notify("info", "task_done", f"task {task.index} is learned")
+            if kit.ledger.was_learned(kit.run, task.index):
+                kit.notify("info", "task_done", f"task {task.index} is learned")
+            else:
+                text = f"task {task.index} is over and nothing was learned in it: no round of it"
+                kit.notify("warning", "task_done", f"{text} changed the model")
             self.task_closed()
         at.phase, at.waiting_for = "done", ""
 

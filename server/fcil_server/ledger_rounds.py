@@ -212,6 +212,11 @@ class HistoryTables(LedgerFile):
         sql = "SELECT 1 FROM rounds WHERE run = ? AND task = ? AND why = ? LIMIT 1"
         return bool(self._rows(sql, (run, task, why)))
 
+    def was_learned(self, run: RunId, task: int) -> bool:
+        """Say whether some round of a task made a new state."""
+        sql = "SELECT 1 FROM rounds WHERE run = ? AND task = ? AND new_state IS NOT NULL LIMIT 1"
+        return bool(self._rows(sql, (run, task)))
+
     def void_rounds(self, run: RunId) -> int:
         """Return how many void rounds have ended since the last one that made a state."""
         sql = (

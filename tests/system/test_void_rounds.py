@@ -66,7 +66,9 @@ def test_a_method_that_cannot_combine_anything_pauses_the_run_until_it_is_mended
     with LocalFederation(tmp_path) as federation:
         federation.serve(*arguments, env=env)
         join(federation, {"PYTHONPATH": str(right)})
-        for _ in range(3):
+        federation.until("void")
+        federation.until("task_done", text="nothing was learned in it")
+        for _ in range(2):
             federation.until("void")
         federation.until("paused", text="the last 3 rounds are void")
         assert federation.status()["now"]["mode"] == "paused"
