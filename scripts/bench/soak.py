@@ -230,7 +230,8 @@ def judge(
     """Return everything that is not as it must be; fill the table."""
     federation, faults = soak.federation, []
     for name in ("server", CALM):
-        faults += checks.memory_faults(name, soak.watch.longest(name), rows)
+        if math.isfinite(soak.calm_from):  # else a long life is a slow start, which fills caches
+            faults += checks.memory_faults(name, soak.watch.longest(name), rows)
         faults += checks.descriptor_faults(name, soak.at_rest[name], rows)
     federation.stop()
     faults += checks.orphan_faults(federation)

@@ -29,6 +29,7 @@ from fcil_server.cli_doors import (
     PageOption,
     ReadOnlyOption,
     ServeCommand,
+    kept_settings,
     metrics_settings,
     page_settings,
 )
@@ -103,9 +104,10 @@ def serve(
         from fcil_server.federation import CONFIG, Federation
         from fcil_server.first_start import removed_if_refused
 
-        overrides = kept = with_budget(settings, budget)
-        overrides += metrics_settings(metrics, metrics_cert, metrics_key)
-        overrides += page_settings(page, page_cert, page_key, read_only=page_read_only)
+        given = with_budget(settings, budget)
+        doors = page_settings(page, page_cert, page_key, read_only=page_read_only)
+        kept = kept_settings(given, doors)
+        overrides = (*given, *metrics_settings(metrics, metrics_cert, metrics_key), *doors)
         if port is not None:
             path = config or (directory / CONFIG if (directory / CONFIG).exists() else None)
             listen = load(path, overrides).federation.listen

@@ -74,6 +74,17 @@ def page_settings(
     return (*_settings("page", address, certificate, key), *more)
 
 
+def kept_settings(settings: tuple[str, ...], page: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the settings that a new federation keeps in its file.
+
+    What ``-c`` gives, and the page's options where ``-c`` sets something of the page: it would
+    mean nothing at the next start.
+    """
+    if any(setting.strip().startswith("federation.page_") for setting in settings):
+        return (*settings, *page)
+    return settings
+
+
 def _settings(
     name: str, address: str | None, certificate: Path | None, key: Path | None
 ) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import typer
 from fcil_protocol.errors import ConfigError
 from fcil_server.addresses import DEFAULT_METRICS, DEFAULT_PAGE, Certificate
 from fcil_server.cli import app
-from fcil_server.cli_doors import metrics_settings, page_settings
+from fcil_server.cli_doors import kept_settings, metrics_settings, page_settings
 from fcil_server.config import load
 from fcil_server.config_sections import FederationSection
 
@@ -92,6 +92,14 @@ def test_the_pages_options_become_settings_of_the_federation() -> None:
     assert (section.page, section.page_read_only) == ("0.0.0.0:1", True)
     assert section.page_certificate == Certificate("c.pem", "k.pem")
     assert page_config("--page").page_read_only is False
+
+
+def test_what_a_new_federation_keeps_is_valid_by_itself() -> None:
+    given = ("federation.page_metrics=true",)
+    page = page_settings("127.0.0.1:1", None, None, read_only=True)
+    kept = load(None, kept_settings(given, page)).federation
+    assert (kept.page, kept.page_metrics, kept.page_read_only) == ("127.0.0.1:1", True, True)
+    assert kept_settings(("round.min_clients=3",), page) == ("round.min_clients=3",)
 
 
 def test_a_page_for_reading_only_that_is_not_served_is_a_fault() -> None:
