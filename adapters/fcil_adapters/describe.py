@@ -1,15 +1,49 @@
-"""Descriptions of a backbone as plain fields, for messages, pipes and the ledger."""
+"""Descriptions of a backbone: types without torch, and plain fields for messages and the ledger."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from fcil_adapters.contract import BackboneInfo, Preprocessing
 from fcil_protocol.errors import WireError
 from fcil_protocol.ids import is_digest
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """From a decoded picture to the backbone's input, the same on every device.
+
+    The picture becomes RGB, its shorter side ``round(size / crop_pct)`` pixels, then the
+    central ``size`` x ``size`` square, uint8; the backbone normalises with mean and std
+    (of values in [0, 1]).
+    """
+
+    size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: str = "bicubic"
+    crop_pct: float = 1.0
+
+
+@dataclass(frozen=True)
+class BackboneInfo:
+    """What one may know of the frozen backbone without torch.
+
+    Attributes:
+        digest: SHA-256 over sorted (name, shape, fp32 little-endian bytes) of the headless
+            state dict, before casting or merging (hex).
+    """
+
+    name: str
+    dim: int  # d, width of the CLS feature
+    depth: int  # number of blocks
+    heads: int
+    mlp_dim: int
+    preprocessing: Preprocessing
+    digest: str
+
 
 # Stands for the backbone in runs of methods that need none; it fixes the image size.
 NO_BACKBONE = BackboneInfo(

@@ -11,16 +11,14 @@ https://arxiv.org/abs/1611.07725.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fcil_adapters.image_set import ImageSet
 from fcil_protocol.errors import InternalError
 from fcil_protocol.payload import Payload
-
-if TYPE_CHECKING:
-    from fcil_adapters.contract import ImageSet
 
 U8 = NDArray[np.uint8]
 I64 = NDArray[np.int64]
@@ -51,7 +49,7 @@ class Exemplars:
 
 @dataclass(frozen=True)
 class Joined:
-    """The images of two sets as one (`contract.ImageSet`), the first set's first."""
+    """The images of two sets as one (`image_set.ImageSet`), the first set's first."""
 
     first: ImageSet
     second: ImageSet

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fcil_adapters.contract import BackboneInfo, Hparams, Method, TaskInfo
+from fcil_adapters.context import Hparams, TaskInfo
+from fcil_adapters.describe import BackboneInfo
+from fcil_adapters.manifest import Method
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.messages import PrivacyTerms
 from fcil_protocol.schema import Kind

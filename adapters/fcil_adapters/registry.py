@@ -16,8 +16,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fcil_adapters.contract import BackboneInfo, Exchange, Hparams, Method, Part, TaskInfo
+from fcil_adapters.context import Hparams, TaskInfo
+from fcil_adapters.describe import BackboneInfo
 from fcil_adapters.forms import Forms
+from fcil_adapters.halves import Part
+from fcil_adapters.manifest import Exchange, Method
 from fcil_protocol.egress import schema_faults
 from fcil_protocol.errors import ConfigError, EgressRefused, MethodMismatch
 from fcil_protocol.messages import NO_PRIVACY, PrivacyTerms
