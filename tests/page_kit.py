@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import sample_run
-from fcil_protocol.ids import ClientId, RunId, UpdateId, named_client_id
+from fcil_protocol.ids import ClientId, RoundKey, RunId, UpdateId, named_client_id
 from fcil_server.classes import ClassRegistry
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import Answer, Cause, Direction, RunStatus
 from sample_run import ALICE, BOB, GONE, RUN, Clock, digest
 

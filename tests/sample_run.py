@@ -15,10 +15,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from fcil_protocol.ids import ClientId, Digest, RunId, UpdateId
+from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, UpdateId
 from fcil_server.classes import ClassRegistry
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import Answer, Cause, Direction, Outcome, RunStatus, Source
 
 RUN = RunId("r20260102-030405-abcd")

@@ -17,7 +17,7 @@ from fcil_client.notes import Notes
 from fcil_client.progress import Reports
 from fcil_client.rounds import RoundWork
 from fcil_client.session import Session
-from fcil_client.session_events import Link, RoundKey, Work, key_of
+from fcil_client.session_events import Link, Work
 from fcil_client.transfers import Transfers
 from fcil_protocol.dialling import ADDRESS_S, REFUSALS
 from fcil_protocol.errors import (
@@ -184,13 +184,12 @@ class Conversation:
         message = self._line.check(received)
         match message:
             case RoundOpen():
-                self._notes("info", f"asked for {key_of(message)}")
+                self._notes("info", f"asked for {message.key}")
                 self._feed(events.RoundOpened(message))
             case RoundClosed():
-                key = RoundKey(message.run, message.task, message.kind, message.round)
                 if message.answer in telling.WITHOUT_US:
-                    self._notes("info", f"{key}: {telling.WITHOUT_US[message.answer]}")
-                self._feed(events.RoundOver(key, message.verdict))
+                    self._notes("info", f"{message.key}: {telling.WITHOUT_US[message.answer]}")
+                self._feed(events.RoundOver(message.key, message.verdict))
             case Parts() | Chunk():
                 self._transfers.part(received, message, self.known_terms)
                 if self._session.work is Work.FETCHING:

@@ -28,12 +28,12 @@ from fcil_client.options import Options
 from fcil_client.progress import Reports
 from fcil_client.rounds import RoundWork
 from fcil_client.session import Session
-from fcil_client.session_events import RoundKey, key_of
 from fcil_client.surroundings import Alone, Surroundings
 from fcil_client.transfers import Transfers
 from fcil_client.workplace import Workplace
 from fcil_protocol.dialling import Dial, dial
 from fcil_protocol.errors import FcilError, StorageError
+from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages import Decline
 from fcil_protocol.service import Service
 
@@ -130,7 +130,7 @@ class Client:
             if unsettled is not None and isinstance(instruction, events.Fetch):
                 # Nothing true is learned from a state that lacks its last update. The server
                 # repeats its verdict, so a later round finds the state as it should be.
-                key = key_of(instruction.order)
+                key = instruction.order.key
                 self._feed(events.FetchFailed(key, unsettled.code, str(unsettled)))
                 continue
             try:

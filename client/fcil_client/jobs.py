@@ -19,7 +19,6 @@ from fcil_client.notes import Notes
 from fcil_client.predict_watch import is_about_a_name, is_text
 from fcil_client.registry_part import Learned
 from fcil_client.rounds import RoundWork
-from fcil_client.session_events import key_of
 from fcil_protocol.errors import (
     BackboneMismatch,
     ConfigError,
@@ -230,7 +229,7 @@ class Jobs:
             self._round = None
 
     async def _train(self, order: RoundOpen, terms: Terms, server: PublicKeys) -> None:
-        key = key_of(order)
+        key = order.key
         started = time.monotonic()
         try:
             digest = await self._work.run(order, terms, server, self._progress)

@@ -21,9 +21,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fcil_client.session_events import RoundKey
 from fcil_protocol.errors import ConfigError, CorruptFile, PrivacyRefused
 from fcil_protocol.files import storage_errors, sync_data, sync_directory, write_all
+from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages import PrivacyTerms
 
 NAME = "privacy.jsonl"

@@ -33,7 +33,7 @@ class Reports:
         if key is None or not online or moment - self._last < PROGRESS_S:
             return
         self._last = moment
-        said = {**vars(key), "phase": phase, "done": done, "total": total}
+        said = {**key._asdict(), "phase": phase, "done": done, "total": total}
         self._line.send(Progress.model_validate({**said, "paused": bool(self._session.barred)}))
 
     def again(self) -> None:

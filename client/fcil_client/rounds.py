@@ -26,10 +26,10 @@ from fcil_client.options import Options
 from fcil_client.outbox import Outbox
 from fcil_client.privacy import PrivacyLedger
 from fcil_client.registry_part import read_registry
-from fcil_client.session_events import RoundKey, key_of
 from fcil_client.workplace import Workplace
 from fcil_protocol.envelope import Core, seal, wrap_key
 from fcil_protocol.errors import DataError, EgressRefused, SchemaMismatch, TooLarge
+from fcil_protocol.ids import RoundKey, RunId
 from fcil_protocol.keys import PrivateKeys, PublicKeys
 from fcil_protocol.messages import BackboneClaim, RoundOpen
 from fcil_protocol.payload import Payload, pieces, unpack
@@ -197,7 +197,7 @@ class RoundWork:
         """
         payload = inventory.told(self.least(terms)).payload()
         _refuse("the list of classes holds", inventory_faults(payload))
-        key = RoundKey(terms.run, -1, INVENTORY, 0)
+        key = RoundKey(RunId(terms.run), -1, INVENTORY, 0)
         return self._seal(payload, key, terms, server, base=0)
 
     def least(self, terms: Terms) -> int:
@@ -259,7 +259,7 @@ class RoundWork:
             raise DataError("this client holds no class of the current task.")
         if order.kind == EVALUATE:
             return _Begun(classes, {}, parts, None)
-        self._charge(terms, key_of(order), task, list(classes))
+        self._charge(terms, order.key, task, list(classes))
         keeps = terms.method.exemplars(terms.hparams)
         past = {name: c for name, c in self.names.items() if keeps and c in task.past}
         return _Begun(classes, past, parts, self._home.state())
@@ -338,7 +338,7 @@ class RoundWork:
         if order.kind == EVALUATE:
             payload = withhold(payload, max(order.min_count, self.least(terms)))
         self._guard(terms, order.kind, payload, task)
-        return self._seal(payload, key_of(order), terms, server, base=order.base)
+        return self._seal(payload, order.key, terms, server, base=order.base)
 
     def _guard(self, terms: Terms, kind: str, payload: Payload, task: TaskInfo) -> None:
         """Egress: nothing leaves that the schema of this exchange does not name."""

@@ -56,7 +56,6 @@ from fcil_client.session_events import (
     PatienceOver,
     Refuse,
     RetryDue,
-    RoundKey,
     RoundOpened,
     RoundOver,
     Scan,
@@ -69,9 +68,9 @@ from fcil_client.session_events import (
     Work,
     WorkDone,
     WorkFailed,
-    key_of,
 )
 from fcil_protocol.errors import CorruptFile, NotNow
+from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages import RoundOpen, Verdict
 
 # Nacks that speak of the server's state, not of what was sent: it is offered again.
@@ -142,7 +141,7 @@ class Session:
     @property
     def key(self) -> RoundKey | None:
         """The round that the work region is about."""
-        return key_of(self.order) if self.order is not None else None
+        return self.order.key if self.order is not None else None
 
     def handle(self, event: Event) -> list[Instruction]:
         """Take one event and return what is to be done, in order."""
@@ -255,7 +254,7 @@ class Session:
             return _settle(event.order.verdict)
         if self.barred:  # at once: nobody need wait
             self.work, self.order, self.outgoing = Work.IDLE, None, ""
-            return [*_settle(event.order.verdict), *end, self._rest(key_of(event.order))]
+            return [*_settle(event.order.verdict), *end, self._rest(event.order.key)]
         if not self._has(event.order):
             self.refetched = 0
         self.work, self.order, self.outgoing = Work.FETCHING, event.order, ""
@@ -264,13 +263,13 @@ class Session:
     def _has(self, order: RoundOpen) -> bool:
         """Say whether the work is about this very order: the same round, from the same state."""
         mine = self.order
-        return mine is not None and key_of(order) == key_of(mine) and order.base == mine.base
+        return mine is not None and order.key == mine.key and order.base == mine.base
 
     def _asked_while_working(self, event: RoundOpened) -> list[Instruction]:
         assert self.order is not None
         if self._has(event.order):
             return []
-        return self._start(event, CancelWork(key_of(self.order)))
+        return self._start(event, CancelWork(self.order.key))
 
     def _asked_while_sending(self, event: RoundOpened) -> list[Instruction]:
         if self._has(event.order):
@@ -319,7 +318,7 @@ class Session:
         if event.digest != self.outgoing or self.order is None:
             return []
         # The server may have had it before: then its state waits for the verdict.
-        key = key_of(self.order)
+        key = self.order.key
         self.work, self.order, self.outgoing = Work.IDLE, None, ""
         return [Forget(event.digest), Refuse(key, event.code, event.text), *self._idle()]
 
@@ -343,7 +342,7 @@ class Session:
             return out
         if event.code not in OVER:  # so that nobody waits for another one
             text = f"the update was refused ({event.code})"
-            out.append(Refuse(key_of(self.order), event.code, text))
+            out.append(Refuse(self.order.key, event.code, text))
         self.work, self.order, self.outgoing = Work.IDLE, None, ""
         return [*out, *self._idle()]
 

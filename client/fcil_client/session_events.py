@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages import RoundOpen, Verdict
 
 
@@ -25,24 +26,6 @@ class Work(StrEnum):
     FETCHING = "fetching"
     WORKING = "working"
     SENDING = "sending"
-
-
-@dataclass(frozen=True)
-class RoundKey:
-    """Names one exchange; at most one update per client is accepted for it."""
-
-    run: str
-    task: int
-    kind: str
-    round: int
-
-    def __str__(self) -> str:
-        return f"task {self.task} {self.kind} round {self.round}"
-
-
-def key_of(message: RoundOpen) -> RoundKey:
-    """Return the key of a RoundOpen."""
-    return RoundKey(message.run, message.task, message.kind, message.round)
 
 
 # --- events: the link -----------------------------------------------------------------------

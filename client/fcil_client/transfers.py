@@ -17,9 +17,9 @@ from fcil_client.inventory import Inventory
 from fcil_client.notes import Notes
 from fcil_client.outbox import Outbox
 from fcil_client.rounds import RoundWork
-from fcil_client.session_events import RoundKey, key_of
 from fcil_protocol.errors import CorruptFile, FcilError, RoundClosed, StorageError, from_code
 from fcil_protocol.frames import Received
+from fcil_protocol.ids import RoundKey
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import Chunk, Nack, Parts, RoundOpen, Want
 from fcil_protocol.pace import PATIENCE_S
@@ -106,7 +106,7 @@ class Transfers:
 
     def fetch(self, order: RoundOpen) -> None:
         """Ask for the parts of an order that are not on disk."""
-        self._key = key_of(order)
+        self._key = order.key
         try:
             complete = self._downloads.start(order.parts)
         except StorageError as error:

@@ -7,13 +7,26 @@ import hashlib
 import os
 import re
 from datetime import UTC, datetime
-from typing import NewType
+from typing import NamedTuple, NewType
 
 ClientId = NewType("ClientId", str)  # 26 characters of base32: 128 random bits
 FederationId = NewType("FederationId", str)  # 32 hex digits: digest of the root key
 RunId = NewType("RunId", str)  # r<UTC time>-<random>
 Digest = NewType("Digest", str)  # 64 hex digits: SHA-256
 UpdateId = NewType("UpdateId", str)  # the SHA-256 of an envelope's header
+
+
+class RoundKey(NamedTuple):
+    """Names one exchange for ever; at most one update per client is accepted for it."""
+
+    run: RunId
+    task: int
+    kind: str
+    round: int
+
+    def __str__(self) -> str:
+        return f"task {self.task} {self.kind} round {self.round}"
+
 
 _CLIENT_ID = re.compile(r"[a-z2-7]{26}")
 _RUN_ID = re.compile(r"r\d{8}-\d{6}-[0-9a-f]{4}")

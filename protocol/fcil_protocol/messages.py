@@ -10,6 +10,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fcil_protocol.errors import FcilError
+from fcil_protocol.ids import RoundKey, RunId
+
 LEFT = "left"  # the code of a client's Bye that ends its membership
 RUN_DONE = "run_done"  # the code of a server's Bye: nothing more is asked in this run
 MAX_WANTED = 1024  # chunks that one Want can ask for
@@ -43,6 +46,20 @@ class Message(Strict):
     signed: ClassVar[bool] = True
     nonce: Nonce = bytes(NONCE_BYTES)
     seq: Count = 0
+
+
+class RoundMessage(Message):
+    """Base of the messages that concern one round."""
+
+    run: Name
+    task: Index
+    kind: Name
+    round: Index
+
+    @property
+    def key(self) -> RoundKey:
+        """The round that it concerns."""
+        return RoundKey(RunId(self.run), self.task, self.kind, self.round)
 
 
 class BackboneClaim(Strict):
@@ -123,14 +140,10 @@ class PartRef(Strict):
     sealed_bytes: Count
 
 
-class RoundOpen(Message):
+class RoundOpen(RoundMessage):
     """Server -> asked client: take part in this round, starting from these parts."""
 
     type = "round_open"
-    run: Name
-    task: Index
-    kind: Name
-    round: Index
     rounds: Count
     base: Count  # state number that the parts describe
     classes: list[Count] = Field(max_length=10_000)
@@ -142,38 +155,26 @@ class RoundOpen(Message):
     verdict: Verdict | None = None
 
 
-class RoundClosed(Message):
+class RoundClosed(RoundMessage):
     """Server -> asked client: the round is over; drop what was not sent."""
 
     type = "round_closed"
-    run: Name
-    task: Index
-    kind: Name
-    round: Index
     outcome: Name
     answer: Name = ""
     verdict: Verdict | None = None
 
 
-class Decline(Message):
+class Decline(RoundMessage):
     """Client -> server: I cannot take part in this round."""
 
     type = "decline"
-    run: Name
-    task: Index
-    kind: Name
-    round: Index
     reason: Text
 
 
-class Progress(Message):
+class Progress(RoundMessage):
     """Client -> server, at most about once a second: how far this round's work is."""
 
     type = "progress"
-    run: Name
-    task: Index
-    kind: Name
-    round: Index
     phase: Literal["fetching", "working", "sending"]
     done: Count
     total: Count
@@ -242,6 +243,16 @@ class Nack(Message):
     text: Text
     action: Text = ""
     digest: str = Field("", pattern=r"^([0-9a-f]{64})?$")
+
+
+def nack_of(error: FcilError, digest: str = "") -> Nack:
+    """Return the Nack that tells a peer of an error."""
+    return Nack(
+        code=error.code,
+        text=error.message[:2000],
+        action=(error.action or type(error).default_action())[:2000],
+        digest=digest,
+    )
 
 
 class Enrol(Message):

@@ -10,14 +10,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fcil_protocol.ids import Digest, UpdateId, named_client_id
+from fcil_protocol.ids import Digest, RoundKey, UpdateId, named_client_id
 from fcil_protocol.payload import pack
 from fcil_protocol.segment import RecordKind, Segment
 from fcil_server.backup import backup
 from fcil_server.classes import ClassRegistry
 from fcil_server.config import as_file, load
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 from fcil_server.ledger_words import Answer, Cause, Direction, Outcome
 from fcil_server.store import StateStore

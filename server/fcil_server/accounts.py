@@ -12,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from fcil_protocol.ids import ClientId, RunId
+from fcil_protocol.ids import ClientId, RoundKey, RunId
 from fcil_protocol.messages import Chunk, Message, Parts, Update
 from fcil_protocol.tcp_info import TcpCounts
 from fcil_protocol.transport import HANDSHAKE_DOWN_BYTES, HANDSHAKE_UP_BYTES, wire_bytes
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import ByteCount, RoundKey
+from fcil_server.ledger_rows import ByteCount
 from fcil_server.ledger_words import Cause, Direction, Source
 from fcil_server.turns import Turns
 

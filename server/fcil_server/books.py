@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from fcil_protocol.errors import StorageError
-from fcil_server.ledger_rows import RoundKey
+from fcil_protocol.ids import RoundKey
 
 if TYPE_CHECKING:
     from fcil_server.daemon import Server

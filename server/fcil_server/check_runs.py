@@ -22,7 +22,6 @@ from fcil_server.config import parse
 from fcil_server.findings import Finding, failure, fine, warning
 from fcil_server.forget import leftovers
 from fcil_server.fork import check_state, states_folder
-from fcil_server.greeting import keys_of
 from fcil_server.kept import KeptUpdates, kept_folder
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Run, StateRow, UpdateRow
@@ -225,8 +224,8 @@ def _fault(
         if (header.core.sender, header.core.run) != (update.client, update.run):
             return "another client sent it, or for another run"
         client = ledger.client(update.client)
-        if client is not None and header.core.sender_key == keys_of(client).fingerprint:
-            verify_header(stored.header, stored.signature, keys_of(client))
+        if client is not None and header.core.sender_key == client.public_keys.fingerprint:
+            verify_header(stored.header, stored.signature, client.public_keys)
         # else: the client has changed its keys since, and the signature was verified then
         key = unwrap_key(stored.wrap, stored.header, keys)
         open_body(header, key, header.split(stored.body))

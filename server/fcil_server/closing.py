@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 from fcil_adapters.contract import State, TaskInfo
 from fcil_protocol.errors import RunFailed, StorageError
-from fcil_protocol.ids import ClientId, Digest
+from fcil_protocol.ids import ClientId, Digest, RoundKey
 from fcil_protocol.messages import RoundClosed, Verdict
 from fcil_protocol.wellknown import EVALUATE
 from fcil_server import round_events as machine
 from fcil_server import round_notes
 from fcil_server.combining import Combined
-from fcil_server.ledger_rows import RoundKey, UpdateRow
+from fcil_server.ledger_rows import UpdateRow
 from fcil_server.ledger_words import CENTRAL, Answer, UpdateStatus
 from fcil_server.plan import Step
 from fcil_server.position import Kit, Mode, Position, context

@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 
 from fcil_adapters.contract import TaskInfo
 from fcil_protocol.errors import NotNow, UsageError
-from fcil_protocol.ids import ClientId
+from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.messages import Verdict
 from fcil_server import round_events as machine
 from fcil_server import round_notes
 from fcil_server.asking import ask, available, describe_pause, describe_wait
 from fcil_server.closing import Closing, save
 from fcil_server.discovery import Discovery, OldClasses
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import OPENING, Answer
 from fcil_server.peers import Peer
 from fcil_server.plan import EVALUATE, Step, next_step, task_steps

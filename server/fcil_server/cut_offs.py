@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from fcil_protocol.errors import CutOff, FcilError
 from fcil_protocol.ids import ClientId
+from fcil_protocol.messages import nack_of
 from fcil_server.conduct import MOST, WINDOW_S, Conduct
-from fcil_server.intake import nack_of
 from fcil_server.peers import Peer
 
 if TYPE_CHECKING:

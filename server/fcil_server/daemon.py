@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from fcil_protocol import control
 from fcil_protocol.errors import BadSignature, FcilError, InternalError, NotNow, WireError
 from fcil_protocol.frames import Received, parse
-from fcil_protocol.ids import ClientId
+from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.messages import (
     LEFT,
     Bye,
@@ -29,6 +29,7 @@ from fcil_protocol.messages import (
     Rotate,
     Update,
     Want,
+    nack_of,
 )
 from fcil_protocol.service import Service
 from fcil_protocol.transport import MEMBER_BYTES, Incoming, Router
@@ -43,10 +44,9 @@ from fcil_server.federation import Federation
 from fcil_server.floods import Floods
 from fcil_server.guests import Guests
 from fcil_server.inbox import Inbox
-from fcil_server.intake import Intake, nack_of
+from fcil_server.intake import Intake
 from fcil_server.journal import Journal, Note
 from fcil_server.lanes import Lanes
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.live import Live
 from fcil_server.page_key import make_key
 from fcil_server.page_links import PageLinks

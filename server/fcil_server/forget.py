@@ -17,14 +17,14 @@ from fcil_adapters.contract import State
 from fcil_adapters.forgetting import classes_with_images
 from fcil_protocol.errors import InternalError, UsageError
 from fcil_protocol.files import storage_errors
-from fcil_protocol.ids import ClientId, Digest, RunId, is_run_id
+from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, is_run_id
 from fcil_protocol.payload import pack, unpack
 from fcil_protocol.wellknown import EVALUATE
 from fcil_server import rundir
 from fcil_server.fork import kept_states, new_id, share_kept, states_folder
 from fcil_server.kits import Terms
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Client, RoundKey, Run, StateRow, UpdateRow
+from fcil_server.ledger_rows import Client, Run, StateRow, UpdateRow
 from fcil_server.ledger_words import OPENING, UpdateStatus
 from fcil_server.position import Kit
 from fcil_server.recovery import take_step

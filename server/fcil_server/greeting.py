@@ -24,7 +24,7 @@ from fcil_protocol.errors import (
     from_code,
 )
 from fcil_protocol.frames import Received
-from fcil_protocol.keys import PrivateKeys, PublicKeys
+from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import (
     NO_PRIVACY,
     BackboneClaim,
@@ -105,24 +105,19 @@ def meet(
         TrustError, WireError: the client did not sign it, or it is not new.
     """
     row = identify(ledger, incoming.key, hello)
-    channel = Channel(keys, keys_of(row))
+    channel = Channel(keys, row.public_keys)
     channel.peer_nonce = hello.nonce
     channel.check(received)
     return Peer(
         client=row.client_id,
         name=row.name,
-        keys=keys_of(row),
+        keys=row.public_keys,
         route=incoming.route,
         conn=incoming.conn,
         channel=channel,
         device=hello.device,
         package=hello.package,
     )
-
-
-def keys_of(row: Client) -> PublicKeys:
-    """Return a client's public keys."""
-    return PublicKeys(curve=row.curve, signing=row.signing, sealing=row.sealing)
 
 
 def check(house: House, hello: Hello) -> bool:

@@ -10,10 +10,9 @@ from fcil_protocol.channel import Channel
 from fcil_protocol.errors import BadSignature, BadTicket, FcilError, TooLarge, UnknownClient
 from fcil_protocol.frames import Received
 from fcil_protocol.keys import PrivateKeys, PublicKeys, verify_signature
-from fcil_protocol.messages import Enrol, Enrolled, Hello, Message
+from fcil_protocol.messages import Enrol, Enrolled, Hello, Message, nack_of
 from fcil_protocol.ticket import PROOF, proof_text
 from fcil_protocol.transport import Incoming
-from fcil_server.intake import nack_of
 from fcil_server.ledger_rows import Ticket
 from fcil_server.roster import Roster
 from fcil_server.standing import check_ticket

@@ -32,7 +32,7 @@ from fcil_protocol.errors import (
 from fcil_protocol.frames import Received
 from fcil_protocol.ids import ClientId
 from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.messages import Ack, Chunk, Message, Nack, Update
+from fcil_protocol.messages import Ack, Chunk, Message, Update, nack_of
 from fcil_protocol.pace import share
 from fcil_protocol.payload import Payload, unpack
 from fcil_protocol.spool import Spool
@@ -376,16 +376,6 @@ class Intake:
             await one.over.wait()
         if self._flush is not None:
             await asyncio.shield(self._flush)  # a cancelled round must not cancel an Ack
-
-
-def nack_of(error: FcilError, digest: str = "") -> Message:
-    """Return the Nack that tells a peer of an error."""
-    return Nack(
-        code=error.code,
-        text=error.message[:2000],
-        action=(error.action or type(error).default_action())[:2000],
-        digest=digest,
-    )
 
 
 def in_words(error: Exception) -> FcilError:

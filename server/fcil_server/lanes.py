@@ -27,14 +27,13 @@ from fcil_protocol.frames import Received, parse
 from fcil_protocol.ids import ClientId
 from fcil_protocol.lanes import Laned
 from fcil_protocol.link import Incoming, ServerLink
-from fcil_protocol.messages import Admit, Message, Uplink, Want
+from fcil_protocol.messages import Admit, Message, Uplink, Want, nack_of
 from fcil_protocol.tcp_info import TcpCounts
 from fcil_server import ledger_rows
 from fcil_server.accounts import Accounts
 from fcil_server.backlog import Backlog
-from fcil_server.greeting import check_uplink, keys_of
+from fcil_server.greeting import check_uplink
 from fcil_server.guests import SHOWN_OUT_S
-from fcil_server.intake import nack_of
 from fcil_server.ledger_words import Direction, Role
 from fcil_server.peers import FIRST_LANE, Peer
 from fcil_server.roster import MAX_BEHIND, MAX_GUESTS_BEHIND, Roster
@@ -253,13 +252,13 @@ class Lanes:
         row = federation.ledger.client_by_curve(relay.row.curve)
         if row is None:
             raise refusal(row, federation.ledger.now)
-        channel = Channel(federation.keys, keys_of(row))
+        channel = Channel(federation.keys, row.public_keys)
         channel.peer_nonce = message.nonce
         channel.check(received)
         peer = Peer(
             client=row.client_id,
             name=row.name,
-            keys=keys_of(row),
+            keys=row.public_keys,
             route=_LANE + relay.conn.to_bytes(8, "big"),
             conn=relay.conn,
             channel=channel,

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fcil_protocol.errors import UsageError
-from fcil_protocol.ids import ClientId, Digest, RunId
+from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId
 from fcil_protocol.keys import PublicKeys
 from fcil_server.ledger_accounts import AccountTables
 from fcil_server.ledger_forget import ForgetTables
 from fcil_server.ledger_fork import ForkTables
 from fcil_server.ledger_rounds import HistoryTables
-from fcil_server.ledger_rows import Client, PartRow, RoundKey, Run, StateRow
+from fcil_server.ledger_rows import Client, PartRow, Run, StateRow
 from fcil_server.ledger_trust import TrustTables
 from fcil_server.ledger_words import OPENING, Role, RunStatus
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from fcil_protocol.ids import ClientId, RunId
+from fcil_protocol.ids import ClientId, RoundKey, RunId
 from fcil_server.ledger_file import LedgerFile
 from fcil_server.ledger_rows import (
     AuditEntry,
@@ -15,7 +15,6 @@ from fcil_server.ledger_rows import (
     NewEvent,
     NewRefusal,
     Refusal,
-    RoundKey,
 )
 from fcil_server.ledger_words import CENTRAL, HARMLESS, Cause, Direction, Source
 

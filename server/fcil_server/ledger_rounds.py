@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fcil_protocol.errors import AlreadyHave, InternalError
-from fcil_protocol.ids import ClientId, RunId, UpdateId
+from fcil_protocol.ids import ClientId, RoundKey, RunId, UpdateId
 from fcil_server.ledger_file import LedgerFile
-from fcil_server.ledger_rows import AliasRow, AnswerRow, ClassRow, Round, RoundKey, Task, UpdateRow
+from fcil_server.ledger_rows import AliasRow, AnswerRow, ClassRow, Round, Task, UpdateRow
 from fcil_server.ledger_words import Answer, Outcome, UpdateStatus
 
 IN_ROUND = "run = ? AND task = ? AND kind = ? AND round = ?"

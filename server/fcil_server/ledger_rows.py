@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fcil_protocol.ids import ClientId, Digest, RunId, UpdateId
+from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, UpdateId
+from fcil_protocol.keys import PublicKeys
 from fcil_server.ledger_words import (
     Answer,
     Cause,
@@ -22,16 +23,6 @@ from fcil_server.ledger_words import (
     Source,
     UpdateStatus,
 )
-
-
-class RoundKey(NamedTuple):
-    """What identifies a round for ever."""
-
-    run: RunId
-    task: int
-    kind: str
-    round: int
-
 
 # How columns that SQLite has no type for become fields.
 _JSON = {"decode": json.loads}
@@ -61,6 +52,11 @@ class Client:
     role: Role = field(metadata={"decode": Role})
     via: ClientId | None
     address: str
+
+    @property
+    def public_keys(self) -> PublicKeys:
+        """Its keys, as others know them."""
+        return PublicKeys(curve=self.curve, signing=self.signing, sealing=self.sealing)
 
     def may_join(self, now: float) -> bool:
         """Say whether the client is neither revoked nor expired at ``now``."""

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from fcil_protocol.ids import ClientId
+from fcil_protocol.ids import ClientId, RoundKey
 from fcil_server.gauges import gauges
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.peers import Peer
 from fcil_server.round_events import Answer
 from fcil_server.turns import Turns

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from fcil_adapters.averaging_rules import Averaging
 from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method, Part, State, TaskInfo
-from fcil_protocol.ids import ClientId, Digest, RunId
+from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId
 from fcil_protocol.messages import Message, PartRef
 from fcil_protocol.spool import Spool
 from fcil_server.aggregation import Aggregation
@@ -17,7 +17,6 @@ from fcil_server.classes import ClassRegistry
 from fcil_server.config import Config
 from fcil_server.kept import KeptUpdates
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.peers import Peer, Peers
 from fcil_server.plan import Step
 from fcil_server.round import Round

@@ -18,10 +18,9 @@ from fcil_protocol.errors import (
     WrongFederation,
 )
 from fcil_protocol.header import Core
-from fcil_protocol.ids import ClientId, UpdateId
+from fcil_protocol.ids import ClientId, RoundKey, UpdateId
 from fcil_protocol.payload import Payload
 from fcil_protocol.wellknown import EVALUATE, EVALUATE_SCHEMA, result_faults
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import Outcome
 from fcil_server.position import Kit, Position
 from fcil_server.standing import refusal

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from fcil_adapters.contract import State
 from fcil_protocol.errors import CorruptFile, FcilError, RunFailed, TrustError, WireError
-from fcil_protocol.ids import ClientId, RunId
+from fcil_protocol.ids import ClientId, RoundKey, RunId
 from fcil_protocol.payload import pack, unpack
 from fcil_server import rundir
 from fcil_server.fork import fork, kept_states
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import RoundKey, Run, StateRow, UpdateRow
+from fcil_server.ledger_rows import Run, StateRow, UpdateRow
 from fcil_server.ledger_words import OPENING, RunStatus, UpdateStatus
 from fcil_server.plan import Step, task_steps
 from fcil_server.position import Kit, context

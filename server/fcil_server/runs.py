@@ -27,7 +27,7 @@ from fcil_protocol.errors import (
     StorageError,
     UsageError,
 )
-from fcil_protocol.ids import ClientId, new_run_id
+from fcil_protocol.ids import ClientId, RoundKey, new_run_id
 from fcil_protocol.payload import Payload
 from fcil_protocol.schema import class_key
 from fcil_server import config as configuration
@@ -47,7 +47,7 @@ from fcil_server.intake import Intake
 from fcil_server.kept_config import config_of
 from fcil_server.kits import Desk, Terms, make_kit
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import ByteCount, RoundKey, Run
+from fcil_server.ledger_rows import ByteCount, Run
 from fcil_server.ledger_words import RunStatus
 from fcil_server.peers import Peer
 from fcil_server.recovery import ensure_state

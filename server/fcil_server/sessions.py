@@ -20,11 +20,11 @@ from fcil_protocol.messages import (
     Message,
     Parts,
     Rotate,
+    nack_of,
 )
 from fcil_protocol.ticket import keys_digest
 from fcil_protocol.transport import Incoming
 from fcil_server import greeting
-from fcil_server.intake import nack_of
 from fcil_server.ledger_rows import Client
 from fcil_server.peers import Peer
 from fcil_server.standing import LEFT_BY_ITSELF, REVOKED
@@ -142,7 +142,7 @@ class Sessions:
         if peer is not None:
             self.send(peer, nack_of(error))
         elif row is not None and incoming.frames:
-            channel = Channel(server.federation.keys, greeting.keys_of(row))
+            channel = Channel(server.federation.keys, row.public_keys)
             with contextlib.suppress(FcilError):
                 hello = parse(incoming.frames).message
                 if isinstance(hello, Hello):

@@ -14,7 +14,6 @@ from fcil_client.home import Enrolment, Home
 from fcil_client.inventory import Inventory
 from fcil_client.manners import ALWAYS, Facts
 from fcil_client.rounds import Options, RoundWork
-from fcil_client.session_events import key_of
 from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.certificate import RootKey
 from fcil_protocol.channel import Channel
@@ -82,7 +81,7 @@ class Work(RoundWork):
     def _core(self, terms, key, *, base):
         """Say of an update that it is one, though an inventory is in it."""
         if self._order is not None:
-            key, base = key_of(self._order), self._order.base
+            key, base = self._order.key, self._order.base
         return super()._core(terms, key, base=base)
 
 

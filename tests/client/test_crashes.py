@@ -23,7 +23,7 @@ from fcil_client import session_events as events
 from fcil_client.home import Enrolment, Home
 from fcil_client.rounds import Options, RoundWork
 from fcil_client.session import Session
-from fcil_client.session_events import Link, Work, key_of
+from fcil_client.session_events import Link, Work
 from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.envelope import Core, seal, wrap_key
 from fcil_protocol.errors import StorageError
@@ -98,7 +98,7 @@ class Server:
 
     def close(self, counted):
         """Close the round; return the RoundOver that a connected client hears."""
-        key = key_of(self.order())
+        key = self.order().key
         if self.accepted:
             self.judged.append((self.accepted, counted))
         self.round, self.base, self.accepted = self.round + 1, self.base + 1, ""
@@ -171,9 +171,9 @@ class Device(daemon.Client):
                 if not self.server.accepted:
                     self._feed(events.RoundOpened(self.server.order()))
             case "fetch":
-                self._feed(events.PartsReady(key_of(args[0])))
+                self._feed(events.PartsReady(args[0].key))
             case "train":
-                self._feed(events.WorkDone(key_of(args[0]), self._learn(args[0])))
+                self._feed(events.WorkDone(args[0].key, self._learn(args[0])))
             case "offer":
                 code = self.server.answer(args[0])
                 event = events.Acked(args[0]) if code is None else events.Nacked(args[0], code)

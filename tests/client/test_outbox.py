@@ -11,7 +11,6 @@ import pytest
 
 from fcil_client.home import Home
 from fcil_client.outbox import Outbox
-from fcil_client.session_events import key_of
 from fcil_protocol import PROTOCOL_VERSION
 from fcil_protocol.envelope import Core, StoredEnvelope, parse_header, seal, wrap_key
 from fcil_protocol.errors import CorruptFile, StorageError
@@ -231,7 +230,7 @@ class TestWaiting:
         assert name == digest
         assert found is not None
         wanted = order()
-        assert (key_of(found), found.base) == (key_of(wanted), wanted.base)
+        assert (found.key, found.base) == (wanted.key, wanted.base)
         assert (found.parts, found.verdict) == ([], None), "their use is over"
 
     def test_the_newest_stays_and_older_ones_go_but_for_states_that_a_verdict_may_want(

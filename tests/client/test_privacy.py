@@ -27,7 +27,6 @@ from fcil_client.manifest import scan
 from fcil_client.outbox import Outbox
 from fcil_client.privacy import Charge, Limits, PrivacyLedger, gaussian_epsilon, spent, summary
 from fcil_client.rounds import Options
-from fcil_client.session_events import RoundKey
 from fcil_client.show_privacy import one_privacy, show_privacy
 from fcil_client.worker import ClientWorker
 from fcil_protocol.envelope import open_body, parse_header, unwrap_key
@@ -38,6 +37,7 @@ from fcil_protocol.errors import (
     PrivacyRefused,
     StorageError,
 )
+from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages import Hello, PrivacyTerms
 from fcil_protocol.payload import pack, unpack
 from tiers import sampled

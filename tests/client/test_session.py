@@ -54,7 +54,6 @@ from fcil_client.session_events import (
     PatienceOver,
     Refuse,
     RetryDue,
-    RoundKey,
     RoundOpened,
     RoundOver,
     Scan,
@@ -67,8 +66,8 @@ from fcil_client.session_events import (
     Work,
     WorkDone,
     WorkFailed,
-    key_of,
 )
+from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages import RoundOpen, Verdict
 
 RUN, RUN2 = "r20260102-030405-0a0b", "r20260102-030405-0a0c"
@@ -94,8 +93,8 @@ def order(
     )
 
 
-KEY = key_of(order())
-OTHER = key_of(order(1))
+KEY = order().key
+OTHER = order(1).key
 
 
 def session(work: Work = Work.IDLE, link: Link = Link.READY) -> Session:
@@ -509,8 +508,8 @@ class TestWork:
         made = session(Work.WORKING)
         self.lose(made, REFETCHES)
         made.handle(RoundOpened(other))
-        made.handle(PartsReady(key_of(other)))
-        assert made.handle(PartsLost(key_of(other), "x")) == [Fetch(other)]
+        made.handle(PartsReady(other.key))
+        assert made.handle(PartsLost(other.key, "x")) == [Fetch(other)]
 
     @pytest.mark.parametrize("event", [PartsReady(OTHER), PartsLost(OTHER, "x")])
     @pytest.mark.parametrize("work", WORK)
@@ -852,7 +851,7 @@ orders = st.builds(
     verdict=verdicts,
     run=st.sampled_from([RUN, RUN, RUN2]),
 )
-keys = st.sampled_from([KEY, OTHER, RoundKey(RUN, 1, "finish", 0), key_of(order(run=RUN2))])
+keys = st.sampled_from([KEY, OTHER, RoundKey(RUN, 1, "finish", 0), order(run=RUN2).key])
 digests = st.sampled_from([D1, D2, D3])
 runs = st.sampled_from([RUN, RUN, RUN, RUN2])
 codes = st.sampled_from(["already_have", "round_closed", "disk_full", "malformed", "too_large"])
@@ -947,7 +946,7 @@ def test_fuzz_from_any_state_a_good_link_leads_to_work_again(script: list[Event]
     assert made.link is Link.READY
     final = order(7)
     assert Fetch(final) in made.handle(RoundOpened(final))
-    assert made.handle(PartsReady(key_of(final))) == [Train(final)]
-    assert made.handle(WorkDone(key_of(final), D3)) == [Offer(D3)]
+    assert made.handle(PartsReady(final.key)) == [Train(final)]
+    assert made.handle(WorkDone(final.key, D3)) == [Offer(D3)]
     assert made.handle(Acked(D3))[0] == Forget(D3)
     assert made.work is Work.IDLE

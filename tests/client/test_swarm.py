@@ -16,7 +16,7 @@ from fcil_client.doctor import examination
 from fcil_client.home import Home
 from fcil_client.notes import Note, Notes
 from fcil_client.options import Options
-from fcil_client.session_events import Link, RoundKey, Work
+from fcil_client.session_events import Link, Work
 from fcil_client.swarm import Ends, Outcome, Swarm
 from fcil_client.swarm_seats import (
     Door,
@@ -30,6 +30,7 @@ from fcil_client.swarm_show import Screen, end_line
 from fcil_client.workplace import Workplace
 from fcil_protocol import control
 from fcil_protocol.errors import DataError, FcilError, UsageError
+from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages import RUN_DONE
 from fcil_protocol.terminal import Format
 

@@ -20,7 +20,7 @@ from fcil_adapters.contract import Update
 from fcil_adapters.describe import backbone_fields
 from fcil_adapters.registry import load_half, schema_digest
 from fcil_adapters.update_list import UpdateList
-from fcil_protocol.ids import RunId, UpdateId, new_run_id
+from fcil_protocol.ids import RoundKey, RunId, UpdateId, new_run_id
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.payload import Payload, pack
 from fcil_server import forget_offline
@@ -33,7 +33,6 @@ from fcil_server.forget import Forgotten
 from fcil_server.fork import states_folder
 from fcil_server.kept import KeptUpdates, kept_folder
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import OPENING, Outcome
 from fcil_server.store import StateStore
 

@@ -27,7 +27,6 @@ from fcil_protocol.testing import MemoryRouter
 from fcil_protocol.transfer import runs
 from fcil_server.accounts import Accounts
 from fcil_server.doorkeeper import Doorkeeper
-from fcil_server.greeting import keys_of
 from fcil_server.lanes import Lanes
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger_words import Role
@@ -146,7 +145,7 @@ class Center:
         message = received.message
         if isinstance(message, Hello):
             row = self.ledger.client_by_curve(incoming.key)
-            channel = Channel(self.federation.keys, keys_of(row))
+            channel = Channel(self.federation.keys, row.public_keys)
             channel.peer_nonce = message.nonce
             channel.check(received)
             self.channels[incoming.conn] = (incoming, channel, row)
@@ -159,7 +158,7 @@ class Center:
         message = channel.check(received)
         self.heard.append(message)
         if isinstance(message, Want):
-            await self._give(row.client_id, incoming.route, channel, keys_of(row), message)
+            await self._give(row.client_id, incoming.route, channel, row.public_keys, message)
 
     def say(self, key, message, *blobs):
         """Send a message to the client with a CURVE key."""

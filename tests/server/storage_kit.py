@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fcil_protocol.envelope import Core, seal, wrap_key
-from fcil_protocol.ids import ClientId, Digest, RunId, UpdateId, new_run_id
+from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, UpdateId, new_run_id
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.payload import Payload, pack
 from fcil_protocol.spool import Spool
@@ -25,7 +25,6 @@ from fcil_server.config import load, to_toml
 from fcil_server.federation import Federation
 from fcil_server.fork import states_folder
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import OPENING, Cause, Direction, Outcome
 from fcil_server.store import StateStore
 

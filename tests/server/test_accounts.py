@@ -8,12 +8,12 @@ import pytest
 
 import sample_run
 from fcil_protocol.frames import encode
+from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages import Ack, Bye, Chunk, Hello, Message, Parts, Update, Want
 from fcil_protocol.tcp_info import TcpCounts
 from fcil_protocol.transport import HANDSHAKE_DOWN_BYTES, HANDSHAKE_UP_BYTES, wire_bytes
 from fcil_server.accounts import Accounts
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import Cause, Direction, Source
 from sample_run import ALICE, BOB, RUN, Clock
 

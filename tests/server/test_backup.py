@@ -22,7 +22,7 @@ from fcil_protocol.errors import (
     StorageError,
     UsageError,
 )
-from fcil_protocol.ids import Digest
+from fcil_protocol.ids import Digest, RoundKey
 from fcil_protocol.keys import PrivateKeys
 from fcil_server import backup as backup_module
 from fcil_server import restore as restore_module
@@ -30,7 +30,6 @@ from fcil_server.archive import MANIFEST, Manifest, verify
 from fcil_server.backup import audit_backup, backup
 from fcil_server.federation import Federation
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import Cause, Direction, RunStatus
 from fcil_server.restore import Keys, Restored, restore
 from server.storage_kit import (

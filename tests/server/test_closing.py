@@ -8,7 +8,7 @@ import pytest
 import sample_run
 from fcil_adapters.contract import TaskInfo
 from fcil_protocol.errors import DiskFull, InternalError, RunFailed
-from fcil_protocol.ids import UpdateId
+from fcil_protocol.ids import RoundKey, UpdateId
 from fcil_protocol.payload import Payload
 from fcil_server import closing, round_events
 from fcil_server.asking import describe_pause
@@ -16,7 +16,6 @@ from fcil_server.combining import Combined
 from fcil_server.config import Config
 from fcil_server.config_sections import RoundSection
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import Outcome, UpdateStatus
 from fcil_server.plan import Step
 from fcil_server.position import Mode, Position

@@ -10,13 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 import sample_run
-from fcil_protocol.ids import UpdateId
+from fcil_protocol.ids import RoundKey, UpdateId
 from fcil_protocol.schema import class_key
 from fcil_server.classes import ClassRegistry
 from fcil_server.coordinator import Coordinator
 from fcil_server.discovery import Discovery, OldClasses
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.position import Position
 from sample_run import ALICE, BOB, RUN, Clock, digest
 

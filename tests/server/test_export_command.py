@@ -19,14 +19,13 @@ from adapters.kit import make_tasks, toy_backbone, toy_images
 from fcil_adapters.describe import NO_BACKBONE, backbone_fields
 from fcil_adapters.exported import ExportedModel
 from fcil_adapters.registry import schema_digest
-from fcil_protocol.ids import ClientId, Digest, RunId, new_run_id
+from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, new_run_id
 from fcil_server.classes import ClassRegistry
 from fcil_server.cli import app
 from fcil_server.cli_export import show_exported
 from fcil_server.config import load, to_toml
 from fcil_server.federation import Federation
 from fcil_server.fork import states_folder
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import OPENING
 from fcil_server.store import StateStore
 from server.storage_kit import flip

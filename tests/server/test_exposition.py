@@ -11,11 +11,10 @@ import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from fcil_protocol.ids import RunId
+from fcil_protocol.ids import RoundKey, RunId
 from fcil_server.exposition import CATALOGUE, PHASES, Snapshot, Usage, render
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_accounts import AccountTables
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_totals import SETTLED_S, TotalsReader
 from fcil_server.ledger_words import Cause, Direction, Source, UpdateStatus
 from sample_run import ALICE, BOB, HTML_NAME, LIVE, MATRIX, RUN, TASKS, Clock, build

@@ -20,6 +20,7 @@ from fcil_adapters.methods.analytic.solving import solve
 from fcil_adapters.methods.analytic.sums import Sums
 from fcil_adapters.privacy import Privacy
 from fcil_protocol.errors import CorruptFile, UsageError
+from fcil_protocol.ids import RoundKey
 from fcil_protocol.payload import pack
 from fcil_server import forget_offline
 from fcil_server.check import check
@@ -30,7 +31,6 @@ from fcil_server.fork import states_folder
 from fcil_server.kept import KeptUpdates, kept_folder
 from fcil_server.ledger_file import LedgerFile
 from fcil_server.ledger_forget import FORGOTTEN
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import RunStatus, UpdateStatus
 from server.forget_kit import COLOURS, Story, here, learners
 from server.storage_kit import flip

@@ -21,10 +21,9 @@ from fcil_protocol.errors import (
     StorageError,
     UsageError,
 )
-from fcil_protocol.ids import ClientId, RunId, UpdateId
+from fcil_protocol.ids import ClientId, RoundKey, RunId, UpdateId
 from fcil_server import ledger_accounts, ledger_file
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 from fcil_server.ledger_words import (
     Answer,

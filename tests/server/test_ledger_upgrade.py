@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fcil_protocol.ids import RoundKey
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 from fcil_server.ledger_words import Answer
 from sample_run import ALICE, BOB, RUN

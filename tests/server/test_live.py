@@ -11,13 +11,12 @@ import pytest
 
 from fcil_adapters.contract import TaskInfo
 from fcil_protocol import control
-from fcil_protocol.ids import named_client_id
+from fcil_protocol.ids import RoundKey, named_client_id
 from fcil_protocol.messages import Ack, Chunk, Update
 from fcil_protocol.payload import Payload
 from fcil_server.daemon import Server
 from fcil_server.federation import Federation
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.live import MAX_SHOWN, Live
 from fcil_server.peers import Peer, Peers
 from fcil_server.plan import Step

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 import sample_run
-from fcil_protocol.ids import UpdateId
+from fcil_protocol.ids import RoundKey, UpdateId
 from fcil_server import rundir
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import Cause, Direction
 from fcil_server.recovery import needed_updates
 from fcil_server.round_events import Outcome

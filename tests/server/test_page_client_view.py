@@ -12,10 +12,9 @@ import pytest
 
 import page_kit
 import sample_run
-from fcil_protocol.ids import ClientId, RunId
+from fcil_protocol.ids import ClientId, RoundKey, RunId
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger_client import ClientReader
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.page import client_view
 from fcil_server.page.client_view import bytes_chart, client_html
 from fcil_server.page.history import Reader

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 import sample_run
-from fcil_protocol.ids import RunId, UpdateId
+from fcil_protocol.ids import RoundKey, RunId, UpdateId
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import CENTRAL, OPENING, Answer, Cause, Direction, RunStatus, Source
 from fcil_server.page.history import Reader
 from fcil_server.page.snapshot import History, frozen

@@ -12,9 +12,8 @@ import pytest
 import page_kit
 import sample_run
 from fcil_protocol.errors import CorruptFile, StorageError, UsageError
-from fcil_protocol.ids import ClientId, RunId
+from fcil_protocol.ids import ClientId, RoundKey, RunId
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import Cause, Direction, RunStatus
 from fcil_server.page import tally
 from fcil_server.page.history import Reader

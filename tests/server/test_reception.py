@@ -13,9 +13,9 @@ import sample_run
 from fcil_adapters.contract import TaskInfo
 from fcil_protocol.errors import AlreadyHave, NotYet, RoundClosed, Surplus
 from fcil_protocol.header import Core
+from fcil_protocol.ids import RoundKey
 from fcil_server.classes import ClassRegistry
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import Answer, UpdateStatus
 from fcil_server.plan import Step
 from fcil_server.position import Position

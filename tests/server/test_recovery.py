@@ -15,7 +15,7 @@ import pytest
 from fcil_adapters import registry
 from fcil_adapters.describe import NO_BACKBONE
 from fcil_protocol.errors import CannotOpen, CorruptFile, FcilError, RunFailed, WorkerDied
-from fcil_protocol.ids import Digest
+from fcil_protocol.ids import Digest, RoundKey
 from fcil_protocol.payload import Payload
 from fcil_protocol.spool import Spool
 from fcil_server.classes import ClassRegistry
@@ -23,7 +23,7 @@ from fcil_server.combining import Combined
 from fcil_server.config import load
 from fcil_server.fork import states_folder
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import RoundKey, Run
+from fcil_server.ledger_rows import Run
 from fcil_server.ledger_words import RunStatus
 from fcil_server.recovery import ensure_state, needed_updates
 from fcil_server.roster import WITHDRAWN

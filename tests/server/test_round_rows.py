@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import sample_run
-from fcil_server.ledger_rows import RoundKey
+from fcil_protocol.ids import RoundKey
 from fcil_server.page import rounds as page_rounds
 from fcil_server.page.snapshot import frozen
 from fcil_server.rundata import collect

@@ -16,12 +16,12 @@ from fcil_protocol.certificate import RootKey
 from fcil_protocol.envelope import Sealed
 from fcil_protocol.frames import parse
 from fcil_protocol.header import header_bytes_of
+from fcil_protocol.ids import RoundKey
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import Ack, Bye, Hello, Nack, Progress, Update, Want
 from fcil_protocol.payload import Payload
 from fcil_protocol.transport import LinkNews
 from fcil_protocol.wellknown import REGISTRY
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.local import LocalFederation
 from system.kit import open_ledger, settings
 from system.raw_client import WAIT_S, RawClient, good_update

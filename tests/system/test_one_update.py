@@ -22,7 +22,7 @@ from fcil_protocol.certificate import RootKey
 from fcil_protocol.channel import Channel
 from fcil_protocol.envelope import Core, open_body, parse_header, seal, unwrap_key, wrap_key
 from fcil_protocol.frames import parse
-from fcil_protocol.ids import new_client_id, new_run_id
+from fcil_protocol.ids import RoundKey, new_client_id, new_run_id
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import Ack, Chunk, Parts, Want
 from fcil_protocol.messages import Update as UpdateMessage
@@ -35,7 +35,6 @@ from fcil_server import round as machine
 from fcil_server.broadcast import Publisher, Stamp
 from fcil_server.intake import Intake
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.peers import Peer
 from fcil_server.store import PartStore, StateStore
 from fcil_server.uploads import Expectation

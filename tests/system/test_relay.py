@@ -16,6 +16,7 @@ from fcil_protocol.dialling import dial
 from fcil_protocol.envelope import StoredEnvelope, unwrap_key
 from fcil_protocol.errors import FcilError
 from fcil_protocol.frames import parse
+from fcil_protocol.ids import RoundKey
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.link import LinkNews
 from fcil_protocol.messages import Ack, Admit, Hello, Nack, Update, Uplink
@@ -23,7 +24,6 @@ from fcil_protocol.payload import Payload
 from fcil_protocol.redemption import show
 from fcil_protocol.ticket import Ticket
 from fcil_protocol.wellknown import REGISTRY
-from fcil_server.ledger_rows import RoundKey
 from fcil_server.ledger_words import Cause, Direction, RunStatus
 from fcil_server.local import LocalFederation
 from system.kit import open_ledger, settings, write_client

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from fcil_protocol.ids import ClientId
-from fcil_server.ledger_rows import ByteCount, ClassRow, Event, RoundKey, Run, Task
+from fcil_protocol.ids import ClientId, RoundKey
+from fcil_server.ledger_rows import ByteCount, ClassRow, Event, Run, Task
 from fcil_server.ledger_words import Cause, Direction, Outcome
 from fcil_server.metrics import Headline, Metrics, headline
 from fcil_server.report_claims import Paper, paper_of

@@ -16,10 +16,10 @@ from sqlite3 import Row
 from typing import Any
 
 from fcil_protocol.errors import CorruptFile
-from fcil_protocol.ids import ClientId, RunId
+from fcil_protocol.ids import ClientId, RoundKey, RunId
 from fcil_server.ledger_accounts import IN_INDEX, LEVELS, SUMS
 from fcil_server.ledger_rounds import IN_ROUND
-from fcil_server.ledger_rows import ByteCount, RoundKey
+from fcil_server.ledger_rows import ByteCount
 from fcil_server.ledger_words import Cause, Direction, Outcome, Source, UpdateStatus
 from fcil_server.page.snapshot import EXCLUDED, NAMED, Away, RoundLine, Totals, by_cause
 from fcil_server.rundata import Bytes
