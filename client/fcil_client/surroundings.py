@@ -14,17 +14,61 @@ from fcil_client import telling
 from fcil_client.home import Home
 from fcil_client.manners_facts import Sensors, System
 from fcil_client.manners_loop import Watch
+from fcil_client.notes import Notes
 from fcil_client.options import Options
+from fcil_client.session import Session
+from fcil_client.session_events import Event
 from fcil_protocol import control
 from fcil_protocol.dialling import Dial
 from fcil_protocol.errors import WireError
 from fcil_protocol.service import Service
 
 if TYPE_CHECKING:
-    from fcil_client.daemon import Client
     from fcil_client.workplace import Workplace
 
 Work = Coroutine[Any, Any, None]
+
+
+class HostedClient(Protocol):
+    """A client as the process that it runs in uses it.
+
+    Attributes:
+        counted: updates that were counted since its start.
+        notes: takes what its user is to know.
+    """
+
+    counted: int
+    notes: Notes
+
+    @property
+    def place(self) -> Workplace:
+        """Where it computes."""
+        ...
+
+    @property
+    def session(self) -> Session:
+        """Where link and work stand."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """Return everything that one wants to know of a running client."""
+        ...
+
+    def feed(self, event: Event) -> None:
+        """Let the session take an event from outside."""
+        ...
+
+    def stood(self) -> None:
+        """Say at once that the work stands still, or goes on."""
+        ...
+
+    def watch_folder(self) -> Work:
+        """Return what notices images that come and go."""
+        ...
+
+    def stop(self) -> None:
+        """End the client when what is being written is written."""
+        ...
 
 
 class Surroundings(Protocol):
@@ -41,7 +85,7 @@ class Surroundings(Protocol):
         """The worker that many clients share; None: the client has its own."""
         ...
 
-    async def begin(self, client: Client) -> None:
+    async def begin(self, client: HostedClient) -> None:
         """Prepare what must stand before the client connects; it may have to wait for its turn."""
         ...
 
@@ -95,11 +139,11 @@ class Alone:
         self._rules = options.manners
         self._service = service or Service()
         self._sensors = sensors or System(use=options.manners.only_when_idle)
-        self._client: Client
+        self._client: HostedClient
         self._watch: Watch
         self._door: asyncio.AbstractServer
 
-    async def begin(self, client: Client) -> None:
+    async def begin(self, client: HostedClient) -> None:
         """Take signals and commands, and read the sensors."""
         self._client = client
         self._service.catch(client.stop, lambda text: client.notes("info", text))

@@ -24,6 +24,7 @@ from fcil_client.manners_facts import Sensors
 from fcil_client.notes import Note, Notes
 from fcil_client.options import Options
 from fcil_client.session_events import FolderChanged
+from fcil_client.swarm_members import Member
 from fcil_client.swarm_seats import Door, Seat, how_to_start, swarm_digest, swarm_name
 from fcil_client.swarm_shared import Membership, Shared
 from fcil_client.swarm_status import RECORD, record_bytes, swarms
@@ -38,23 +39,6 @@ FILES_BASE = 128  # of the process besides
 NOTED = 50  # new members before they are written down
 
 Say = Callable[[str, Note], None]  # the member's name, empty where it is about all
-
-
-@dataclass
-class Member:
-    """One seat of a swarm, and what became of it.
-
-    Attributes:
-        home: from its enrolment on.
-        client: from its start on.
-        error: why it takes no further part.
-    """
-
-    seat: Seat
-    home: Home | None = None
-    client: Client | None = None
-    error: FcilError | None = None
-    task: asyncio.Task[None] | None = None
 
 
 @dataclass(frozen=True)

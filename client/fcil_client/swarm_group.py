@@ -11,7 +11,8 @@ import signal
 import sys
 import threading
 
-STOP = b"stop\n"
+from fcil_client.swarm_groups import STOP
+
 GONE = 143  # exit code: as if SIGTERM had ended it
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+STOP = b"stop\n"  # the line that asks a group's process for an orderly end
 AGAIN = 3  # times that a group that was killed is started again
 KILLED = 128  # exit codes from here on say which signal ended a process, as negative ones do
 _ADDED = (

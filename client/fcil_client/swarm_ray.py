@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from fcil_client.swarm_group import STOP
-from fcil_client.swarm_groups import Group, Share, exit_code, together
+from fcil_client.swarm_groups import STOP, Group, Share, exit_code, together
 from fcil_protocol.children import module_command
 from fcil_protocol.errors import ConfigError, Unreachable, UsageError
 

@@ -6,20 +6,17 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fcil_client.manners_facts import Sensors, System
 from fcil_client.manners_loop import Watch
 from fcil_client.notes import Notes
 from fcil_client.options import Options
 from fcil_client.session_events import Barred, Event, Link
-from fcil_client.surroundings import Work
+from fcil_client.surroundings import HostedClient, Work
 from fcil_client.workplace import Workplace
 from fcil_protocol.dialling import Dial, dial
 from fcil_protocol.transport import Links
-
-if TYPE_CHECKING:
-    from fcil_client.daemon import Client
 
 STARTS = 16  # members that may be between their connection and their list of classes
 START_S = 5.0  # a member that is not there after so long keeps nobody else from starting
@@ -55,8 +52,8 @@ class Shared:
         sensors: Sensors | None = None,
     ) -> None:
         self.place = Workplace(options, log, remembers=True)
-        self.waiting: set[Client] = set()
-        self.members: set[Client] = set()
+        self.waiting: set[HostedClient] = set()
+        self.members: set[HostedClient] = set()
         self.starts = asyncio.Semaphore(STARTS)
         self.said_goodbye = said_goodbye
         self._links = Links(most)
@@ -94,10 +91,10 @@ class Membership:
         self.dial = shared.dial
         self.place = shared.place
         self._shared = shared
-        self._client: Client | None = None
+        self._client: HostedClient | None = None
         self._starts: asyncio.TimerHandle | None = None
 
-    async def begin(self, client: Client) -> None:
+    async def begin(self, client: HostedClient) -> None:
         """Wait for a turn to start."""
         self._shared.waiting.add(client)
         try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fcil_client.session_events import Link, Work
 
 if TYPE_CHECKING:
-    from fcil_client.swarm import Member
+    from fcil_client.swarm_members import Member
 
 
 def summary(members: Sequence[Member]) -> dict[str, Any]:

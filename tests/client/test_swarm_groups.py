@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from fcil_client import cli, swarm_group, swarm_ray
-from fcil_client.swarm_groups import AGAIN, Group, Share, as_text, divide, exit_code, together
+from fcil_client import cli, swarm_ray
+from fcil_client.swarm_groups import AGAIN, STOP, Group, Share, as_text, divide, exit_code, together
 from fcil_client.swarm_seats import Seat, read_slots
 from fcil_client.swarm_spread import watched_groups
 from fcil_protocol.errors import ConfigError, UsageError
@@ -177,9 +177,7 @@ swarm_group.main()
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("word", "code", "rest"), [(swarm_group.STOP, 0, "in order"), (b"", 143, "")]
-)
+@pytest.mark.parametrize(("word", "code", "rest"), [(STOP, 0, "in order"), (b"", 143, "")])
 def test_a_group_ends_in_order_when_asked_and_at_once_when_its_starter_is_gone(word, code, rest):
     """Also where Ctrl-C's signal is blocked, as in the processes of Ray."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
