@@ -5,7 +5,6 @@ Whoever needs a backbone loads it here, and neither runtime is imported before t
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -184,25 +183,6 @@ def frozen_methods() -> list[str]:
     return [m.name for m in methods if m.frozen or not m.needs_backbone]
 
 
-def exporter(extra: str) -> Any:
-    """Return `fcil_adapters.export`, which needs torch and onnx.
-
-    Args:
-        extra: which of the package's extras this program came with, for the error.
-
-    Raises:
-        ConfigError: they are not installed.
-    """
-    choose("torch")
-    try:
-        return importlib.import_module("fcil_adapters.export")
-    except ImportError as error:
-        raise ConfigError(
-            f"writing an ONNX file needs packages that are not installed ({error}).",
-            action=f"pip install 'fcil[{extra},export,edge]'",
-        ) from error
-
-
 def load(
     engine: str,
     name: str = "embedded",
@@ -237,7 +217,7 @@ def load(
             memory_bound.enforce()
         return loaded
     try:
-        torch_side = importlib.import_module("fcil_adapters.backbone")
+        from fcil_adapters.backbone import choose_device, load_backbone
     except (ImportError, OSError) as error:
         raise ConfigError(
             f"torch cannot be used here: {str(error)[:300]}.",
@@ -245,6 +225,6 @@ def load(
         ) from error
     if weights is not None and weights.suffix == ".onnx":
         weights = weights.with_suffix(".safetensors")
-    chosen = torch_side.choose_device(device)
+    chosen = choose_device(device)
     memory_bound.enforce(chosen, memory_bound.TORCH_ROOM)  # not before torch is loaded
-    return torch_side.load_backbone(name, weights, chosen)
+    return load_backbone(name, weights, chosen)

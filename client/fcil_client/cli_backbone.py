@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -33,7 +32,12 @@ def export(
     """
     form = chosen(form, json_flag)
     with errors(form):
-        done = _torch_side("backbone_export").export_backbone(name, weights, out)
+        from fcil_adapters.engines import choose
+
+        choose("torch")
+        from fcil_adapters.backbone_export import export_backbone
+
+        done = export_backbone(name, weights, out)
         row = {
             "name": done.info.name,
             "digest": done.info.digest,
@@ -71,7 +75,12 @@ def convert(
     """
     form = chosen(form, json_flag)
     with errors(form):
-        file = _torch_side("weights_convert").convert(source, target)
+        from fcil_adapters.engines import choose
+
+        choose("torch")
+        from fcil_adapters.weights_convert import convert as convert_weights
+
+        file = convert_weights(source, target)
         row = {"weights": str(target), "tensors": len(file.tensors), "digest": file.digest()}
 
         def show() -> None:
@@ -79,14 +88,6 @@ def convert(
             typer.echo(f"digest  {row['digest']}")
 
         emit(row, form, show)
-
-
-def _torch_side(module: str) -> Any:
-    """Load a module that imports torch, by name as workers do."""
-    from fcil_adapters.engines import choose
-
-    choose("torch")
-    return importlib.import_module(f"fcil_adapters.{module}")
 
 
 def _size(path: Path) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters import engines
 from fcil_adapters.contract import Predictor
+from fcil_adapters.export_load import exporter
 from fcil_adapters.exported import ExportInfo, Origin, check_target
 from fcil_adapters.images import open_source
 from fcil_client import current_model
@@ -55,7 +55,7 @@ def export_current(
         FcilError: it cannot be exported; the message says why.
     """
     check_target(target)
-    module = engines.exporter("client")
+    module = exporter("client")
     given: dict[str, Any] = {} if opset is None else {"opset": opset}
     options = module.Options(precision=precision, force=force, **given)
     model = current_model.load(home)

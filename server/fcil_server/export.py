@@ -13,6 +13,7 @@ from fcil_adapters import engines, registry
 from fcil_adapters.calibration_images import sample
 from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method
 from fcil_adapters.describe import NO_BACKBONE
+from fcil_adapters.export_load import exporter
 from fcil_adapters.exported import ExportInfo, Origin, check_target
 from fcil_adapters.forms import forms_of
 from fcil_protocol.certificate import Certificate
@@ -61,8 +62,8 @@ def export_state(
         FcilError: it cannot be exported; the message says why.
     """
     check_target(target)
-    exporter = engines.exporter("server")
-    wanted = exporter.Options(**options)
+    module = exporter("server")
+    wanted = module.Options(**options)
     config = _config(row, directory, overrides)
     method = registry.load_method(row.method)
     method = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))
@@ -88,9 +89,7 @@ def export_state(
     )
     origin = Origin(_federation(directory), row.run_id, chosen.task, chosen.state, classes.names())
     parts = _parts(method, ctx, hparams, StateStore(states_folder(directory, row.run_id)), chosen)
-    done: ExportInfo = exporter.export_model(
-        method, ctx, parts, origin, target, wanted, images, tell
-    )
+    done: ExportInfo = module.export_model(method, ctx, parts, origin, target, wanted, images, tell)
     return done
 
 

@@ -2,14 +2,15 @@
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import fcil_adapters
 from client.model_kit import give_model, picture, write_shades
-from fcil_adapters import engines
 from fcil_adapters.images import open_source
 from fcil_client import cli, current_model, manifest
 from fcil_client.exporting import own_images
@@ -79,10 +80,8 @@ def test_images_that_are_away_stop_no_export(client, tmp_path):
 
 
 def test_where_torch_or_onnx_is_missing_it_says_what_to_install(client, tmp_path, monkeypatch):
-    def missing(name):
-        raise ModuleNotFoundError(f"No module named {name!r}")
-
-    monkeypatch.setattr(engines.importlib, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "fcil_adapters.export", None)
+    monkeypatch.delattr(fcil_adapters, "export", raising=False)
     said = run("export", "--onnx", tmp_path / "m.onnx", code=4).stderr
     assert "fcil[client,export,edge]" in said
 
