@@ -21,8 +21,7 @@ from fcil_adapters.describe import backbone_fields
 from fcil_adapters.engines import installed
 from fcil_adapters.onnx_backbone import FEATURES, FORMAT, METADATA, PIXELS, load_onnx_backbone
 from fcil_adapters.onnx_trace import trace, undress
-from fcil_adapters.probes import TOLERANCE, probe_features
-from fcil_adapters.statistics import compare_probes
+from fcil_adapters.probes import TOLERANCE, compare_probes, probe_features
 from fcil_adapters.weights import HEAD, StoredTensor, WeightsFile
 from fcil_protocol.errors import BackboneMismatch, DataError, FcilError
 from fcil_protocol.files import storage_errors, write_atomic

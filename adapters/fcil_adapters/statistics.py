@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.arrays import class_weights
-from fcil_protocol.errors import BackboneMismatch
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -67,29 +66,3 @@ def merge_means(means: NDArray[Any], counts: I64, max_share: float = 1.0) -> tup
     owned = np.where((counts > 0)[:, :, None], means, 0)  # (K, C, d)
     merged: F64 = np.einsum("kc,kcd->cd", weights, owned)
     return merged, counts.sum(axis=0, dtype=np.int64)
-
-
-def compare_probes(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """Say how far two computations of the probe features are apart.
-
-    Args:
-        a: features that one side computed, (P, d).
-        b: features that the other side computed, the reference, (P, d).
-
-    Returns:
-        The largest ``||a_i - b_i|| / ||b_i||`` over the probe images; infinity if a value is
-        not finite. Equal backbones on different machines give about 1e-6.
-
-    Raises:
-        BackboneMismatch: the shapes differ.
-    """
-    if a.shape != b.shape:
-        raise BackboneMismatch(
-            f"probe features: expected shape {b.shape}, got {a.shape}.",
-            action="Use the same backbone on both sides.",
-        )
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        return float("inf")
-    left, right = a.astype(np.float64), b.astype(np.float64)
-    norms = np.maximum(np.linalg.norm(right, axis=1), np.finfo(np.float64).tiny)
-    return float(np.max(np.linalg.norm(left - right, axis=1) / norms))

@@ -26,20 +26,21 @@ from fcil_adapters import registry
 from fcil_adapters.contract import BackboneInfo, Context, Method, Predictor
 from fcil_adapters.worker_ops import context_from
 from fcil_client.home import Home
-from fcil_protocol.envelope import open_body, unwrap_key
+from fcil_protocol.envelope import open_body, unwrap_key, wrap_key
 from fcil_protocol.errors import (
     CannotOpen,
     CorruptFile,
     DataError,
     MethodMismatch,
     StorageError,
+    TrustError,
     WireError,
 )
-from fcil_protocol.files import storage_errors
+from fcil_protocol.files import storage_errors, write_atomic
 from fcil_protocol.ids import is_digest
-from fcil_protocol.keys import PrivateKeys
+from fcil_protocol.keys import PrivateKeys, PublicKeys
 from fcil_protocol.payload import Payload, unpack
-from fcil_protocol.stored import EnvelopeFile
+from fcil_protocol.stored import EnvelopeFile, head_of
 from fcil_protocol.wellknown import EVALUATE
 
 FORMAT = 1
@@ -332,3 +333,25 @@ def _age(seconds: float) -> str:
             count = int(seconds // size)
             return f"{count} {unit}{'' if count == 1 else 's'}"
     return f"{int(seconds)} s"
+
+
+def rewrap(home: Home, old: PrivateKeys, new: PublicKeys) -> None:
+    """Let the holder of new keys open the model that was sealed for the old ones.
+
+    A part that cannot be opened stays as it is: an interrupted change may have come to it before.
+
+    Raises:
+        DiskFull, StorageError: a part could not be written.
+    """
+    record = read_if_whole(home)
+    for digest in record.parts.values() if record else ():
+        path = part_path(home, digest)
+        try:
+            with EnvelopeFile(path) as stored:
+                key = unwrap_key(stored.wrap, stored.header, old)
+                wrap = wrap_key(key, stored.header, new)
+                head = head_of(stored.header, stored.signature, wrap, stored.parsed.sealed_bytes)
+                body = list(stored.steps())
+        except (CorruptFile, TrustError, WireError):
+            continue
+        write_atomic(path, head, *body)

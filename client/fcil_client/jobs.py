@@ -13,10 +13,10 @@ from watchfiles import Change, awatch
 
 from fcil_adapters.folder_walk import FolderWalk
 from fcil_client import session_events as events
+from fcil_client.file_names import is_about_a_name, is_text
 from fcil_client.greeting import Terms
 from fcil_client.inventory import Inventory
 from fcil_client.notes import Notes
-from fcil_client.predict_watch import is_about_a_name, is_text
 from fcil_client.registry_part import Learned
 from fcil_client.rounds import RoundWork
 from fcil_protocol.errors import (

@@ -17,12 +17,9 @@ from fcil_adapters.worker_ops import context_fields
 from fcil_client.current_model import FORMAT, Record, part_path, read_if_whole, record_bytes
 from fcil_client.greeting import Terms
 from fcil_client.home import Home
-from fcil_protocol.envelope import unwrap_key, wrap_key
-from fcil_protocol.errors import CorruptFile, StorageError, TrustError, WireError
+from fcil_protocol.errors import StorageError
 from fcil_protocol.files import storage_errors, sync_data, sync_directory, write_atomic
-from fcil_protocol.keys import PrivateKeys, PublicKeys
 from fcil_protocol.messages import RoundOpen
-from fcil_protocol.stored import EnvelopeFile, head_of
 from fcil_protocol.wellknown import REGISTRY
 
 _NO_LINKS = (errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -169,25 +166,3 @@ def _sync(path: Path) -> None:
         sync_data(fd)
     finally:
         os.close(fd)
-
-
-def rewrap(home: Home, old: PrivateKeys, new: PublicKeys) -> None:
-    """Let the holder of new keys open the model that was sealed for the old ones.
-
-    A part that cannot be opened stays as it is: an interrupted change may have come to it before.
-
-    Raises:
-        DiskFull, StorageError: a part could not be written.
-    """
-    record = read_if_whole(home)
-    for digest in record.parts.values() if record else ():
-        path = part_path(home, digest)
-        try:
-            with EnvelopeFile(path) as stored:
-                key = unwrap_key(stored.wrap, stored.header, old)
-                wrap = wrap_key(key, stored.header, new)
-                head = head_of(stored.header, stored.signature, wrap, stored.parsed.sealed_bytes)
-                body = list(stored.steps())
-        except (CorruptFile, TrustError, WireError):
-            continue
-        write_atomic(path, head, *body)

@@ -9,6 +9,7 @@ import numpy as np
 
 from fcil_adapters.images import Listing
 from fcil_client import partition as draws
+from fcil_client.file_names import is_text
 from fcil_client.partition import Draw
 from fcil_client.partition_file import Partition, Source, listing_digest, sealed
 from fcil_protocol.errors import UsageError
@@ -170,7 +171,7 @@ def _layout(
 ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     train: dict[str, list[str]] = {}
     test: dict[str, list[str]] = {}
-    named = [entry for entry in listing.entries if _is_text(entry.name)]
+    named = [entry for entry in listing.entries if is_text(entry.name)]
     if len(named) < len(listing.entries):
         notes.append(
             f"left out, having names that are no UTF-8: {len(listing.entries) - len(named)}"
@@ -182,14 +183,6 @@ def _layout(
     if not train:
         raise UsageError("the data has test images alone, and nothing to divide.")
     return train, test
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _some(names: list[str], most: int, rng: np.random.Generator) -> list[str]:

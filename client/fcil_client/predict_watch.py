@@ -16,6 +16,7 @@ from pathlib import Path
 
 from watchfiles import Change, awatch
 
+from fcil_client.file_names import is_about_a_name, is_text
 from fcil_client.predict_images import is_image, walk
 from fcil_protocol.errors import DataError
 
@@ -264,17 +265,3 @@ class Ears:
         self._changes = self._begin()
         self._coming = self._ask()
         await asyncio.sleep(0)  # the system is asked for events before anybody looks
-
-
-def is_text(name: str) -> bool:
-    """Say whether a name is UTF-8; watchfiles cannot take others."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def is_about_a_name(error: BaseException) -> bool:
-    """Say whether events have ended over a name that is no UTF-8, which watchfiles cannot take."""
-    return isinstance(error, RuntimeError) and "Unable to decode path" in str(error)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from fcil_client.current_model import rewrap
 from fcil_client.enrolment import load_keys
 from fcil_client.home import Enrolment, Home
-from fcil_client.model_keeping import rewrap
 from fcil_client.visit import answer, visit
 from fcil_protocol.dialling import Dial, dial
 from fcil_protocol.errors import LinkError, Locked, TrustError, UnknownClient

@@ -15,7 +15,6 @@ from fcil_client import partition_file
 from fcil_client.enrolment import find, find_enrolled
 from fcil_client.home import Enrolment, Home, find_data
 from fcil_client.options import Options
-from fcil_client.partition_options import seat_of
 from fcil_client.redeem import redeem
 from fcil_client.rotation import finish
 from fcil_protocol.dialling import Dial
@@ -44,7 +43,9 @@ class Seat:
     @property
     def seat(self) -> str:
         """What tells its home from others of the same data."""
-        return seat_of(self.partition, self.slot)
+        if self.partition is None:
+            return ""
+        return partition_file.seat(partition_file.load(self.partition), self.slot)
 
     def options(self, shared: Options) -> Options:
         """Return the swarm's options for this member's images."""

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 import fcil_protocol
 from fcil_adapters.contract import BackboneInfo, Hparams, Method
 from fcil_adapters.describe import backbone_fields, preprocessing_digest
-from fcil_adapters.probes import TOLERANCE
-from fcil_adapters.statistics import compare_probes
+from fcil_adapters.probes import TOLERANCE, compare_probes
 from fcil_protocol.channel import Channel
 from fcil_protocol.errors import (
     BackboneMismatch,

@@ -24,13 +24,8 @@ from fcil_adapters.backbone import (
 from fcil_adapters.bridge import to_numpy, to_torch
 from fcil_adapters.embedded import embedded_file
 from fcil_adapters.images import decode
-from fcil_adapters.probes import probe_features, probe_images
-from fcil_adapters.statistics import (
-    class_means,
-    class_sums,
-    compare_probes,
-    merge_means,
-)
+from fcil_adapters.probes import compare_probes, probe_features, probe_images
+from fcil_adapters.statistics import class_means, class_sums, merge_means
 from fcil_protocol.errors import BackboneMismatch, ConfigError, CorruptFile, DataError
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_probe_images.py"

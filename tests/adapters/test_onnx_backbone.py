@@ -19,8 +19,7 @@ from fcil_adapters.backbone import load_backbone
 from fcil_adapters.embedded import EMBEDDED, embedded_file
 from fcil_adapters.onnx_backbone import METADATA, load_onnx_backbone
 from fcil_adapters.onnx_session import CPU, CUDA, TENSORRT, open_session
-from fcil_adapters.probes import probe_features, probe_images
-from fcil_adapters.statistics import compare_probes
+from fcil_adapters.probes import compare_probes, probe_features, probe_images
 from fcil_adapters.weights import WeightsFile
 from fcil_client.cli import app
 from fcil_protocol.errors import ConfigError, DataError, OutOfMemory, WorkerError

@@ -15,8 +15,8 @@ import pytest
 from adapters.worker_kit import Direct, context, fields_of, fill
 from fcil_adapters.averaging_rules import Averaging
 from fcil_adapters.describe import NO_BACKBONE, backbone_from_fields
+from fcil_adapters.probes import compare_probes
 from fcil_adapters.registry import find_exchange, load_method
-from fcil_adapters.statistics import compare_probes
 from fcil_adapters.worker_host import WorkerHost
 from fcil_adapters.worker_models import Engine
 from fcil_adapters.worker_ops import Call, context_fields, context_from

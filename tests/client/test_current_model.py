@@ -10,8 +10,9 @@ from client.daemon_kit import RUN2
 from client.model_kit import context_of, give_model, keep, means, order_of, put_part
 from client.round_kit import FED, KEYS, SERVER, TERMS
 from fcil_client import current_model, model_keeping
+from fcil_client.current_model import rewrap
 from fcil_client.downloads import Downloads
-from fcil_client.model_keeping import ModelKeeper, rewrap
+from fcil_client.model_keeping import ModelKeeper
 from fcil_protocol.errors import CorruptFile, DataError, DiskFull, MethodMismatch
 from fcil_protocol.keys import PrivateKeys
 

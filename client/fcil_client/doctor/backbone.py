@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.statistics import compare_probes
+from fcil_adapters.probes import compare_probes
 from fcil_client.doctor.lines import Line, failure, fault, ok, skipped, warning
 from fcil_protocol.errors import BackboneMismatch, FcilError
 
