@@ -15,21 +15,13 @@ from fcil_server import round_events as machine
 from fcil_server import round_notes
 from fcil_server.combining import Combined
 from fcil_server.ledger_rows import UpdateRow
-from fcil_server.ledger_words import CENTRAL, Answer, UpdateStatus
+from fcil_server.ledger_words import CENTRAL, SILENT, Answer, Outcome, UpdateStatus
 from fcil_server.plan import Step
 from fcil_server.position import Kit, Mode, Position, context
 from fcil_server.recovery import needed_updates
 from fcil_server.turns import Turns
 
 MAX_VOID = 3  # rounds in a row, and then each further one
-
-# The ledger's words for an asked client that gave no update.
-_NO_UPDATE = {
-    machine.Answer.DECLINED: Answer.DECLINED,
-    machine.Answer.LOST: Answer.LOST,
-    machine.Answer.LATE: Answer.STRAGGLER,
-    machine.Answer.SURPLUS: Answer.SURPLUS,
-}
 
 
 async def save(kit: Kit, at: Position, state: State, task: TaskInfo) -> tuple[int, Digest]:
@@ -92,7 +84,7 @@ class Closing:
 
     async def _aggregate(
         self, task: TaskInfo, step: Step, key: RoundKey, close: machine.Close, collect_s: float
-    ) -> machine.Outcome:
+    ) -> Outcome:
         kit, at, loop = self.kit, self.at, asyncio.get_running_loop()
         began, least = loop.time(), kit.config.least_updates
         while len(updates := self._usable(key)) >= least:
@@ -137,7 +129,7 @@ class Closing:
         close: machine.Close,
         excluded: Mapping[ClientId, str],
         phases: dict[str, float],
-    ) -> machine.Outcome:
+    ) -> Outcome:
         """Close a round with fewer updates than a state is made of; the state stays."""
         kit, least = self.kit, self.kit.config.least_updates
         with kit.ledger.transaction(waits=False):
@@ -166,7 +158,7 @@ class Closing:
         close: machine.Close,
         combined: Combined,
         phases: dict[str, float],
-    ) -> machine.Outcome:
+    ) -> Outcome:
         """Close a round whose updates cannot be combined, none being to blame; the state stays."""
         kit = self.kit
         assert combined.failure is not None
@@ -223,7 +215,7 @@ class Closing:
         close: machine.Close,
         phases: dict[str, float],
         new_state: int | None = None,
-    ) -> machine.Outcome:
+    ) -> Outcome:
         ledger = self.kit.ledger
         assert self.at.round is not None
         for client in close.answers:  # who asks before the disk has it hears of the last round
@@ -233,15 +225,15 @@ class Closing:
             rows = ledger.updates(key)
             updated = {u.client for u in rows}
             outcome = close.outcome
-            if updated and outcome is machine.Outcome.SKIPPED:
-                outcome = machine.Outcome.SHORT
+            if updated and outcome is Outcome.SKIPPED:
+                outcome = Outcome.SHORT
             for client, answer in close.answers.items():
-                if answer in _NO_UPDATE and client not in updated:
+                if answer in SILENT and client not in updated:
                     reason = self.at.round.reasons.get(client, "")
-                    ledger.set_answer(key, client, _NO_UPDATE[answer], reason)
+                    ledger.set_answer(key, client, answer, reason)
             ledger.count_updates(key)
             if all(u.status is UpdateStatus.EXCLUDED for u in rows):
-                outcome = machine.Outcome.SKIPPED
+                outcome = Outcome.SKIPPED
             ledger.close_round(
                 key,
                 outcome,
@@ -262,7 +254,7 @@ class Closing:
             found[row.client] = {c: (right, n) for c, right, n in zip(*columns, strict=True)}
         return found
 
-    async def _tell(self, key: RoundKey, close: machine.Close, outcome: machine.Outcome) -> None:
+    async def _tell(self, key: RoundKey, close: machine.Close, outcome: Outcome) -> None:
         turns = Turns()
         updated = {u.client for u in self.kit.ledger.updates(key)}
         for client, answer in close.answers.items():
@@ -277,7 +269,7 @@ class Closing:
                 kind=key.kind,
                 round=key.round,
                 outcome=outcome.value,
-                answer=(machine.Answer.UPDATED if client in updated else answer).value,
+                answer=(Answer.UPDATED if client in updated else answer).word,
                 verdict=self.verdict(client),
             )
             self.kit.send(peer, message)

@@ -86,7 +86,7 @@ class Coordinator:
         """A client cannot take part in a round; says whether the round waited for its word."""
         if self.at.round is None or not self.at.is_open or key != self.at.key(self.kit.run):
             return False
-        waited = self.at.round.answers.get(client) is machine.Answer.NONE
+        waited = self.at.round.answers.get(client) is Answer.NONE
         if waited:
             self.kit.ledger.set_answer(key, client, Answer.DECLINED, reason)
         resting = reason == NotNow.code

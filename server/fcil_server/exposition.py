@@ -20,7 +20,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from fcil_server.ledger_totals import Counts, Totals
-from fcil_server.ledger_words import Answer, Cause, Direction, Outcome, Source, UpdateStatus
+from fcil_server.ledger_words import SILENT, Cause, Direction, Outcome, Source, UpdateStatus
 
 PHASES = (
     "starting",
@@ -202,7 +202,7 @@ def _of_counts(counts: Counts) -> Iterator[Sample]:
             yield f"fcil_updates_{status.value}_total", (kind,), updates
     for kind_phase, seconds in counts.seconds.items():
         yield "fcil_round_phase_seconds_total", kind_phase, seconds
-    for answer in Answer:
+    for answer in SILENT:
         yield "fcil_clients_silent_total", (answer.value,), counts.answers.get(answer.value, 0)
     for flow in counts.flows:
         yield from _of_flow(*flow, counts.flows[flow])

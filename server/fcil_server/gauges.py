@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from fcil_protocol.ids import ClientId
-from fcil_server.round_events import Answer
+from fcil_server.ledger_words import Answer
 
 if TYPE_CHECKING:
     from fcil_server.daemon import Server

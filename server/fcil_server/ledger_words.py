@@ -21,12 +21,12 @@ class RunStatus(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a round ended; ``REOPENED`` marks one that is open again after it came up short."""
+    """How a round ended."""
 
     DONE = "done"
-    SHORT = "short"
-    REOPENED = "reopened"
-    SKIPPED = "skipped"
+    SHORT = "short"  # fewer updates than the quorum, by configuration
+    REOPENED = "reopened"  # marks one that came up short and is open again; no round ends so
+    SKIPPED = "skipped"  # too few updates, or none: the state stays, the round counts
 
 
 class UpdateStatus(StrEnum):
@@ -38,12 +38,23 @@ class UpdateStatus(StrEnum):
 
 
 class Answer(StrEnum):
-    """Why an asked client gave no update; ``SURPLUS`` was not waited for: others were faster."""
+    """What an asked client has done in a round; the ledger holds those of `SILENT` alone."""
 
+    NONE = "none"
+    UPDATED = "updated"
     DECLINED = "declined"
-    STRAGGLER = "straggler"
-    LOST = "lost"
-    SURPLUS = "surplus"
+    STRAGGLER = "straggler"  # silent at the deadline
+    LOST = "lost"  # gone for longer than the grace period
+    SURPLUS = "surplus"  # at work when as many others as are taken had answered: no fault of its
+
+    @property
+    def word(self) -> str:
+        """Its word in messages and in the live status, where a straggler is late."""
+        return "late" if self is Answer.STRAGGLER else self.value
+
+
+# Why an asked client gave no update.
+SILENT = (Answer.DECLINED, Answer.STRAGGLER, Answer.LOST, Answer.SURPLUS)
 
 
 class Direction(StrEnum):

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_server.gauges import gauges
+from fcil_server.ledger_words import Answer
 from fcil_server.peers import Peer
-from fcil_server.round_events import Answer
 from fcil_server.turns import Turns
 from fcil_server.uploads import Accepted
 
@@ -147,7 +147,7 @@ class Live:
             "id": client,
             "name": peer.name if peer else self._server.open.coordinator.kit.name_of(client),
             "here": peer is not None,
-            "answer": answer.value,
+            "answer": answer.word,
             "reason": reason,
             "progress": peer.progress if peer else None,
             "received": upload.received,

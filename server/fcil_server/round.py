@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from fcil_protocol.ids import ClientId
+from fcil_server.ledger_words import Answer, Outcome
 from fcil_server.round_events import (
-    Answer,
     Ask,
     Available,
     Close,
@@ -34,7 +34,6 @@ from fcil_server.round_events import (
     Instruction,
     Left,
     Opened,
-    Outcome,
     Phase,
     Present,
     Reopened,
@@ -358,7 +357,7 @@ class Round:
 
     def _close(self, outcome: Outcome, why: Why) -> list[Instruction]:
         self.phase = Phase.CLOSED
-        silent = Answer.SURPLUS if why is Why.TAKEN else Answer.LATE
+        silent = Answer.SURPLUS if why is Why.TAKEN else Answer.STRAGGLER
         for client, answer in self.answers.items():
             if answer is Answer.NONE:
                 self.answers[client] = silent

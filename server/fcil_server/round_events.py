@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fcil_protocol.ids import ClientId
+from fcil_server.ledger_words import Answer, Outcome
 
 
 class Phase(StrEnum):
@@ -15,25 +16,6 @@ class Phase(StrEnum):
     GATHERING = "gathering"
     OPEN = "open"
     CLOSED = "closed"
-
-
-class Answer(StrEnum):
-    """What an asked client has done so far."""
-
-    NONE = "none"
-    UPDATED = "updated"
-    DECLINED = "declined"
-    LOST = "lost"  # gone for longer than the grace period
-    LATE = "late"  # silent at the deadline
-    SURPLUS = "surplus"  # at work when as many others as are taken had answered: no fault of its
-
-
-class Outcome(StrEnum):
-    """How a round ended."""
-
-    DONE = "done"
-    SHORT = "short"  # fewer updates than the quorum, by configuration
-    SKIPPED = "skipped"  # too few updates, or none: the state stays, the round counts
 
 
 class Why(StrEnum):

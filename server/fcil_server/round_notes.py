@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from fcil_protocol.ids import ClientId
 from fcil_server import round_events as machine
 from fcil_server.asking import hidden_classes, wanted_images
+from fcil_server.ledger_words import Answer
 from fcil_server.position import Kit, Position
 
 NAMED = 12  # clients that a note lists
@@ -34,7 +35,7 @@ def unable(kit: Kit, at: Position, until_s: float | None) -> str:
     """Say that too many asked clients have declined, why, and what follows in so many seconds."""
     assert at.round is not None
     rules, reasons = at.round.rules, at.round.reasons
-    without = sorted(c for c, a in at.round.answers.items() if a is not machine.Answer.UPDATED)
+    without = sorted(c for c, a in at.round.answers.items() if a is not Answer.UPDATED)
     came = len(at.round.answers) - len(without)
     few = f", {came} of {rules.min_updates} updates" if came else ""
     why = ", ".join(sorted({r for r in reasons.values() if r})) or "no reason given"

@@ -8,10 +8,9 @@ from fcil_protocol.errors import NotNow
 from fcil_protocol.ids import ClientId
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Round as RoundRow
-from fcil_server.ledger_words import Answer as Kept
-from fcil_server.ledger_words import UpdateStatus
+from fcil_server.ledger_words import Answer, UpdateStatus
 from fcil_server.round import Round
-from fcil_server.round_events import Answer, Phase, Rules
+from fcil_server.round_events import Phase, Rules
 
 
 def restore(
@@ -26,7 +25,7 @@ def restore(
         barred += [update.client] if gone else []
     for kept in ledger.answers(row.key):
         # One that declined may have been asked again, and have sent an update since.
-        if kept.answer is Kept.DECLINED and answers.get(kept.client) is Answer.NONE:
+        if kept.answer is Answer.DECLINED and answers.get(kept.client) is Answer.NONE:
             answers[kept.client] = Answer.DECLINED
             resting += [kept.client] if kept.reason == NotNow.code else []
     return going_on(

@@ -81,7 +81,7 @@ def _now(server: Server) -> dict[str, Any]:
         "round": at.step.round if at.step else None,
         "rounds": at.step.rounds if at.step else None,
         "remaining_s": coordinator.remaining_s,
-        "answers": {c: a.value for c, a in machine.answers.items()} if machine else {},
+        "answers": {c: a.word for c, a in machine.answers.items()} if machine else {},
     }
 
 

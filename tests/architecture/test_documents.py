@@ -33,6 +33,7 @@ from fcil_protocol.transport import (
 from fcil_protocol.wellknown import EVALUATE_SCHEMA, INVENTORY_SCHEMA, REGISTRY_SCHEMA
 from fcil_server import round as machine
 from fcil_server.config import ELSEWHERE, Config, known_keys
+from fcil_server.ledger_words import Answer, Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = (ROOT / "protocol" / "PROTOCOL.md").read_text(encoding="utf-8")
@@ -273,10 +274,12 @@ def test_document_knows_no_other_states() -> None:
     assert table(numbered(PROTOCOL, 8)).keys() == known
 
 
-@pytest.mark.parametrize("words", [machine.Answer, machine.Outcome])
-def test_answers_and_outcomes_of_a_round_are_listed(words: Any) -> None:
+@pytest.mark.parametrize(
+    "words", [[a.word for a in Answer], [o.value for o in Outcome if o is not Outcome.REOPENED]]
+)
+def test_answers_and_outcomes_of_a_round_are_listed(words: list[str]) -> None:
     text = section(PROTOCOL, "### 8.2 A round on the server")
-    assert all(f"`{word.value}`" in text for word in words)
+    assert all(f"`{word}`" in text for word in words)
 
 
 @pytest.mark.parametrize(

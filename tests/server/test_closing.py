@@ -16,7 +16,7 @@ from fcil_server.combining import Combined
 from fcil_server.config import Config
 from fcil_server.config_sections import RoundSection
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_words import Outcome, UpdateStatus
+from fcil_server.ledger_words import Answer, Outcome, UpdateStatus
 from fcil_server.plan import Step
 from fcil_server.position import Mode, Position
 from fcil_server.turns import Lag
@@ -105,8 +105,8 @@ class Scene:
                     key, client, update_id=update, samples=5, tensor_bytes=1, sealed_bytes=1
                 )
         self.results.append(Combined(state, (), excluded, failure))
-        answers = dict.fromkeys((ALICE, BOB), round_events.Answer.UPDATED)
-        close = round_events.Close(round_events.Outcome.DONE, answers, self.why)
+        answers = dict.fromkeys((ALICE, BOB), Answer.UPDATED)
+        close = round_events.Close(Outcome.DONE, answers, self.why)
         self.round += 1
         asyncio.run(self.closing.close(TASK, Step("train", key.round, 9), close, 1.0))
         return key

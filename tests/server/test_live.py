@@ -17,12 +17,13 @@ from fcil_protocol.payload import Payload
 from fcil_server.daemon import Server
 from fcil_server.federation import Federation
 from fcil_server.ledger import Ledger
+from fcil_server.ledger_words import Answer
 from fcil_server.live import MAX_SHOWN, Live
 from fcil_server.peers import Peer, Peers
 from fcil_server.plan import Step
 from fcil_server.position import Position
 from fcil_server.round import Round
-from fcil_server.round_events import Answer, Phase, Rules
+from fcil_server.round_events import Phase, Rules
 from fcil_server.turns import LagMeter
 from system.kit import settings
 from system.raw_client import RawClient, good_update

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcil_protocol.ids import ClientId
+from fcil_server.ledger_words import Answer, Outcome
 from fcil_server.round import Round
 from fcil_server.round_events import (
-    Answer,
     Ask,
     Available,
     Close,
@@ -24,7 +24,6 @@ from fcil_server.round_events import (
     Instruction,
     Left,
     Opened,
-    Outcome,
     Phase,
     Present,
     Reopened,
@@ -411,7 +410,7 @@ class TestClosing:
         going.handle(Updated(A, now=1.0))
         going.handle(Updated(B, now=1.0))
         close = close_of(going.handle(Tick(now=100.0)))
-        assert (close.outcome, close.answers[C]) == (Outcome.DONE, Answer.LATE)
+        assert (close.outcome, close.answers[C]) == (Outcome.DONE, Answer.STRAGGLER)
 
     def test_an_update_after_the_deadline_closes_what_a_lost_timer_left_open(self) -> None:
         going = opened()
@@ -619,7 +618,7 @@ class TestClosing:
         going.handle(Updated(A, now=1.0))
         close = close_of(going.handle(Stop(now=2.0)))
         assert close.outcome is Outcome.SHORT
-        assert close.answers == {A: Answer.UPDATED, B: Answer.LATE, C: Answer.LATE}
+        assert close.answers == {A: Answer.UPDATED, B: Answer.STRAGGLER, C: Answer.STRAGGLER}
 
     def test_the_operator_can_mean_the_rest_of_its_task_too(self) -> None:
         assert close_of(opened().handle(Stop(now=2.0, rest=True))).why is Why.REST
@@ -668,7 +667,7 @@ class TestTaking:
         going.handle(Updated(A, now=1.0))
         close = close_of(going.handle(Tick(now=100.0)))
         assert (close.outcome, close.why, close.answers[B]) == (
-            Outcome.DONE, Why.DEADLINE, Answer.LATE,
+            Outcome.DONE, Why.DEADLINE, Answer.STRAGGLER,
         )  # fmt: skip
 
     def test_the_quorum_is_never_more_than_are_taken(self) -> None:
@@ -754,7 +753,7 @@ class TestShort:
     def test_without_any_update_it_is_skipped(self) -> None:
         going = opened(Rules(min_clients=2, deadline_s=100.0, on_short="close"))
         close = close_of(going.handle(Tick(now=100.0)))
-        assert (close.outcome, set(close.answers.values())) == (Outcome.SKIPPED, {Answer.LATE})
+        assert (close.outcome, set(close.answers.values())) == (Outcome.SKIPPED, {Answer.STRAGGLER})
 
     def test_a_quorum_larger_than_the_sample_is_all_of_the_sample(self) -> None:
         going = opened(Rules(min_clients=2, quorum=50, deadline_s=100.0), clients=(A, B))
@@ -975,7 +974,7 @@ LEGAL = {
     Answer.LOST: {Answer.LOST, Answer.NONE, Answer.UPDATED, Answer.DECLINED},
     Answer.DECLINED: {Answer.DECLINED, Answer.UPDATED, Answer.NONE, Answer.LOST},
     Answer.UPDATED: {Answer.UPDATED},
-    Answer.LATE: {Answer.LATE},
+    Answer.STRAGGLER: {Answer.STRAGGLER},
     Answer.SURPLUS: {Answer.SURPLUS},
 }
 KINDS = ("present", "available", "available", "left", "updated", "declined", "tick") * 4
@@ -1088,7 +1087,7 @@ class Watcher:
                 legal = {Answer.DECLINED} if gone and phase is Phase.OPEN else LEGAL[before[client]]
                 # The round may close with it: whoever is silent then gets its last answer.
                 assert answer in legal, (before[client], answer, event)
-                if answer in (Answer.LATE, Answer.SURPLUS):
+                if answer in (Answer.STRAGGLER, Answer.SURPLUS):
                     assert self.round.phase is Phase.CLOSED
         assert self.round.reopens <= self.round.rules.max_reopens
         if self.round.phase is Phase.OPEN:
@@ -1116,7 +1115,7 @@ class Watcher:
         rules = self.round.rules
         assert (why is Why.TAKEN) == (rules.take > 0 and updated >= max(rules.take, self.least))
         assert Answer.SURPLUS not in answers.values() or why is Why.TAKEN
-        assert Answer.LATE not in answers.values() or why in (Why.DEADLINE, Why.OPERATOR)
+        assert Answer.STRAGGLER not in answers.values() or why in (Why.DEADLINE, Why.OPERATOR)
 
 
 @settings(max_examples=EXAMPLES, deadline=None)

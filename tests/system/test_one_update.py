@@ -35,6 +35,7 @@ from fcil_server import round as machine
 from fcil_server.broadcast import Publisher, Stamp
 from fcil_server.intake import Intake
 from fcil_server.ledger import Ledger
+from fcil_server.ledger_words import Outcome
 from fcil_server.peers import Peer
 from fcil_server.store import PartStore, StateStore
 from fcil_server.uploads import Expectation
@@ -159,7 +160,7 @@ async def way_of_one_update(tmp_path):
     deciding = machine.Round(machine.Rules(min_clients=1), seed=(1,))
     deciding.handle(machine.Available(client, holds=True, now=0.0))
     [close] = deciding.handle(machine.Updated(client, now=1.0))
-    assert close.outcome is machine.Outcome.DONE
+    assert close.outcome is Outcome.DONE
     # 11: spool -> aggregate
     again = StoredEnvelope.from_bytes(spool.get(digest))
     header = parse_header(again.header, max_plain_bytes=LIMIT)
