@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import re
 from datetime import UTC, datetime
-from typing import NamedTuple, NewType
+from typing import Any, NamedTuple, NewType
 
 ClientId = NewType("ClientId", str)  # 26 characters of base32: 128 random bits
 FederationId = NewType("FederationId", str)  # 32 hex digits: digest of the root key
@@ -62,3 +63,8 @@ def is_run_id(text: str) -> bool:
 def is_digest(text: str) -> bool:
     """Say whether the text has the form of a SHA-256 digest."""
     return _DIGEST.fullmatch(text) is not None
+
+
+def digest_of(content: Any) -> Digest:
+    """Return the SHA-256 of JSON-ready content (hex)."""
+    return Digest(hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest())

@@ -32,9 +32,8 @@ from fcil_server.lab.experiment import load as load_toml
 from fcil_server.lab.plan import Cell
 from fcil_server.lab.show import Show
 from fcil_server.lab.summary import Content, Entry, entries
-from fcil_server.ledger import LEDGER_NAME, Ledger
+from fcil_server.ledger import LEDGER_NAME, Ledger, run_named
 from fcil_server.rundata import RunData, collect
-from fcil_server.runs import run_named
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -30,11 +30,10 @@ from fcil_protocol.passphrase import seal_with_passphrase
 from fcil_server.archive import CERTIFICATE, KEYS, Manifest, Writer
 from fcil_server.config import load
 from fcil_server.federation import CONFIG
-from fcil_server.fork import check_state, states_folder
 from fcil_server.kept import SUFFIX, KeptUpdates, kept_folder
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger_rows import StateRow
-from fcil_server.store import StateStore
+from fcil_server.store import StateStore, check_state, states_folder
 
 KEY_FILES = ("server.json", "root.json")
 SCRATCH = "fcil-backup"  # begins the names of unfinished files, after a dot

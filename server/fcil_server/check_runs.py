@@ -21,12 +21,11 @@ from fcil_protocol.segment import Damage, Record, RecordKind, Segment
 from fcil_server.config import parse
 from fcil_server.findings import Finding, failure, fine, warning
 from fcil_server.forget import leftovers
-from fcil_server.fork import check_state, states_folder
 from fcil_server.kept import KeptUpdates, kept_folder
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Run, StateRow, UpdateRow
 from fcil_server.ledger_words import RunStatus, UpdateStatus
-from fcil_server.store import PartStore, StateStore
+from fcil_server.store import PartStore, StateStore, check_state, states_folder
 
 _SHOWN = 5  # faults of one kind
 _RESTORE = "Restore a backup: fcil-server restore FILE --dir NEW"

@@ -197,8 +197,7 @@ def rounds(
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_server.federation import find_directory
-        from fcil_server.ledger import LEDGER_NAME, Ledger
-        from fcil_server.runs import run_named
+        from fcil_server.ledger import LEDGER_NAME, Ledger, run_named
         from fcil_server.show import rounds_csv, show_rounds
         from fcil_server.status import round_rows
 
@@ -227,9 +226,8 @@ def report(
     with errors(form):
         from fcil_server import comparison, rundir
         from fcil_server.federation import find_directory
-        from fcil_server.ledger import LEDGER_NAME, Ledger
+        from fcil_server.ledger import LEDGER_NAME, Ledger, run_named
         from fcil_server.rundata import collect
-        from fcil_server.runs import run_named
         from fcil_server.show import show_comparison, show_report
         from fcil_server.store import StateStore
 
@@ -303,9 +301,8 @@ def run_stop(
         from fcil_protocol.errors import Unreachable
         from fcil_protocol.files import DirectoryLock
         from fcil_server.federation import find_directory
-        from fcil_server.ledger import LEDGER_NAME, Ledger
+        from fcil_server.ledger import LEDGER_NAME, Ledger, run_named
         from fcil_server.ledger_words import RunStatus
-        from fcil_server.runs import run_named
 
         find_directory(directory)
         try:
@@ -379,8 +376,9 @@ def demo(
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_server.demo import run_demo
+        from fcil_server.show import show_demo
 
-        run_demo(directory, clients, with_budget(settings, budget), form)
+        show_demo(run_demo(directory, clients, with_budget(settings, budget)), form)
 
 
 app.add_typer(cli_members.app)

@@ -29,8 +29,7 @@ def ls(
     with errors(form):
         from fcil_server.class_changes import class_list
         from fcil_server.federation import find_directory
-        from fcil_server.ledger import LEDGER_NAME, Ledger
-        from fcil_server.runs import run_named
+        from fcil_server.ledger import LEDGER_NAME, Ledger, run_named
         from fcil_server.show_classes import show_classes
 
         with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
@@ -128,8 +127,7 @@ def _apply(directory: Path, fields: dict[str, Any]) -> dict[str, Any]:
     from fcil_server.class_changes import apply_change
     from fcil_server.classes import ClassRegistry
     from fcil_server.federation import find_directory
-    from fcil_server.ledger import LEDGER_NAME, Ledger
-    from fcil_server.runs import run_named
+    from fcil_server.ledger import LEDGER_NAME, Ledger, run_named
 
     find_directory(directory)
     try:

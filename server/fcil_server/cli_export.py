@@ -49,8 +49,7 @@ def export(
     with errors(form):
         from fcil_server.export import choose, export_state
         from fcil_server.federation import find_directory
-        from fcil_server.ledger import LEDGER_NAME, Ledger
-        from fcil_server.runs import run_named
+        from fcil_server.ledger import LEDGER_NAME, Ledger, run_named
 
         options: dict[str, Any] = {"precision": precision, "force": force}
         if opset is not None:

@@ -169,8 +169,7 @@ def rollback(
         from fcil_protocol.files import DirectoryLock
         from fcil_server.federation import find_directory
         from fcil_server.fork import choose_state, fork
-        from fcil_server.ledger import LEDGER_NAME, Ledger
-        from fcil_server.runs import run_named
+        from fcil_server.ledger import LEDGER_NAME, Ledger, run_named
 
         find_directory(directory)
         with (

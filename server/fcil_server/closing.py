@@ -8,20 +8,30 @@ from dataclasses import dataclass, field, replace
 
 from fcil_adapters.contract import State, TaskInfo
 from fcil_protocol.errors import RunFailed, StorageError
-from fcil_protocol.ids import ClientId, Digest, RoundKey
+from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId
 from fcil_protocol.messages import RoundClosed, Verdict
 from fcil_protocol.wellknown import EVALUATE
 from fcil_server import round_events as machine
 from fcil_server import round_notes
 from fcil_server.combining import Combined
+from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import UpdateRow
 from fcil_server.ledger_words import CENTRAL, SILENT, Answer, Outcome, UpdateStatus
 from fcil_server.plan import Step
 from fcil_server.position import Kit, Mode, Position, context
-from fcil_server.recovery import needed_updates
+from fcil_server.roster import WITHDRAWN
 from fcil_server.turns import Turns
 
 MAX_VOID = 3  # rounds in a row, and then each further one
+
+
+def needed_updates(ledger: Ledger, run: RunId) -> set[str]:
+    """Return which updates the spool must keep: the open round's, and the newest state's."""
+    row = ledger.open_round(run)
+    made = ledger.newest_combined(run)
+    updates = ledger.accepted(row.key) if row else []
+    updates += ledger.updates(made.key) if made else []
+    return {str(u.update_id) for u in updates if u.reason != WITHDRAWN}
 
 
 async def save(kit: Kit, at: Position, state: State, task: TaskInfo) -> tuple[int, Digest]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fcil_protocol.files import write_atomic
 from fcil_server.beside import HEAD, row, where
-from fcil_server.ledger import LEDGER_NAME, Ledger
+from fcil_server.ledger import LEDGER_NAME, Ledger, run_named
 from fcil_server.ledger_rows import Run
 from fcil_server.ledger_words import Direction, Source
 from fcil_server.page import charts, frozen, snapshot
@@ -19,7 +19,6 @@ from fcil_server.page.accuracy import cost_by_task
 from fcil_server.page.snapshot import History
 from fcil_server.report_page import table
 from fcil_server.rundata import collect
-from fcil_server.runs import run_named
 
 Named = Sequence[tuple[str, History]]
 

@@ -16,17 +16,17 @@ from fcil_adapters.contract import TaskInfo
 from fcil_protocol.errors import NotNow, UsageError
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_protocol.messages import Verdict
+from fcil_protocol.wellknown import EVALUATE
 from fcil_server import round_events as machine
 from fcil_server import round_notes
 from fcil_server.asking import ask, available, describe_pause, describe_wait
-from fcil_server.closing import Closing, save
+from fcil_server.closing import Closing, needed_updates, save
 from fcil_server.discovery import Discovery, OldClasses
 from fcil_server.ledger_words import OPENING, Answer
 from fcil_server.peers import Peer
-from fcil_server.plan import EVALUATE, Step, next_step, task_steps
+from fcil_server.plan import Step, next_step, task_steps
 from fcil_server.position import Kit, Mode, Position, context, stamp
 from fcil_server.reception import Reception
-from fcil_server.recovery import needed_updates
 from fcil_server.roster import WITHDRAWN
 from fcil_server.round import Round
 from fcil_server.round_events import Phase

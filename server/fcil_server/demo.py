@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,7 +19,6 @@ from PIL import Image
 
 from fcil_adapters import registry
 from fcil_protocol.errors import RunFailed, Timeout, UsageError
-from fcil_protocol.terminal import Format, emit
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger_words import RunStatus
 from fcil_server.local import LocalFederation
@@ -104,8 +104,20 @@ def _shares(
     return np.split(index, np.cumsum(sizes)[:-1])
 
 
-def run_demo(directory: Path, clients: int, settings: tuple[str, ...], form: Format) -> None:
-    """Run the whole federation with live progress, then show its results.
+@dataclass(frozen=True)
+class Demo:
+    """A demo that has come to its end; its run is the newest of its federation.
+
+    Attributes:
+        federation: the federation's directory.
+    """
+
+    federation: Path
+    took_s: float
+
+
+def run_demo(directory: Path, clients: int, settings: tuple[str, ...]) -> Demo:
+    """Run the whole federation with live progress.
 
     An interrupted demo goes on where it was; a complete one begins a new run.
     """
@@ -125,7 +137,7 @@ def run_demo(directory: Path, clients: int, settings: tuple[str, ...], form: For
         for path in data:
             federation.join(path.name, path, "--threads", "1")
         _watch(federation)
-    _results(federation, form, time.monotonic() - started)
+    return Demo(federation.federation, time.monotonic() - started)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -204,21 +216,3 @@ def _progress(status: dict[str, Any]) -> Any:
                 doing = f"{phase:8} {'#' * filled}{'.' * (20 - filled)}"
         table.add_row(f"  {client['name'].rpartition(':')[2]}", doing)
     return table
-
-
-def _results(federation: LocalFederation, form: Format, seconds: float) -> None:
-    from fcil_server import rundir
-    from fcil_server.rundata import collect
-    from fcil_server.show import show_report
-
-    with Ledger(federation.federation / LEDGER_NAME, read_only=True) as ledger:
-        run = ledger.newest_run()
-        assert run is not None
-        data = rundir.summary(collect(ledger, run.run_id))["data"]
-        folder = federation.federation / "runs" / run.run_id
-
-        def show() -> None:
-            show_report(ledger, run.run_id, folder)
-            print(f"took {seconds:.0f} s")  # noqa: T201
-
-        emit(data, form, show)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from fcil_protocol.link import ComeAgain
 from fcil_protocol.transport import MEMBER_BYTES
 
+MAX_GUEST_BYTES = 8192  # of one message of a guest
 GUEST_BYTES = 16 << 10  # that may lie unread of a guest: what it may say, and slack
 NEWCOMERS_BURST, NEWCOMERS_PER_S = 20, 2.0  # handshakes of tickets' holders: at once, then so many
 FORMER_BURST, FORMER_PER_S = 10, 1.0  # of former members, and of tickets that are good no more

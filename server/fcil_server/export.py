@@ -20,15 +20,14 @@ from fcil_protocol.certificate import Certificate
 from fcil_protocol.errors import UsageError
 from fcil_protocol.files import storage_errors
 from fcil_protocol.payload import Payload
+from fcil_protocol.wellknown import EVALUATE
 from fcil_server.classes import ClassRegistry
 from fcil_server.config import Config, load, parse
 from fcil_server.federation import CONFIG
-from fcil_server.fork import check_state, states_folder
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Run, StateRow
-from fcil_server.plan import EVALUATE
 from fcil_server.runs import check_resumed
-from fcil_server.store import StateStore
+from fcil_server.store import StateStore, check_state, states_folder
 
 _OVERRIDES = ("run.weights",)  # of a run that is over, nothing else can differ here
 

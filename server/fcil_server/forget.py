@@ -21,14 +21,14 @@ from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, is_run_id
 from fcil_protocol.payload import pack, unpack
 from fcil_protocol.wellknown import EVALUATE
 from fcil_server import rundir
-from fcil_server.fork import kept_states, new_id, share_kept, states_folder
+from fcil_server.fork import share_kept
 from fcil_server.kits import Terms
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Client, Run, StateRow, UpdateRow
 from fcil_server.ledger_words import OPENING, UpdateStatus
 from fcil_server.position import Kit
 from fcil_server.recovery import take_step
-from fcil_server.store import StateStore
+from fcil_server.store import StateStore, kept_states, new_id, states_folder
 
 _EMPTIED = ("states", "parts", "spool", "incoming", "kept")
 
@@ -87,15 +87,15 @@ class Plan:
         found = {}
         for row in self.ledger.states(self.run.run_id):
             if row.kind != OPENING:
-                rows = self.ledger.updates(_key(row))
-                found[_key(row)] = [
+                rows = self.ledger.updates(row.key)
+                found[row.key] = [
                     u for u in rows if u.status is UpdateStatus.COUNTED and u.samples > 0
                 ]
         return found
 
     def others(self, row: StateRow) -> list[UpdateRow]:
         """Return the updates that a state was made of, without the client's."""
-        return [u for u in self.rounds[_key(row)] if u.client != self.client.client_id]
+        return [u for u in self.rounds[row.key] if u.client != self.client.client_id]
 
 
 def plan(ledger: Ledger, directory: Path, run: Run, client: Client, why_not: str) -> Plan:
@@ -125,7 +125,7 @@ def plan(ledger: Ledger, directory: Path, run: Run, client: Client, why_not: str
         )
     keys = {RoundKey(u.run, u.task, u.kind, u.round) for u in counted}
     states = [row for row in ledger.states(run.run_id) if row.kind != OPENING]
-    first = min((row.state for row in states if _key(row) in keys), default=None)
+    first = min((row.state for row in states if row.key in keys), default=None)
     if first is None:
         raise InternalError(f"no state of run {run.run_id} was made of its counted updates.")
     if why_not:
@@ -225,7 +225,7 @@ class Forgetting:
         if self._too_few(row, updates):
             return before
         state, excluded = await take_step(self.kit, row, before, updates)
-        self.left_out += [(_key(row), c, reason) for c, reason in sorted(excluded.items())]
+        self.left_out += [(row.key, c, reason) for c, reason in sorted(excluded.items())]
         rest = [u for u in updates if u.client not in excluded]
         if state is None or self._too_few(row, rest):
             return before
@@ -236,11 +236,11 @@ class Forgetting:
 
         What made one under an earlier `[round] min_updates` still does.
         """
-        least = min(self.kit.config.least_updates, len(self.plan.rounds[_key(row)]))
+        least = min(self.kit.config.least_updates, len(self.plan.rounds[row.key]))
         if len(updates) >= max(least, 1):
             return False
         reason = f"without the client, the round has fewer than {least} updates (round.min_updates)"
-        self.left_out += [(_key(row), u.client, reason) for u in updates]
+        self.left_out += [(row.key, u.client, reason) for u in updates]
         return True
 
     def _refuse_gaps(self) -> None:
@@ -355,7 +355,3 @@ def leftovers(directory: Path, run: RunId) -> list[Path]:
     folder = directory / "runs" / run
     there = [p for name in (*_EMPTIED, rundir.FINAL_MODEL) if (p := folder / name).exists()]
     return [p for p in there if p.is_file() or any(p.iterdir())]
-
-
-def _key(row: StateRow) -> RoundKey:
-    return RoundKey(row.run, row.task, row.kind, row.round)

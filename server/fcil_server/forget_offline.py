@@ -13,10 +13,11 @@ from fcil_server.doorkeeper import Doorkeeper
 from fcil_server.federation import Federation
 from fcil_server.forget import Forgetting, Forgotten, finish_emptying, plan, why_not
 from fcil_server.kits import Desk, Terms, make_kit
+from fcil_server.ledger import run_named
 from fcil_server.ledger_rows import Run
 from fcil_server.peers import Peers
 from fcil_server.roster import Roster, ever_named
-from fcil_server.runs import check_resumed, run_named
+from fcil_server.runs import check_resumed
 
 REVOKED_WITH_IT = "the operator forgot it"
 

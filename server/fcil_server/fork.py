@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from fcil_protocol.errors import CorruptFile, UsageError
+from fcil_protocol.errors import UsageError
 from fcil_protocol.files import storage_errors
-from fcil_protocol.ids import ClientId, RunId, new_run_id
+from fcil_protocol.ids import ClientId, RunId
 from fcil_server.kept import KeptUpdates, kept_folder
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import Run, StateRow
-from fcil_server.store import StateStore
-
-
-def states_folder(directory: Path, run: RunId) -> Path:
-    """Return where the states of a run lie in a federation's directory."""
-    return directory / "runs" / run / "states"
+from fcil_server.ledger_rows import Run
+from fcil_server.store import StateStore, check_state, is_whole, kept_states, new_id, states_folder
 
 
 def fork(
@@ -47,7 +41,7 @@ def fork(
     with storage_errors("create the run directory", target):
         target.parent.chmod(0o700)
     for number in old.numbers():
-        if number < state and _is_whole(old, number, digests):
+        if number < state and is_whole(old, number, digests):
             old.copy_to(new, number)
     old.copy_to(new, state)
     share_kept(ledger, directory, source, run)
@@ -77,47 +71,6 @@ def share_kept(
     if without is not None:
         ids -= {u.update_id for u in ledger.updates_of(source, without)}
     theirs.share(KeptUpdates(kept_folder(directory, run)), sorted(ids))
-
-
-def new_id(ledger: Ledger) -> RunId:
-    """Draw the id of a new run."""
-    run = new_run_id()
-    while ledger.run(run) is not None:
-        run = new_run_id()
-    return run
-
-
-def check_state(store: StateStore, state: int, digests: Mapping[int, str]) -> None:
-    """Refuse a state whose file is not the one that the ledger knows.
-
-    Raises:
-        CorruptFile: it is missing, damaged, or another one.
-    """
-    store.load(state)
-    if store.record(state).digest != digests.get(state):
-        raise CorruptFile(
-            f"{store.path(state)} is a whole state, but not the one that the ledger knows.",
-            action="Restore it from a backup.",
-        )
-
-
-def _is_whole(store: StateStore, state: int, digests: Mapping[int, str]) -> bool:
-    try:
-        check_state(store, state, digests)
-    except CorruptFile:
-        return False
-    return True
-
-
-def kept_states(ledger: Ledger, directory: Path, run: RunId) -> list[StateRow]:
-    """Return the committed states of a run whose files are there and whole."""
-    folder = states_folder(directory, run)
-    if not folder.is_dir():
-        return []
-    store, rows = StateStore(folder), ledger.states(run)
-    digests = {row.state: row.digest for row in rows}
-    held = set(store.numbers())
-    return [row for row in rows if row.state in held and _is_whole(store, row.state, digests)]
 
 
 def choose_state(

@@ -13,11 +13,11 @@ from fcil_protocol.keys import PrivateKeys, PublicKeys, verify_signature
 from fcil_protocol.messages import Enrol, Enrolled, Hello, Message, nack_of
 from fcil_protocol.ticket import PROOF, proof_text
 from fcil_protocol.transport import Incoming
+from fcil_server.doorkeeper import MAX_GUEST_BYTES
 from fcil_server.ledger_rows import Ticket
 from fcil_server.roster import Roster
 from fcil_server.standing import check_ticket
 
-MAX_GUEST_BYTES = 8192
 MAX_FORMER_BYTES = 160 << 10  # of a former member: a Hello with the features of a large backbone
 SHOWN_OUT_S = 5.0  # for the answer to arrive before the connection is cut
 

@@ -17,6 +17,7 @@ from fcil_protocol.errors import UsageError
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId
 from fcil_protocol.keys import PublicKeys
 from fcil_server.ledger_accounts import AccountTables
+from fcil_server.ledger_file import LEDGER_NAME
 from fcil_server.ledger_forget import ForgetTables
 from fcil_server.ledger_fork import ForkTables
 from fcil_server.ledger_rounds import HistoryTables
@@ -24,7 +25,7 @@ from fcil_server.ledger_rows import Client, PartRow, Run, StateRow
 from fcil_server.ledger_trust import TrustTables
 from fcil_server.ledger_words import OPENING, Role, RunStatus
 
-LEDGER_NAME = "ledger.sqlite"
+__all__ = ["LEDGER_NAME", "Ledger", "run_named"]
 
 
 class Ledger(HistoryTables, AccountTables, TrustTables, ForkTables, ForgetTables):
@@ -290,3 +291,27 @@ class Ledger(HistoryTables, AccountTables, TrustTables, ForkTables, ForgetTables
         """Forget a part that no client needs any more; its file is the caller's to remove."""
         sql = "DELETE FROM parts WHERE run = ? AND digest = ?"
         self._write(sql, (run, digest), durable=False)
+
+
+def run_named(ledger: Ledger, run: str | None) -> Run:
+    """Return the run that a command means: the newest, or the one with this id or prefix.
+
+    Raises:
+        UsageError: there is none, or the prefix fits several.
+    """
+    rows = ledger.runs()
+    if run is not None:
+        rows = [r for r in rows if r.run_id.startswith(run)]
+    if not rows or (run is not None and len(rows) > 1):
+        known = [r.run_id for r in ledger.runs()]
+        if not known:
+            raise UsageError(
+                "the federation has no run yet.", action="Begin one with: fcil-server serve"
+            )
+        listed = ", ".join([r.run_id for r in rows] or known[-5:])
+        begins = f"{len(rows)} runs begin" if rows else "no run's id begins"
+        raise UsageError(
+            f"{begins} with {run!r}; {'they' if rows else 'the newest'} are {listed}.",
+            action="Give more of the id; list all with: fcil-server run ls",
+        )
+    return rows[-1]

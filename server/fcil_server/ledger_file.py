@@ -30,6 +30,7 @@ from fcil_server.ledger_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
 
 T = TypeVar("T")
 
+LEDGER_NAME = "ledger.sqlite"  # in the federation's directory
 _LONG_LOG = 250  # commits after which the log is worth bringing into the file: 4 MB or so
 KEPT_LOG_BYTES = 4 << 20  # to which a log that begins anew is cut
 MOST_LOG_BYTES = 32 << 20  # beyond it, the log is emptied even if somebody is writing

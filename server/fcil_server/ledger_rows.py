@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, UpdateId
-from fcil_protocol.keys import PublicKeys
 from fcil_server.ledger_words import (
     Answer,
     Cause,
@@ -23,6 +22,9 @@ from fcil_server.ledger_words import (
     Source,
     UpdateStatus,
 )
+
+if TYPE_CHECKING:
+    from fcil_protocol.keys import PublicKeys
 
 # How columns that SQLite has no type for become fields.
 _JSON = {"decode": json.loads}
@@ -56,6 +58,8 @@ class Client:
     @property
     def public_keys(self) -> PublicKeys:
         """Its keys, as others know them."""
+        from fcil_protocol.keys import PublicKeys  # who only counts does without cryptography
+
         return PublicKeys(curve=self.curve, signing=self.signing, sealing=self.sealing)
 
     def may_join(self, now: float) -> bool:
@@ -304,6 +308,11 @@ class StateRow:
     kind: str
     round: int
     created_at: float
+
+    @property
+    def key(self) -> RoundKey:
+        """The round that made it."""
+        return RoundKey(self.run, self.task, self.kind, self.round)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from fcil_server import web_child
 from fcil_server.addresses import Certificate
+from fcil_server.child_process import limit
 from fcil_server.figures import Figures
 from fcil_server.metrics_source import MetricsSource
 from fcil_server.web_door import make_server
@@ -29,7 +30,7 @@ def make_app(figures: Figures) -> Starlette:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the process; 0 after the server's end."""
     args = web_child.parser("fcil_server.metrics_server").parse_args(arguments)
-    web_child.limit(MAX_FILES)
+    limit(MAX_FILES)
     figures = Figures(MetricsSource(args.dir, clients=args.clients))
 
     async def serve() -> None:

@@ -17,10 +17,10 @@ from typing import Any
 from fcil_protocol import control
 from fcil_protocol.errors import FcilError
 from fcil_server.exposition import Snapshot, Usage
+from fcil_server.ledger_file import LEDGER_NAME
 from fcil_server.ledger_totals import Totals, TotalsReader
 
 ASK_S = 3.0  # for the server to answer; a scraper gives up after 10 s
-LEDGER_NAME = "ledger.sqlite"
 
 
 class MetricsSource:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fcil_adapters.contract import Exchange
-
-EVALUATE = "evaluate"
+from fcil_protocol.wellknown import EVALUATE
 
 
 @dataclass(frozen=True)

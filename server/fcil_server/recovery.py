@@ -15,25 +15,16 @@ from pathlib import Path
 
 from fcil_adapters.contract import State
 from fcil_protocol.errors import CorruptFile, FcilError, RunFailed, TrustError, WireError
-from fcil_protocol.ids import ClientId, RoundKey, RunId
+from fcil_protocol.ids import ClientId
 from fcil_protocol.payload import pack, unpack
 from fcil_server import rundir
-from fcil_server.fork import fork, kept_states
-from fcil_server.ledger import Ledger
+from fcil_server.fork import fork
 from fcil_server.ledger_rows import Run, StateRow, UpdateRow
 from fcil_server.ledger_words import OPENING, RunStatus, UpdateStatus
 from fcil_server.plan import Step, task_steps
 from fcil_server.position import Kit, context
 from fcil_server.roster import WITHDRAWN
-
-
-def needed_updates(ledger: Ledger, run: RunId) -> set[str]:
-    """Return which updates the spool must keep: the open round's, and the newest state's."""
-    row = ledger.open_round(run)
-    made = ledger.newest_combined(run)
-    updates = ledger.accepted(row.key) if row else []
-    updates += ledger.updates(_key(made)) if made else []
-    return {str(u.update_id) for u in updates if u.reason != WITHDRAWN}
+from fcil_server.store import kept_states
 
 
 async def ensure_state(kit: Kit, directory: Path) -> Run | None:
@@ -146,7 +137,7 @@ class Recovery:
         """
         if row.kind == OPENING:
             return [[]]
-        rows = [u for u in self._kit.ledger.updates(_key(row)) if u.samples > 0]
+        rows = [u for u in self._kit.ledger.updates(row.key) if u.samples > 0]
         counted = [u for u in rows if u.status is UpdateStatus.COUNTED]
         held = {*self._kit.spool.keys(), *(self._kit.kept.names() if self._kit.kept else ())}
         lost = [u for u in counted if u.update_id not in held]
@@ -218,7 +209,3 @@ def _fall_back(kit: Kit, directory: Path, newest: StateRow, error: CorruptFile) 
         "(fcil-server restore); check the disk, then: fcil-server check",
     )
     return row
-
-
-def _key(row: StateRow) -> RoundKey:
-    return RoundKey(row.run, row.task, row.kind, row.round)

@@ -21,8 +21,7 @@ from fcil_protocol.link import Incoming, ServerLink
 from fcil_protocol.messages import Admit, Chunk, Message, Parts, Want
 from fcil_protocol.transfer import runs
 from fcil_protocol.wellknown import REGISTRY
-from fcil_server.doorkeeper import Doorkeeper
-from fcil_server.guests import MAX_GUEST_BYTES
+from fcil_server.doorkeeper import MAX_GUEST_BYTES, Doorkeeper
 from fcil_server.relay_cache import Cache
 from fcil_server.relay_fetches import Fetches
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fcil_protocol.wellknown import EVALUATE
 from fcil_server.config import Config
-from fcil_server.plan import EVALUATE
 from fcil_server.round_events import Rules
 
 

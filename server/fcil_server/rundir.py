@@ -22,13 +22,12 @@ from typing import IO, Any
 from fcil_protocol.errors import CorruptFile
 from fcil_protocol.files import storage_errors, write_atomic
 from fcil_protocol.ids import RoundKey, RunId
-from fcil_server.fork import check_state
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import ByteCount
 from fcil_server.ledger_words import Direction, RunStatus
 from fcil_server.metrics import Metrics
 from fcil_server.rundata import Bytes, RunData, collect, round_view
-from fcil_server.store import StateRecord, StateStore
+from fcil_server.store import StateRecord, StateStore, check_state
 
 SCHEMA_VERSION = 1  # of summary.json, environment.json and the lines of rounds.jsonl
 ROUNDS = "rounds.jsonl"

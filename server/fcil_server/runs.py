@@ -25,7 +25,6 @@ from fcil_protocol.errors import (
     FcilError,
     RunFailed,
     StorageError,
-    UsageError,
 )
 from fcil_protocol.ids import ClientId, RoundKey, new_run_id
 from fcil_protocol.payload import Payload
@@ -364,27 +363,3 @@ def _assemble(
     )
     directory = server.federation.run_directory(row.run_id)
     return OpenRun(server, directory, coordinator, kit.publisher, kit.aggregation, house, sinks)
-
-
-def run_named(ledger: Ledger, run: str | None) -> Run:
-    """Return the run that a command means: the newest, or the one with this id or prefix.
-
-    Raises:
-        UsageError: there is none, or the prefix fits several.
-    """
-    rows = ledger.runs()
-    if run is not None:
-        rows = [r for r in rows if r.run_id.startswith(run)]
-    if not rows or (run is not None and len(rows) > 1):
-        known = [r.run_id for r in ledger.runs()]
-        if not known:
-            raise UsageError(
-                "the federation has no run yet.", action="Begin one with: fcil-server serve"
-            )
-        listed = ", ".join([r.run_id for r in rows] or known[-5:])
-        begins = f"{len(rows)} runs begin" if rows else "no run's id begins"
-        raise UsageError(
-            f"{begins} with {run!r}; {'they' if rows else 'the newest'} are {listed}.",
-            action="Give more of the id; list all with: fcil-server run ls",
-        )
-    return rows[-1]

@@ -7,21 +7,25 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import typer
 from rich.console import Console
 
 from fcil_adapters.privacy_terms import describe_terms
 from fcil_protocol.ids import RunId
 from fcil_protocol.messages import PrivacyTerms
 from fcil_protocol.tables import console, show_table, table
-from fcil_protocol.terminal import printable
-from fcil_server import comparison
+from fcil_protocol.terminal import Format, emit, printable
+from fcil_server import comparison, rundir
 from fcil_server.beside import HEAD
-from fcil_server.ledger import Ledger
+from fcil_server.ledger import LEDGER_NAME, Ledger, run_named
 from fcil_server.report_tables import summary_tables
-from fcil_server.rundata import format_bytes
+from fcil_server.rundata import collect, format_bytes
 from fcil_server.words import ANSWERS, CLOSED_BY, GONE, progress_of, short_device
+
+if TYPE_CHECKING:
+    from fcil_server.demo import Demo
 
 
 def show_status(data: dict[str, Any]) -> None:
@@ -199,3 +203,15 @@ def show_report(ledger: Ledger, run: RunId, folder: Path) -> None:
     if row is not None and row.environment.get("budget"):
         out.print(row.environment["budget"]["text"], soft_wrap=True)
     out.print(f"files: {folder}/report.html, summary.json, rounds.jsonl, ...", soft_wrap=True)
+
+
+def show_demo(demo: Demo, form: Format) -> None:
+    """Print the numbers of a demo that has come to its end, or give them as JSON."""
+    with Ledger(demo.federation / LEDGER_NAME, read_only=True) as ledger:
+        run = run_named(ledger, None).run_id
+
+        def show() -> None:
+            show_report(ledger, run, demo.federation / "runs" / run)
+            typer.echo(f"took {demo.took_s:.0f} s")
+
+        emit(rundir.summary(collect(ledger, run))["data"], form, show)

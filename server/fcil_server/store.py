@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,8 +19,10 @@ import numpy as np
 
 from fcil_protocol.errors import CorruptFile, FcilError, InternalError
 from fcil_protocol.files import storage_errors, write_atomic
-from fcil_protocol.ids import Digest, is_digest
+from fcil_protocol.ids import Digest, RunId, is_digest, new_run_id
 from fcil_protocol.payload import Payload, pack, unpack
+from fcil_server.ledger import Ledger
+from fcil_server.ledger_rows import StateRow
 
 KEPT_STATES = 3
 
@@ -323,3 +325,50 @@ def _parse_record(path: Path, number: int, text: bytes) -> StateRecord:
             action="Restore it from a backup, or start a new run: fcil-server serve --new-run",
         )
     return record
+
+
+def states_folder(directory: Path, run: RunId) -> Path:
+    """Return where the states of a run lie in a federation's directory."""
+    return directory / "runs" / run / "states"
+
+
+def check_state(store: StateStore, state: int, digests: Mapping[int, str]) -> None:
+    """Refuse a state whose file is not the one that the ledger knows.
+
+    Raises:
+        CorruptFile: it is missing, damaged, or another one.
+    """
+    store.load(state)
+    if store.record(state).digest != digests.get(state):
+        raise CorruptFile(
+            f"{store.path(state)} is a whole state, but not the one that the ledger knows.",
+            action="Restore it from a backup.",
+        )
+
+
+def is_whole(store: StateStore, state: int, digests: Mapping[int, str]) -> bool:
+    """Say whether `check_state` has nothing against a state."""
+    try:
+        check_state(store, state, digests)
+    except CorruptFile:
+        return False
+    return True
+
+
+def kept_states(ledger: Ledger, directory: Path, run: RunId) -> list[StateRow]:
+    """Return the committed states of a run whose files are there and whole."""
+    folder = states_folder(directory, run)
+    if not folder.is_dir():
+        return []
+    store, rows = StateStore(folder), ledger.states(run)
+    digests = {row.state: row.digest for row in rows}
+    held = set(store.numbers())
+    return [row for row in rows if row.state in held and is_whole(store, row.state, digests)]
+
+
+def new_id(ledger: Ledger) -> RunId:
+    """Draw the id of a new run."""
+    run = new_run_id()
+    while ledger.run(run) is not None:
+        run = new_run_id()
+    return run

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
-import resource
 import socket
 import sys
 import time
@@ -22,8 +20,6 @@ from typing import Any, Generic, TypeVar
 from fcil_protocol.errors import FcilError
 
 FRESH_S = 1.0  # what is shown is gathered at most this often, however many ask
-MEMORY_BYTES = 512 << 20  # beyond it the process ends, and is started again
-NICE = 5  # a round comes first
 
 T = TypeVar("T")
 
@@ -66,20 +62,6 @@ def parser(prog: str) -> argparse.ArgumentParser:
     made.add_argument("--cert", default="")
     made.add_argument("--key", default="")
     return made
-
-
-def limit(files: int) -> None:
-    """Bound what this process may take from the server's machine.
-
-    Args:
-        files: that it may have open, connections among them.
-    """
-    os.nice(NICE)
-    for what, most in ((resource.RLIMIT_DATA, MEMORY_BYTES), (resource.RLIMIT_NOFILE, files)):
-        _, hard = resource.getrlimit(what)
-        bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(what, (bound, bound))
 
 
 async def until_orphaned(

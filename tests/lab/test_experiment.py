@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fcil_protocol.errors import ConfigError
+from fcil_protocol.ids import digest_of
 from fcil_server.lab import plan
 from fcil_server.lab.cli import app
 from fcil_server.lab.experiment import load, parse
@@ -121,7 +122,7 @@ def test_cells_are_chosen_by_row_partition_and_seed() -> None:
 def keys(**changes: object) -> dict[str, str]:
     """Return a key per cell, as if every split had a digest of its own."""
     return {
-        c.name: plan.digest_of(c.identity(c.split.slug, "backbone"))
+        c.name: digest_of(c.identity(c.split.slug, "backbone"))
         for c in plan.make(experiment(**changes))
     }
 

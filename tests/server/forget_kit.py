@@ -30,11 +30,10 @@ from fcil_server.combining import Combined
 from fcil_server.config import Config, load, to_toml
 from fcil_server.federation import Federation
 from fcil_server.forget import Forgotten
-from fcil_server.fork import states_folder
 from fcil_server.kept import KeptUpdates, kept_folder
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger_words import OPENING, Outcome
-from fcil_server.store import StateStore
+from fcil_server.store import StateStore, states_folder
 
 NAMES = ("ann", "ben", "cat", "dan")
 COLOURS = Colours()

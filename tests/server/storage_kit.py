@@ -23,10 +23,9 @@ from fcil_protocol.spool import Spool
 from fcil_server.classes import ClassRegistry
 from fcil_server.config import load, to_toml
 from fcil_server.federation import Federation
-from fcil_server.fork import states_folder
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger_words import OPENING, Cause, Direction, Outcome
-from fcil_server.store import StateStore
+from fcil_server.store import StateStore, states_folder
 
 ALICE, BOB = (ClientId(c * 26) for c in "ab")
 TASKS = (("ant", "bee"), ("cat", "dog"), ("eel", "fox"))

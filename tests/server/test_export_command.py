@@ -25,9 +25,8 @@ from fcil_server.cli import app
 from fcil_server.cli_export import show_exported
 from fcil_server.config import load, to_toml
 from fcil_server.federation import Federation
-from fcil_server.fork import states_folder
 from fcil_server.ledger_words import OPENING
-from fcil_server.store import StateStore
+from fcil_server.store import StateStore, states_folder
 from server.storage_kit import flip
 
 ALICE = ClientId("a" * 26)

@@ -4,9 +4,8 @@ import pytest
 
 from fcil_protocol.pace import TOTAL_BYTES
 from fcil_protocol.transport import MEMBER_BYTES
-from fcil_server.doorkeeper import GUEST_BYTES, Doorkeeper
+from fcil_server.doorkeeper import GUEST_BYTES, MAX_GUEST_BYTES, Doorkeeper
 from fcil_server.floods import AGAIN_S, Floods
-from fcil_server.guests import MAX_GUEST_BYTES
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger_words import Role
 from server.relay_kit import Center

@@ -27,11 +27,11 @@ from fcil_server.check import check
 from fcil_server.cli_forget import _erase
 from fcil_server.findings import Level
 from fcil_server.forget import Forgetting, finish_emptying
-from fcil_server.fork import states_folder
 from fcil_server.kept import KeptUpdates, kept_folder
 from fcil_server.ledger_file import LedgerFile
 from fcil_server.ledger_forget import FORGOTTEN
 from fcil_server.ledger_words import RunStatus, UpdateStatus
+from fcil_server.store import states_folder
 from server.forget_kit import COLOURS, Story, here, learners
 from server.storage_kit import flip
 

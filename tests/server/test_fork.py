@@ -11,10 +11,11 @@ from fcil_protocol.ids import RunId
 from fcil_server import fork as module
 from fcil_server.check import check
 from fcil_server.findings import Level
-from fcil_server.fork import choose_state, fork, kept_states
+from fcil_server.fork import choose_state, fork
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Run
 from fcil_server.ledger_words import OPENING, RunStatus
+from fcil_server.store import kept_states
 from server.storage_kit import ALICE, BOB, TASKS, Built, build, flip, killed_at, tree
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from fcil_protocol.errors import TooLarge
 from fcil_protocol.transport import Incoming
-from fcil_server.guests import MAX_FORMER_BYTES, MAX_GUEST_BYTES, Guests
+from fcil_server.doorkeeper import MAX_GUEST_BYTES
+from fcil_server.guests import MAX_FORMER_BYTES, Guests
 
 MEMBER, FORMER, NEWCOMER = b"m", b"f", b"n"
 

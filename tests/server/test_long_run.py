@@ -17,9 +17,9 @@ import pytest
 import sample_run
 from fcil_protocol.ids import RoundKey, UpdateId
 from fcil_server import rundir
+from fcil_server.closing import needed_updates
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_words import Cause, Direction, Outcome
-from fcil_server.recovery import needed_updates
 from fcil_server.sinks import follow
 from fcil_server.sinks.contract import Options
 from fcil_server.sinks.doors import Chosen

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from fcil_adapters.contract import Exchange
 from fcil_protocol.schema import PayloadSchema
-from fcil_server.plan import EVALUATE, Step, next_step, task_steps
+from fcil_protocol.wellknown import EVALUATE
+from fcil_server.plan import Step, next_step, task_steps
 
 
 def exchange(kind: str, rounds: int | None) -> Exchange:

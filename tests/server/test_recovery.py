@@ -19,15 +19,15 @@ from fcil_protocol.ids import Digest, RoundKey
 from fcil_protocol.payload import Payload
 from fcil_protocol.spool import Spool
 from fcil_server.classes import ClassRegistry
+from fcil_server.closing import needed_updates
 from fcil_server.combining import Combined
 from fcil_server.config import load
-from fcil_server.fork import states_folder
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Run
 from fcil_server.ledger_words import RunStatus
-from fcil_server.recovery import ensure_state, needed_updates
+from fcil_server.recovery import ensure_state
 from fcil_server.roster import WITHDRAWN
-from fcil_server.store import StateStore
+from fcil_server.store import StateStore, states_folder
 from server.storage_kit import ALICE, BOB, Built, build, flip
 
 

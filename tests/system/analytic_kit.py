@@ -14,9 +14,8 @@ from fcil_client.home import Home, data_digest
 from fcil_client.local_data import LocalData
 from fcil_client.manifest import scan
 from fcil_protocol import control
-from fcil_server.fork import states_folder
 from fcil_server.rundata import collect
-from fcil_server.store import StateStore
+from fcil_server.store import StateStore, states_folder
 from system.kit import open_ledger, settings
 
 WIDTH = 300  # of the random projection

@@ -11,9 +11,8 @@ import pytest
 from fcil_client import current_model
 from fcil_client.home import Home, data_digest
 from fcil_client.manifest import NAME, load
-from fcil_server.fork import states_folder
 from fcil_server.local import LocalFederation
-from fcil_server.store import StateStore
+from fcil_server.store import StateStore, states_folder
 from system.kit import open_ledger, settings, write_client
 from tiers import sampled
 

@@ -16,9 +16,10 @@ import psutil
 
 from fcil_protocol.errors import FcilError, RunFailed, Timeout
 from fcil_protocol.files import storage_errors
+from fcil_protocol.ids import digest_of
 from fcil_server import config as configuration
 from fcil_server import rundir
-from fcil_server.lab.plan import Cell, digest_of, server_config
+from fcil_server.lab.plan import Cell, server_config
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger_words import Direction, Outcome
 from fcil_server.local import LocalFederation

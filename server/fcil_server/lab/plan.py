@@ -5,8 +5,6 @@ Pure: nothing here reads data or starts a process.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 from fcil_adapters import registry
 from fcil_adapters.contract import Hparams, Method
 from fcil_protocol.errors import ConfigError, FcilError
+from fcil_protocol.ids import digest_of
 from fcil_server import config as configuration
 from fcil_server.config import Config
 from fcil_server.lab.experiment import AnyPartition, Experiment, Iid, Row
@@ -114,11 +113,6 @@ class Cell:
             "hparams": dict(self.hparams),
             "settings": settings,
         }
-
-
-def digest_of(content: Any) -> str:
-    """Return the SHA-256 of JSON-ready content (hex)."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def make(experiment: Experiment) -> list[Cell]:

@@ -20,8 +20,9 @@ from typing import Any
 
 from fcil_protocol.errors import NotYet
 from fcil_protocol.files import storage_errors
+from fcil_protocol.ids import digest_of
 from fcil_server.lab.data import Partition, save_json
-from fcil_server.lab.plan import RESULT_VERSION, Cell, digest_of
+from fcil_server.lab.plan import RESULT_VERSION, Cell
 
 KEY_DIGITS = 24  # of the SHA-256; files of a few thousand cells
 PLAN = "plan.json"

@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute, Route
 from fcil_protocol import control
 from fcil_server import web_child
 from fcil_server.addresses import Certificate
+from fcil_server.child_process import limit
 from fcil_server.health import Health
 from fcil_server.page import act_routes
 from fcil_server.page.acts import Acts
@@ -102,7 +103,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the process; 0 after the server's end."""
     args = parser().parse_args(arguments)
-    web_child.limit(MAX_FILES)
+    limit(MAX_FILES)
     threading.stack_size(STACK_BYTES)
 
     async def serve() -> None:

@@ -21,17 +21,16 @@ from typing import Any, BinaryIO
 
 from fcil_protocol.errors import EXIT_INTERNAL, ConfigError, FcilError
 from fcil_protocol.files import storage_errors, write_atomic
-from fcil_protocol.ids import RunId
+from fcil_protocol.ids import RunId, digest_of
 from fcil_server import config as configuration
 from fcil_server import rundir
-from fcil_server.lab.plan import digest_of
+from fcil_server.child_process import limit
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger_words import CENTRAL
 from fcil_server.rundata import round_view
 from fcil_server.sinks import doors, scalars
 from fcil_server.sinks.contract import RunFacts, Writer
 from fcil_server.sinks.doors import Chosen
-from fcil_server.web_child import limit
 
 FILES = 256  # that it may have open
 LEFT_S = 20.0  # for the last figures of a server that was killed; others kill the process earlier
