@@ -15,7 +15,8 @@ from PIL import Image
 
 from fcil_protocol.files import write_atomic
 from fcil_server.local import LocalFederation
-from fcil_server.page.sessions import KEY_NAME, KeyedSessions
+from fcil_server.page.sessions import KeyedSessions
+from fcil_server.page_key import KEY_NAME
 from system.kit import settings, write_client
 
 SIDE = 4000

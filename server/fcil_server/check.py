@@ -27,9 +27,7 @@ from fcil_server.config import load
 from fcil_server.federation import CONFIG, describe_lost_frames
 from fcil_server.findings import Finding, Level, failed, failure, fine, warning
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.page.left_sessions import LEFT_NAME
-from fcil_server.page.sessions import KEY_NAME
-from fcil_server.page_key import check_key
+from fcil_server.page_key import KEY_NAME, LEFT_NAME, check_key
 
 LOW_BYTES, TOO_LOW_BYTES = 1_000_000_000, 50_000_000
 CERTIFICATE_DAYS = 30.0

@@ -9,9 +9,12 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
+from fcil_protocol.errors import KeyFileError
 from fcil_protocol.files import read_private, storage_errors, write_atomic
-from fcil_server.page.left_sessions import LEFT_NAME
-from fcil_server.page.sessions import KEY_NAME, MIN_KEY_BYTES, Sessions
+
+KEY_NAME = "page.key"
+LEFT_NAME = "page.left"  # beside it: the sessions that signed out
+MIN_KEY_BYTES = 32
 
 
 def make_key(directory: Path) -> None:
@@ -32,7 +35,20 @@ def check_key(directory: Path) -> None:
     Raises:
         KeyFileError, StorageError: why.
     """
-    Sessions(read_private(directory / KEY_NAME))
+    refuse_short(read_private(directory / KEY_NAME))
+
+
+def refuse_short(key: bytes) -> None:
+    """Refuse a key that is too short to be one.
+
+    Raises:
+        KeyFileError: it is.
+    """
+    if len(key) < MIN_KEY_BYTES:
+        raise KeyFileError(
+            f"the page's key has {len(key)} bytes, expected {MIN_KEY_BYTES} or more.",
+            action="Make a new one with: fcil-server page --sign-out",
+        )
 
 
 def renew_key(directory: Path) -> None:

@@ -15,9 +15,10 @@ from fcil_server.page.app import Pages, Site, make_app
 from fcil_server.page.board import Boards
 from fcil_server.page.problems import Faults
 from fcil_server.page.server import LIMITS
-from fcil_server.page.sessions import KEY_NAME, KeyedSessions
+from fcil_server.page.sessions import KeyedSessions
 from fcil_server.page.stream import Hub
 from fcil_server.page.watch import Watch
+from fcil_server.page_key import KEY_NAME
 from server.web_kit import ask, door, get
 
 KEY = bytes(range(32))

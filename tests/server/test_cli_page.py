@@ -23,9 +23,9 @@ from fcil_server.cli import app
 from fcil_server.config_sections import FederationSection
 from fcil_server.federation import Federation
 from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.page.sessions import KEY_NAME, KeyedSessions
+from fcil_server.page.sessions import KeyedSessions
 from fcil_server.page_entry import page_link
-from fcil_server.page_key import make_key
+from fcil_server.page_key import KEY_NAME, make_key
 from fcil_server.page_links import PageLinks
 from fcil_server.web_process import WebProcess, page_site
 

@@ -19,7 +19,8 @@ from fcil_server.page.act_routes import MAX_BODY_BYTES, routes
 from fcil_server.page.acts import Acts, qr_svg
 from fcil_server.page.confirmations import GOOD_S, MAX_ALL, MAX_OPEN, Confirmations, Plan
 from fcil_server.page.server import LIMITS, ORDER_S
-from fcil_server.page.sessions import KEY_NAME, KeyedSessions, Session
+from fcil_server.page.sessions import KeyedSessions, Session
+from fcil_server.page_key import KEY_NAME
 from sample_run import ALICE, BOB
 
 ME, OTHER = (Session(id=i, begun=0.0, ends_at=1.0, csrf="") for i in ("me", "other"))

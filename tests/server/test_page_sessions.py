@@ -9,10 +9,9 @@ import pytest
 
 from fcil_protocol.errors import CorruptFile, DiskFull, KeyFileError
 from fcil_server.page import left_sessions
-from fcil_server.page.left_sessions import LEFT_NAME, MAX_LEFT
+from fcil_server.page.left_sessions import MAX_LEFT
 from fcil_server.page.sessions import (
     IDLE_S,
-    KEY_NAME,
     LIFE_S,
     MAX_COOKIES,
     RENEW_S,
@@ -21,7 +20,7 @@ from fcil_server.page.sessions import (
     forget_cookies,
     set_cookie,
 )
-from fcil_server.page_key import renew_key
+from fcil_server.page_key import KEY_NAME, LEFT_NAME, renew_key
 from sample_run import Clock
 
 KEY = b"k" * 32

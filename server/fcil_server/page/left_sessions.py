@@ -10,7 +10,6 @@ from pathlib import Path
 from fcil_protocol.errors import CorruptFile
 from fcil_protocol.files import storage_errors, write_atomic
 
-LEFT_NAME = "page.left"
 MAX_LEFT = 1000  # are remembered
 MAX_BYTES = 1 << 20  # of the file; a thousand take 50 kB
 _ID = re.compile(r"[0-9a-f]{32}")

@@ -18,12 +18,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fcil_protocol.errors import FcilError, KeyFileError
+from fcil_protocol.errors import FcilError
 from fcil_protocol.files import read_private
-from fcil_server.page.left_sessions import LEFT_NAME, LeftSessions
+from fcil_server.page.left_sessions import LeftSessions
+from fcil_server.page_key import KEY_NAME, LEFT_NAME, refuse_short
 
-KEY_NAME = "page.key"
-MIN_KEY_BYTES = 32
 IDLE_S = 12 * 3600.0  # a session that nobody used for so long is over
 LIFE_S = 7 * 86_400.0  # and every one after so long, used or not
 RENEW_S = 600.0  # a cookie that is older than this is replaced by a fresh one
@@ -60,7 +59,7 @@ class Sessions:
     """Sessions that are signed with one key.
 
     Args:
-        key: secret, at least `MIN_KEY_BYTES`.
+        key: secret, at least `page_key.MIN_KEY_BYTES`.
         clock: unix seconds.
         left: those that signed out; None: those of this process alone are known.
 
@@ -71,11 +70,7 @@ class Sessions:
     def __init__(
         self, key: bytes, clock: Clock = time.time, left: LeftSessions | None = None
     ) -> None:
-        if len(key) < MIN_KEY_BYTES:
-            raise KeyFileError(
-                f"the page's key has {len(key)} bytes, expected {MIN_KEY_BYTES} or more.",
-                action="Make a new one with: fcil-server page --sign-out",
-            )
+        refuse_short(key)
         self._key = key
         self._clock = clock
         self._left = left if left is not None else LeftSessions(None, clock, LIFE_S)
