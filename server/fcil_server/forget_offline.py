@@ -12,10 +12,11 @@ from fcil_server.aggregation import Aggregation
 from fcil_server.doorkeeper import Doorkeeper
 from fcil_server.federation import Federation
 from fcil_server.forget import Forgetting, Forgotten, finish_emptying, plan, why_not
-from fcil_server.kits import Desk, Terms, make_kit
+from fcil_server.kits import Terms, make_kit
 from fcil_server.ledger_rows import Run
 from fcil_server.peers import Peers
 from fcil_server.roster import Roster, ever_named
+from fcil_server.run_ports import RunPorts
 from fcil_server.runs import check_resumed, run_named
 
 REVOKED_WITH_IT = "the operator forgot it"
@@ -52,7 +53,7 @@ async def forget(
         privacy = terms.config.privacy.terms
         digest = registry.schema_digest(terms.method, terms.hparams, info, privacy)
         check_resumed(row, terms.method, info, digest)
-        kit = make_kit(federation, row, terms, Desk(notify=note, peers=Peers()))
+        kit = make_kit(federation, row, terms, RunPorts(notify=note, peers=Peers()))
         try:
             work = Forgetting(kit, prepared, directory)
             fork, states = await work.run()
@@ -71,7 +72,8 @@ def _terms(federation: Federation, row: Run, note: Note) -> Terms:
     method = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))
     hparams = registry.make_hparams(method, config.method.options)
     log = federation.directory / "worker.log"
-    aggregation = Aggregation(method, hparams, config, log=log)
-    aggregation.tell = lambda text: note("warning", "worker", text)
+    aggregation = Aggregation(
+        method, hparams, config, log=log, tell=lambda text: note("warning", "worker", text)
+    )
     info = backbone_from_fields(dict(row.backbone))
     return Terms(config, method, hparams, info, row.schema_digest, aggregation)

@@ -18,10 +18,10 @@ from fcil_server.config import Config
 from fcil_server.federation import Federation
 from fcil_server.kept import KeptUpdates, kept_folder
 from fcil_server.ledger_rows import Run
-from fcil_server.peers import Peer, Peers
+from fcil_server.peers import Peer
 from fcil_server.position import Kit
+from fcil_server.run_ports import RunPorts
 from fcil_server.store import PartStore, StateStore
-from fcil_server.turns import Lag
 
 
 @dataclass(frozen=True)
@@ -41,22 +41,7 @@ class Terms:
         return self.config.run.keep_updates and not self.method.forgets(self.hparams)
 
 
-@dataclass(frozen=True)
-class Desk:
-    """The daemon's side of a kit; as it is by default, nobody is connected.
-
-    Attributes:
-        attended: see `Kit`.
-    """
-
-    notify: Callable[[str, str, str], None]
-    peers: Peers
-    send: Callable[..., bool] = lambda *_: False
-    lag: Callable[[], Lag] = Lag
-    attended: bool = True
-
-
-def make_kit(federation: Federation, row: Run, terms: Terms, desk: Desk) -> Kit:
+def make_kit(federation: Federation, row: Run, terms: Terms, ports: RunPorts) -> Kit:
     """Open a run's stores, and make what they need.
 
     Raises:
@@ -70,7 +55,7 @@ def make_kit(federation: Federation, row: Run, terms: Terms, desk: Desk) -> Kit:
             (directory / name).mkdir(mode=0o700, exist_ok=True)
     spool = Spool(directory / "spool", segment_bytes=config.storage.segment_mb << 20)
     for text in spool.recovered:
-        desk.notify("warning", "spool_recovered", text)
+        ports.notify("warning", "spool_recovered", text)
     kept = _kept(federation, run) if terms.keeps else None
     terms.aggregation.use(terms.info, federation.keys, spool, kept, trials=directory / trials.NAME)
     return Kit(
@@ -89,15 +74,15 @@ def make_kit(federation: Federation, row: Run, terms: Terms, desk: Desk) -> Kit:
         ),
         states=StateStore(directory / "states", keep=config.storage.keep_states),
         spool=spool,
-        publisher=_publisher(federation, row, config, desk.send),
+        publisher=_publisher(federation, row, config, ports.send),
         aggregation=terms.aggregation,
-        peers=desk.peers,
-        send=desk.send,
-        notify=desk.notify,
-        lag=desk.lag,
+        peers=ports.peers,
+        send=ports.send,
+        notify=ports.notify,
+        lag=ports.lag,
         kept=kept,
         forgotten=ledger.forgotten(run),
-        attended=desk.attended,
+        attended=ports.attended,
     )
 
 

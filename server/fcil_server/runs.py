@@ -6,16 +6,17 @@ import asyncio
 import contextlib
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters import registry
-from fcil_adapters.contract import BackboneInfo, Hparams, Method
+from fcil_adapters.contract import BackboneInfo, Method
 from fcil_adapters.describe import backbone_fields
 from fcil_adapters.forms import forms_of
 from fcil_adapters.privacy_terms import check_privacy
@@ -28,6 +29,7 @@ from fcil_protocol.errors import (
     UsageError,
 )
 from fcil_protocol.ids import ClientId, new_run_id
+from fcil_protocol.messages import RUN_DONE, Bye
 from fcil_protocol.payload import Payload
 from fcil_protocol.schema import class_key
 from fcil_server import config as configuration
@@ -36,36 +38,41 @@ from fcil_server.aggregation import Aggregation, threads_of
 from fcil_server.broadcast import Publisher
 from fcil_server.budget import applied, fitted, over_budget
 from fcil_server.classes import ClassRegistry, refused_names
-from fcil_server.conduct import ANNOUNCED
 from fcil_server.config import Config
 from fcil_server.config_sections import SinksSection
 from fcil_server.coordinator import Coordinator
+from fcil_server.federation import Federation
 from fcil_server.forget import finish_emptying
 from fcil_server.greeting import House
 from fcil_server.ignored import tell_ignored
 from fcil_server.intake import Intake
 from fcil_server.kept_config import config_of
-from fcil_server.kits import Desk, Terms, make_kit
+from fcil_server.kits import Terms, make_kit
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import ByteCount, RoundKey, Run
 from fcil_server.ledger_words import RunStatus
 from fcil_server.peers import Peer
 from fcil_server.recovery import ensure_state
+from fcil_server.run_ports import RunPorts
 from fcil_server.rundata import format_bytes
 from fcil_server.sinks import doors
 from fcil_server.sinks.doors import Chosen
 from fcil_server.sinks.process import Sinks
 from fcil_server.uploads import Accepted
 
-if TYPE_CHECKING:
-    from fcil_server.daemon import Server
-
 
 @dataclass
 class OpenRun:
-    """A run with everything that serves it."""
+    """A run with everything that serves it.
 
-    server: Server
+    Attributes:
+        config: as the server was started with it; the run keeps its own where that is fixed.
+        directory: the run's.
+    """
+
+    federation: Federation
+    config: Config
+    ports: RunPorts
     directory: Path
     coordinator: Coordinator
     publisher: Publisher
@@ -76,7 +83,7 @@ class OpenRun:
     async def drive(self) -> None:
         """Carry the run to its end; then leave its results."""
         self.sinks.start()
-        ledger, run = self.server.ledger, self.coordinator.kit.run
+        ledger, run = self.federation.ledger, self.coordinator.kit.run
         row = ledger.run(run)
         if row is None or row.status is not RunStatus.DONE:
             await self._learn()
@@ -85,11 +92,17 @@ class OpenRun:
             await self.write_results()
         spool = self.coordinator.kit.spool
         spool.remove(spool.keys())  # the last state has a second copy by now
-        self.server.note("info", "run_done", f"run {run} is complete: {self.directory}")
-        self.server.done()
+        self.ports.notify("info", "run_done", f"run {run} is complete: {self.directory}")
+        for peer in self.ports.peers:
+            self._tell_done(peer)
+        self.ports.done()
+
+    def _tell_done(self, peer: Peer) -> None:
+        """Tell a client that nothing more is asked in this run; it may stay for the next."""
+        self.ports.send(peer, Bye(code=RUN_DONE, reason="the run is done"))
 
     async def _learn(self) -> None:
-        ledger, run = self.server.ledger, self.coordinator.kit.run
+        ledger, run = self.federation.ledger, self.coordinator.kit.run
         ledger.set_run_status(run, RunStatus.RUNNING)
         try:
             await self.coordinator.drive()
@@ -103,21 +116,20 @@ class OpenRun:
 
     async def write_results(self) -> None:
         """Write the run directory anew, off the loop."""
-        path, kit = self.server.ledger.path, self.coordinator.kit
+        path, kit = self.federation.ledger.path, self.coordinator.kit
 
         def write() -> None:
             with Ledger(path, read_only=True) as ledger:
                 drawn = kit.config.run.plots
                 rundir.write(ledger, kit.run, self.directory, states=kit.states, plots=drawn)
 
-        await self.server.books.settled()
-        self.server.accounts.flush()
+        await self.ports.flush_bytes()
         await asyncio.to_thread(write)
         self.sinks.wake()
 
     async def write_round(self, key: RoundKey) -> None:
         """Add a closed round to ``rounds.jsonl``; what fails now is made good with the next."""
-        path = self.server.ledger.path
+        path = self.federation.ledger.path
 
         def write() -> None:
             with Ledger(path, read_only=True) as ledger:
@@ -128,14 +140,14 @@ class OpenRun:
             self.sinks.wake()
             await self._look_at_budget(key)
         except StorageError as error:
-            self.server.note("warning", error.code, str(error))
+            self.ports.notify("warning", error.code, str(error))
 
     async def _look_at_budget(self, key: RoundKey) -> None:
         """Say so if a round cost a client more than the run's budget."""
         limit = round(self.coordinator.kit.config.wire.budget_mb * 1e6)
         if not limit:
             return
-        path = self.server.ledger.path
+        path = self.federation.ledger.path
 
         def read() -> list[ByteCount]:
             with Ledger(path, read_only=True) as ledger:
@@ -143,8 +155,8 @@ class OpenRun:
 
         over = over_budget(await asyncio.to_thread(read), limit)
         if over is not None:
-            row = self.server.ledger.client(ClientId(over[0]))
-            self.server.note(
+            row = self.federation.ledger.client(ClientId(over[0]))
+            self.ports.notify(
                 "warning",
                 "over_budget",
                 f"{key.kind} round {key.round} of task {key.task} cost "
@@ -155,46 +167,45 @@ class OpenRun:
 
     def make_intake(self) -> Intake:
         """Make what takes in this run's uploads."""
-        server, reception = self.server, self.coordinator.reception
-        wire = server.config.wire
+        reception, ports, wire = self.coordinator.reception, self.ports, self.config.wire
         return Intake(
-            federation=server.federation.id,
-            keys=server.federation.keys,
+            federation=self.federation.id,
+            keys=self.federation.keys,
             incoming=self.directory / "incoming",
             spool=self.coordinator.kit.spool,
             credit=wire.credit,
             max_payload_bytes=int(wire.max_payload_mb * 1e6),
-            max_classes=server.config.trust.max_classes_per_client,
+            max_classes=self.config.trust.max_classes_per_client,
             expect=reception.expect,
             recorded=reception.recorded,
             stored=self._stored,
-            lasting=server.ledger.sync,
+            lasting=self.federation.ledger.sync,
             announced=self._announced,
-            opened=server.live.opened,
-            send=server.sessions.send,
-            refused=server.sessions.count_refusal,
-            failed=server.fail,
+            opened=ports.opened,
+            send=ports.send,
+            refused=ports.count_refusal,
+            failed=ports.fail,
         )
 
     def _stored(self, accepted: Accepted) -> None:
         """Count an update that is in the spool for good."""
-        server = self.server
         self.coordinator.reception.stored(accepted)
-        server.accounts.tensors_up(accepted.client, accepted.tensor_bytes)
-        row = server.ledger.client(accepted.client)
+        self.ports.stored(accepted)
+        row = self.federation.ledger.client(accepted.client)
         size = accepted.sealed_bytes / 1e3
         name = row.name if row else accepted.client
-        server.note("info", "update", f"update from {name}, {size:.1f} kB", accepted.client)
+        text = f"update from {name}, {size:.1f} kB"
+        self.ports.notify("info", "update", text, accepted.client)
 
     def _announced(self, peer: Peer, payload: Payload) -> None:
         """Take a client's inventory: which classes it holds, and how many images."""
-        if self.server.peers.by_conn(peer.conn) is not peer:
+        if self.ports.peers.by_conn(peer.conn) is not peer:
             return  # it left while its list was opened, and will announce it again
-        self.server.cut_offs.needless(peer.client, ANNOUNCED)
+        self.ports.announced(peer)
         names = [str(n) for n in payload.meta["names"]]  # type: ignore[union-attr]
         told = self.coordinator.kit.classes.announce(peer.client, names)
         for text in refused_names(told.refused):
-            self.server.note("warning", "class_refused", f"{peer.name}: {text}", peer.client)
+            self.ports.notify("warning", "class_refused", f"{peer.name}: {text}", peer.client)
         keys = [class_key(n) for n in names]
         # Two folders of a client may be one class in other letters: their images add up.
         train, test = Counter[str](), Counter[str]()
@@ -204,7 +215,7 @@ class OpenRun:
         peer.train, peer.test = dict(train), dict(test)
         peer.names, peer.resting = tuple(names), False
         held = [n for n in peer.train.values() if n]  # of other classes it has tests alone
-        self.server.note(
+        self.ports.notify(
             "info",
             "announced",
             f"{peer.name} holds {sum(held)} training images of {len(held)} classes",
@@ -212,7 +223,7 @@ class OpenRun:
         )
         self.coordinator.arrived(peer)
         if self.coordinator.at.phase == "done":
-            self.server.sessions.tell_done(peer)
+            self._tell_done(peer)
 
     async def close(self) -> None:
         """Stop the worker and close the stores."""
@@ -224,85 +235,90 @@ class OpenRun:
             self.coordinator.kit.spool.close()
 
 
-async def open_run(server: Server, *, new: bool) -> OpenRun:
+async def open_run(
+    federation: Federation, config: Config, ports: RunPorts, *, new: bool
+) -> OpenRun:
     """Open the newest run of the federation, or begin one.
+
+    Args:
+        federation: whose run it is.
+        config: as the server was started with it.
+        ports: the daemon's side; of it, the opening uses ``notify`` alone.
+        new: begin a run, whatever there is.
 
     Raises:
         ConfigError, BackboneMismatch, RunFailed: with the next action.
         EgressRefused: the method would have clients send what may not leave them.
     """
-    ledger = server.ledger
-    finish_emptying(ledger, server.federation.directory)
+    ledger, given = federation.ledger, config
+    finish_emptying(ledger, federation.directory)
     row = None if new else ledger.newest_run()
     if row is not None and row.status is RunStatus.STOPPED:
         row = None
-    chosen = [doors.choose(name, given) for name, given in server.config.sinks.options.items()]
-    config = config_of(row, server)
+    chosen = [doors.choose(name, options) for name, options in given.sinks.options.items()]
+    config = config_of(row, given, ports.notify)
     method = registry.load_method(config.method.name)
     choice = None
     if row is None and config.wire.budget_mb:
         choice = fitted(method, config, backbone_by_name(config.run.backbone))
         config = applied(config, choice.options)
-        server.note("info", "budget", choice.text())
+        ports.notify("info", "budget", choice.text())
     method = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))
     hparams = registry.make_hparams(method, config.method.options)
     registry.check_averaging(method, hparams, config.trust.averaging)
     aggregation = Aggregation(
-        method, hparams, config, log=server.federation.directory / "worker.log"
+        method,
+        hparams,
+        config,
+        log=federation.directory / "worker.log",
+        tell=lambda text: ports.notify("warning", "worker", text),
     )
-    aggregation.tell = lambda text: server.note("warning", "worker", text)
     try:
         info, probe = await aggregation.load_backbone()
         registry.check_uploads(method, hparams, info)
         check_privacy(method, hparams, info, config.privacy.terms)
         digest = registry.schema_digest(method, hparams, info, config.privacy.terms)
-        tell_ignored(server.note, method, hparams, config)
+        terms = Terms(config, method, hparams, info, digest, aggregation)
+        tell_ignored(ports.notify, method, hparams, config)
         if row is None:
             facts = rundir.describe_environment(aggregation.described, threads=threads_of(config))
             if choice is not None:
                 facts["budget"] = choice.fields()
-            row = _begin(server, config, method, hparams, info, digest, facts)
+            row = _begin(ledger, terms, facts, ports.notify)
         else:
             check_resumed(row, method, info, digest)
-        terms = Terms(config, method, hparams, info, digest, aggregation)
-        opened = _assemble(server, row, terms, probe, chosen)
-        fork = await ensure_state(opened.coordinator.kit, server.federation.directory)
+        opened = _assemble(federation, given, row, terms, probe, chosen, ports)
+        fork = await ensure_state(opened.coordinator.kit, federation.directory)
         if fork is None:
             return opened
         opened.coordinator.kit.spool.close()
-        return _assemble(server, fork, terms, probe, chosen)
+        return _assemble(federation, given, fork, terms, probe, chosen, ports)
     except BaseException:
         await aggregation.close()
         raise
 
 
 def _begin(
-    server: Server,
-    config: Config,
-    method: Method,
-    hparams: Hparams,
-    info: BackboneInfo,
-    digest: str,
-    facts: dict[str, Any],
+    ledger: Ledger, terms: Terms, facts: dict[str, Any], notify: Callable[[str, str, str], None]
 ) -> Run:
-    run = new_run_id()
-    with server.ledger.transaction():  # a run without its listed classes would wait for others
-        row = server.ledger.new_run(
+    run, config, method = new_run_id(), terms.config, terms.method
+    with ledger.transaction():  # a run without its listed classes would wait for others
+        row = ledger.new_run(
             run,
             method=method.name,
             method_version=method.version,
             # Sinks are the server's, not the run's; and an address may hold a password.
             config=configuration.to_toml(config.model_copy(update={"sinks": SinksSection()})),
-            hparams=hparams.model_dump(mode="json"),
-            backbone=backbone_fields(info),
-            schema_digest=digest,
+            hparams=terms.hparams.model_dump(mode="json"),
+            backbone=backbone_fields(terms.info),
+            schema_digest=terms.schema_digest,
             seed=config.run.seed,
             environment=facts,
         )
         if config.tasks.schedule == "listed":
-            ClassRegistry(server.ledger, run).register_listed(config.tasks.classes)
-        server.ledger.add_audit(f"uid {os.getuid()}", "run_begun", run)
-    server.note("info", "run_begun", f"run {run} begins with method {method.name}")
+            ClassRegistry(ledger, run).register_listed(config.tasks.classes)
+        ledger.add_audit(f"uid {os.getuid()}", "run_begun", run)
+    notify("info", "run_begun", f"run {run} begins with method {method.name}")
     return row
 
 
@@ -327,29 +343,27 @@ def check_resumed(row: Run, method: Method, info: BackboneInfo, digest: str) -> 
 
 
 def _assemble(
-    server: Server,
+    federation: Federation,
+    given: Config,
     row: Run,
     terms: Terms,
     probe: NDArray[np.float32] | None,
     chosen: list[Chosen],
+    ports: RunPorts,
 ) -> OpenRun:
-    sinks = Sinks(server.federation.directory, row.run_id, chosen, server.note)
-    send, lag = server.sessions.send, server.lag.take
-    desk = Desk(
-        notify=server.note, peers=server.peers, send=send, lag=lag, attended=not server.until_done
-    )
-    kit = make_kit(server.federation, row, terms, desk)
+    sinks = Sinks(federation.directory, row.run_id, chosen, ports.notify)
+    kit = make_kit(federation, row, terms, ports)
     coordinator = Coordinator(
         kit=kit,
-        drain=server.drain,
-        round_opens=server.round_opens,
-        round_closed=server.round_closed,
-        drained=server.drained,
+        drain=ports.drain,
+        round_opens=ports.round_opens,
+        round_closed=ports.round_closed,
+        drained=ports.drained,
         task_closed=sinks.wake,
     )
     house = House(
-        federation=server.federation.id,
-        certificate=server.federation.certificate.to_bytes(),
+        federation=federation.id,
+        certificate=federation.certificate.to_bytes(),
         run=row.run_id,
         method=kit.method,
         hparams=kit.hparams,
@@ -362,8 +376,17 @@ def _assemble(
         package=version("fcil"),
         method_package=registry.package_of(kit.method.name),
     )
-    directory = server.federation.run_directory(row.run_id)
-    return OpenRun(server, directory, coordinator, kit.publisher, kit.aggregation, house, sinks)
+    return OpenRun(
+        federation=federation,
+        config=given,
+        ports=ports,
+        directory=federation.run_directory(row.run_id),
+        coordinator=coordinator,
+        publisher=kit.publisher,
+        aggregation=kit.aggregation,
+        house=house,
+        sinks=sinks,
+    )
 
 
 def run_named(ledger: Ledger, run: str | None) -> Run:

@@ -39,7 +39,7 @@ async def serving(tmp_path: Path, *more: str):
     listen = "federation.listen='127.0.0.1:0'"
     federation = Federation.open(tmp_path / "federation", None, (listen, *given[1::2], *more))
     listens = asyncio.Event()
-    server = Server(federation, say=lambda _: None, listening=listens.set)
+    server = Server(federation, say=lambda _: None, listening=lambda _: listens.set())
     task = asyncio.create_task(server.serve())
     try:
         starts = asyncio.create_task(listens.wait())
@@ -167,7 +167,7 @@ def crowd(count: int) -> SimpleNamespace:
         lag=LagMeter(),
         journal=SimpleNamespace(last=3),
         ledger=SimpleNamespace(accepted=lambda key: accepted if key == KEY else []),
-        open=SimpleNamespace(coordinator=SimpleNamespace(at=at, kit=kit, remaining_s=9.0)),
+        run=SimpleNamespace(coordinator=SimpleNamespace(at=at, kit=kit, remaining_s=9.0)),
         held={},
         link=SimpleNamespace(relays=lambda: ["relay"]),
     )

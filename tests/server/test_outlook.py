@@ -43,10 +43,8 @@ def told(ledger: Ledger, *overrides: str) -> dict[str, Any]:
     kit = SimpleNamespace(
         run=RUN, ledger=ledger, classes=ClassRegistry(ledger, RUN), config=load(None, overrides)
     )
-    server = SimpleNamespace(
-        open=SimpleNamespace(coordinator=SimpleNamespace(kit=kit), house=HOUSE)
-    )
-    return json.loads(json.dumps(outlook(server)))  # type: ignore[arg-type]
+    run = SimpleNamespace(coordinator=SimpleNamespace(kit=kit), house=HOUSE)
+    return json.loads(json.dumps(outlook(run)))  # type: ignore[arg-type]
 
 
 def test_a_client_can_read_the_terms(ledger: Ledger) -> None:
