@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fcil_protocol.errors import FcilError
-from fcil_protocol.messages import Message
+from fcil_protocol.messages import RUN_DONE, Bye, Message
 from fcil_server.ledger_rows import RoundKey
 from fcil_server.peers import Peer, Peers
 from fcil_server.turns import Lag
@@ -30,6 +30,10 @@ class RunPorts:
     def send(self, _peer: Peer, _message: Message, *_blobs: bytes) -> bool:
         """Send a message to a client's session; False if it is gone."""
         return False
+
+    def tell_done(self, peer: Peer) -> None:
+        """Tell a client that nothing more is asked in this run; it may stay for the next."""
+        self.send(peer, Bye(code=RUN_DONE, reason="the run is done"))
 
     def lag(self) -> Lag:
         """Return how late the loop was since the last call."""

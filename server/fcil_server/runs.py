@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -29,15 +28,12 @@ from fcil_protocol.errors import (
     UsageError,
 )
 from fcil_protocol.ids import ClientId, new_run_id
-from fcil_protocol.messages import RUN_DONE, Bye
-from fcil_protocol.payload import Payload
-from fcil_protocol.schema import class_key
 from fcil_server import config as configuration
 from fcil_server import rundir
 from fcil_server.aggregation import Aggregation, threads_of
 from fcil_server.broadcast import Publisher
 from fcil_server.budget import applied, fitted, over_budget
-from fcil_server.classes import ClassRegistry, refused_names
+from fcil_server.classes import ClassRegistry
 from fcil_server.config import Config
 from fcil_server.config_sections import SinksSection
 from fcil_server.coordinator import Coordinator
@@ -51,14 +47,13 @@ from fcil_server.kits import Terms, make_kit
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import ByteCount, RoundKey, Run
 from fcil_server.ledger_words import RunStatus
-from fcil_server.peers import Peer
 from fcil_server.recovery import ensure_state
 from fcil_server.run_ports import RunPorts
+from fcil_server.run_uploads import RunUploads
 from fcil_server.rundata import format_bytes
 from fcil_server.sinks import doors
 from fcil_server.sinks.doors import Chosen
 from fcil_server.sinks.process import Sinks
-from fcil_server.uploads import Accepted
 
 
 @dataclass
@@ -94,12 +89,8 @@ class OpenRun:
         spool.remove(spool.keys())  # the last state has a second copy by now
         self.ports.notify("info", "run_done", f"run {run} is complete: {self.directory}")
         for peer in self.ports.peers:
-            self._tell_done(peer)
+            self.ports.tell_done(peer)
         self.ports.done()
-
-    def _tell_done(self, peer: Peer) -> None:
-        """Tell a client that nothing more is asked in this run; it may stay for the next."""
-        self.ports.send(peer, Bye(code=RUN_DONE, reason="the run is done"))
 
     async def _learn(self) -> None:
         ledger, run = self.federation.ledger, self.coordinator.kit.run
@@ -167,7 +158,7 @@ class OpenRun:
 
     def make_intake(self) -> Intake:
         """Make what takes in this run's uploads."""
-        reception, ports, wire = self.coordinator.reception, self.ports, self.config.wire
+        wire = self.config.wire
         return Intake(
             federation=self.federation.id,
             keys=self.federation.keys,
@@ -176,54 +167,8 @@ class OpenRun:
             credit=wire.credit,
             max_payload_bytes=int(wire.max_payload_mb * 1e6),
             max_classes=self.config.trust.max_classes_per_client,
-            expect=reception.expect,
-            recorded=reception.recorded,
-            stored=self._stored,
-            lasting=self.federation.ledger.sync,
-            announced=self._announced,
-            opened=ports.opened,
-            send=ports.send,
-            refused=ports.count_refusal,
-            failed=ports.fail,
+            ports=RunUploads(self.coordinator, self.ports),
         )
-
-    def _stored(self, accepted: Accepted) -> None:
-        """Count an update that is in the spool for good."""
-        self.coordinator.reception.stored(accepted)
-        self.ports.stored(accepted)
-        row = self.federation.ledger.client(accepted.client)
-        size = accepted.sealed_bytes / 1e3
-        name = row.name if row else accepted.client
-        text = f"update from {name}, {size:.1f} kB"
-        self.ports.notify("info", "update", text, accepted.client)
-
-    def _announced(self, peer: Peer, payload: Payload) -> None:
-        """Take a client's inventory: which classes it holds, and how many images."""
-        if self.ports.peers.by_conn(peer.conn) is not peer:
-            return  # it left while its list was opened, and will announce it again
-        self.ports.announced(peer)
-        names = [str(n) for n in payload.meta["names"]]  # type: ignore[union-attr]
-        told = self.coordinator.kit.classes.announce(peer.client, names)
-        for text in refused_names(told.refused):
-            self.ports.notify("warning", "class_refused", f"{peer.name}: {text}", peer.client)
-        keys = [class_key(n) for n in names]
-        # Two folders of a client may be one class in other letters: their images add up.
-        train, test = Counter[str](), Counter[str]()
-        for key, n, m in zip(keys, payload.i64("train"), payload.i64("test"), strict=True):
-            train[key] += int(n)
-            test[key] += int(m)
-        peer.train, peer.test = dict(train), dict(test)
-        peer.names, peer.resting = tuple(names), False
-        held = [n for n in peer.train.values() if n]  # of other classes it has tests alone
-        self.ports.notify(
-            "info",
-            "announced",
-            f"{peer.name} holds {sum(held)} training images of {len(held)} classes",
-            peer.client,
-        )
-        self.coordinator.arrived(peer)
-        if self.coordinator.at.phase == "done":
-            self._tell_done(peer)
 
     async def close(self) -> None:
         """Stop the worker and close the stores."""
