@@ -22,7 +22,7 @@ from fcil_protocol.payload import pack, unpack
 from fcil_protocol.wellknown import EVALUATE
 from fcil_server import rundir
 from fcil_server.fork import kept_states, new_id, share_kept, states_folder
-from fcil_server.kits import Terms
+from fcil_server.kits import RunSetup
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Client, RoundKey, Run, StateRow, UpdateRow
 from fcil_server.ledger_words import OPENING, UpdateStatus
@@ -149,12 +149,12 @@ def _instead(ledger: Ledger, directory: Path, run: Run, client: Client, first: i
     )
 
 
-def why_not(terms: Terms) -> str:
+def why_not(setup: RunSetup) -> str:
     """Return why a run cannot forget exactly; empty if it can."""
-    reason = terms.method.forgets(terms.hparams)
+    reason = setup.method.forgets(setup.hparams)
     if reason:
-        return f"with {terms.method.name}, {reason}"
-    if not terms.keeps:
+        return f"with {setup.method.name}, {reason}"
+    if not setup.keeps:
         return "it keeps no counted updates ([run] keep_updates was false as it began)"
     return ""
 

@@ -25,8 +25,8 @@ from fcil_server.store import PartStore, StateStore
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What a run computes with."""
+class RunSetup:
+    """What a run computes with, before its stores are open."""
 
     config: Config
     method: Method
@@ -41,13 +41,13 @@ class Terms:
         return self.config.run.keep_updates and not self.method.forgets(self.hparams)
 
 
-def make_kit(federation: Federation, row: Run, terms: Terms, ports: RunPorts) -> Kit:
+def make_kit(federation: Federation, row: Run, setup: RunSetup, ports: RunPorts) -> Kit:
     """Open a run's stores, and make what they need.
 
     Raises:
         StorageError: the directory cannot be used.
     """
-    run, ledger, config = row.run_id, federation.ledger, terms.config
+    run, ledger, config = row.run_id, federation.ledger, setup.config
     directory = federation.run_directory(run)
     with storage_errors("create the run directory", directory):
         directory.mkdir(mode=0o700, exist_ok=True)
@@ -56,15 +56,15 @@ def make_kit(federation: Federation, row: Run, terms: Terms, ports: RunPorts) ->
     spool = Spool(directory / "spool", segment_bytes=config.storage.segment_mb << 20)
     for text in spool.recovered:
         ports.notify("warning", "spool_recovered", text)
-    kept = _kept(federation, run) if terms.keeps else None
-    terms.aggregation.use(terms.info, federation.keys, spool, kept, trials=directory / trials.NAME)
+    kept = _kept(federation, run) if setup.keeps else None
+    setup.aggregation.use(setup.info, federation.keys, spool, kept, trials=directory / trials.NAME)
     return Kit(
         run=run,
         config=config,
-        method=terms.method,
-        hparams=terms.hparams,
-        info=terms.info,
-        schema_digest=terms.schema_digest,
+        method=setup.method,
+        hparams=setup.hparams,
+        info=setup.info,
+        schema_digest=setup.schema_digest,
         ledger=ledger,
         classes=ClassRegistry(
             ledger,
@@ -75,7 +75,7 @@ def make_kit(federation: Federation, row: Run, terms: Terms, ports: RunPorts) ->
         states=StateStore(directory / "states", keep=config.storage.keep_states),
         spool=spool,
         publisher=_publisher(federation, row, config, ports.send),
-        aggregation=terms.aggregation,
+        aggregation=setup.aggregation,
         peers=ports.peers,
         send=ports.send,
         notify=ports.notify,

@@ -28,7 +28,7 @@ def outlook(run: OpenRun) -> dict[str, Any]:
         listed.
     """
     kit = run.coordinator.kit
-    told = greeting.welcome(run.house, nonce=bytes(NONCE_BYTES), ready=False, verdict=None)
+    told = greeting.welcome(run.terms, nonce=bytes(NONCE_BYTES), ready=False, verdict=None)
     rows = kit.ledger.classes(kit.run)
     opened = kit.ledger.tasks(kit.run)
     listed = kit.classes.listed_tasks()

@@ -39,11 +39,11 @@ from fcil_server.config_sections import SinksSection
 from fcil_server.coordinator import Coordinator
 from fcil_server.federation import Federation
 from fcil_server.forget import finish_emptying
-from fcil_server.greeting import House
+from fcil_server.greeting import RunTerms
 from fcil_server.ignored import tell_ignored
 from fcil_server.intake import Intake
 from fcil_server.kept_config import config_of
-from fcil_server.kits import Terms, make_kit
+from fcil_server.kits import RunSetup, make_kit
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import ByteCount, RoundKey, Run
 from fcil_server.ledger_words import RunStatus
@@ -72,7 +72,7 @@ class OpenRun:
     coordinator: Coordinator
     publisher: Publisher
     aggregation: Aggregation
-    house: House
+    terms: RunTerms
     sinks: Sinks
 
     async def drive(self) -> None:
@@ -223,30 +223,30 @@ async def open_run(
         registry.check_uploads(method, hparams, info)
         check_privacy(method, hparams, info, config.privacy.terms)
         digest = registry.schema_digest(method, hparams, info, config.privacy.terms)
-        terms = Terms(config, method, hparams, info, digest, aggregation)
+        setup = RunSetup(config, method, hparams, info, digest, aggregation)
         tell_ignored(ports.notify, method, hparams, config)
         if row is None:
             facts = rundir.describe_environment(aggregation.described, threads=threads_of(config))
             if choice is not None:
                 facts["budget"] = choice.fields()
-            row = _begin(ledger, terms, facts, ports.notify)
+            row = _begin(ledger, setup, facts, ports.notify)
         else:
             check_resumed(row, method, info, digest)
-        opened = _assemble(federation, given, row, terms, probe, chosen, ports)
+        opened = _assemble(federation, given, row, setup, probe, chosen, ports)
         fork = await ensure_state(opened.coordinator.kit, federation.directory)
         if fork is None:
             return opened
         opened.coordinator.kit.spool.close()
-        return _assemble(federation, given, fork, terms, probe, chosen, ports)
+        return _assemble(federation, given, fork, setup, probe, chosen, ports)
     except BaseException:
         await aggregation.close()
         raise
 
 
 def _begin(
-    ledger: Ledger, terms: Terms, facts: dict[str, Any], notify: Callable[[str, str, str], None]
+    ledger: Ledger, setup: RunSetup, facts: dict[str, Any], notify: Callable[[str, str, str], None]
 ) -> Run:
-    run, config, method = new_run_id(), terms.config, terms.method
+    run, config, method = new_run_id(), setup.config, setup.method
     with ledger.transaction():  # a run without its listed classes would wait for others
         row = ledger.new_run(
             run,
@@ -254,9 +254,9 @@ def _begin(
             method_version=method.version,
             # Sinks are the server's, not the run's; and an address may hold a password.
             config=configuration.to_toml(config.model_copy(update={"sinks": SinksSection()})),
-            hparams=terms.hparams.model_dump(mode="json"),
-            backbone=backbone_fields(terms.info),
-            schema_digest=terms.schema_digest,
+            hparams=setup.hparams.model_dump(mode="json"),
+            backbone=backbone_fields(setup.info),
+            schema_digest=setup.schema_digest,
             seed=config.run.seed,
             environment=facts,
         )
@@ -291,13 +291,13 @@ def _assemble(
     federation: Federation,
     given: Config,
     row: Run,
-    terms: Terms,
+    setup: RunSetup,
     probe: NDArray[np.float32] | None,
     chosen: list[Chosen],
     ports: RunPorts,
 ) -> OpenRun:
     sinks = Sinks(federation.directory, row.run_id, chosen, ports.notify)
-    kit = make_kit(federation, row, terms, ports)
+    kit = make_kit(federation, row, setup, ports)
     coordinator = Coordinator(
         kit=kit,
         drain=ports.drain,
@@ -306,7 +306,7 @@ def _assemble(
         drained=ports.drained,
         task_closed=sinks.wake,
     )
-    house = House(
+    terms = RunTerms(
         federation=federation.id,
         certificate=federation.certificate.to_bytes(),
         run=row.run_id,
@@ -329,7 +329,7 @@ def _assemble(
         coordinator=coordinator,
         publisher=kit.publisher,
         aggregation=kit.aggregation,
-        house=house,
+        terms=terms,
         sinks=sinks,
     )
 

@@ -65,13 +65,13 @@ class Sessions:
         context.accounts.received(peer.client, hello, incoming.frames)
         context.ledger.touch(peer.client, device=hello.device)
         try:
-            peer.ready = greeting.check(context.run.house, hello)
+            peer.ready = greeting.check(context.run.terms, hello)
         except FcilError as error:
             self.turn_away(peer, error)
             self.send(peer, nack_of(error))
             return
         if peer.ready and hello.backbone is not None:
-            peer.agreement = greeting.agreement(context.run.house, hello.backbone)
+            peer.agreement = greeting.agreement(context.run.terms, hello.backbone)
             text = f"features of {peer.name} agree to {peer.agreement:.1e} on {hello.device}"
             context.journal.note("info", "features", text, peer.client)
         self._replace(peer)
@@ -102,7 +102,7 @@ class Sessions:
         context = self._context
         verdict = context.run.coordinator.verdict(peer.client)
         answer = greeting.welcome(
-            context.run.house,
+            context.run.terms,
             nonce=peer.channel.nonce,
             ready=peer.ready,
             verdict=verdict,

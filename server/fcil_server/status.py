@@ -45,7 +45,7 @@ async def status(context: ServerContext) -> dict[str, Any]:
             "backbone": coordinator.kit.info.name,
             "directory": str(context.run.directory.resolve()),
             "state": coordinator.at.number,
-            "privacy": context.run.house.privacy.model_dump(),
+            "privacy": context.run.terms.privacy.model_dump(),
             "budget": run.environment.get("budget"),
         },
         "now": _now(context),

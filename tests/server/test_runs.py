@@ -21,7 +21,7 @@ from fcil_server import runs
 from fcil_server.config import load, to_toml
 from fcil_server.ignored import tell_ignored
 from fcil_server.kept_config import config_of
-from fcil_server.kits import Terms
+from fcil_server.kits import RunSetup
 from fcil_server.ledger import Ledger
 from fcil_server.peers import Peers
 from fcil_server.run_ports import RunPorts
@@ -102,12 +102,12 @@ def test_a_run_begins_with_its_listed_classes_or_not_at_all(
     config = load(None, ["method.name=running_mean", 'tasks.classes=[["a"]]', *LISTED])
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         hparams = registry.make_hparams(METHOD, {})
-        terms = Terms(config, METHOD, hparams, NO_BACKBONE, "", None)  # type: ignore[arg-type]
+        setup = RunSetup(config, METHOD, hparams, NO_BACKBONE, "", None)  # type: ignore[arg-type]
         with pytest.raises(StorageError):
-            runs._begin(ledger, terms, {}, silent)
+            runs._begin(ledger, setup, {}, silent)
         assert ledger.runs() == []
         monkeypatch.undo()
-        row = runs._begin(ledger, terms, {}, silent)
+        row = runs._begin(ledger, setup, {}, silent)
         assert [c.name for c in ledger.classes(row.run_id)] == ["a"]
 
 
