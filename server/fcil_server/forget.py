@@ -26,7 +26,7 @@ from fcil_server.kits import RunSetup
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Client, RoundKey, Run, StateRow, UpdateRow
 from fcil_server.ledger_words import OPENING, UpdateStatus
-from fcil_server.position import Kit
+from fcil_server.position import RunContext
 from fcil_server.recovery import take_step
 from fcil_server.store import StateStore
 
@@ -167,7 +167,7 @@ class Forgetting:
         left_out: of each round, whose updates are too far from the others' now, and why.
     """
 
-    kit: Kit
+    kit: RunContext
     plan: Plan
     directory: Path
     left_out: list[tuple[RoundKey, ClientId, str]] = field(default_factory=list)

@@ -12,7 +12,7 @@ from fcil_server.aggregation import Aggregation
 from fcil_server.doorkeeper import Doorkeeper
 from fcil_server.federation import Federation
 from fcil_server.forget import Forgetting, Forgotten, finish_emptying, plan, why_not
-from fcil_server.kits import RunSetup, make_kit
+from fcil_server.kits import RunSetup, make_context
 from fcil_server.ledger_rows import Run
 from fcil_server.peers import Peers
 from fcil_server.roster import Roster, ever_named
@@ -53,7 +53,7 @@ async def forget(
         privacy = setup.config.privacy.terms
         digest = registry.schema_digest(setup.method, setup.hparams, info, privacy)
         check_resumed(row, setup.method, info, digest)
-        kit = make_kit(federation, row, setup, RunPorts(notify=note, peers=Peers()))
+        kit = make_context(federation, row, setup, RunPorts(notify=note, peers=Peers()))
         try:
             work = Forgetting(kit, prepared, directory)
             fork, states = await work.run()

@@ -1,4 +1,4 @@
-"""Make a run's kit: the stores in its directory, and what else its coordinator works with."""
+"""Make a run's context: the stores in its directory, and what else its coordinator works with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fcil_server.federation import Federation
 from fcil_server.kept import KeptUpdates, kept_folder
 from fcil_server.ledger_rows import Run
 from fcil_server.peers import Peer
-from fcil_server.position import Kit
+from fcil_server.position import RunContext
 from fcil_server.run_ports import RunPorts
 from fcil_server.store import PartStore, StateStore
 
@@ -41,7 +41,7 @@ class RunSetup:
         return self.config.run.keep_updates and not self.method.forgets(self.hparams)
 
 
-def make_kit(federation: Federation, row: Run, setup: RunSetup, ports: RunPorts) -> Kit:
+def make_context(federation: Federation, row: Run, setup: RunSetup, ports: RunPorts) -> RunContext:
     """Open a run's stores, and make what they need.
 
     Raises:
@@ -58,7 +58,7 @@ def make_kit(federation: Federation, row: Run, setup: RunSetup, ports: RunPorts)
         ports.notify("warning", "spool_recovered", text)
     kept = _kept(federation, run) if setup.keeps else None
     setup.aggregation.use(setup.info, federation.keys, spool, kept, trials=directory / trials.NAME)
-    return Kit(
+    return RunContext(
         run=run,
         config=config,
         method=setup.method,

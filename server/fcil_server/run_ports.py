@@ -20,7 +20,7 @@ class RunPorts:
     Attributes:
         notify: tells the operator: level, code, text, and perhaps which client it is about.
         peers: who is connected.
-        attended: see `Kit`.
+        attended: see `RunContext`.
     """
 
     notify: Callable[..., None]

@@ -43,7 +43,7 @@ from fcil_server.greeting import RunTerms
 from fcil_server.ignored import tell_ignored
 from fcil_server.intake import Intake
 from fcil_server.kept_config import config_of
-from fcil_server.kits import RunSetup, make_kit
+from fcil_server.kits import RunSetup, make_context
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import ByteCount, RoundKey, Run
 from fcil_server.ledger_words import RunStatus
@@ -82,7 +82,7 @@ class OpenRun:
         row = ledger.run(run)
         if row is None or row.status is not RunStatus.DONE:
             await self._learn()
-        self.coordinator.at.phase = "done"
+        self.coordinator.end()  # also of a run that was complete already
         if not rundir.is_complete(self.directory):  # nor after a kill at the very end
             await self.write_results()
         spool = self.coordinator.kit.spool
@@ -297,15 +297,8 @@ def _assemble(
     ports: RunPorts,
 ) -> OpenRun:
     sinks = Sinks(federation.directory, row.run_id, chosen, ports.notify)
-    kit = make_kit(federation, row, setup, ports)
-    coordinator = Coordinator(
-        kit=kit,
-        drain=ports.drain,
-        round_opens=ports.round_opens,
-        round_closed=ports.round_closed,
-        drained=ports.drained,
-        task_closed=sinks.wake,
-    )
+    kit = make_context(federation, row, setup, ports)
+    coordinator = Coordinator(kit, ports, task_closed=sinks.wake)
     terms = RunTerms(
         federation=federation.id,
         certificate=federation.certificate.to_bytes(),

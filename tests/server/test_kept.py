@@ -19,7 +19,7 @@ from fcil_server.backup import backup
 from fcil_server.federation import Federation
 from fcil_server.fork import fork
 from fcil_server.kept import KeptUpdates, kept_folder
-from fcil_server.kits import RunSetup, make_kit
+from fcil_server.kits import RunSetup, make_context
 from fcil_server.peers import Peers
 from fcil_server.plan import Step
 from fcil_server.restore import Keys, restore
@@ -102,7 +102,7 @@ def kit_of(story: Story, federation: Federation):
     aggregation = Here(method.method, method.hparams, config, log=story.directory / "worker.log")
     setup = RunSetup(config, method.method, method.hparams, COLOURS.info, "0" * 64, aggregation)
     row = federation.ledger.newest_run()
-    return make_kit(federation, row, setup, RunPorts(notify=lambda *_: None, peers=Peers()))
+    return make_context(federation, row, setup, RunPorts(notify=lambda *_: None, peers=Peers()))
 
 
 def test_what_a_kill_left_before_its_round_was_committed_goes_at_the_start(story: Story) -> None:

@@ -21,7 +21,7 @@ from fcil_server.ledger_rows import RoundKey
 from fcil_server.live import MAX_SHOWN, Live
 from fcil_server.peers import Peer, Peers
 from fcil_server.plan import Step
-from fcil_server.position import Position
+from fcil_server.position import RunProgress
 from fcil_server.round import Round
 from fcil_server.round_events import Answer, Phase, Rules
 from fcil_server.turns import LagMeter
@@ -146,7 +146,7 @@ def crowd(count: int) -> SimpleNamespace:
     ids = sorted(named_client_id(f"c{n}") for n in range(count))
     round_ = Round(rules=Rules(quorum=7), seed=(1,), phase=Phase.OPEN)
     round_.answers = dict.fromkeys(ids, Answer.NONE)
-    at = Position(phase="collecting", task=TaskInfo(0, (0,), ()), round=round_, opened_at=5.0)
+    at = RunProgress(phase="collecting", task=TaskInfo(0, (0,), ()), round=round_, opened_at=5.0)
     at.step = Step("train", 0, 3)
     peers = Peers()
     for number, client in enumerate(ids):
