@@ -71,7 +71,10 @@ class Client:
         self._limits = options.limits
         self._around = around or Alone(home, options, make, service, sensors)
         self._line = Connection(enrolment, self._keys, self._around.dial)
-        self._work = RoundWork(home, enrolment, self._keys, options, self._around.place)
+        self._work = RoundWork(
+            home, enrolment, self._keys, options, self._around.place,
+            tell=lambda text: self.notes("warning", text),
+        )  # fmt: skip
         self._jobs = Jobs(
             self._work, self.notes, feed=self._feed, fail=self._fail, progress=self._trained
         )

@@ -121,7 +121,6 @@ class Jobs:
         self.inventory: Inventory | None = None
         self.learned = Learned()
         self._work = work
-        self._work.tell = lambda text: notes("warning", text)
         self._notes = notes
         self._feed = feed
         self._fail = fail

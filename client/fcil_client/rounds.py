@@ -65,6 +65,10 @@ class _Begun:
 class RoundWork:
     """Everything a client computes; the computing itself is in the worker process.
 
+    Args:
+        place: where it is computed; None: a place of its own.
+        tell: told in words when the worker failed and what is tried next.
+
     Attributes:
         journal: notes every envelope that is sealed here.
         outbox: where updates are kept until the server has them.
@@ -74,7 +78,6 @@ class RoundWork:
         names: ids of the classes that this client holds, as the last round said.
         effort: how many images fit into one pass, as far as failures have shown.
         place: where it is computed; its own, or one that many clients share.
-        tell: told in words when the worker failed and what is tried next.
         resources: what it takes of the machine.
     """
 
@@ -85,6 +88,8 @@ class RoundWork:
         keys: PrivateKeys,
         options: Options,
         place: Workplace | None = None,
+        *,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.journal = Journal(home.directory)
         self.device = ""
@@ -94,7 +99,7 @@ class RoundWork:
         self.place = place or Workplace(options, home.directory / "worker.log")
         self.effort = self.place.effort
         self.resources = self.place.resources
-        self.tell: Callable[[str], None] = _quiet
+        self._tell = tell
         self._engine = "torch"
         self._home = home
         self._enrolment = enrolment
@@ -149,7 +154,7 @@ class RoundWork:
             self.device, self.claim = "cpu", None
             return
         if self._engine == "onnx" and (clash := engines.installed().clash):
-            self.tell(clash)
+            self._tell(clash)
         loaded = await self.place.backbone(self._backbone_fields(terms))
         self.device = loaded.device
         check_backbone(loaded.info, terms.backbone)
@@ -241,7 +246,7 @@ class RoundWork:
             privacy=Privacy(terms.privacy.noise_multiplier, terms.privacy.clip),
             forms=terms.method.forms,
         )
-        async with self._model.beside(order, terms, ctx, self.names, self.tell):
+        async with self._model.beside(order, terms, ctx, self.names, self._tell):
             state, payload = await self._compute(ctx, terms, begun, progress)
         del begun  # the parts need not be in memory together with what is sealed now
         envelope, digest = await asyncio.to_thread(
@@ -320,11 +325,11 @@ class RoundWork:
                 begun.payloads,
                 batch=UNKNOWN_BATCH if evaluate else batch_of(ctx.hparams),
                 on_progress=lambda p: progress(p.done, p.total),
-                tell=self.tell,
+                tell=self._tell,
             )
         self.faults = [str(f) for f in reply["faults"]]
         for sentence in (*reply.get("notes", ()), *lost_words(reply.get("lost", {}))):
-            self.tell(sentence)
+            self._tell(sentence)
         payloads = [unpack(blob) for blob in answer]
         if evaluate:
             return None, payloads[0]
@@ -377,10 +382,6 @@ class RoundWork:
         # Before anybody can send it: what is not written down does not leave.
         self.journal.sealed(payload, terms.upload_schema(key.kind), sealed.parsed)
         return sealed.stored(wrap), str(sealed.parsed.update_id)
-
-
-def _quiet(_: str) -> None:
-    return None
 
 
 def _refuse(what: str, faults: list[str]) -> None:

@@ -46,22 +46,33 @@ def threads_of(config: Config) -> int:
 class Aggregation:
     """Calls of the server's worker for one run.
 
+    Args:
+        log: where the worker's own output goes.
+        tell: told in words when the worker failed and is tried again.
+
     Attributes:
         device: where the worker computes, once it has said so.
         described: what it says of that device, for the run's environment.
-        tell: told in words when the worker failed and is tried again.
         far_apart: class ids, each with two clients that mean different things by it, it seems, as
             of the last aggregation.
     """
 
-    def __init__(self, method: Method, hparams: Hparams, config: Config, *, log: Path) -> None:
+    def __init__(
+        self,
+        method: Method,
+        hparams: Hparams,
+        config: Config,
+        *,
+        log: Path,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.device = "cpu"
         self.described: dict[str, Any] = {}
         self.far_apart: list[tuple[int, ClientId, ClientId]] = []
-        self.tell: Callable[[str], None] = lambda _: None
         self._method = method
         self._hparams = hparams
         self._config = config
+        self._tell = tell
         self._info: BackboneInfo | None = None
         self._keys: PrivateKeys | None = None
         self._spool: Spool | None = None
@@ -141,7 +152,7 @@ class Aggregation:
     ) -> tuple[dict[str, Any], list[Blob]]:
         """Let the worker do something; once more if it dies, in smaller steps without memory."""
         return await persist(
-            self._host, self._effort, op, fields, blobs, batch=UNKNOWN_BATCH, tell=self.tell
+            self._host, self._effort, op, fields, blobs, batch=UNKNOWN_BATCH, tell=self._tell
         )
 
     async def init(self, ctx: Context) -> State:
@@ -274,7 +285,7 @@ class Aggregation:
             updates,
             self._trials,
             limit_s(self._config.run.work_timeout_s, len(updates)),
-            self.tell,
+            self._tell,
         )
         return await combining.run()
 

@@ -13,11 +13,14 @@ from fcil_protocol.payload import Payload
 from fcil_protocol.wellknown import EVALUATE, REGISTRY
 from fcil_server.peers import Peer
 from fcil_server.plan import Step
-from fcil_server.position import Kit, Mode, Position, stamp
+from fcil_server.position import Mode, RunContext, RunProgress, stamp
+from fcil_server.round import Round
 from fcil_server.round_events import Available, Phase
 
 
-def available(kit: Kit, at: Position, peers: Iterable[Peer], now: float) -> list[Available]:
+def available(
+    kit: RunContext, at: RunProgress, peers: Iterable[Peer], now: float
+) -> list[Available]:
     """Say of clients that are here whether they have data for the round under way."""
     keys: frozenset[str] = frozenset()
     evaluating = at.step is not None and at.step.kind == EVALUATE
@@ -36,7 +39,7 @@ def available(kit: Kit, at: Position, peers: Iterable[Peer], now: float) -> list
 
 
 async def ask(
-    kit: Kit, at: Position, peer: Peer, *, remaining_s: float, verdict: Verdict | None
+    kit: RunContext, at: RunProgress, peer: Peer, *, remaining_s: float, verdict: Verdict | None
 ) -> bool:
     """Send RoundOpen for the round under way."""
     assert at.task is not None
@@ -63,7 +66,9 @@ async def ask(
     )
 
 
-async def registry_part(kit: Kit, at: Position, peer: Peer, task: TaskInfo, step: Step) -> PartRef:
+async def registry_part(
+    kit: RunContext, at: RunProgress, peer: Peer, task: TaskInfo, step: Step
+) -> PartRef:
     """Publish the names and ids of the classes that this client may know."""
     if kit.config.privacy.share_names:
         ids = {name: class_id for class_id, name in kit.classes.names().items()}
@@ -83,46 +88,43 @@ async def registry_part(kit: Kit, at: Position, peer: Peer, task: TaskInfo, step
     return await kit.publisher.publish_for(peer.client, part, stamp(kit, at, task, step))
 
 
-def describe_pause(at: Position) -> str:
+def describe_pause(at: RunProgress) -> str:
     """Say in a phrase what a paused run waits for."""
     return "fcil-server resume" + (f" ({at.held_for})" if at.held_for else "")
 
 
-def describe_wait(kit: Kit, at: Position) -> None:
-    """Say in a phrase what the round under way waits for."""
+def describe_wait(kit: RunContext, at: RunProgress) -> tuple[str, str]:
+    """Return the phase of the round under way, and in a phrase what it waits for."""
     assert at.round is not None
     assert at.task is not None
     assert at.step is not None
     if at.round.phase is Phase.OPEN:
-        at.phase, at.waiting_for = "collecting", ""
-        if at.round.stuck_until is not None:
-            at.waiting_for = "clients that have declined to be able to take part"
-        return
+        stuck = at.round.stuck_until is not None
+        return "collecting", "clients that have declined to be able to take part" if stuck else ""
     if at.mode is Mode.PAUSED:
-        at.phase, at.waiting_for = "paused", describe_pause(at)
-        return
-    at.phase = "gathering"
+        return "paused", describe_pause(at)
+    return "gathering", _describe_gathering(kit, at.round, at.task, at.step)
+
+
+def _describe_gathering(kit: RunContext, machine: Round, task: TaskInfo, step: Step) -> str:
     here = len(kit.peers.announced())
     more = kit.config.round.min_clients - here
     if more > 0:
-        at.waiting_for = f"{more} more client{'s' if more > 1 else ''} ({here} here)"
-        return
-    if at.round.opens_at is not None:
-        at.waiting_for = "others that may come or have images in a moment (round.settle_s)"
-        return
-    hidden = hidden_classes(kit, at.task, at.step)
+        return f"{more} more client{'s' if more > 1 else ''} ({here} here)"
+    if machine.opens_at is not None:
+        return "others that may come or have images in a moment (round.settle_s)"
+    hidden = hidden_classes(kit, task, step)
     if hidden:
-        at.waiting_for = f"hidden classes to be shown: fcil-server classes show {hidden}"
-        return
-    images = wanted_images(kit, at.task, at.step)
-    at.waiting_for = f"a client that holds {images}"
-    if at.round.holders:
-        lacking = at.round.rules.min_updates - at.round.holders
-        who = f"{lacking} more client{'' if lacking == 1 else 's'} that hold{'s' * (lacking == 1)}"
-        at.waiting_for = f"{who} {images} ({at.round.holders} here)"
+        return f"hidden classes to be shown: fcil-server classes show {hidden}"
+    images = wanted_images(kit, task, step)
+    if not machine.holders:
+        return f"a client that holds {images}"
+    lacking = machine.rules.min_updates - machine.holders
+    who = f"{lacking} more client{'' if lacking == 1 else 's'} that hold{'s' * (lacking == 1)}"
+    return f"{who} {images} ({machine.holders} here)"
 
 
-def wanted_images(kit: Kit, task: TaskInfo, step: Step) -> str:
+def wanted_images(kit: RunContext, task: TaskInfo, step: Step) -> str:
     """Name the images that a round is about, in a phrase."""
     names = kit.classes.names()
     wanted = _wanted(task, step)
@@ -131,7 +133,7 @@ def wanted_images(kit: Kit, task: TaskInfo, step: Step) -> str:
     return f"{'test ' if step.kind == EVALUATE else ''}images of {listed}{more}"
 
 
-def hidden_classes(kit: Kit, task: TaskInfo, step: Step) -> str:
+def hidden_classes(kit: RunContext, task: TaskInfo, step: Step) -> str:
     """Name what `fcil-server classes show` is called with if all that a round is about is hidden.
 
     Empty where a class of the round is not hidden: then no client here has images of it.

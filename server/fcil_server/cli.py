@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from fcil_protocol.logs import LogFile
     from fcil_server.first_start import Start
     from fcil_server.journal import Note
+    from fcil_server.server_context import ServerContext
 
 app = typer.Typer(
     name="fcil-server",
@@ -136,10 +137,10 @@ async def _serve(federation: Any, log: LogFile | None, start: Start, **flags: bo
         said(note.at, note.level, note.text, note.code)
         service.news()
 
-    def listening() -> None:
+    def listening(context: ServerContext) -> None:
         start.listens = True
         if log is None:
-            cli_page.show_first_link(server)
+            cli_page.show_first_link(context)
         # Modules and schemas live as long as this process: no collection looks at them again,
         # which would keep the loop for 50 ms.
         gc.collect()

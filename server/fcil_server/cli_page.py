@@ -19,7 +19,7 @@ from fcil_protocol.terminal import Format, chosen, emit, errors
 from fcil_server.cli_options import DEFAULT_DIRECTORY, DirOption
 
 if TYPE_CHECKING:
-    from fcil_server.daemon import Server
+    from fcil_server.server_context import ServerContext
 
 app = typer.Typer()
 
@@ -106,7 +106,7 @@ def _leading_to(url: str) -> Iterator[Path]:
         yield file
 
 
-def show_first_link(server: Server) -> None:
+def show_first_link(context: ServerContext) -> None:
     """Print the first link of a server that serves a page, if somebody sits at a terminal.
 
     It goes there directly: a link in a log would let in whoever reads the log.
@@ -114,10 +114,10 @@ def show_first_link(server: Server) -> None:
     from fcil_protocol.errors import FcilError
     from fcil_server.page_entry import page_link
 
-    if not server.page.served or not sys.stderr.isatty():
+    if not context.page.served or not sys.stderr.isatty():
         return
     try:
-        told = page_link(server, f"uid {os.getuid()}")
+        told = page_link(context, f"uid {os.getuid()}")
     except FcilError as error:  # a disk that is full for its audit: no reason not to serve
         typer.echo(f"There is no link to the page: {error}", err=True)
     else:

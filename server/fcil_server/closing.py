@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fcil_adapters.contract import State, TaskInfo
+from fcil_adapters.contract import Part, State, TaskInfo
 from fcil_protocol.errors import RunFailed, StorageError
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId
 from fcil_protocol.messages import RoundClosed, Verdict
@@ -18,7 +18,7 @@ from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import UpdateRow
 from fcil_server.ledger_words import CENTRAL, SILENT, Answer, Outcome, UpdateStatus
 from fcil_server.plan import Step
-from fcil_server.position import Kit, Mode, Position, context
+from fcil_server.position import RunContext, RunProgress, context
 from fcil_server.roster import WITHDRAWN
 from fcil_server.turns import Turns
 
@@ -34,7 +34,9 @@ def needed_updates(ledger: Ledger, run: RunId) -> set[str]:
     return {str(u.update_id) for u in updates if u.reason != WITHDRAWN}
 
 
-async def save(kit: Kit, at: Position, state: State, task: TaskInfo) -> tuple[int, Digest]:
+async def save(
+    kit: RunContext, at: RunProgress, state: State, task: TaskInfo
+) -> tuple[int, Digest]:
     """Put the next state on disk; the ledger makes it the run's."""
     number = at.number + 1
     digest = await asyncio.to_thread(kit.states.save, number, state, at.digest, task.index)
@@ -43,10 +45,16 @@ async def save(kit: Kit, at: Position, state: State, task: TaskInfo) -> tuple[in
 
 @dataclass
 class Closing:
-    """Closes rounds of one run and remembers what became of updates."""
+    """Closes rounds of one run and remembers what became of updates.
 
-    kit: Kit
-    at: Position
+    Attributes:
+        at: where the run stands, to look at.
+        adopt: called with a state that is committed, as `RunProgress.adopt` is.
+    """
+
+    kit: RunContext
+    at: RunProgress
+    adopt: Callable[[State, int, Digest, tuple[Part, ...]], None]
     _verdicts: dict[ClientId, Verdict | None] = field(default_factory=dict)  # of synced rounds
     _judged: dict[ClientId, Verdict] = field(default_factory=dict)  # of the one that is closing
     _far_apart: set[int] = field(default_factory=set)  # classes that this was said of
@@ -57,7 +65,6 @@ class Closing:
     ) -> None:
         """Carry out the end of a round, to the ledger and to those who were asked."""
         key = RoundKey(self.kit.run, task.index, step.kind, step.round)
-        self.at.phase, self.at.waiting_for = "aggregating", ""
         if step.kind == EVALUATE:
             rows = self.kit.ledger.accepted(key)
             results = await asyncio.to_thread(self._open_evaluations, rows)
@@ -126,7 +133,7 @@ class Closing:
         for client, reason in excluded.items():
             kit.notify("warning", "excluded", f"{kit.name_of(client)}: {reason}")
         self._warn_of_names()
-        at.adopt(state, number, digest, combined.parts)
+        self.adopt(state, number, digest, combined.parts)
         return outcome
 
     def _usable(self, key: RoundKey) -> list[UpdateRow]:
@@ -183,8 +190,10 @@ class Closing:
         kit.notify("error", "void", round_notes.void(self.at, why))
         return outcome
 
-    def heed_void(self, key: RoundKey) -> None:
-        """Hold the run after several void rounds in a row: by itself it would go on in vain.
+    def heed_void(self, key: RoundKey) -> str:
+        """Say why to hold the run after several void rounds in a row, else nothing.
+
+        By itself it would go on in vain.
 
         Args:
             key: of the round that was just closed.
@@ -192,10 +201,10 @@ class Closing:
         Raises:
             RunFailed: nobody is there to let it go on (``--until-done``).
         """
-        kit, at, row = self.kit, self.at, self.kit.ledger.round(key)
+        kit, row = self.kit, self.kit.ledger.round(key)
         count = kit.ledger.void_rounds(kit.run)
         if count < MAX_VOID or row is None or row.why != machine.Why.VOID:
-            return
+            return ""
         text = f"the last {count} rounds are void: their updates could not be combined"
         action = "Mend what the notes and worker.log name (memory, the method), then: "
         if not kit.attended:
@@ -203,9 +212,8 @@ class Closing:
                 f"{text}.",
                 action=f"{action}fcil-server serve; the run goes on with the next round.",
             )
-        if at.mode is Mode.RUNNING:
-            at.mode, at.held_for = Mode.PAUSED, text
         kit.notify("error", "paused", f"{text}. The run is paused. {action}fcil-server resume")
+        return text
 
     def _warn_of_names(self) -> None:
         """Say, once for a class, that two clients mean different things by its name, it seems."""
@@ -296,7 +304,6 @@ class Closing:
         folder = self.kit.config.run.central_test
         if not folder:
             return
-        self.at.phase = "evaluating"
         ctx = context(self.kit, task, Step(EVALUATE, 0, 1))
         parts = self.at.parts or await self.kit.aggregation.broadcast(ctx, self.at.state)
         seen = set(task.seen)

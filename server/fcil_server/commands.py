@@ -20,60 +20,148 @@ from fcil_server.roster import Roster, check_name, ever_named
 from fcil_server.status import status
 
 if TYPE_CHECKING:
-    from fcil_server.daemon import Server
+    from fcil_server.live import Live
+    from fcil_server.server_context import ServerActions, ServerContext
+    from fcil_server.sessions import Sessions
 
 
-async def answer(server: Server, op: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Carry out one command; ``fields["uid"]`` is who asks, as the kernel says.
+class Commands:
+    """Carries out the commands that come over the control socket.
 
-    Raises:
-        UsageError: there is no such command, or its fields are wrong.
+    Args:
+        context: the server.
+        actions: what concerns it as a whole.
+        sessions: of clients, some of which a command ends.
+        live: tells what is under way.
     """
-    match op:
-        case "status":
-            return await status(server)
-        case "gauges":
-            return gauges(server, fields)
-        case "live":
-            return await server.live.tell(fields)
-        case "outlook":
-            return outlook(server)
-        case "notes":
-            return await server.journal.after(int(fields.get("after", 0)))
-        case "enrol_local":
-            reply = enrol_local(server, fields)
-            await _sync_ledger(server)
-            return reply
-        case "enrol":
-            return issue_ticket(server.roster, server.addresses(), fields, _actor(fields))
-        case "revoke":
-            return _revoke(server, fields)
-        case "erase":
-            return await _erase(server, fields)
-        case "stop":
-            _audit(server, fields, "stop")
-            server.stop()
-            return {}
-        case "close_round":
-            rest = fields.get("rest_of_task") is True
-            server.open.coordinator.close_short(rest_of_task=rest)
-            _audit(server, fields, "close_round", "and the rest of its task" if rest else "")
-            return {}
-        case "pause" | "resume" | "drain":
-            _audit(server, fields, op)
-            return _set_mode(server, op)
-        case "classes":
-            return change_classes(server, fields)
-        case "stop_run":
-            return _stop_run(server, fields)
-        case "page_link":
-            return page_link(server, _actor(fields))
-        case "page_enter":
-            return page_enter(server, fields, _actor(fields))
-        case "page_sign_out":
-            return await page_sign_out(server, _actor(fields))
-        case _:
-            raise UsageError(f"this server knows no command {op!r}.")
+
+    def __init__(
+        self, context: ServerContext, actions: ServerActions, sessions: Sessions, live: Live
+    ) -> None:
+        self._context = context
+        self._actions = actions
+        self._sessions = sessions
+        self._live = live
+
+    async def answer(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """Carry out one command; ``fields["uid"]`` is who asks, as the kernel says.
+
+        Raises:
+            UsageError: there is no such command, or its fields are wrong.
+        """
+        context, actor = self._context, _actor(fields)
+        match op:
+            case "status":
+                return await status(context)
+            case "gauges":
+                return gauges(context, fields)
+            case "live":
+                return await self._live.tell(fields)
+            case "outlook":
+                return outlook(context.run)
+            case "notes":
+                return await context.journal.after(int(fields.get("after", 0)))
+            case "enrol_local":
+                reply = enrol_local(context, fields)
+                await self._sync_ledger()
+                return reply
+            case "enrol":
+                return issue_ticket(context.roster, context.addresses(), fields, actor)
+            case "revoke":
+                return self._revoke(fields)
+            case "erase":
+                return await self._erase(fields)
+            case "classes":
+                return change_classes(context, fields)
+            case "page_link":
+                return page_link(context, actor)
+            case "page_enter":
+                return page_enter(context, fields, actor)
+            case "page_sign_out":
+                return await page_sign_out(context, actor)
+            case _:
+                return self._steer(op, fields)
+
+    def _steer(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """Stop, hold or shorten what the server does."""
+        match op:
+            case "stop":
+                _audit(self._context, fields, "stop")
+                self._actions.stop()
+                return {}
+            case "close_round":
+                rest = fields.get("rest_of_task") is True
+                self._context.run.coordinator.close_short(rest_of_task=rest)
+                detail = "and the rest of its task" if rest else ""
+                _audit(self._context, fields, "close_round", detail)
+                return {}
+            case "pause" | "resume" | "drain":
+                _audit(self._context, fields, op)
+                return self._set_mode(op)
+            case "stop_run":
+                return self._stop_run(fields)
+            case _:
+                raise UsageError(f"this server knows no command {op!r}.")
+
+    async def _sync_ledger(self) -> None:
+        """Wait until what is committed is on the disk; the server ends if it cannot be."""
+        try:
+            await asyncio.to_thread(self._context.ledger.sync)
+        except FcilError as error:
+            self._actions.fail(error)
+            raise
+
+    def _set_mode(self, op: str) -> dict[str, Any]:
+        coordinator = self._context.run.coordinator
+        if op == "drain":
+            self._actions.drain_rounds()
+        else:
+            mode = Mode.PAUSED if op == "pause" else Mode.RUNNING
+            coordinator.set_mode(mode)
+            text = "no round opens" if op == "pause" else "rounds go on"
+            self._context.journal.note("info", mode.value, text)
+        return {"mode": coordinator.at.mode.value, "round_open": coordinator.at.is_open}
+
+    def _stop_run(self, fields: dict[str, Any]) -> dict[str, Any]:
+        context = self._context
+        run = context.run.coordinator.kit.run
+        _audit(context, fields, "stop_run", run)
+        row = context.ledger.run(run)
+        if row is not None and row.status is not RunStatus.DONE:
+            context.ledger.set_run_status(run, RunStatus.STOPPED)
+        self._actions.stop()
+        return {"run": run}
+
+    def _revoke(self, fields: dict[str, Any]) -> dict[str, Any]:
+        roster, name, actor = self._context.roster, str(fields.get("name", "")), _actor(fields)
+        if roster.withdraw(name, actor):
+            return {"client": None, "name": name, "withdrawn": True}
+        row = roster.named(name)
+        keep, why = fields.get("keep") is True, str(fields.get("why", ""))
+        self._sessions.revoke(row, keep=keep, actor=actor, why=why)
+        return {"client": row.client_id, "name": row.name}
+
+    async def _erase(self, fields: dict[str, Any]) -> dict[str, Any]:
+        context, actor = self._context, _actor(fields)
+        ledger, journal, coordinator = context.ledger, context.journal, context.run.coordinator
+        row = ever_named(ledger, str(fields.get("name", "")))
+        kit, directory = coordinator.kit, context.federation.directory
+        under_way = ledger.open_round(kit.run)
+        rows = ledger.updates(under_way.key) if under_way else []
+        going = Going(kit.run, kit.spool, {str(u.update_id) for u in rows})
+        journal.write()  # what waits to be written names it, too
+        done = erase(context.roster, directory, row, actor, going)
+        coordinator.revoked(row.client_id)
+        journal.rename(row.name, done.pseudonym)
+        context.peers.refused.pop(row.client_id, None)
+        peer = context.peers.by_client(row.client_id)
+        if peer is not None:
+            peer.name = done.pseudonym
+            self._sessions.cut(peer)
+        text = f"{done.pseudonym} is what remains of a member"
+        journal.note("warning", "erased", text, row.client_id)
+        more = await asyncio.to_thread(tidy, ledger.path, directory)
+        return {**asdict(done), "stays": [*done.stays, *more]}
 
 
 def _actor(fields: dict[str, Any]) -> str:
@@ -81,54 +169,24 @@ def _actor(fields: dict[str, Any]) -> str:
     return f"uid {fields.get('uid', '?')}{page}"
 
 
-async def _sync_ledger(server: Server) -> None:
-    """Wait until what is committed is on the disk; the server ends if it cannot be."""
-    try:
-        await asyncio.to_thread(server.ledger.sync)
-    except FcilError as error:
-        server.fail(error)
-        raise
+def _audit(context: ServerContext, fields: dict[str, Any], action: str, detail: str = "") -> None:
+    context.ledger.add_audit(_actor(fields), action, detail)
 
 
-def _audit(server: Server, fields: dict[str, Any], action: str, detail: str = "") -> None:
-    server.ledger.add_audit(_actor(fields), action, detail)
-
-
-def _set_mode(server: Server, op: str) -> dict[str, Any]:
-    coordinator = server.open.coordinator
-    if op == "drain":
-        server.drain_rounds()
-    else:
-        mode = Mode.PAUSED if op == "pause" else Mode.RUNNING
-        coordinator.set_mode(mode)
-        server.note("info", mode.value, "no round opens" if op == "pause" else "rounds go on")
-    return {"mode": coordinator.at.mode.value, "round_open": coordinator.at.is_open}
-
-
-def change_classes(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
+def change_classes(context: ServerContext, fields: dict[str, Any]) -> dict[str, Any]:
     """Carry out one of the operator's changes to class names.
 
     Raises:
         UsageError: there is no such change or class, or it would mix classes.
     """
-    coordinator = server.open.coordinator
+    coordinator = context.run.coordinator
     names = apply_change(coordinator.kit.classes, fields)
-    _audit(server, fields, f"classes_{fields['change']}", ", ".join(names))
+    _audit(context, fields, f"classes_{fields['change']}", ", ".join(names))
     coordinator.classes_changed()
     return {"names": names}
 
 
-def _stop_run(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
-    run = server.open.coordinator.kit.run
-    _audit(server, fields, "stop_run", run)
-    row = server.ledger.run(run)
-    if row is not None and row.status is not RunStatus.DONE:
-        server.ledger.set_run_status(run, RunStatus.STOPPED)
-    server.stop()
-    return {"run": run}
-
-
-def enrol_local(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
+def enrol_local(context: ServerContext, fields: dict[str, Any]) -> dict[str, Any]:
     """Enrol a client of this machine and user; its private keys stay with it.
 
     Raises:
@@ -140,14 +198,14 @@ def enrol_local(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
         raw = {str(k): bytes.fromhex(v) for k, v in keys.items()}  # type: ignore[union-attr]
     except (AttributeError, TypeError, ValueError) as error:
         raise UsageError("an enrolment needs public keys in hexadecimal.") from error
-    client = server.roster.enrol_local(name, PublicKeys.from_fields(raw), _actor(fields))
-    row = server.ledger.client(client)
+    client = context.roster.enrol_local(name, PublicKeys.from_fields(raw), _actor(fields))
+    row = context.ledger.client(client)
     assert row is not None
     return {
         "client_id": client,
         "name": row.name,
-        "certificate": server.federation.certificate.to_bytes().hex(),
-        "addresses": server.addresses(),
+        "certificate": context.federation.certificate.to_bytes().hex(),
+        "addresses": context.addresses(),
     }
 
 
@@ -180,33 +238,3 @@ def issue_ticket(
         "addresses": list(ticket.addresses),
         "fingerprint": roster.federation.keys.public.fingerprint,
     }
-
-
-def _revoke(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
-    name = str(fields.get("name", ""))
-    if server.roster.withdraw(name, _actor(fields)):
-        return {"client": None, "name": name, "withdrawn": True}
-    row = server.roster.named(name)
-    keep = fields.get("keep") is True
-    server.sessions.revoke(row, keep=keep, actor=_actor(fields), why=str(fields.get("why", "")))
-    return {"client": row.client_id, "name": row.name}
-
-
-async def _erase(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
-    row = ever_named(server.ledger, str(fields.get("name", "")))
-    kit = server.open.coordinator.kit
-    under_way = server.ledger.open_round(kit.run)
-    rows = server.ledger.updates(under_way.key) if under_way else []
-    going = Going(kit.run, kit.spool, {str(u.update_id) for u in rows})
-    server.journal.write()  # what waits to be written names it, too
-    done = erase(server.roster, server.federation.directory, row, _actor(fields), going)
-    server.open.coordinator.revoked(row.client_id)
-    server.journal.rename(row.name, done.pseudonym)
-    server.peers.refused.pop(row.client_id, None)
-    peer = server.peers.by_client(row.client_id)
-    if peer is not None:
-        peer.name = done.pseudonym
-        server.sessions.cut(peer)
-    server.note("warning", "erased", f"{done.pseudonym} is what remains of a member", row.client_id)
-    more = await asyncio.to_thread(tidy, server.ledger.path, server.federation.directory)
-    return {**asdict(done), "stays": [*done.stays, *more]}

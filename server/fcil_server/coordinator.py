@@ -9,7 +9,7 @@ ledger says the run stands.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fcil_adapters.contract import TaskInfo
@@ -25,13 +25,14 @@ from fcil_server.discovery import Discovery, OldClasses
 from fcil_server.ledger_words import OPENING, Answer
 from fcil_server.peers import Peer
 from fcil_server.plan import Step, next_step, task_steps
-from fcil_server.position import Kit, Mode, Position, context, stamp
+from fcil_server.position import Mode, RunContext, RunProgress, context, stamp
 from fcil_server.reception import Reception
 from fcil_server.roster import WITHDRAWN
 from fcil_server.round import Round
 from fcil_server.round_events import Phase
 from fcil_server.round_restore import restore
 from fcil_server.round_rules import rules_of
+from fcil_server.run_ports import RunPorts
 from fcil_server.turns import Turns
 
 
@@ -40,28 +41,22 @@ class Coordinator:
     """One run of the federation on its way.
 
     Attributes:
-        drain: waits until every update that has come is durable or refused.
-        round_opens: called before a round asks anybody, with the digests new to it.
-        round_closed: called when the results of a round are in the ledger.
-        drained: called when no round is under way any more and none is to open.
+        ports: the daemon's side of the run.
         task_closed: called when a task is learned, and judged.
     """
 
-    kit: Kit
-    drain: Callable[[], Awaitable[None]]
-    round_opens: Callable[[RoundKey, set[str]], None]
-    round_closed: Callable[[RoundKey], Awaitable[None]]
-    drained: Callable[[], None]
+    kit: RunContext
+    ports: RunPorts
     task_closed: Callable[[], None]
-    at: Position = field(default_factory=Position)
+    at: RunProgress = field(default_factory=RunProgress)
     _events: asyncio.Queue[machine.Event] = field(default_factory=asyncio.Queue)
     _mode_changed: asyncio.Event = field(default_factory=asyncio.Event)
     _timers: list[asyncio.TimerHandle] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.closing = Closing(self.kit, self.at)
+        self.closing = Closing(self.kit, self.at, self.at.adopt)
         self.reception = Reception(self.kit, self.at, self._updated, self._empty)
-        self.discovery = Discovery(self.kit, self.at, self._may_go_on)
+        self.discovery = Discovery(self.kit, self._wait_for_classes, self._may_go_on)
         self.old_classes = OldClasses(self.kit)
         self._unheld_noted = -1  # the task of which was said that nobody has data for it
 
@@ -131,17 +126,20 @@ class Coordinator:
         self._mode_changed.set()
         self.discovery.news.set()
         if mode is Mode.DRAINING and at.phase == "done":
-            self.drained()
+            self.ports.drained()
+
+    def _wait_for_classes(self, what: str) -> None:
+        self.at.show("waiting", what)
 
     async def _may_go_on(self) -> None:
         """Between rounds: wait while the operator holds the run; a drained server ends here."""
         at = self.at
         while at.mode is not Mode.RUNNING:
             if at.mode is Mode.DRAINING:
-                at.phase, at.waiting_for = "drained", ""
-                self.drained()
+                at.show("drained")
+                self.ports.drained()
             else:
-                at.phase, at.waiting_for = "paused", describe_pause(at)
+                at.show("paused", describe_pause(at))
             self._mode_changed.clear()
             await self._mode_changed.wait()
 
@@ -189,7 +187,9 @@ class Coordinator:
                 at.step = step
                 await self._one_round(task, step)
             at.step = None
-            await self.closing.central_evaluation(task)
+            if kit.config.run.central_test:
+                at.show("evaluating")
+                await self.closing.central_evaluation(task)
             kit.ledger.close_task(kit.run, task.index)
             if kit.ledger.was_learned(kit.run, task.index):
                 kit.notify("info", "task_done", f"task {task.index} is learned")
@@ -197,7 +197,11 @@ class Coordinator:
                 text = f"task {task.index} is over and nothing was learned in it: no round of it"
                 kit.notify("warning", "task_done", f"{text} changed the model")
             self.task_closed()
-        at.phase, at.waiting_for = "done", ""
+        self.end()
+
+    def end(self) -> None:
+        """The run is learned."""
+        self.at.show("done")
 
     def _closed(self, task: int) -> int:
         return self.kit.ledger.closed_rounds(self.kit.run, task)
@@ -246,7 +250,7 @@ class Coordinator:
         kit, at = self.kit, self.at
         if any(row.task == task.index for row in kit.ledger.states(kit.run)):
             return  # opened before a restart
-        at.phase, at.waiting_for = "opening", ""
+        at.show("opening")
         ctx = context(kit, task, Step(OPENING, 0, 1))
         state = at.state if at.number >= 0 else await kit.aggregation.init(ctx)
         state = await kit.aggregation.open_task(ctx, state)
@@ -263,21 +267,23 @@ class Coordinator:
 
     async def _one_round(self, task: TaskInfo, step: Step) -> None:
         kit, at = self.kit, self.at
-        at.phase, at.waiting_for = "publishing", ""
+        at.show("publishing")
         if not at.parts:
             at.parts = await kit.aggregation.broadcast(context(kit, task, step), at.state)
         before = {r.digest for r in at.refs}
         at.refs = await kit.publisher.publish(at.parts, stamp(kit, at, task, step))
         key = RoundKey(kit.run, task.index, step.kind, step.round)
-        self.round_opens(key, {r.digest for r in at.refs} - before)
+        self.ports.round_opens(key, {r.digest for r in at.refs} - before)
         began = self._now()
         close = await self._collect(key)
+        at.show("aggregating")
         await self.closing.close(task, step, close, self._now() - began)
         nobody = at.round is not None and close.why is machine.Why.NO_HOLDER
         at.unheld_since = at.round.unheld_since if nobody and at.round is not None else None
         at.round = None
-        await self.round_closed(key)
-        self.closing.heed_void(key)
+        await self.ports.round_closed(key)
+        if void := self.closing.heed_void(key):
+            at.hold(void)
 
     async def _collect(self, key: RoundKey) -> machine.Close:
         """Run the round's machine until it closes."""
@@ -300,10 +306,10 @@ class Coordinator:
             while True:
                 if at.mode is Mode.DRAINING and at.round.phase is Phase.GATHERING:
                     await self._may_go_on()
-                describe_wait(self.kit, at)
+                at.show(*describe_wait(self.kit, at))
                 for instruction in at.round.handle(await self._events.get()):
                     if isinstance(instruction, machine.Close):
-                        await self.drain()
+                        await self.ports.drain()
                         self._ensure_row(key)
                         return instruction
                     await self._execute(instruction, key)

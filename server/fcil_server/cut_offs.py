@@ -8,31 +8,63 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
 from fcil_protocol.errors import CutOff, FcilError
 from fcil_protocol.ids import ClientId
-from fcil_protocol.messages import nack_of
+from fcil_protocol.messages import Message, nack_of
 from fcil_server.conduct import MOST, WINDOW_S, Conduct
-from fcil_server.peers import Peer
-
-if TYPE_CHECKING:
-    from fcil_server.daemon import Server
+from fcil_server.peers import Peer, Peers
+from fcil_server.roster import Roster
 
 A_FLOOD = 100  # needless messages that a connection cut for a flood counts as
 GOODBYE_S = 1.0  # for the reason to arrive before the connection is cut
+
+
+class Speaker(Protocol):
+    """Speaks to a connected client, and ends its connection."""
+
+    def send(self, peer: Peer, message: Message, *blobs: bytes) -> bool:
+        """Send one message; False if the client is gone."""
+        ...
+
+    def cut(self, peer: Peer) -> None:
+        """End a client's connection."""
+        ...
 
 
 class CutOffs:
     """Judges members by what was refused of them.
 
     Args:
-        server: whose members they are.
+        roster: whose members they are.
+        peers: those that are connected.
+        note: tells the operator: level, code, text, client.
+        speaker: returns what speaks to a connected member; asked for when there is one.
+        dismiss: hears nothing more of a connection.
+        silence: hears nothing more of a relay's connections, and cuts them.
         conduct: counts.
     """
 
-    def __init__(self, server: Server, conduct: Conduct | None = None) -> None:
-        self._server = server
+    def __init__(
+        self,
+        roster: Roster,
+        peers: Peers,
+        *,
+        note: Callable[[str, str, str, ClientId], None],
+        speaker: Callable[[], Speaker],
+        dismiss: Callable[[int], None],
+        silence: Callable[[ClientId], None],
+        conduct: Conduct | None = None,
+    ) -> None:
+        self._roster = roster
+        self._ledger = roster.federation.ledger
+        self._peers = peers
+        self._note = note
+        self._speaker = speaker
+        self._hear_no_more = dismiss
+        self._silence = silence
         self._conduct = conduct or Conduct()
 
     def needless(self, client: ClientId, count: float = 1.0) -> None:
@@ -43,7 +75,7 @@ class CutOffs:
 
     def flooded(self, key: bytes) -> None:
         """Count a connection that was cut because it brought too much, if it was a member's."""
-        row = self._server.ledger.client_by_curve(key) if key else None
+        row = self._ledger.client_by_curve(key) if key else None
         if row is not None:
             self.needless(row.client_id, A_FLOOD)
 
@@ -58,35 +90,34 @@ class CutOffs:
             raise CutOff(f"{_why()}; the server hears it again in {left:.0f} s.")
 
     def _begin(self, client: ClientId, pause_s: float) -> None:
-        server = self._server
-        row = server.ledger.client(client)
+        row = self._ledger.client(client)
         if row is None:
             return
         text = f"{row.name} is cut off for {pause_s:.0f} s: {_why()}"
-        server.note("warning", CutOff.code, text, client)
+        self._note("warning", CutOff.code, text, client)
         with contextlib.suppress(FcilError):  # a full disk must not spare it
-            server.ledger.add_audit("server", CutOff.code, text)
-        server.peers.refused[client] = f"cut off for {pause_s:.0f} s: {_why()}"
-        server.roster.bar(row)
-        peer = server.peers.by_client(client)
+            self._ledger.add_audit("server", CutOff.code, text)
+        self._peers.refused[client] = f"cut off for {pause_s:.0f} s: {_why()}"
+        self._roster.bar(row)
+        peer = self._peers.by_client(client)
         if peer is not None:
             self._dismiss(peer)
-        server.link.silence(client)
+        self._silence(client)
         asyncio.get_running_loop().call_later(pause_s, self._end, client)
 
     def _dismiss(self, peer: Peer) -> None:
         """Hear no more of a session, and cut it when its client had time to hear why."""
-        error = CutOff(f"{_why()}.")
-        self._server.sessions.send(peer, nack_of(error))
-        self._server.guests.dismiss(peer.conn)
-        asyncio.get_running_loop().call_later(GOODBYE_S, self._server.sessions.cut, peer)
+        speaker = self._speaker()
+        speaker.send(peer, nack_of(CutOff(f"{_why()}.")))
+        self._hear_no_more(peer.conn)
+        asyncio.get_running_loop().call_later(GOODBYE_S, speaker.cut, peer)
 
     def _end(self, client: ClientId) -> None:
-        if self._server.peers.refused.get(client, "").startswith("cut off"):
-            del self._server.peers.refused[client]  # another reason stays
-        row = self._server.ledger.client(client)
+        if self._peers.refused.get(client, "").startswith("cut off"):
+            del self._peers.refused[client]  # another reason stays
+        row = self._ledger.client(client)
         if row is not None:
-            self._server.roster.unbar(row)
+            self._roster.unbar(row)
 
 
 def _why() -> str:

@@ -10,7 +10,7 @@ from fcil_protocol.ids import ClientId
 from fcil_server.ledger_rows import ClassRow
 from fcil_server.ledger_words import UpdateStatus
 from fcil_server.peers import Peer
-from fcil_server.position import Kit, Position
+from fcil_server.position import RunContext
 
 NAMED = 8  # classes that a note lists
 
@@ -20,12 +20,13 @@ class Discovery:
     """Waits until enough new class names are there and have settled.
 
     Attributes:
+        waits: told for what the next task waits, in a phrase.
         may_go_on: returns at once unless the operator holds the run.
         news: set whenever a client has announced its classes or left, or names were changed.
     """
 
-    kit: Kit
-    at: Position
+    kit: RunContext
+    waits: Callable[[str], None]
     may_go_on: Callable[[], Awaitable[None]]
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -48,7 +49,7 @@ class Discovery:
             overdue = first is not None and now() >= first + rules.max_wait_s
             if pending and here and overdue:
                 return
-            self.at.phase, self.at.waiting_for = "waiting", self._wish(pending, here)
+            self.waits(self._wish(pending, here))
             # Overdue with nobody here: only an arrival changes anything.
             limit = None if first is None or not here else first + rules.max_wait_s - now()
             self.news.clear()
@@ -79,7 +80,7 @@ class OldClasses:
     next round, the operator here.
     """
 
-    kit: Kit
+    kit: RunContext
     _counts: dict[ClientId, Mapping[str, int]] = field(default_factory=dict)
 
     def notice(self, peer: Peer) -> None:

@@ -22,11 +22,11 @@ from fcil_protocol.payload import pack, unpack
 from fcil_protocol.wellknown import EVALUATE
 from fcil_server import rundir
 from fcil_server.fork import share_kept
-from fcil_server.kits import Terms
+from fcil_server.kits import RunSetup
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import Client, Run, StateRow, UpdateRow
 from fcil_server.ledger_words import OPENING, UpdateStatus
-from fcil_server.position import Kit
+from fcil_server.position import RunContext
 from fcil_server.recovery import take_step
 from fcil_server.store import StateStore, kept_states, new_id, states_folder
 
@@ -149,12 +149,12 @@ def _instead(ledger: Ledger, directory: Path, run: Run, client: Client, first: i
     )
 
 
-def why_not(terms: Terms) -> str:
+def why_not(setup: RunSetup) -> str:
     """Return why a run cannot forget exactly; empty if it can."""
-    reason = terms.method.forgets(terms.hparams)
+    reason = setup.method.forgets(setup.hparams)
     if reason:
-        return f"with {terms.method.name}, {reason}"
-    if not terms.keeps:
+        return f"with {setup.method.name}, {reason}"
+    if not setup.keeps:
         return "it keeps no counted updates ([run] keep_updates was false as it began)"
     return ""
 
@@ -167,7 +167,7 @@ class Forgetting:
         left_out: of each round, whose updates are too far from the others' now, and why.
     """
 
-    kit: Kit
+    kit: RunContext
     plan: Plan
     directory: Path
     left_out: list[tuple[RoundKey, ClientId, str]] = field(default_factory=list)

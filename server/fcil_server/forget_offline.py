@@ -12,11 +12,12 @@ from fcil_server.aggregation import Aggregation
 from fcil_server.doorkeeper import Doorkeeper
 from fcil_server.federation import Federation
 from fcil_server.forget import Forgetting, Forgotten, finish_emptying, plan, why_not
-from fcil_server.kits import Desk, Terms, make_kit
+from fcil_server.kits import RunSetup, make_context
 from fcil_server.ledger import run_named
 from fcil_server.ledger_rows import Run
 from fcil_server.peers import Peers
 from fcil_server.roster import Roster, ever_named
+from fcil_server.run_ports import RunPorts
 from fcil_server.runs import check_resumed
 
 REVOKED_WITH_IT = "the operator forgot it"
@@ -46,33 +47,34 @@ async def forget(
     finish_emptying(ledger, directory)  # of one that a kill interrupted
     row, roster = run_named(ledger, run), Roster(federation, Doorkeeper())
     client = ever_named(ledger, name)
-    terms = _terms(federation, row, note)
-    prepared = plan(ledger, directory, row, client, why_not(terms))
+    setup = _setup(federation, row, note)
+    prepared = plan(ledger, directory, row, client, why_not(setup))
     try:
-        info, _ = await terms.aggregation.load_backbone()
-        privacy = terms.config.privacy.terms
-        digest = registry.schema_digest(terms.method, terms.hparams, info, privacy)
-        check_resumed(row, terms.method, info, digest)
-        kit = make_kit(federation, row, terms, Desk(notify=note, peers=Peers()))
+        info, _ = await setup.aggregation.load_backbone()
+        privacy = setup.config.privacy.terms
+        digest = registry.schema_digest(setup.method, setup.hparams, info, privacy)
+        check_resumed(row, setup.method, info, digest)
+        kit = make_context(federation, row, setup, RunPorts(notify=note, peers=Peers()))
         try:
             work = Forgetting(kit, prepared, directory)
             fork, states = await work.run()
         finally:
             kit.spool.close()
     finally:
-        await terms.aggregation.close()
+        await setup.aggregation.close()
     if revoke:
         roster.revoke(client, REVOKED_WITH_IT, actor)
     return work.commit(fork, states, actor)
 
 
-def _terms(federation: Federation, row: Run, note: Note) -> Terms:
+def _setup(federation: Federation, row: Run, note: Note) -> RunSetup:
     config = configuration.parse(row.config)  # as the run was begun
     method = registry.load_method(config.method.name)
     method = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))
     hparams = registry.make_hparams(method, config.method.options)
     log = federation.directory / "worker.log"
-    aggregation = Aggregation(method, hparams, config, log=log)
-    aggregation.tell = lambda text: note("warning", "worker", text)
+    aggregation = Aggregation(
+        method, hparams, config, log=log, tell=lambda text: note("warning", "worker", text)
+    )
     info = backbone_from_fields(dict(row.backbone))
-    return Terms(config, method, hparams, info, row.schema_digest, aggregation)
+    return RunSetup(config, method, hparams, info, row.schema_digest, aggregation)

@@ -9,19 +9,19 @@ from fcil_protocol.ids import ClientId
 from fcil_server.ledger_words import Answer
 
 if TYPE_CHECKING:
-    from fcil_server.daemon import Server
+    from fcil_server.server_context import ServerContext
 
 MAX_TOLD_APART = 1000  # clients whose presence is asked for by name
 
 
-def gauges(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
+def gauges(context: ServerContext, fields: dict[str, Any]) -> dict[str, Any]:
     """Return where the server stands now.
 
     Args:
-        server: the server.
+        context: the server.
         fields: ``clients``: ids of those to say of whether they are here (`MAX_TOLD_APART`).
     """
-    coordinator = server.open.coordinator
+    coordinator = context.run.coordinator
     at = coordinator.at
     answers = at.round.answers if at.round is not None else {}
     worker = coordinator.kit.aggregation.worker
@@ -29,7 +29,7 @@ def gauges(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
     ids = wanted[:MAX_TOLD_APART] if isinstance(wanted, list) else []
     return {
         "pid": os.getpid(),
-        "started_at": server.started_at,
+        "started_at": context.started_at,
         "run": coordinator.kit.run,
         "phase": at.phase,
         "mode": at.mode.value,
@@ -40,11 +40,11 @@ def gauges(server: Server, fields: dict[str, Any]) -> dict[str, Any]:
         "remaining_s": coordinator.remaining_s,
         "asked": len(answers),
         "answered": sum(a is Answer.UPDATED for a in answers.values()),
-        "connected": len(server.peers),
-        "ready": sum(1 for _ in server.peers.announced()),
-        "here": {str(i): server.peers.by_client(ClientId(str(i))) is not None for i in ids},
+        "connected": len(context.peers),
+        "ready": sum(1 for _ in context.peers.announced()),
+        "here": {str(i): context.peers.by_client(ClientId(str(i))) is not None for i in ids},
         "worker_pid": worker.pid,
         "worker_starts": worker.starts,
         "worker_deaths": worker.deaths,
-        **server.lag.lag.to_fields(),
+        **context.lag.lag.to_fields(),
     }

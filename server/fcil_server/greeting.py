@@ -44,8 +44,8 @@ from fcil_server.standing import refusal
 
 
 @dataclass(frozen=True)
-class House:
-    """What the server says of itself and expects of clients, the same for all.
+class RunTerms:
+    """The terms of a run: what every Welcome says and every Hello must meet.
 
     Attributes:
         probe: (4, d) features of the shipped images; None if the method needs no backbone.
@@ -119,7 +119,7 @@ def meet(
     )
 
 
-def check(house: House, hello: Hello) -> bool:
+def check(terms: RunTerms, hello: Hello) -> bool:
     """Say whether a client may take part now; False: it must load its backbone first.
 
     Raises:
@@ -130,43 +130,43 @@ def check(house: House, hello: Hello) -> bool:
         raise VersionMismatch(
             f"the client speaks protocol {hello.oldest} to {hello.protocol}, the server "
             f"{ours[0]} to {ours[1]}.",
-            action=f"Install fcil {house.package} on the client.",
+            action=f"Install fcil {terms.package} on the client.",
         )
-    if hello.federation != house.federation:
+    if hello.federation != terms.federation:
         raise WrongFederation(
             f"the client is enrolled with federation {hello.federation[:12]}, this is "
-            f"{house.federation[:12]}."
+            f"{terms.federation[:12]}."
         )
-    _check_method(house, hello.methods)
-    if hello.run != house.run:
+    _check_method(terms, hello.methods)
+    if hello.run != terms.run:
         return False  # what it says of backbone and schema is about an earlier run
     if hello.backbone is None:
-        return not house.method.needs_backbone and hello.schema_digest == house.schema_digest
-    _check_backbone(house, hello.backbone)
-    if hello.schema_digest != house.schema_digest:
+        return not terms.method.needs_backbone and hello.schema_digest == terms.schema_digest
+    _check_backbone(terms, hello.backbone)
+    if hello.schema_digest != terms.schema_digest:
         raise MethodMismatch(
-            f"method {house.method.name!r} is version {house.method.version} on both sides, but "
+            f"method {terms.method.name!r} is version {terms.method.version} on both sides, but "
             f"its schemas or options differ: {hello.schema_digest[:12]} on the client, "
-            f"{house.schema_digest[:12]} on the server.",
-            action=house.install,
+            f"{terms.schema_digest[:12]} on the server.",
+            action=terms.install,
         )
     return True
 
 
-def _check_method(house: House, theirs: list[str]) -> None:
-    name, version = house.method.name, house.method.version
+def _check_method(terms: RunTerms, theirs: list[str]) -> None:
+    name, version = terms.method.name, terms.method.version
     if f"{name}=={version}" in theirs:
         return
     others = [m.partition("==")[2] for m in theirs if m.startswith(f"{name}==")]
     has = f"has version {others[0]}" if others else "has no such method"
     raise MethodMismatch(
         f"the server runs method {name!r} version {version}, the client {has}.",
-        action=house.install,
+        action=terms.install,
     )
 
 
-def _check_backbone(house: House, claim: BackboneClaim) -> None:
-    info = house.info
+def _check_backbone(terms: RunTerms, claim: BackboneClaim) -> None:
+    info = terms.info
     if claim.digest != info.digest:
         raise BackboneMismatch(
             f"the client's backbone has weights {claim.digest[:12]}, the server's "
@@ -178,7 +178,7 @@ def _check_backbone(house: House, claim: BackboneClaim) -> None:
             f"the client prepares images otherwise than the server ({info.preprocessing}).",
             action="Use the same timm version on every device.",
         )
-    error = agreement(house, claim)
+    error = agreement(terms, claim)
     if error is not None and not error <= TOLERANCE:
         raise BackboneMismatch(
             f"the client's features of the probe images differ by {error:.2g} relative, allowed "
@@ -188,7 +188,7 @@ def _check_backbone(house: House, claim: BackboneClaim) -> None:
         )
 
 
-def agreement(house: House, claim: BackboneClaim) -> float | None:
+def agreement(terms: RunTerms, claim: BackboneClaim) -> float | None:
     """Return how far a client's features of the probe images are from the server's (relative).
 
     None if the server has none to compare with.
@@ -196,16 +196,16 @@ def agreement(house: House, claim: BackboneClaim) -> float | None:
     Raises:
         BackboneMismatch: they are not of the same number.
     """
-    if house.probe is None:
+    if terms.probe is None:
         return None
-    expected = house.probe.size * 4
+    expected = terms.probe.size * 4
     if len(claim.probe) != expected:
         raise BackboneMismatch(
             f"the client sent {len(claim.probe)} bytes of probe features, expected {expected}.",
             action=BackboneMismatch.default_action(),
         )
     theirs = np.frombuffer(claim.probe, dtype="<f4")
-    return compare_probes(theirs.reshape(house.probe.shape), house.probe)
+    return compare_probes(theirs.reshape(terms.probe.shape), terms.probe)
 
 
 def leaving(bye: Bye) -> FcilError:
@@ -218,7 +218,7 @@ def leaving(bye: Bye) -> FcilError:
 
 
 def welcome(
-    house: House,
+    terms: RunTerms,
     *,
     nonce: bytes,
     ready: bool,
@@ -230,20 +230,20 @@ def welcome(
     return Welcome(
         protocol=fcil_protocol.PROTOCOL_VERSION,
         server_nonce=nonce,
-        certificate=house.certificate,
-        run=house.run,
-        method=house.method.name,
-        method_version=house.method.version,
-        method_package=house.method_package[:128],
-        hparams=house.hparams.model_dump_json(),
-        schema_digest=house.schema_digest,
-        backbone=json.dumps(backbone_fields(house.info)),
-        needs_backbone=house.method.needs_backbone,
+        certificate=terms.certificate,
+        run=terms.run,
+        method=terms.method.name,
+        method_version=terms.method.version,
+        method_package=terms.method_package[:128],
+        hparams=terms.hparams.model_dump_json(),
+        schema_digest=terms.schema_digest,
+        backbone=json.dumps(backbone_fields(terms.info)),
+        needs_backbone=terms.method.needs_backbone,
         ready=ready,
-        max_payload_bytes=house.max_payload_bytes,
-        credit=share(house.credit, clients),
-        privacy=house.privacy,
-        half=house.method.forms.names,
+        max_payload_bytes=terms.max_payload_bytes,
+        credit=share(terms.credit, clients),
+        privacy=terms.privacy,
+        half=terms.method.forms.names,
         verdict=verdict,
         clock_ms=max(0, int(clock_s * 1000)),
     )

@@ -32,7 +32,7 @@ from fcil_protocol.errors import (
 from fcil_protocol.frames import Received
 from fcil_protocol.ids import ClientId
 from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.messages import Ack, Chunk, Message, Update, nack_of
+from fcil_protocol.messages import Ack, Chunk, Update, nack_of
 from fcil_protocol.pace import share
 from fcil_protocol.payload import Payload, unpack
 from fcil_protocol.spool import Spool
@@ -42,7 +42,7 @@ from fcil_protocol.wellknown import INVENTORY, inventory_faults
 from fcil_server.incoming import Arriving
 from fcil_server.peers import Peer
 from fcil_server.turns import Turns
-from fcil_server.uploads import Accepted, Expectation
+from fcil_server.uploads import Accepted, Expectation, IntakePorts
 
 SLACK_BYTES = 1 << 20  # safetensors header and metadata
 MAX_INVENTORY_BYTES = 4 << 20  # 10,000 names of 128 bytes and their counts
@@ -65,16 +65,9 @@ class Intake:
     """Takes uploads of all clients.
 
     Args:
+        incoming: the folder for what has come in part.
         credit: bytes of one client that may be asked for and not yet received.
-        expect: returns what is expected of an update with this core, or raises why not
-            (`RoundClosed`, `AlreadyHave`, `StaleUpdate`).
-        recorded: says whether the ledger has this update.
-        stored: called after the fsync; it commits the update to the ledger.
-        lasting: returns when what `stored` has committed is on the disk; then the Ack leaves.
-        announced: called with a client's inventory.
-        opened: told of an update that is whole and valid, and not yet on the disk.
-        refused: told of what is refused here, other than by an error of `offer` or `chunk`.
-        failed: told of what the server cannot go on with.
+        ports: the run that the uploads are for.
 
     Attributes:
         room: called with a client when more of it may be taken after it was busy.
@@ -90,15 +83,7 @@ class Intake:
         credit: int,
         max_payload_bytes: int,
         max_classes: int,
-        expect: Callable[[ClientId, Core], Expectation],
-        recorded: Callable[[ClientId, Core, str], bool],
-        stored: Callable[[Accepted], None],
-        announced: Callable[[Peer, Payload], None],
-        send: Callable[[Peer, Message], bool],
-        lasting: Callable[[], None] = lambda: None,
-        opened: Callable[[Accepted], None] = lambda _: None,
-        refused: Callable[[Peer, FcilError], None] = lambda *_: None,
-        failed: Callable[[FcilError], None] = lambda _: None,
+        ports: IntakePorts,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._federation = federation
@@ -108,15 +93,7 @@ class Intake:
         self._credit = credit
         self._max_payload_bytes = max_payload_bytes
         self._max_classes = max_classes
-        self._expect = expect
-        self._recorded = recorded
-        self._stored = stored
-        self._lasting = lasting
-        self._announced = announced
-        self._send = send
-        self._opened = opened
-        self._refused = refused
-        self._failed = failed
+        self._ports = ports
         self._clock = clock
         self._inflows: weakref.WeakSet[Inflow] = weakref.WeakSet()  # of connections that live
         self._waiting: deque[_Complete] = deque()  # the first one is being opened
@@ -146,9 +123,9 @@ class Intake:
         if message.digest in self._pending or message.digest in self._complete:
             self._newest[message.digest] = peer  # the answer is on its way, to whoever asks
             return
-        if self._recorded(peer.client, header.core, message.digest):
+        if self._ports.recorded(peer.client, header.core, message.digest):
             # The Ack was lost. Its round may be over, and the spool without it: it was in time.
-            self._send(peer, Ack(digest=message.digest))
+            self._ports.send(peer, Ack(digest=message.digest))
             return
         if message.digest in self._spool:
             # A kill came between the spool and the ledger: it was never acknowledged.
@@ -182,7 +159,7 @@ class Intake:
         """Refuse what its schema cannot need before anything is set aside for it."""
         limit = MAX_INVENTORY_BYTES
         if header.core.kind != INVENTORY:
-            expectation = self._expect(peer.client, header.core)
+            expectation = self._ports.expect(peer.client, header.core)
             limit = expectation.schema.max_bytes(expectation.dims) + SLACK_BYTES
         if header.plain_bytes > limit:
             raise TooLarge(
@@ -208,7 +185,7 @@ class Intake:
         except WireError as error:
             if not receiving.retries:
                 raise
-            self._refused(peer, error)
+            self._ports.refused(peer, error)
         self._continue(peer, message.digest, receiving)
 
     def _ask(self, peer: Peer) -> None:
@@ -216,7 +193,7 @@ class Intake:
         busy = sum(bool(inflow.under_way) for inflow in self._inflows)
         peer.inflow.pace.most_bytes = share(self._credit, busy)
         for want in peer.inflow.wants(self._clock()):
-            self._send(peer, want)
+            self._ports.send(peer, want)
 
     def revive(self, peers: Iterable[Peer]) -> None:
         """Ask again for what was asked for and never came over a connection that lives."""
@@ -257,8 +234,8 @@ class Intake:
 
     def _turn_down(self, peer: Peer, digest: str, error: FcilError) -> None:
         peer = self._newest.pop(digest, peer)
-        self._refused(peer, error)
-        self._send(peer, nack_of(error, digest))
+        self._ports.refused(peer, error)
+        self._ports.send(peer, nack_of(error, digest))
 
     async def _finish(self, peer: Peer, digest: str, receiving: Receiving) -> None:
         header = receiving.header
@@ -266,12 +243,12 @@ class Intake:
             payload = await asyncio.to_thread(self._open, header, receiving)
             self._check_inventory(payload)
             peer = self._newest.pop(digest, peer)
-            self._announced(peer, payload)
-            self._send(peer, Ack(digest=digest))
+            self._ports.announced(peer, payload)
+            self._ports.send(peer, Ack(digest=digest))
             return
-        expectation = self._expect(peer.client, header.core)
+        expectation = self._ports.expect(peer.client, header.core)
         accepted = await asyncio.to_thread(self._keep, peer.client, receiving, expectation)
-        self._opened(accepted)
+        self._ports.opened(accepted)
         self._batch.append((peer, accepted))
         self._pending.add(digest)
         if self._flush is None or self._flush.done():
@@ -318,7 +295,7 @@ class Intake:
         except Exception as error:
             # The ledger's own disk, or no thread, no memory: nothing can be promised any more,
             # and those of the batch wait for an answer.
-            self._failed(in_words(error))
+            self._ports.failed(in_words(error))
 
     async def _commit_batch(self, batch: Sequence[tuple[Peer, Accepted]]) -> None:
         turns = Turns()
@@ -331,7 +308,7 @@ class Intake:
         kept: list[tuple[Peer, Accepted]] = []
         for peer, accepted in batch:
             try:
-                self._stored(accepted)
+                self._ports.stored(accepted)
             except FcilError as error:
                 await self._refuse(peer, accepted, error)
             except Exception as error:  # our defect must not stop the other Acks
@@ -340,11 +317,11 @@ class Intake:
             else:
                 kept.append((peer, accepted))
             await turns.give()
-        await asyncio.to_thread(self._lasting)
+        await asyncio.to_thread(self._ports.lasting)
         for peer, accepted in kept:
             self._pending.discard(accepted.digest)
             answer = Ack(digest=accepted.digest)
-            self._send(self._newest.pop(accepted.digest, peer), answer)
+            self._ports.send(self._newest.pop(accepted.digest, peer), answer)
             await turns.give()
 
     async def _refuse(self, peer: Peer, accepted: Accepted, error: FcilError) -> None:
@@ -353,8 +330,8 @@ class Intake:
             await asyncio.to_thread(self._spool.remove, [accepted.digest])
         self._pending.discard(accepted.digest)
         peer = self._newest.pop(accepted.digest, peer)
-        self._refused(peer, error)
-        self._send(peer, nack_of(error, accepted.digest))
+        self._ports.refused(peer, error)
+        self._ports.send(peer, nack_of(error, accepted.digest))
 
     def forget(self, peer: Peer, digest: str) -> None:
         """Drop what has come of an update that was refused."""

@@ -54,7 +54,6 @@ class Journal:
     Outside an event loop each note is committed at once.
 
     Attributes:
-        run: the run that notes are about, once it is known.
         refused: how many messages were refused since the start.
     """
 
@@ -64,11 +63,11 @@ class Journal:
         say: Callable[[Note], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.run: RunId | None = None
         self.refused = 0
         self._ledger = ledger
         self._say = say
         self._clock = clock
+        self._run: RunId | None = None  # that notes are about
         self._notes: deque[Note] = deque(maxlen=KEPT_NOTES)
         self._noted = 0
         self._news = asyncio.Event()
@@ -80,6 +79,10 @@ class Journal:
         self._counts = Counter[str]()  # refused and not yet in the ledger, by code
         self._written_at = clock() - BATCH_S
         self._timer: asyncio.TimerHandle | None = None
+
+    def begin_run(self, run: RunId) -> None:
+        """Say of every note from now on that it is about this run."""
+        self._run = run
 
     def note(
         self,
@@ -118,7 +121,7 @@ class Journal:
         self._news.set()  # whoever waits is woken; the next wait is for the next note
         self._news = asyncio.Event()
         self._say(note)
-        self._new_events.append(NewEvent(self._ledger.now, level, self.run, client, code, text))
+        self._new_events.append(NewEvent(self._ledger.now, level, self._run, client, code, text))
 
     def rename(self, name: str, pseudonym: str) -> None:
         """Call somebody otherwise in the notes that are still here."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -10,9 +11,6 @@ from fcil_server import config as configuration
 from fcil_server.budget import applied
 from fcil_server.config import Config
 from fcil_server.ledger_rows import Run
-
-if TYPE_CHECKING:
-    from fcil_server.daemon import Server
 
 FIXED_SECTIONS = ("method", "run", "tasks", "wire", "privacy")
 FREE_KEYS = {
@@ -31,12 +29,18 @@ FREE_KEYS = {
 }
 
 
-def config_of(row: Run | None, server: Server) -> Config:
-    """Return the configuration to run with: the run's own where it is fixed."""
+def config_of(row: Run | None, config: Config, notify: Callable[[str, str, str], None]) -> Config:
+    """Return the configuration to run with: the run's own where it is fixed.
+
+    Args:
+        row: the run that goes on; None: one begins.
+        config: as the server was started with it.
+        notify: tells the operator: (level, code, text).
+    """
     if row is None:
-        return server.config
+        return config
     own = configuration.parse(row.config)
-    given, chosen = server.config, row.environment.get("budget")
+    given, chosen = config, row.environment.get("budget")
     if chosen:  # what a budget chose as the run began is no difference, unless it is set now
         mine = given.method.options
         given = applied(given, {k: v for k, v in chosen["options"].items() if k not in mine})
@@ -46,13 +50,13 @@ def config_of(row: Run | None, server: Server) -> Config:
         free = {k: getattr(theirs, k) for k in FREE_KEYS.get(section, ())}
         update[section] = ours.model_copy(update=free)
         if others := _differing(theirs, update[section]):
-            server.note(
+            notify(
                 "warning",
                 "config_kept",
                 f"[{section}] {', '.join(others)}: other than run {row.run_id} was started with; "
                 "the run keeps its own. Start a new one with: fcil-server serve --new-run",
             )
-    return server.config.model_copy(update=update)
+    return config.model_copy(update=update)
 
 
 def _differing(given: BaseModel, kept: BaseModel) -> list[str]:

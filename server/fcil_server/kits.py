@@ -1,4 +1,4 @@
-"""Make a run's kit: the stores in its directory, and what else its coordinator works with."""
+"""Make a run's context: the stores in its directory, and what else its coordinator works with."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fcil_server.config import Config
 from fcil_server.federation import Federation
 from fcil_server.kept import KeptUpdates, kept_folder
 from fcil_server.ledger_rows import Run
-from fcil_server.peers import Peer, Peers
-from fcil_server.position import Kit
+from fcil_server.peers import Peer
+from fcil_server.position import RunContext
+from fcil_server.run_ports import RunPorts
 from fcil_server.store import PartStore, StateStore
-from fcil_server.turns import Lag
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What a run computes with."""
+class RunSetup:
+    """What a run computes with, before its stores are open."""
 
     config: Config
     method: Method
@@ -41,28 +41,13 @@ class Terms:
         return self.config.run.keep_updates and not self.method.forgets(self.hparams)
 
 
-@dataclass(frozen=True)
-class Desk:
-    """The daemon's side of a kit; as it is by default, nobody is connected.
-
-    Attributes:
-        attended: see `Kit`.
-    """
-
-    notify: Callable[[str, str, str], None]
-    peers: Peers
-    send: Callable[..., bool] = lambda *_: False
-    lag: Callable[[], Lag] = Lag
-    attended: bool = True
-
-
-def make_kit(federation: Federation, row: Run, terms: Terms, desk: Desk) -> Kit:
+def make_context(federation: Federation, row: Run, setup: RunSetup, ports: RunPorts) -> RunContext:
     """Open a run's stores, and make what they need.
 
     Raises:
         StorageError: the directory cannot be used.
     """
-    run, ledger, config = row.run_id, federation.ledger, terms.config
+    run, ledger, config = row.run_id, federation.ledger, setup.config
     directory = federation.run_directory(run)
     with storage_errors("create the run directory", directory):
         directory.mkdir(mode=0o700, exist_ok=True)
@@ -70,16 +55,16 @@ def make_kit(federation: Federation, row: Run, terms: Terms, desk: Desk) -> Kit:
             (directory / name).mkdir(mode=0o700, exist_ok=True)
     spool = Spool(directory / "spool", segment_bytes=config.storage.segment_mb << 20)
     for text in spool.recovered:
-        desk.notify("warning", "spool_recovered", text)
-    kept = _kept(federation, run) if terms.keeps else None
-    terms.aggregation.use(terms.info, federation.keys, spool, kept, trials=directory / trials.NAME)
-    return Kit(
+        ports.notify("warning", "spool_recovered", text)
+    kept = _kept(federation, run) if setup.keeps else None
+    setup.aggregation.use(setup.info, federation.keys, spool, kept, trials=directory / trials.NAME)
+    return RunContext(
         run=run,
         config=config,
-        method=terms.method,
-        hparams=terms.hparams,
-        info=terms.info,
-        schema_digest=terms.schema_digest,
+        method=setup.method,
+        hparams=setup.hparams,
+        info=setup.info,
+        schema_digest=setup.schema_digest,
         ledger=ledger,
         classes=ClassRegistry(
             ledger,
@@ -89,15 +74,15 @@ def make_kit(federation: Federation, row: Run, terms: Terms, desk: Desk) -> Kit:
         ),
         states=StateStore(directory / "states", keep=config.storage.keep_states),
         spool=spool,
-        publisher=_publisher(federation, row, config, desk.send),
-        aggregation=terms.aggregation,
-        peers=desk.peers,
-        send=desk.send,
-        notify=desk.notify,
-        lag=desk.lag,
+        publisher=_publisher(federation, row, config, ports.send),
+        aggregation=setup.aggregation,
+        peers=ports.peers,
+        send=ports.send,
+        notify=ports.notify,
+        lag=ports.lag,
         kept=kept,
         forgotten=ledger.forgotten(run),
-        attended=desk.attended,
+        attended=ports.attended,
     )
 
 

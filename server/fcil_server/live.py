@@ -11,17 +11,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_server.gauges import gauges
 from fcil_server.ledger_words import Answer
 from fcil_server.peers import Peer
+from fcil_server.server_context import ServerContext
 from fcil_server.turns import Turns
 from fcil_server.uploads import Accepted
-
-if TYPE_CHECKING:
-    from fcil_server.daemon import Server
 
 MAX_SHOWN = 60  # clients of the round that are shown one by one
 _RANKS = 5
@@ -46,13 +44,13 @@ class Live:
     What is opened leaves the assembly of its chunks, so its size is remembered here.
     """
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
         self._opened: dict[ClientId, int] = {}  # sizes of this round's updates that are whole
 
     def round_opens(self, key: RoundKey) -> None:
         """Begin anew; a round that a restart goes on with has updates already."""
-        accepted = self._server.ledger.accepted(key)
+        accepted = self._context.ledger.accepted(key)
         self._opened = {row.client: row.sealed_bytes for row in accepted}
 
     def opened(self, accepted: Accepted) -> None:
@@ -65,23 +63,23 @@ class Live:
         Args:
             fields: ``peers``: True: say of each connected client, too, how it is.
         """
-        server, turns = self._server, Turns()
-        told = gauges(server, {})
+        context, turns = self._context, Turns()
+        told = gauges(context, {})
         del told["here"]
         told |= {
             "now": time.time(),
-            "notes_last": server.journal.last,
+            "notes_last": context.journal.last,
             "round": await self._round(turns),
         }
         if fields.get("peers") is True:
             told["peers"] = await self._peers(turns)
-            told["relays"] = server.link.relays()
+            told["relays"] = context.link.relays()
         return told
 
     # --- the round under way ------------------------------------------------------------------
 
     async def _round(self, turns: Turns) -> dict[str, Any] | None:
-        coordinator = self._server.open.coordinator
+        coordinator = self._context.run.coordinator
         at = coordinator.at
         if at.task is None or at.step is None or at.round is None:
             return None
@@ -124,7 +122,7 @@ class Live:
         }
 
     def _upload(self, client: ClientId, key: RoundKey) -> Upload:
-        for assembly in self._server.intake.arriving.of(client):
+        for assembly in self._context.intake.arriving.of(client):
             core = assembly.header.core
             if (core.run, core.task, core.kind, core.round) == key:
                 return Upload(assembly.received_bytes, assembly.header.sealed_bytes)
@@ -137,15 +135,15 @@ class Live:
             return 4 if answer is Answer.UPDATED else 3
         if upload.expected is not None:
             return 0
-        return 2 if self._server.peers.by_client(client) is None else 1
+        return 2 if self._context.peers.by_client(client) is None else 1
 
     def _client(
         self, client: ClientId, answer: Answer, reason: str, upload: Upload
     ) -> dict[str, Any]:
-        peer = self._server.peers.by_client(client)
+        peer = self._context.peers.by_client(client)
         return {
             "id": client,
-            "name": peer.name if peer else self._server.open.coordinator.kit.name_of(client),
+            "name": peer.name if peer else self._context.run.coordinator.kit.name_of(client),
             "here": peer is not None,
             "answer": answer.word,
             "reason": reason,
@@ -158,7 +156,7 @@ class Live:
     # --- everybody ----------------------------------------------------------------------------
 
     async def _peers(self, turns: Turns) -> dict[str, Any]:
-        peers, at = self._server.peers, self._server.open.coordinator.at
+        peers, at = self._context.peers, self._context.run.coordinator.at
         answers = at.round.answers if at.round is not None else {}
         found: dict[str, Any] = {}
         for peer in list(peers):

@@ -8,7 +8,7 @@ from fcil_protocol.messages import NONCE_BYTES
 from fcil_server import greeting
 
 if TYPE_CHECKING:
-    from fcil_server.daemon import Server
+    from fcil_server.runs import OpenRun
 
 # Of a Welcome, what does not belong to a session.
 _TERMS = {
@@ -17,7 +17,7 @@ _TERMS = {
 }  # fmt: skip
 
 
-def outlook(server: Server) -> dict[str, Any]:
+def outlook(run: OpenRun) -> dict[str, Any]:
     """Return the terms of the run, its rounds, and the class names of its tasks.
 
     Whoever asks is the operator; clients of other users hear only of names that they hold.
@@ -27,9 +27,8 @@ def outlook(server: Server) -> dict[str, Any]:
         ``classes`` and ``closed``), and ``waiting``: names for the next task, None if tasks are
         listed.
     """
-    kit = server.open.coordinator.kit
-    house = server.open.house
-    told = greeting.welcome(house, nonce=bytes(NONCE_BYTES), ready=False, verdict=None)
+    kit = run.coordinator.kit
+    told = greeting.welcome(run.terms, nonce=bytes(NONCE_BYTES), ready=False, verdict=None)
     rows = kit.ledger.classes(kit.run)
     opened = kit.ledger.tasks(kit.run)
     listed = kit.classes.listed_tasks()

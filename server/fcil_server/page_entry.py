@@ -14,30 +14,30 @@ from fcil_server.page_links import LIFE_S
 from fcil_server.web_door import own_names
 
 if TYPE_CHECKING:
-    from fcil_server.daemon import Server
+    from fcil_server.server_context import ServerContext
 
 MAX_ADDRESS = 45  # characters of an IP address
 
 
-def page_link(server: Server, actor: str) -> dict[str, Any]:
+def page_link(context: ServerContext, actor: str) -> dict[str, Any]:
     """Make a link that lets one browser in, once; it goes to whoever asked and is kept nowhere.
 
     Raises:
         UsageError: no page is served.
     """
-    _must_serve(server)
-    token = server.links.make(time.monotonic())
-    server.ledger.add_audit(actor, "page_link")
+    _must_serve(context)
+    token = context.links.make(time.monotonic())
+    context.ledger.add_audit(actor, "page_link")
     # What stands behind the # is not sent: no log of any server between has it.
-    url = f"{server.page.origin(_host(server))}/enter#{token}"
+    url = f"{context.page.origin(_host(context))}/enter#{token}"
     return {"url": url, "expires": time.time() + LIFE_S}
 
 
-def page_enter(server: Server, fields: dict[str, Any], actor: str) -> dict[str, Any]:
+def page_enter(context: ServerContext, fields: dict[str, Any], actor: str) -> dict[str, Any]:
     """Burn a link: the browser that brought it is let in.
 
     Args:
-        server: the server.
+        context: the server.
         fields: ``token``, and ``from``: the browser's address.
         actor: who asks, for the audit log.
 
@@ -45,43 +45,43 @@ def page_enter(server: Server, fields: dict[str, Any], actor: str) -> dict[str, 
         UsageError: no page is served.
         TrustError: there is no such link, any more.
     """
-    _must_serve(server)
+    _must_serve(context)
     address = str(fields.get("from", ""))[:MAX_ADDRESS]
     token = str(fields.get("token", ""))
-    server.links.check(token, time.monotonic())
+    context.links.check(token, time.monotonic())
     # Before it is burnt: what a full disk refuses costs no link.
-    server.ledger.add_audit(actor, "page_enter", f"from {address}" if address else "")
-    server.links.burn(token)
+    context.ledger.add_audit(actor, "page_enter", f"from {address}" if address else "")
+    context.links.burn(token)
     return {"ok": True}
 
 
-async def page_sign_out(server: Server, actor: str) -> dict[str, Any]:
+async def page_sign_out(context: ServerContext, actor: str) -> dict[str, Any]:
     """End all sessions and void all links.
 
     Raises:
         DiskFull, StorageError: nothing was changed.
     """
-    await asyncio.to_thread(renew_key, server.federation.directory)
-    server.links.void()
-    server.ledger.add_audit(actor, "page_sign_out")
+    await asyncio.to_thread(renew_key, context.federation.directory)
+    context.links.void()
+    context.ledger.add_audit(actor, "page_sign_out")
     return {}
 
 
-def _must_serve(server: Server) -> None:
-    if not server.page.served:
+def _must_serve(context: ServerContext) -> None:
+    if not context.page.served:
         raise UsageError(
             "this server serves no page.", action="Start it with: fcil-server serve --page"
         )
 
 
-def _host(server: Server) -> str:
+def _host(context: ServerContext) -> str:
     """Return by what name a browser gets to the page."""
-    section = server.config.federation
+    section = context.config.federation
     names = own_names(section.page_certificate) - {"localhost"}
     whole = sorted(name for name in names if not name.startswith("*."))
     if whole:
         return whole[0]
-    hosts = [split_address(a)[0] for a in (section.page, *server.addresses())]
+    hosts = [split_address(a)[0] for a in (section.page, *context.addresses())]
     return next((host for host in hosts if not _is_any(host)), "localhost")
 
 

@@ -26,7 +26,7 @@ from fcil_server.turns import Lag
 
 
 @dataclass(frozen=True)
-class Kit:
+class RunContext:
     """What does not change while a run is served.
 
     Attributes:
@@ -73,8 +73,8 @@ class Mode(StrEnum):
 
 
 @dataclass
-class Position:
-    """Where a run stands now.
+class RunProgress:
+    """Where a run stands now; its coordinator alone writes it.
 
     Attributes:
         phase: one word for status.
@@ -119,6 +119,15 @@ class Position:
             return None
         return RoundKey(run, self.task.index, self.step.kind, self.step.round)
 
+    def show(self, phase: str, waiting_for: str = "") -> None:
+        """Say what the run does now, and what it waits for."""
+        self.phase, self.waiting_for = phase, waiting_for
+
+    def hold(self, why: str) -> None:
+        """Pause the run, unless the operator wants something else already."""
+        if self.mode is Mode.RUNNING:
+            self.mode, self.held_for = Mode.PAUSED, why
+
     def adopt(
         self, state: State, number: int, digest: Digest, parts: tuple[Part, ...] = ()
     ) -> None:
@@ -133,7 +142,7 @@ def averaging_of(config: Config) -> Averaging:
     return Averaging(trust.averaging, trust.trim, trust.clip)
 
 
-def context(kit: Kit, task: TaskInfo, step: Step) -> Context:
+def context(kit: RunContext, task: TaskInfo, step: Step) -> Context:
     """Return what the method's halves on the server may use."""
     return Context(
         kind=step.kind,
@@ -150,7 +159,7 @@ def context(kit: Kit, task: TaskInfo, step: Step) -> Context:
     )
 
 
-def stamp(kit: Kit, at: Position, task: TaskInfo, step: Step) -> Stamp:
+def stamp(kit: RunContext, at: RunProgress, task: TaskInfo, step: Step) -> Stamp:
     """Return what the headers of parts sealed now say."""
     return Stamp(
         method=kit.method.name,

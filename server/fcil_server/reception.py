@@ -22,7 +22,7 @@ from fcil_protocol.ids import ClientId, RoundKey, UpdateId
 from fcil_protocol.payload import Payload
 from fcil_protocol.wellknown import EVALUATE, EVALUATE_SCHEMA, result_faults
 from fcil_server.ledger_words import Outcome
-from fcil_server.position import Kit, Position
+from fcil_server.position import RunContext, RunProgress
 from fcil_server.standing import refusal
 from fcil_server.uploads import Accepted, Expectation
 
@@ -38,8 +38,8 @@ class Reception:
         empty: told whose update is, but was made from nothing, with the reason.
     """
 
-    kit: Kit
-    at: Position
+    kit: RunContext
+    at: RunProgress
     updated: Callable[[ClientId], None]
     empty: Callable[[ClientId, str], None]
 

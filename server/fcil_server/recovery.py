@@ -22,12 +22,12 @@ from fcil_server.fork import fork
 from fcil_server.ledger_rows import Run, StateRow, UpdateRow
 from fcil_server.ledger_words import OPENING, RunStatus, UpdateStatus
 from fcil_server.plan import Step, task_steps
-from fcil_server.position import Kit, context
+from fcil_server.position import RunContext, context
 from fcil_server.roster import WITHDRAWN
 from fcil_server.store import kept_states
 
 
-async def ensure_state(kit: Kit, directory: Path) -> Run | None:
+async def ensure_state(kit: RunContext, directory: Path) -> Run | None:
     """See to it that the run's newest state can be read; return the fork if there had to be one.
 
     Args:
@@ -56,7 +56,7 @@ async def ensure_state(kit: Kit, directory: Path) -> Run | None:
 class Recovery:
     """Reads states, and computes again those that cannot be read."""
 
-    def __init__(self, kit: Kit) -> None:
+    def __init__(self, kit: RunContext) -> None:
         self._kit = kit
         self._rows = {row.digest: row for row in kit.ledger.states(kit.run)}
 
@@ -154,7 +154,7 @@ class Recovery:
 
 
 async def take_step(
-    kit: Kit, row: StateRow, base: State | None, updates: list[UpdateRow]
+    kit: RunContext, row: StateRow, base: State | None, updates: list[UpdateRow]
 ) -> tuple[State | None, dict[ClientId, str]]:
     """Compute what a state row says was computed, from a base and updates.
 
@@ -184,7 +184,7 @@ async def take_step(
     return combined.state, dict(combined.excluded)
 
 
-def _fall_back(kit: Kit, directory: Path, newest: StateRow, error: CorruptFile) -> Run:
+def _fall_back(kit: RunContext, directory: Path, newest: StateRow, error: CorruptFile) -> Run:
     """Fork the run at the newest state that can be read, and say what that costs."""
     found = kept_states(kit.ledger, directory, kit.run)
     if not found:

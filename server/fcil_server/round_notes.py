@@ -8,22 +8,22 @@ from fcil_protocol.ids import ClientId
 from fcil_server import round_events as machine
 from fcil_server.asking import hidden_classes, wanted_images
 from fcil_server.ledger_words import Answer
-from fcil_server.position import Kit, Position
+from fcil_server.position import RunContext, RunProgress
 
 NAMED = 12  # clients that a note lists
 
 
-def opened(at: Position, asked: tuple[ClientId, ...]) -> str:
+def opened(at: RunProgress, asked: tuple[ClientId, ...]) -> str:
     """Say that a round asks so many."""
     return f"{_name(at)} asks {len(asked)} client{'s' if len(asked) > 1 else ''}"
 
 
-def widened(at: Position, asked: tuple[ClientId, ...]) -> str:
+def widened(at: RunProgress, asked: tuple[ClientId, ...]) -> str:
     """Say that others are asked because all have declined so far."""
     return f"{_name(at)}: all have declined; it asks others too, {len(asked)} by now"
 
 
-def reopened(kit: Kit, at: Position, what: machine.Reopened) -> str:
+def reopened(kit: RunContext, at: RunProgress, what: machine.Reopened) -> str:
     """Say that a round goes on although its time was over, and whom it waits for."""
     names = _names(kit, what.missing)
     if what.declined:
@@ -31,7 +31,7 @@ def reopened(kit: Kit, at: Position, what: machine.Reopened) -> str:
     return f"{_name(at)}: the deadline passed without a quorum; still missing: {names}"
 
 
-def unable(kit: Kit, at: Position, until_s: float | None) -> str:
+def unable(kit: RunContext, at: RunProgress, until_s: float | None) -> str:
     """Say that too many asked clients have declined, why, and what follows in so many seconds."""
     assert at.round is not None
     rules, reasons = at.round.rules, at.round.reasons
@@ -49,7 +49,7 @@ def unable(kit: Kit, at: Position, until_s: float | None) -> str:
     return f"{_name(at)}{few}: {who} have declined ({why}): {names}; in {until_s:.0f} s {end}"
 
 
-def void(at: Position, why: str) -> str:
+def void(at: RunProgress, why: str) -> str:
     """Say that a round changes nothing, because its updates cannot be combined."""
     return (
         f"{_name(at)} is void: its updates cannot be combined, and none in particular is to "
@@ -57,7 +57,7 @@ def void(at: Position, why: str) -> str:
     )
 
 
-def too_few(at: Position, usable: int, least: int) -> str:
+def too_few(at: RunProgress, usable: int, least: int) -> str:
     """Say that a round changes nothing, because it has so few updates."""
     updates = f"{usable} update{'' if usable == 1 else 's'}"
     return (
@@ -66,7 +66,7 @@ def too_few(at: Position, usable: int, least: int) -> str:
     )
 
 
-def unheld(kit: Kit, at: Position, until_s: float | None) -> str:
+def unheld(kit: RunContext, at: RunProgress, until_s: float | None) -> str:
     """Say that nobody here has images for the round, or too few have, and what follows."""
     assert at.task is not None
     assert at.step is not None
@@ -87,13 +87,13 @@ def unheld(kit: Kit, at: Position, until_s: float | None) -> str:
     return f"task {at.task.index}: nobody here holds {wanted}; {end}"
 
 
-def _name(at: Position) -> str:
+def _name(at: RunProgress) -> str:
     assert at.task is not None
     assert at.step is not None
     return f"task {at.task.index} {at.step.kind} round {at.step.round}"
 
 
-def _names(kit: Kit, clients: Iterable[ClientId]) -> str:
+def _names(kit: RunContext, clients: Iterable[ClientId]) -> str:
     listed = [kit.name_of(c) for c in clients]
     more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
     return ", ".join(listed[:NAMED]) + more

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
 
 from fcil_protocol.channel import Channel
 from fcil_protocol.errors import FcilError, InternalError, StorageError, TooLarge
 from fcil_protocol.frames import Received, parse
 from fcil_protocol.messages import (
-    RUN_DONE,
     Ack,
     Bye,
     Hello,
@@ -25,13 +23,12 @@ from fcil_protocol.messages import (
 from fcil_protocol.ticket import keys_digest
 from fcil_protocol.transport import Incoming
 from fcil_server import greeting
+from fcil_server.cut_offs import CutOffs
 from fcil_server.ledger_rows import Client
 from fcil_server.peers import Peer
+from fcil_server.server_context import ServerContext
 from fcil_server.standing import LEFT_BY_ITSELF, REVOKED
 from fcil_server.turns import Turns
-
-if TYPE_CHECKING:
-    from fcil_server.daemon import Server
 
 GOODBYE_S = 1.0  # for a goodbye to arrive before its connection is cut
 
@@ -40,11 +37,13 @@ class Sessions:
     """Begins and ends sessions, and speaks in them.
 
     Args:
-        server: whose clients they are.
+        context: the server whose clients they are.
+        cut_offs: judges clients by what is refused of them.
     """
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, context: ServerContext, cut_offs: CutOffs) -> None:
+        self._context = context
+        self._cut_offs = cut_offs
         self._connections: set[int] = set()  # those that have brought a Hello
 
     # --- beginning --------------------------------------------------------------------------
@@ -55,26 +54,26 @@ class Sessions:
         Raises:
             TrustError, WireError: it is nobody's session (see `greeting.meet`).
         """
-        server = self._server
-        peer = greeting.meet(server.ledger, server.federation.keys, incoming, received, hello)
-        if server.peers.is_left_behind(peer):
-            server.link.cut(peer.conn)  # the network kept its words while a newer one was made
+        context = self._context
+        peer = greeting.meet(context.ledger, context.federation.keys, incoming, received, hello)
+        if context.peers.is_left_behind(peer):
+            context.link.cut(peer.conn)  # the network kept its words while a newer one was made
             return
-        server.cut_offs.needless(peer.client)  # a few Hellos are needed; hundreds are not
-        server.cut_offs.refuse(peer.client)
+        self._cut_offs.needless(peer.client)  # a few Hellos are needed; hundreds are not
+        self._cut_offs.refuse(peer.client)
         self._note_connection(incoming, peer)
-        server.accounts.received(peer.client, hello, incoming.frames)
-        server.ledger.touch(peer.client, device=hello.device)
+        context.accounts.received(peer.client, hello, incoming.frames)
+        context.ledger.touch(peer.client, device=hello.device)
         try:
-            peer.ready = greeting.check(server.open.house, hello)
+            peer.ready = greeting.check(context.run.terms, hello)
         except FcilError as error:
             self.turn_away(peer, error)
             self.send(peer, nack_of(error))
             return
         if peer.ready and hello.backbone is not None:
-            peer.agreement = greeting.agreement(server.open.house, hello.backbone)
+            peer.agreement = greeting.agreement(context.run.terms, hello.backbone)
             text = f"features of {peer.name} agree to {peer.agreement:.1e} on {hello.device}"
-            server.note("info", "features", text, peer.client)
+            context.journal.note("info", "features", text, peer.client)
         self._replace(peer)
         self._welcome(peer)
 
@@ -84,31 +83,31 @@ class Sessions:
             return
         self._connections.add(incoming.conn)
         if not incoming.relayed:
-            self._server.accounts.connected(peer.client, incoming.conn)
+            self._context.accounts.connected(peer.client, incoming.conn)
         text = f"{peer.name} connected ({peer.device})"
-        self._server.note("info", "connected", text, peer.client)
+        self._context.journal.note("info", "connected", text, peer.client)
 
     def _replace(self, peer: Peer) -> None:
-        old = self._server.peers.add(peer)
+        old = self._context.peers.add(peer)
         if old is not None:
             text = (
                 f"{peer.name} connected again before its older connection was gone; the newer one "
                 "stays. If the older was another device, its files were copied: enrol it anew."
             )
-            self._server.note("warning", "two_links", text, peer.client)
+            self._context.journal.note("warning", "two_links", text, peer.client)
             self.send(old, Bye(code="two_links", reason=text))
-            asyncio.get_running_loop().call_later(GOODBYE_S, self._server.link.cut, old.conn)
+            asyncio.get_running_loop().call_later(GOODBYE_S, self._context.link.cut, old.conn)
 
     def _welcome(self, peer: Peer) -> None:
-        server = self._server
-        verdict = server.open.coordinator.verdict(peer.client)
+        context = self._context
+        verdict = context.run.coordinator.verdict(peer.client)
         answer = greeting.welcome(
-            server.open.house,
+            context.run.terms,
             nonce=peer.channel.nonce,
             ready=peer.ready,
             verdict=verdict,
-            clients=len(server.peers),
-            clock_s=server.ledger.now,
+            clients=len(context.peers),
+            clock_s=context.ledger.now,
         )
         self.send(peer, answer)
 
@@ -117,50 +116,46 @@ class Sessions:
     def send(self, peer: Peer, message: Message, *blobs: bytes) -> bool:
         """Send one message; False if the client is gone (its session ends by itself)."""
         frames = peer.channel.frames(message, *blobs)
-        if not self._server.link.send(peer.route, frames):
+        if not self._context.link.send(peer.route, frames):
             return False
         tensor = 0
         if isinstance(message, Parts):
-            tensor = self._server.open.publisher.tensor_bytes(message.digest)
-        self._server.accounts.sent(peer.client, message, frames, tensor=tensor)
+            tensor = self._context.run.publisher.tensor_bytes(message.digest)
+        self._context.accounts.sent(peer.client, message, frames, tensor=tensor)
         return True
-
-    def tell_done(self, peer: Peer) -> None:
-        """Tell a client that nothing more is asked in this run; it may stay for the next."""
-        self.send(peer, Bye(code=RUN_DONE, reason="the run is done"))
 
     def refuse(self, incoming: Incoming, error: FcilError) -> None:
         """Answer something that belongs to no session, as far as it can be answered."""
-        server, row = self._server, None
+        context, row = self._context, None
         with contextlib.suppress(FcilError):
-            row = server.ledger.client_by_curve(incoming.key)
-        server.journal.refusal(row.client_id if row else None, error)
-        whose = row.client_id if row else server.link.carrier(incoming.conn)
+            row = context.ledger.client_by_curve(incoming.key)
+        context.journal.refusal(row.client_id if row else None, error)
+        whose = row.client_id if row else context.link.carrier(incoming.conn)
         if whose is not None:
-            server.cut_offs.needless(whose)
-        peer = server.peers.by_conn(incoming.conn)
+            self._cut_offs.needless(whose)
+        peer = context.peers.by_conn(incoming.conn)
         if peer is not None:
             self.send(peer, nack_of(error))
         elif row is not None and incoming.frames:
-            channel = Channel(server.federation.keys, row.public_keys)
+            channel = Channel(context.federation.keys, row.public_keys)
             with contextlib.suppress(FcilError):
                 hello = parse(incoming.frames).message
                 if isinstance(hello, Hello):
                     channel.peer_nonce = hello.nonce
-            server.link.send(incoming.route, channel.frames(nack_of(error)))
+            context.link.send(incoming.route, channel.frames(nack_of(error)))
 
     def turn_away(self, peer: Peer, error: FcilError) -> None:
         """Remember that a client cannot take part as it is, and why."""
         self.count_refusal(peer, error)
-        self._server.peers.refused[peer.client] = error.message
+        self._context.peers.refused[peer.client] = error.message
 
     def count_refusal(self, peer: Peer, error: FcilError) -> None:
         """Write down and tell that something of a client was refused."""
-        self._server.journal.refusal(peer.client, error)
+        self._context.journal.refusal(peer.client, error)
         text = f"{peer.name}: {error.message}"
-        self._server.journal.note("warning", error.code, text, peer.client, heard=True)
+        self._context.journal.note("warning", error.code, text, peer.client, heard=True)
         if not isinstance(error, (InternalError, StorageError)):  # those are the server's faults
-            self._server.cut_offs.needless(peer.client)
+            self._cut_offs.needless(peer.client)
 
     def overrun(self, peer: Peer) -> None:
         """Cut a client more of whose uploads wait than may, and say so."""
@@ -176,11 +171,11 @@ class Sessions:
             BadSignature, WireError, UsageError: see `Roster.rotate`.
         """
         row = self._row(peer)
-        keys = self._server.roster.rotate(row, message)
-        self._server.note("info", "rotated", f"{peer.name} has new keys", peer.client)
+        keys = self._context.roster.rotate(row, message)
+        self._context.journal.note("info", "rotated", f"{peer.name} has new keys", peer.client)
         self.send(peer, Ack(digest=keys_digest(keys)))
         if row.via is not None:  # after the answer: the relay cuts who has an old key
-            self._server.roster.changed(row.via)
+            self._context.roster.changed(row.via)
 
     def leave(self, peer: Peer) -> None:
         """A member gives its membership up."""
@@ -188,17 +183,17 @@ class Sessions:
 
     def revoke(self, row: Client, *, keep: bool, actor: str, why: str = "") -> None:
         """Take a client off the list (`Roster.revoke`) and end its connection."""
-        server = self._server
-        server.roster.revoke(row, why, actor, keep=keep)
-        server.open.coordinator.revoked(row.client_id)
-        peer = server.peers.by_client(row.client_id)
+        context = self._context
+        context.roster.revoke(row, why, actor, keep=keep)
+        context.run.coordinator.revoked(row.client_id)
+        peer = context.peers.by_client(row.client_id)
         if peer is not None:  # it comes back as a guest and is told why
-            server.link.cut(peer.conn)
+            context.link.cut(peer.conn)
         text = f"{row.name} is off the list: {why or REVOKED}"
-        server.note("warning", "revoked", text, row.client_id)
+        context.journal.note("warning", "revoked", text, row.client_id)
 
     def _row(self, peer: Peer) -> Client:
-        row = self._server.ledger.client(peer.client)
+        row = self._context.ledger.client(peer.client)
         assert row is not None, "it has a session"
         return row
 
@@ -206,26 +201,26 @@ class Sessions:
 
     def end(self, conn: int) -> None:
         """End the session of a connection that is over; without one, forget the connection."""
-        server = self._server
+        context = self._context
         self._connections.discard(conn)
-        server.accounts.departed(conn)
-        peer = server.peers.remove(conn)
-        if peer is not None and server.peers.by_client(peer.client) is None:
-            server.note("info", "left", f"{peer.name} left", peer.client)
-            server.ledger.touch(peer.client)
-            server.open.coordinator.left(peer.client)
+        context.accounts.departed(conn)
+        peer = context.peers.remove(conn)
+        if peer is not None and context.peers.by_client(peer.client) is None:
+            context.journal.note("info", "left", f"{peer.name} left", peer.client)
+            context.ledger.touch(peer.client)
+            context.run.coordinator.left(peer.client)
 
     def cut(self, peer: Peer) -> None:
         """End a client's connection, and drop what has come of its envelopes."""
         for digest in list(peer.inflow.under_way):
-            self._server.intake.forget(peer, digest)
-        self._server.link.cut(peer.conn)
+            self._context.intake.forget(peer, digest)
+        self._context.link.cut(peer.conn)
 
     async def say_goodbye(self) -> None:
         """Tell everybody that the server stops."""
-        server, turns = self._server, Turns()
-        for peer in server.peers:
+        context, turns = self._context, Turns()
+        for peer in context.peers:
             self.send(peer, Bye(reason="the server stops"))
-            server.ledger.touch(peer.client)
+            context.ledger.touch(peer.client)
             await turns.give()
-        await asyncio.sleep(0.05 + 0.0005 * len(server.peers))  # let them leave the socket
+        await asyncio.sleep(0.05 + 0.0005 * len(context.peers))  # let them leave the socket

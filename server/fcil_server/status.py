@@ -16,26 +16,26 @@ from fcil_server.standing import gone_client
 from fcil_server.turns import Turns
 
 if TYPE_CHECKING:
-    from fcil_server.daemon import Server
+    from fcil_server.server_context import ServerContext
 
 
-async def status(server: Server) -> dict[str, Any]:
+async def status(context: ServerContext) -> dict[str, Any]:
     """Return everything that one wants to know of a running server."""
-    server.journal.write()  # who asks finds in the ledger what it hears of
-    coordinator = server.open.coordinator
-    run = server.ledger.run(coordinator.kit.run)
+    context.journal.write()  # who asks finds in the ledger what it hears of
+    coordinator = context.run.coordinator
+    run = context.ledger.run(coordinator.kit.run)
     assert run is not None
     return {
         "running": True,
         "federation": {
-            "id": server.federation.id,
-            "name": server.config.federation.name,
-            "directory": str(server.federation.directory.resolve()),
-            "addresses": server.addresses(),
-            "port": server.port,
-            "metrics": server.figures.describe(),
-            "page": server.page.describe(),
-            "up_s": round(time.monotonic() - server.began, 1),
+            "id": context.federation.id,
+            "name": context.config.federation.name,
+            "directory": str(context.federation.directory.resolve()),
+            "addresses": context.addresses(),
+            "port": context.port,
+            "metrics": context.metrics.describe(),
+            "page": context.page.describe(),
+            "up_s": round(time.monotonic() - context.began, 1),
         },
         "run": {
             "id": run.run_id,
@@ -43,33 +43,33 @@ async def status(server: Server) -> dict[str, Any]:
             "parent": run.parent_run and {"run": run.parent_run, "state": run.parent_state},
             "method": run.method,
             "backbone": coordinator.kit.info.name,
-            "directory": str(server.open.directory.resolve()),
+            "directory": str(context.run.directory.resolve()),
             "state": coordinator.at.number,
-            "privacy": server.open.house.privacy.model_dump(),
+            "privacy": context.run.terms.privacy.model_dump(),
             "budget": run.environment.get("budget"),
         },
-        "now": _now(server),
-        "clients": await _clients(server),
-        "classes": _classes(server.ledger, run.run_id),
-        "refused": server.journal.refused,
-        "loop": server.lag.lag.to_fields(),
-        "notes": server.journal.latest(20),
+        "now": _now(context),
+        "clients": await _clients(context),
+        "classes": _classes(context.ledger, run.run_id),
+        "refused": context.journal.refused,
+        "loop": context.lag.lag.to_fields(),
+        "notes": context.journal.latest(20),
     }
 
 
-def status_line(server: Server) -> str:
+def status_line(context: ServerContext) -> str:
     """Say in one line what the server does, for who supervises it."""
-    now = _now(server)
+    now = _now(context)
     line = str(now["phase"])
     if now["task"] is not None and now["kind"] is not None:
         line = f"task {now['task']}, {now['kind']} {now['round']}, {now['phase']}"
-    here = sum(1 for _ in server.peers.announced())
+    here = sum(1 for _ in context.peers.announced())
     waiting = f"; waits for {now['waiting_for']}" if now["waiting_for"] else ""
     return f"{line}; {here} clients ready{waiting}"
 
 
-def _now(server: Server) -> dict[str, Any]:
-    coordinator = server.open.coordinator
+def _now(context: ServerContext) -> dict[str, Any]:
+    coordinator = context.run.coordinator
     at = coordinator.at
     machine = at.round
     return {
@@ -85,9 +85,9 @@ def _now(server: Server) -> dict[str, Any]:
     }
 
 
-async def _clients(server: Server) -> list[dict[str, Any]]:
-    run, path = server.open.coordinator.kit.run, server.ledger.path
-    learned = {t.task for t in server.ledger.tasks(run) if t.closed_at is not None}
+async def _clients(context: ServerContext) -> list[dict[str, Any]]:
+    run, path = context.run.coordinator.kit.run, context.ledger.path
+    learned = {t.task for t in context.ledger.tasks(run) if t.closed_at is not None}
 
     def read() -> tuple[list[Client], dict[ClientId, set[int]]]:  # thousands of rows: not here
         with Ledger(path, read_only=True) as ledger:
@@ -95,17 +95,17 @@ async def _clients(server: Server) -> list[dict[str, Any]]:
 
     clients, took_part = await asyncio.to_thread(read)
     rows = []
-    now, turns = server.ledger.now, Turns()
+    now, turns = context.ledger.now, Turns()
     for row in clients:
         await turns.give()
-        peer = server.peers.by_client(row.client_id)
-        why = server.peers.refused.get(row.client_id, "")
+        peer = context.peers.by_client(row.client_id)
+        why = context.peers.refused.get(row.client_id, "")
         away = "refused" if why else "away"
         state = away if peer is None else "ready" if peer.announced else "preparing"
         if peer is not None and peer.resting:
             state = "resting"
         if row.role is Role.RELAY:
-            state = "ready" if server.link.has(row.client_id) else away
+            state = "ready" if context.link.has(row.client_id) else away
         rows.append(
             {
                 "id": row.client_id,

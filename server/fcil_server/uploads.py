@@ -1,15 +1,19 @@
-"""What a client may send in a round, and what it sent."""
+"""What a client may send in a round, what it sent, and where that goes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from fcil_adapters.contract import TaskInfo
 from fcil_protocol.envelope import Core
+from fcil_protocol.errors import FcilError
 from fcil_protocol.ids import ClientId
+from fcil_protocol.messages import Message
 from fcil_protocol.payload import Payload
 from fcil_protocol.schema import PayloadSchema
+from fcil_server.peers import Peer
 
 
 @dataclass(frozen=True)
@@ -32,3 +36,47 @@ class Accepted:
     tensor_bytes: int
     sealed_bytes: int
     samples: int
+
+
+class IntakePorts(Protocol):
+    """What intake asks of the run whose uploads it takes, and tells it."""
+
+    def expect(self, client: ClientId, core: Core) -> Expectation:
+        """Return what is expected of an update with this core.
+
+        Raises:
+            RoundClosed, AlreadyHave, StaleUpdate: why it is not taken.
+        """
+        ...
+
+    def recorded(self, client: ClientId, core: Core, digest: str) -> bool:
+        """Say whether the ledger has this update."""
+        ...
+
+    def opened(self, accepted: Accepted) -> None:
+        """An update is whole and valid, and not yet on the disk."""
+        ...
+
+    def stored(self, accepted: Accepted) -> None:
+        """Commit an update to the ledger that is in the spool for good."""
+        ...
+
+    def lasting(self) -> None:
+        """Return when what `stored` has committed is on the disk; then the Ack leaves."""
+        ...
+
+    def announced(self, peer: Peer, payload: Payload) -> None:
+        """Take a client's inventory."""
+        ...
+
+    def send(self, peer: Peer, message: Message) -> bool:
+        """Send a message; False if the client is gone."""
+        ...
+
+    def refused(self, peer: Peer, error: FcilError) -> None:
+        """Something is refused here, other than by an error of `Intake.offer` or `chunk`."""
+        ...
+
+    def failed(self, error: FcilError) -> None:
+        """The server cannot go on with this."""
+        ...

@@ -19,7 +19,7 @@ from fcil_protocol.errors import DoesNotFit, InternalError, MethodMismatch
 from fcil_protocol.messages import Welcome
 from fcil_protocol.payload import Payload, pack
 from fcil_protocol.schema import Kind
-from fcil_server.greeting import House, welcome
+from fcil_server.greeting import RunTerms, welcome
 from fcil_server.worker import ServerWorker
 
 HALF = Forms(frozenset({Kind.LORA}))
@@ -133,12 +133,12 @@ def said(method=TRAVELS, **changes):
     """Return the Welcome of a server that runs a method in some forms."""
     hparams = METHOD.hparams()
     digest = registry.schema_digest(method, hparams, NO_BACKBONE)
-    house = House(
+    terms = RunTerms(
         federation="f" * 32, certificate=b"", run="r20260102-030405-0a0b", method=method,
         hparams=hparams, info=NO_BACKBONE, probe=None, schema_digest=digest, max_payload_bytes=1,
         credit=1, package="9", method_package="fcil 9",
     )  # fmt: skip
-    told = welcome(house, nonce=bytes(16), ready=False, verdict=None)
+    told = welcome(terms, nonce=bytes(16), ready=False, verdict=None)
     return Welcome.model_validate({**told.model_dump(), **changes})
 
 

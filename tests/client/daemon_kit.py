@@ -48,8 +48,8 @@ class Work(RoundWork):
         gate: rounds wait until it is set.
     """
 
-    def __init__(self, home, enrolment, keys, options, place=None):
-        super().__init__(home, enrolment, keys, options, place)
+    def __init__(self, home, enrolment, keys, options, place=None, **more):
+        super().__init__(home, enrolment, keys, options, place, **more)
         self.loads, self.scans, self.rounds = [], [], []
         self.loaded, self.scanned, self.cancelled = [], 0, 0
         self.gate = asyncio.Event()

@@ -170,10 +170,9 @@ class Line:
 class MemoryServer(Server):
     """The real server behind a link in memory."""
 
-    def _listen(self):
-        self.port = 7710
+    def _listen(self, _roster, _flooded):
         self.router = MemoryRouter()
-        return self.router
+        return self.router, 7710
 
 
 @dataclass
@@ -200,15 +199,18 @@ class InMemory:
         pairs = itertools.pairwise(self.arguments)
         overrides = tuple(value for flag, value in pairs if flag == "-c")
         federation = Federation.open(self.federation.federation, None, overrides)
-        server = MemoryServer(federation, say=self._say, until_done=True)
+        listens = asyncio.Event()
+        server = MemoryServer(
+            federation, say=self._say, until_done=True, listening=lambda _: listens.set()
+        )
         serving = asyncio.create_task(server.serve())
+        starts = asyncio.create_task(listens.wait())
         self.scripts = []
         clients = []
         try:
             async with asyncio.timeout(LIMIT_S):
-                while not hasattr(server, "intake"):  # its run is open, it listens
-                    assert not serving.done(), serving
-                    await asyncio.sleep(0)
+                await asyncio.wait({serving, starts}, return_when=asyncio.FIRST_COMPLETED)
+                assert starts.done(), serving
                 clients = [self._client(server, name) for name in self.folders]
                 running = [asyncio.create_task(c.run()) for c in clients]
                 await serving

@@ -45,7 +45,7 @@ from fcil_protocol.wellknown import (
     inventory_faults,
     result_faults,
 )
-from fcil_server.greeting import House, check
+from fcil_server.greeting import RunTerms, check
 from fuzz.harness import CUT, must, pieces, target
 
 CLIENT, SERVER = (
@@ -145,7 +145,7 @@ def digest_of(method, hparams, backbone):
 
 VIT = backbone_by_name("vit_base_patch16_224")
 PROBE = np.linspace(-1, 1, 4 * VIT.dim, dtype=np.float32).reshape(4, VIT.dim)
-HOUSE = House(
+TERMS = RunTerms(
     federation=ROOT.federation, certificate=b"", run="r", method=registry.load_method("pilora"),
     hparams=registry.load_method("pilora").hparams(), info=VIT, probe=PROBE,
     schema_digest="0" * 64, max_payload_bytes=1, credit=8, package="0", method_package="",
@@ -162,9 +162,9 @@ def backbone_claim(data):
     )
     hello = Hello(
         protocol=1, oldest=1, package="", federation=ROOT.federation, client="a" * 26, run="r",
-        methods=[f"pilora=={HOUSE.method.version}"], schema_digest="0" * 64, backbone=claim,
+        methods=[f"pilora=={TERMS.method.version}"], schema_digest="0" * 64, backbone=claim,
     )  # fmt: skip
-    return check(HOUSE, hello)
+    return check(TERMS, hello)
 
 
 # --- envelopes ------------------------------------------------------------------------------

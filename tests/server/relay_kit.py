@@ -57,7 +57,7 @@ class Center:
     def __init__(self, ledger):
         self.federation = Federation(ledger)
         self.ledger = ledger
-        self.roster = Roster(self.federation, Doorkeeper())
+        self.roster = Roster(self.federation, Doorkeeper(), self._changed)
         self.router = MemoryRouter(self.roster.door)
         self.notes, self.parts = [], {}
         self.accounts = Accounts(ledger, RUN)
@@ -69,7 +69,6 @@ class Center:
             serve=self.serve,
             say=lambda *note: self.notes.append(note),
         )
-        self.roster.changed = self.lanes.tell
         self.given = Counter()  # (digest, chunk) -> times that it was sent
         self.by = Counter()  # client -> chunks that were sent to it
         self.heard, self.left, self.tasks = [], [], []
@@ -80,6 +79,9 @@ class Center:
         self.giving.set()
         self.refuse = False
         self.spoil = bytes  # what becomes of a chunk
+
+    def _changed(self, relay):
+        self.lanes.tell(relay)
 
     def member(self, name, *, via=None, role=Role.CLIENT):
         """Enrol somebody with a ticket; return keys and id."""

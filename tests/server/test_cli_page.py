@@ -43,22 +43,20 @@ class Place:
         self.links = PageLinks()
         self.page = WebProcess(directory, page_site(section), lambda *_: None)
         self.addresses = lambda: ["lab.example:7710"]
+        self.commands = commands.Commands(self, None, None, None)  # type: ignore[arg-type]
         make_key(directory)
 
     def audited(self) -> list[tuple[str, str, str]]:
         return [(row.actor, row.action, row.detail) for row in self.ledger.audit()]
 
     def ask(self, op: str, **fields: Any) -> dict[str, Any]:
-        return asyncio.run(commands.answer(self, op, {"uid": 7, **fields}))  # type: ignore[arg-type]
+        return asyncio.run(self.commands.answer(op, {"uid": 7, **fields}))
 
     def running(self, work: Callable[[], Any]) -> Any:
         """Do something while the control socket answers."""
 
         async def both() -> Any:
-            door = await control.serve(
-                self.federation.directory,
-                lambda op, fields: commands.answer(self, op, fields),  # type: ignore[arg-type]
-            )
+            door = await control.serve(self.federation.directory, self.commands.answer)
             try:
                 return await asyncio.to_thread(work)
             finally:

@@ -18,7 +18,7 @@ from fcil_server.config_sections import RoundSection
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_words import Answer, Outcome, UpdateStatus
 from fcil_server.plan import Step
-from fcil_server.position import Mode, Position
+from fcil_server.position import Mode, RunProgress
 from fcil_server.turns import Lag
 from sample_run import ALICE, BOB, RUN, digest
 
@@ -79,8 +79,10 @@ class Scene:
             states=SimpleNamespace(discard_after=self.discarded.append, save=save, prune=lambda: None),
             classes=SimpleNamespace(names=dict), lag=Lag, attended=True,
         )  # fmt: skip
-        self.at = Position(round=SimpleNamespace(reasons={}), task=TASK, step=Step("train", 0, 9))
-        self.closing = closing.Closing(self.kit, self.at)
+        self.at = RunProgress(
+            round=SimpleNamespace(reasons={}), task=TASK, step=Step("train", 0, 9)
+        )
+        self.closing = closing.Closing(self.kit, self.at, self.at.adopt)
 
     def keep(self, rows):
         self.kept |= {row.client for row in rows}
@@ -91,7 +93,8 @@ class Scene:
     def void(self):
         """Let both clients send what cannot be combined, and the run heed it."""
         key = self.play(None, {}, failure=InternalError("division by zero"))
-        self.closing.heed_void(key)
+        if why := self.closing.heed_void(key):
+            self.at.hold(why)
         return key
 
     def play(self, state, excluded, failure=None):
@@ -147,8 +150,8 @@ def test_three_in_a_row_hold_the_run_with_a_sentence_and_each_further_one_does_a
     assert scene.notes[-1][:2] == ("error", "paused")
     assert "then: fcil-server resume" in scene.notes[-1][2]
     # A restart counts them, too: the ledger does.
-    scene.at = Position(round=SimpleNamespace(reasons={}), task=TASK, step=Step("train", 0, 9))
-    scene.closing = closing.Closing(scene.kit, scene.at)
+    scene.at = RunProgress(round=SimpleNamespace(reasons={}), task=TASK, step=Step("train", 0, 9))
+    scene.closing = closing.Closing(scene.kit, scene.at, scene.at.adopt)
     scene.void()
     assert scene.at.mode is Mode.PAUSED
     assert "the last 4 rounds" in scene.at.held_for
@@ -174,7 +177,7 @@ def test_a_good_round_in_between_begins_the_count_anew(scene):
     scene.void()
     scene.void()
     third = scene.play(GOOD, {ALICE: "far out"})
-    scene.closing.heed_void(third)
+    assert not scene.closing.heed_void(third)
     scene.void()
     assert scene.at.mode is Mode.RUNNING
     assert (scene.closed(third).outcome, scene.closed(third).new_state) == (Outcome.DONE, 0)

@@ -37,7 +37,6 @@ class Desk:
     def __init__(self, ledger, loop):
         self.said, self.sent, self.dismissed, self.cut, self.silenced = [], [], [], [], []
         self.ledger = ledger
-        self.note = lambda *note: self.said.append(note)
         federation = SimpleNamespace(ledger=ledger, keys=PrivateKeys.generate())
         federation.id = RootKey.generate().federation
         self.roster = Roster(federation, Doorkeeper(lambda: loop.now))
@@ -45,12 +44,18 @@ class Desk:
         self.client = self.roster.enrol_local("camera", self.keys, "uid 0")
         self.peer = SimpleNamespace(client=self.client, conn=7)
         self.peers = SimpleNamespace(refused={}, by_client=lambda _: self.peer)
-        self.sessions = SimpleNamespace(
+        speaker = SimpleNamespace(
             send=lambda _, message: self.sent.append(message), cut=self.cut.append
         )
-        self.guests = SimpleNamespace(dismiss=self.dismissed.append)
-        self.link = SimpleNamespace(silence=self.silenced.append)
-        self.cut_offs = CutOffs(self, Conduct(lambda: loop.now))
+        self.cut_offs = CutOffs(
+            self.roster,
+            self.peers,
+            note=lambda *note: self.said.append(note),
+            speaker=lambda: speaker,
+            dismiss=self.dismissed.append,
+            silence=self.silenced.append,
+            conduct=Conduct(lambda: loop.now),
+        )
 
     def flood(self):
         for _ in range(MOST + 1):

@@ -16,7 +16,6 @@ from fcil_server.classes import ClassRegistry
 from fcil_server.coordinator import Coordinator
 from fcil_server.discovery import Discovery, OldClasses
 from fcil_server.ledger import Ledger
-from fcil_server.position import Position
 from sample_run import ALICE, BOB, RUN, Clock, digest
 
 
@@ -92,7 +91,7 @@ class TestOldClasses:
 
 class TestHeld:
     def test_only_names_that_somebody_here_has_images_of_count(self, kit) -> None:
-        discovery = Discovery(kit, Position(), may_go_on)
+        discovery = Discovery(kit, [].append, may_go_on)
         assert discovery.held() == frozenset()
         kit.here.append(peer(BOB, "bob", cat=1))
         assert discovery.held() == frozenset()
@@ -102,7 +101,7 @@ class TestHeld:
     def test_a_waiting_name_is_held_under_its_other_name_too(self, kit) -> None:
         kit.classes.alias("hound", "dog")
         kit.here.append(peer(BOB, "bob", hound=1))
-        assert Discovery(kit, Position(), may_go_on).held() == {"dog"}
+        assert Discovery(kit, [].append, may_go_on).held() == {"dog"}
 
 
 async def may_go_on() -> None:
@@ -112,12 +111,12 @@ async def may_go_on() -> None:
 def test_who_leaves_is_no_longer_said_to_be_here(kit) -> None:
     kit.config.round.min_clients = 2
     kit.here.append(peer(ALICE, "alice", dog=2))
-    nobody = dict.fromkeys(("drain", "round_opens", "round_closed", "drained", "task_closed"))
 
     async def story() -> str:
-        coordinator = Coordinator(kit, **nobody)
+        coordinator = Coordinator(kit, ports=None, task_closed=None)
         waiting = asyncio.create_task(coordinator.discovery.wait())
         await asyncio.sleep(0)
+        assert coordinator.at.phase == "waiting"
         assert "(1 here)" in coordinator.at.waiting_for
         kit.here.clear()
         coordinator.left(ALICE)
@@ -131,16 +130,15 @@ def test_who_leaves_is_no_longer_said_to_be_here(kit) -> None:
 
 
 def test_it_waits_until_somebody_brings_a_new_name_and_says_for_what(kit) -> None:
-    at = Position()
+    waits: list[str] = []
 
     async def story() -> None:
-        discovery = Discovery(kit, at, may_go_on)
+        discovery = Discovery(kit, waits.append, may_go_on)
         waiting = asyncio.create_task(discovery.wait())
         await asyncio.sleep(0)
-        assert at.waiting_for == "1 client (0 here) with at least 1 new class (0 waiting)"
+        assert waits[-1] == "1 client (0 here) with at least 1 new class (0 waiting)"
         kit.here.append(peer(ALICE, "alice", dog=2))
         discovery.news.set()
         await asyncio.wait_for(waiting, 60)
 
     asyncio.run(story())
-    assert at.phase == "waiting"

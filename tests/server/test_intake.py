@@ -1,6 +1,7 @@
 """How the server asks for what it lacks: at the client's pace, again after a loss, not twice."""
 
 import asyncio
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -50,10 +51,12 @@ class Server:
         self.spool = Spool(tmp_path / "spool")
         self.intake = Intake(
             federation=FED, keys=SERVER, incoming=tmp_path / "incoming", spool=self.spool,
-            credit=credit, max_payload_bytes=1 << 30, max_classes=10_000, expect=None,
-            recorded=lambda *_: False, stored=None, announced=self._announced,
-            send=lambda peer, message: self.sent.append((peer, message)) or True,
-            refused=lambda peer, error: self.refused.append((peer, error)),
+            credit=credit, max_payload_bytes=1 << 30, max_classes=10_000,
+            ports=SimpleNamespace(
+                recorded=lambda *_: False, announced=self._announced,
+                send=lambda peer, message: self.sent.append((peer, message)) or True,
+                refused=lambda peer, error: self.refused.append((peer, error)),
+            ),
             clock=lambda: self.now,
         )  # fmt: skip
 

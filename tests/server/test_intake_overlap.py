@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -67,13 +68,16 @@ class Scene:
         self.intake = Intake(
             federation=FED, keys=SERVER, incoming=tmp_path / "incoming", spool=self.spool,
             credit=1 << 20, max_payload_bytes=1 << 20, max_classes=10,
-            expect=lambda *_: Expectation(TASK, SCHEMA, {}, self._check),
-            recorded=lambda _client, _core, digest: digest in self.recorded,
-            stored=lambda accepted: self.log.append(f"stored {accepted.client[0]}"),
-            lasting=self._lasting,
-            announced=None, send=self._send,
-            refused=lambda peer, error: self.log.append(f"refused {type(error).__name__}"),
-            failed=self.failed.append,
+            ports=SimpleNamespace(
+                expect=lambda *_: Expectation(TASK, SCHEMA, {}, self._check),
+                recorded=lambda _client, _core, digest: digest in self.recorded,
+                opened=lambda _: None,
+                stored=lambda accepted: self.log.append(f"stored {accepted.client[0]}"),
+                lasting=self._lasting,
+                send=self._send,
+                refused=lambda peer, error: self.log.append(f"refused {type(error).__name__}"),
+                failed=self.failed.append,
+            ),
         )  # fmt: skip
 
     def _check(self, _payload, _task):

@@ -19,10 +19,11 @@ from fcil_server.backup import backup
 from fcil_server.federation import Federation
 from fcil_server.fork import fork
 from fcil_server.kept import KeptUpdates, kept_folder
-from fcil_server.kits import Desk, Terms, make_kit
+from fcil_server.kits import RunSetup, make_context
 from fcil_server.peers import Peers
 from fcil_server.plan import Step
 from fcil_server.restore import Keys, restore
+from fcil_server.run_ports import RunPorts
 from server.forget_kit import COLOURS, Here, Story, here, learners
 from server.storage_kit import flip
 
@@ -99,9 +100,9 @@ def test_a_restored_federation_can_forget_too(story: Story, tmp_path: Path) -> N
 def kit_of(story: Story, federation: Federation):
     method, config = story.method, story.config
     aggregation = Here(method.method, method.hparams, config, log=story.directory / "worker.log")
-    terms = Terms(config, method.method, method.hparams, COLOURS.info, "0" * 64, aggregation)
+    setup = RunSetup(config, method.method, method.hparams, COLOURS.info, "0" * 64, aggregation)
     row = federation.ledger.newest_run()
-    return make_kit(federation, row, terms, Desk(notify=lambda *_: None, peers=Peers()))
+    return make_context(federation, row, setup, RunPorts(notify=lambda *_: None, peers=Peers()))
 
 
 def test_what_a_kill_left_before_its_round_was_committed_goes_at_the_start(story: Story) -> None:

@@ -227,7 +227,7 @@ from collections import Counter
 from pathlib import Path
 import sample_run as s
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import RoundKey
+from fcil_protocol.ids import RoundKey
 ledger = Ledger(Path({str(path)!r}))
 s.add_clients(ledger); s.add_run(ledger)
 key = RoundKey(s.RUN, 0, "train", 0)

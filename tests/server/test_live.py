@@ -21,7 +21,7 @@ from fcil_server.ledger_words import Answer
 from fcil_server.live import MAX_SHOWN, Live
 from fcil_server.peers import Peer, Peers
 from fcil_server.plan import Step
-from fcil_server.position import Position
+from fcil_server.position import RunProgress
 from fcil_server.round import Round
 from fcil_server.round_events import Phase, Rules
 from fcil_server.turns import LagMeter
@@ -39,7 +39,7 @@ async def serving(tmp_path: Path, *more: str):
     listen = "federation.listen='127.0.0.1:0'"
     federation = Federation.open(tmp_path / "federation", None, (listen, *given[1::2], *more))
     listens = asyncio.Event()
-    server = Server(federation, say=lambda _: None, listening=listens.set)
+    server = Server(federation, say=lambda _: None, listening=lambda _: listens.set())
     task = asyncio.create_task(server.serve())
     try:
         starts = asyncio.create_task(listens.wait())
@@ -146,7 +146,7 @@ def crowd(count: int) -> SimpleNamespace:
     ids = sorted(named_client_id(f"c{n}") for n in range(count))
     round_ = Round(rules=Rules(quorum=7), seed=(1,), phase=Phase.OPEN)
     round_.answers = dict.fromkeys(ids, Answer.NONE)
-    at = Position(phase="collecting", task=TaskInfo(0, (0,), ()), round=round_, opened_at=5.0)
+    at = RunProgress(phase="collecting", task=TaskInfo(0, (0,), ()), round=round_, opened_at=5.0)
     at.step = Step("train", 0, 3)
     peers = Peers()
     for number, client in enumerate(ids):
@@ -167,7 +167,7 @@ def crowd(count: int) -> SimpleNamespace:
         lag=LagMeter(),
         journal=SimpleNamespace(last=3),
         ledger=SimpleNamespace(accepted=lambda key: accepted if key == KEY else []),
-        open=SimpleNamespace(coordinator=SimpleNamespace(at=at, kit=kit, remaining_s=9.0)),
+        run=SimpleNamespace(coordinator=SimpleNamespace(at=at, kit=kit, remaining_s=9.0)),
         held={},
         link=SimpleNamespace(relays=lambda: ["relay"]),
     )

@@ -17,13 +17,13 @@ from fcil_client.greeting import read_terms
 from fcil_protocol.messages import Welcome
 from fcil_server.classes import ClassRegistry
 from fcil_server.config import load
-from fcil_server.greeting import House
+from fcil_server.greeting import RunTerms
 from fcil_server.ledger import Ledger
 from fcil_server.outlook import outlook
 from sample_run import ALICE, BOB, RUN, Clock
 
 HPARAMS = METHOD.hparams()
-HOUSE = House(
+TERMS = RunTerms(
     federation="f" * 32, certificate=b"", run=RUN, method=METHOD, hparams=HPARAMS,
     info=NO_BACKBONE, probe=None, max_payload_bytes=1, credit=1, package="9",
     schema_digest=registry.schema_digest(METHOD, HPARAMS, NO_BACKBONE), method_package="pack 7",
@@ -43,10 +43,8 @@ def told(ledger: Ledger, *overrides: str) -> dict[str, Any]:
     kit = SimpleNamespace(
         run=RUN, ledger=ledger, classes=ClassRegistry(ledger, RUN), config=load(None, overrides)
     )
-    server = SimpleNamespace(
-        open=SimpleNamespace(coordinator=SimpleNamespace(kit=kit), house=HOUSE)
-    )
-    return json.loads(json.dumps(outlook(server)))  # type: ignore[arg-type]
+    run = SimpleNamespace(coordinator=SimpleNamespace(kit=kit), terms=TERMS)
+    return json.loads(json.dumps(outlook(run)))  # type: ignore[arg-type]
 
 
 def test_a_client_can_read_the_terms(ledger: Ledger) -> None:

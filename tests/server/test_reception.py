@@ -18,7 +18,7 @@ from fcil_server.classes import ClassRegistry
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_words import Answer, UpdateStatus
 from fcil_server.plan import Step
-from fcil_server.position import Position
+from fcil_server.position import RunProgress
 from fcil_server.reception import NO_SAMPLES, Reception
 from fcil_server.round import Round
 from fcil_server.round_events import Phase, Rules
@@ -42,7 +42,7 @@ class Desk:
         self.ledger.new_round(KEY, asked=CLIENTS, base_state=0, remaining_s=9.0)
         round_ = Round(rules=Rules(take=self.take), seed=(1,), phase=Phase.OPEN)
         round_.answers = dict.fromkeys(CLIENTS)
-        self.at = Position(task=TaskInfo(0, (0,), ()), step=Step("train", 0, 1), round=round_)
+        self.at = RunProgress(task=TaskInfo(0, (0,), ()), step=Step("train", 0, 1), round=round_)
         self.at.number = 0
         kit = SimpleNamespace(
             run=RUN, ledger=self.ledger, method=SimpleNamespace(name="m"), schema_digest="s"

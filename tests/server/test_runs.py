@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,9 +21,23 @@ from fcil_server import runs
 from fcil_server.config import load, to_toml
 from fcil_server.ignored import tell_ignored
 from fcil_server.kept_config import config_of
+from fcil_server.kits import RunSetup
 from fcil_server.ledger import Ledger
+from fcil_server.peers import Peers
+from fcil_server.run_ports import RunPorts
 
 LISTED = ["tasks.schedule=listed"]
+
+
+def silent(_level: str, _code: str, _text: str) -> None:
+    """Stand for an operator who is told nothing."""
+
+
+def begin_run(ledger: Ledger, settings: list[str], notify: Callable[..., None] = silent) -> None:
+    """Open a new run with these settings, in the ledger's directory."""
+    federation: Any = SimpleNamespace(ledger=ledger, directory=ledger.path.parent)
+    ports = RunPorts(notify=notify, peers=Peers())
+    asyncio.run(runs.open_run(federation, load(None, settings), ports, new=True))
 
 
 def test_a_method_that_declares_free_text_is_refused_before_the_run_begins(
@@ -31,13 +47,8 @@ def test_a_method_that_declares_free_text_is_refused_before_the_run_begins(
     bad = replace(METHOD, exchanges=lambda _h, _b: (Exchange("train", text),))
     monkeypatch.setattr(runs.registry, "load_method", lambda _name: bad)
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        server = SimpleNamespace(
-            ledger=ledger,
-            config=load(None, ["method.name=running_mean"]),
-            federation=SimpleNamespace(directory=tmp_path),
-        )
         with pytest.raises(EgressRefused, match="train: field 'note' is of type 'text'"):
-            asyncio.run(runs.open_run(server, new=True))  # type: ignore[arg-type]
+            begin_run(ledger, ["method.name=running_mean"])
         assert ledger.runs() == []
 
 
@@ -45,13 +56,8 @@ def test_a_kind_that_the_method_cannot_halve_is_refused_before_the_run_begins(
     tmp_path: Path,
 ) -> None:
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        server = SimpleNamespace(
-            ledger=ledger,
-            config=load(None, ["method.name=running_mean", 'wire.half=["lora"]']),
-            federation=SimpleNamespace(directory=tmp_path),
-        )
         with pytest.raises(ConfigError, match="names lora, but the method running_mean can .*none"):
-            asyncio.run(runs.open_run(server, new=True))  # type: ignore[arg-type]
+            begin_run(ledger, ["method.name=running_mean", 'wire.half=["lora"]'])
         assert ledger.runs() == []
 
 
@@ -95,13 +101,13 @@ def test_a_run_begins_with_its_listed_classes_or_not_at_all(
     monkeypatch.setattr(runs.ClassRegistry, "register_listed", full)
     config = load(None, ["method.name=running_mean", 'tasks.classes=[["a"]]', *LISTED])
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        server = SimpleNamespace(ledger=ledger, note=lambda *_: None)
         hparams = registry.make_hparams(METHOD, {})
+        setup = RunSetup(config, METHOD, hparams, NO_BACKBONE, "", None)  # type: ignore[arg-type]
         with pytest.raises(StorageError):
-            runs._begin(server, config, METHOD, hparams, NO_BACKBONE, "", {})
+            runs._begin(ledger, setup, {}, silent)
         assert ledger.runs() == []
         monkeypatch.undo()
-        row = runs._begin(server, config, METHOD, hparams, NO_BACKBONE, "", {})
+        row = runs._begin(ledger, setup, {}, silent)
         assert [c.name for c in ledger.classes(row.run_id)] == ["a"]
 
 
@@ -130,15 +136,9 @@ def test_what_is_not_obeyed_is_told_as_the_run_is_opened(
     method = replace(METHOD, uncapped=lambda _h: "it adds up")
     monkeypatch.setattr(runs.registry, "load_method", lambda _name: method)
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        server = SimpleNamespace(
-            ledger=ledger,
-            config=load(None, ["method.name=running_mean", f"trust.max_weight_share={share}"]),
-            federation=SimpleNamespace(directory=tmp_path),
-            note=note,
-        )
         expected = "share = 0.3 has no effect: it adds up" if share == 0.3 else "begins with"
         with pytest.raises(ToldError, match=expected):
-            asyncio.run(runs.open_run(server, new=True))  # type: ignore[arg-type]
+            begin_run(ledger, ["method.name=running_mean", f"trust.max_weight_share={share}"], note)
 
 
 def kept(own: list[str], given: list[str], chosen: dict[str, object] | None = None):
@@ -146,10 +146,8 @@ def kept(own: list[str], given: list[str], chosen: dict[str, object] | None = No
     environment = {"budget": {"options": chosen}} if chosen else {}
     row = SimpleNamespace(run_id="r1", config=to_toml(load(None, own)), environment=environment)
     noted: list[str] = []
-    server = SimpleNamespace(
-        config=load(None, given), note=lambda _level, _code, text, *_more: noted.append(text)
-    )
-    return config_of(row, server), noted  # type: ignore[arg-type]
+    config = config_of(row, load(None, given), lambda _level, _code, text: noted.append(text))  # type: ignore[arg-type]
+    return config, noted
 
 
 def test_a_run_keeps_its_forms_and_says_so() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -137,9 +138,11 @@ async def way_of_one_update(tmp_path):
     intake = Intake(
         federation=root.federation, keys=server_keys, incoming=tmp_path, spool=spool, credit=1 << 20,
         max_payload_bytes=LIMIT, max_classes=10,
-        expect=lambda _c, _core: Expectation(TASK, exchange.upload, dims, exchange.check),
-        recorded=lambda *_: False, stored=stored, announced=None,
-        send=lambda p, m, *blobs: router.send(p.route, p.channel.frames(m, *blobs)),
+        ports=SimpleNamespace(
+            expect=lambda _c, _core: Expectation(TASK, exchange.upload, dims, exchange.check),
+            recorded=lambda *_: False, opened=lambda _: None, stored=stored, lasting=lambda: None,
+            send=lambda p, m: router.send(p.route, p.channel.frames(m)),
+        ),
     )  # fmt: skip
     for incoming in (first, await router.recv()):
         received = parse(incoming.frames)
