@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from byte_counts import add_bytes
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, UpdateId
 from fcil_server.classes import ClassRegistry
 from fcil_server.ledger import Ledger
@@ -95,7 +96,7 @@ def build(path: Path, *, clock: Clock | None = None) -> Ledger:
     add_clients(ledger)
     add_run(ledger)
     registry = ClassRegistry(ledger, RUN)
-    ledger.add_bytes(Direction.UP, Cause.HANDSHAKE, client=ALICE, application=600, wire=900)
+    add_bytes(ledger, Direction.UP, Cause.HANDSHAKE, client=ALICE, application=600, wire=900)
     state = 0
     for task, names in enumerate(TASKS):
         registry.announce(ALICE, names)
@@ -135,12 +136,12 @@ def _round(ledger: Ledger, clock: Clock, key: RoundKey, state: int) -> int:
             (Direction.UP, Cause.UPDATE, tensor),
             (Direction.DOWN, Cause.BROADCAST, tensor * 4 // 3),
         ):
-            ledger.add_bytes(
-                way, cause, round_key=key, client=client,
+            add_bytes(
+                ledger, way, cause, round_key=key, client=client,
                 tensor=size, sealed=size + 1_500, application=size + 2_000, wire=size + 3_000,
             )  # fmt: skip
-            ledger.add_bytes(
-                way, Cause.CONNECTION, round_key=key, client=client,
+            add_bytes(
+                ledger, way, Cause.CONNECTION, round_key=key, client=client,
                 source=Source.KERNEL, wire=size + 3_100, link=size + 9_000,
                 retransmitted=40 if way is Direction.DOWN else 0,
             )  # fmt: skip

@@ -18,8 +18,6 @@ from torch.nn import functional
 from fcil_adapters.lora import LoraPair
 from fcil_protocol.errors import DataError
 
-MODULES = ("q", "v", "fc1", "fc2")
-
 
 @dataclass(frozen=True)
 class Place:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fcil_adapters.arrays import sample_weights
 from fcil_adapters.averaging import average
@@ -22,9 +21,6 @@ from fcil_adapters.prompt_parts import F32, HEAD, component_names
 from fcil_adapters.tasks import current_task, tagged, with_task
 from fcil_protocol.payload import Array
 from fcil_protocol.schema import Kind
-
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 
 _COMPONENTS, _HEAD = 1, 2  # purposes of the random streams
 

@@ -31,7 +31,6 @@ from fcil_protocol.schema import class_key
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
-U8 = NDArray[np.uint8]
 
 NAME = "calibration.json"  # in the client's directory
 FORMAT = 1

@@ -200,16 +200,6 @@ class Header:
         return hashlib.sha256(data).digest() == self.hashes[index]
 
 
-def header_bytes_of(core_bytes: bytes, body: bytes, plain_bytes: int, chunk_bytes: int) -> bytes:
-    """Encode the header of a sealed body."""
-    view = memoryview(body)
-    hashes = b"".join(
-        hashlib.sha256(view[start : start + chunk_bytes]).digest()
-        for start in range(0, len(body), chunk_bytes)
-    )
-    return header_with(core_bytes, hashes, len(body), plain_bytes, chunk_bytes)
-
-
 def header_with(
     core_bytes: bytes, hashes: bytes, sealed_bytes: int, plain_bytes: int, chunk_bytes: int
 ) -> bytes:

@@ -26,6 +26,9 @@ from fcil_client import partition as draws
 I64 = NDArray[np.int64]
 Partition = Callable[[Images, Sequence[TaskInfo], int, int], list[Images]]
 
+UNEVEN = (0.6, 0.3, 0.1)  # of each class, on three clients
+HELD_OUT = 397  # of the 1,797 digits
+
 
 @dataclass(frozen=True)
 class Data:
@@ -43,6 +46,23 @@ def digit_images(p: Preprocessing) -> Images:
     grey = (raw.images * 255 / 16).astype(np.uint8)  # 0..16 -> 0..255, (N, 8, 8)
     pictures = np.stack([preprocess(Image.fromarray(g), p) for g in grey])
     return Images(pictures, raw.target.astype(np.int64))
+
+
+def all_digits(p: Preprocessing, seed: int) -> Data:
+    """Return all digits in an order of the seed, in five tasks of two."""
+    everything = digit_images(p)
+    order = np.random.default_rng(seed).permutation(len(everything))
+    test, train = everything.where(order[-HELD_OUT:]), everything.where(order[:-HELD_OUT])
+    return Data(train, test, _tasks((5, 2)))
+
+
+def uneven(train: Images) -> list[Images]:
+    """Give each of three clients its share of every class."""
+    owner = np.zeros(len(train), dtype=np.int64)
+    for c in np.unique(train.labels):
+        rows = np.flatnonzero(train.labels == c)
+        owner[rows] = np.searchsorted(np.cumsum(UNEVEN[:-1]), np.arange(len(rows)) / len(rows))
+    return [train.where(owner == k) for k in range(len(UNEVEN))]
 
 
 def digits(p: Preprocessing, seed: int, train: int, test: int, groups: tuple[int, int]) -> Data:

@@ -95,26 +95,26 @@ class Case:
 
 def learn(folder: Path) -> list[Case]:
     """Train every method on the digits, once for each folder."""
-    from pilora_digits import TASKS, digits, uneven
+    from bench_data import all_digits, uneven
     from simulation import Simulation
 
     from fcil_adapters.backbone import load_backbone
 
     folder.mkdir(parents=True, exist_ok=True)
     backbone = load_backbone()
-    train, test = digits(backbone, 1)
-    for name, images in (("train", train), ("test", test)):
+    data = all_digits(backbone.info.preprocessing, 1)
+    for name, images in (("train", data.train), ("test", data.test)):
         np.savez(folder / f"{name}.npz", pictures=images.pictures, labels=images.labels)
     cases = []
     for method, options in DIGITS.items():
-        case = Case(folder, method, "embedded", options, tuple(t.classes for t in TASKS))
+        case = Case(folder, method, "embedded", options, tuple(t.classes for t in data.tasks))
         cases.append(case)
         if list(folder.glob(f"{method}.*.part")):
             continue
-        simulation = Simulation.of(method, options, backbone, uneven(train), seed=1)
+        simulation = Simulation.of(method, options, backbone, uneven(data.train), seed=1)
         last: dict[str, Any] = {}
-        simulation.observe = lambda done, last=last: last.update(parts=done.after)
-        simulation.run(TASKS, test, rounds=2)
+        simulation.observe = lambda parts, last=last: last.update(parts=parts)
+        simulation.run(data.tasks, data.test, rounds=2)
         case.keep(last["parts"])
         print(f"{method} has learned", file=sys.stderr)
     return cases
@@ -144,7 +144,7 @@ def vit(folder: Path) -> list[Case]:
         backbone = backbones.load_backbone(VIT, folder / "weights.safetensors")
         simulation = Simulation.of("fedncm", {}, backbone, [images], seed=1)
         last: dict[str, Any] = {}
-        simulation.observe = lambda done: last.update(parts=done.after)
+        simulation.observe = lambda parts: last.update(parts=parts)
         simulation.run_task(make_tasks(case.classes)[0], 1)
         case.keep(last["parts"])
     return [case]

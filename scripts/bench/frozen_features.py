@@ -1,6 +1,6 @@
 """Methods without a gradient beside the five methods, in one process on digits.
 
-The setting of the ablations of HGP (docs/benchmarks.md): five tasks of two digits, three clients,
+The setting of HGP's ablations in docs/benchmarks.md: five tasks of two digits, three clients,
 dirichlet(0.5), 30 held-out test images of each class, the embedded backbone. The five methods run
 two rounds for each task, those without a gradient have one::
 

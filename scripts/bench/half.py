@@ -1,8 +1,7 @@
 """What half precision on the wire costs and saves: each method with ``[wire] half`` and without.
 
 Both run in one process on the same images, seeds and draws, on the embedded backbone; settings
-are those of `ablation_tables.py` with fewer tasks and images. Lines are appended to a JSON-lines
-file, and what is there is not measured again::
+are small. Lines are appended to a JSON-lines file, and what is there is not measured again::
 
     export OMP_NUM_THREADS=1
     python scripts/bench/half.py --rows half.jsonl --seeds 1 2 3
@@ -20,15 +19,14 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import torch
-from ablation_tables import TABLES, Table
-from bench_data import Data, cifar100, digits, dirichlet, quantity
+from bench_data import Data, Partition, cifar100, digits, dirichlet, quantity
 from simulation import Simulation
 
 from fcil_adapters.backbone import Backbone, load_backbone
@@ -38,30 +36,56 @@ from fcil_adapters.registry import find_exchange, load_method
 from fcil_protocol.payload import Payload
 
 FORMS = ("none", "weights")
+TRAIN, TEST = 24, 30  # images of each class
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a method is measured with.
+
+    Attributes:
+        split: how clients share the images.
+        groups: tasks, classes per task.
+        options: over the preset ``short``.
+    """
+
+    split: Partition
+    clients: int
+    groups: tuple[int, int]
+    options: Mapping[str, Any]
+
+
+# No mirror images: a mirrored digit is no digit.
+_DIGITS = {"augment": "jitter"}
+SETTINGS = {
+    "hgp": Setting(dirichlet(0.5), 3, (3, 2), {**_DIGITS, "epochs": 3}),
+    "pilora": Setting(quantity(1), 4, (3, 2), _DIGITS),
+    "plora": Setting(quantity(1), 4, (3, 2), _DIGITS),
+    "fed_talora": Setting(quantity(3), 4, (2, 3), {**_DIGITS, "batch_size": 8}),
+    "hepco": Setting(quantity(3), 4, (2, 3), {**_DIGITS, "batch_size": 8}),
+    "cifar100": Setting(dirichlet(0.5), 5, (3, 4), {"augment": "flip_jitter"}),
+}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One method in one of the ablations' settings.
+    """One method in one of the settings.
 
     Attributes:
-        options: over the table's.
-        rounds: per task; 0: two.
+        table: name of its setting.
+        options: over the setting's.
+        rounds: per task.
     """
 
     title: str
     table: str
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    rounds: int = 0
+    rounds: int = 2
 
     @property
-    def setting(self) -> Table:
-        """The ablations' setting of this method, made smaller: there are two runs of everything."""
-        table = next(t for t in TABLES if t.name == self.table)
-        tasks, classes = table.groups
-        groups = (2, 3) if tasks == 2 else (3, classes)
-        return replace(table, groups=groups, train=24, test=30, rounds=self.rounds or 2)
+    def setting(self) -> Setting:
+        return SETTINGS[self.table]
 
 
 _METHODS = {
@@ -105,11 +129,10 @@ class Watch:
 
 def measure(case: Case, half: str, seed: int, data: Data, backbone: Backbone) -> dict[str, Any]:
     """Run one case in one form and return its line."""
-    table = case.setting
-    split = dirichlet if table.split[0] == "dirichlet" else lambda n: quantity(int(n))
-    clients = split(table.split[1])(data.train, data.tasks, table.clients, seed)
+    setting = case.setting
+    clients = setting.split(data.train, data.tasks, setting.clients, seed)
     method = load_method(case.method)
-    options = {"preset": "short", **table.options, **case.options}
+    options = {"preset": "short", **setting.options, **case.options}
     simulation = Simulation.of(
         case.method,
         options,
@@ -120,7 +143,7 @@ def measure(case: Case, half: str, seed: int, data: Data, backbone: Backbone) ->
     )
     watch = Watch(simulation._learner, simulation)  # noqa: SLF001
     simulation._learner = watch  # noqa: SLF001
-    result = simulation.run(data.tasks, data.test, table.rounds)
+    result = simulation.run(data.tasks, data.test, case.rounds)
     return {
         "case": case.title,
         "table": case.table,
@@ -191,11 +214,11 @@ def _measure_all(
     backbone = load_backbone()
 
     @cache
-    def load(seed: int, train: int, test: int, groups: tuple[int, int]) -> Data:
+    def load(seed: int, groups: tuple[int, int]) -> Data:
         p = backbone.info.preprocessing
         if archive is None:
-            return digits(p, seed, train, test, groups)
-        return cifar100(p, archive, seed, train, test, groups)
+            return digits(p, seed, TRAIN, TEST, groups)
+        return cifar100(p, archive, seed, TRAIN, TEST, groups)
 
     known = {(r["case"], r["table"], r["half"], r["seed"]) for r in _read(path)}
     for seed in seeds:
@@ -203,8 +226,7 @@ def _measure_all(
             for half in FORMS:
                 if (case.title, case.table, half, seed) in known:
                     continue
-                table = case.setting
-                data = load(seed, table.train, table.test, table.groups)
+                data = load(seed, case.setting.groups)
                 row = measure(case, half, seed, data, backbone)
                 with path.open("a") as file:
                     file.write(json.dumps(row) + "\n")

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pilora_digits import TASKS, digits, uneven
+from bench_data import all_digits, uneven
 from simulation import Simulation
 
 from fcil_adapters.backbone import load_backbone
@@ -81,12 +81,18 @@ def main() -> None:
         for noise in args.noise:
             final = []
             for seed in range(args.seeds):
-                train, test = digits(backbone, seed)
+                data = all_digits(backbone.info.preprocessing, seed)
                 privacy = Privacy(noise, clip) if noise else OFF
                 simulation = Simulation.of(
-                    case.method, case.options, backbone, uneven(train), seed=seed, privacy=privacy
+                    case.method,
+                    case.options,
+                    backbone,
+                    uneven(data.train),
+                    seed=seed,
+                    privacy=privacy,
                 )
-                final.append(simulation.run(TASKS, test, case.rounds).metrics.macro[-1] or 0.0)
+                metrics = simulation.run(data.tasks, data.test, case.rounds).metrics
+                final.append(metrics.macro[-1] or 0.0)
             spent = gaussian_epsilon([noise] * case.releases, DELTA) if noise else None
             shown = f"{clip:g} | {noise:g} | {spent:.3g}" if spent else "- | 0 | none"
             each = ", ".join(f"{a:.1f}" for a in final)

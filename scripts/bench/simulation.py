@@ -77,21 +77,6 @@ class Images:
         return self.where(np.isin(self.labels, classes))
 
 
-@dataclass(frozen=True)
-class Round:
-    """An aggregated round, for whoever looks on.
-
-    Attributes:
-        before: the broadcast that the clients started from.
-        after: the broadcast of the state that the round made.
-    """
-
-    ctx: Context
-    before: Parts
-    updates: UpdateList
-    after: Parts
-
-
 @dataclass
 class Traffic:
     """Tensor bytes of all clients and rounds; a part that a client holds is not sent again."""
@@ -126,7 +111,7 @@ class Result:
     seconds: float
 
 
-def _ignore(_: Round) -> None:
+def _ignore(_: Parts) -> None:
     return None
 
 
@@ -138,8 +123,7 @@ class Simulation:
         clients: the train images of each client, of all tasks.
         privacy: clipping and noise of the clients' statistics.
         forms: in which form tensors travel ([wire] half).
-        aggregator: the server's half; None: the method's own.
-        observe: called after each aggregated round.
+        observe: called after each aggregated round with the broadcast of the state that it made.
     """
 
     method: Method
@@ -147,18 +131,16 @@ class Simulation:
     backbone: Backbone
     clients: Sequence[Images]
     seed: int = 0
-    max_weight_share: float = MAX_WEIGHT_SHARE
     privacy: Privacy = OFF
     forms: Forms = EXACT
-    aggregator: Any = None
-    observe: Callable[[Round], None] = _ignore
+    observe: Callable[[Parts], None] = _ignore
     traffic: Traffic = field(default_factory=Traffic)
 
     def __post_init__(self) -> None:
         self.method = in_forms(self.method, self.forms)
         self._learner = load_half(self.method.learner)
         self._model = load_half(self.method.model)
-        self.aggregator = self.aggregator or load_half(self.method.aggregator)
+        self.aggregator = load_half(self.method.aggregator)
         self._kept = [State() for _ in self.clients]  # what each learner keeps
         self.state = self.aggregator.init(self._context(TaskInfo(0, ()), "train", 0, 1))
 
@@ -216,7 +198,7 @@ class Simulation:
             backbone_info=self.backbone.info,
             seed=(self.seed,),
             backbone=self.backbone,
-            max_weight_share=self.max_weight_share,
+            max_weight_share=MAX_WEIGHT_SHARE,
             privacy=self.privacy,
             forms=self.forms,
         )
@@ -248,7 +230,7 @@ class Simulation:
         updates = UpdateList.of(sent)
         if len(updates):
             self.state = self.aggregator.aggregate(ctx, self.state, updates)
-            self.observe(Round(ctx, before, updates, self._payloads(self._parts(ctx))))
+            self.observe(self._payloads(self._parts(ctx)))
 
     def _upload(
         self, exchange: Exchange, ctx: Context, k: int, parts: Parts, own: Images

@@ -17,8 +17,9 @@ from fcil_server.backup import backup
 from fcil_server.classes import ClassRegistry
 from fcil_server.config import as_file, load
 from fcil_server.ledger import LEDGER_NAME, Ledger
+from fcil_server.ledger_rows import ByteCount
 from fcil_server.ledger_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
-from fcil_server.ledger_words import Answer, Cause, Direction, Outcome
+from fcil_server.ledger_words import Answer, Cause, Direction, Outcome, Source
 from fcil_server.store import StateStore
 from freezing.common import (
     CLIENT,
@@ -102,15 +103,9 @@ def story(ledger: Ledger) -> str:
         ledger.add_state(done, 1, Digest(made), Digest(SCHEMA))
         ledger.close_round(done, Outcome.DONE, new_state=1, phases={"collect_s": 2.0})
     ledger.new_round(going, asked=(CLIENT,), base_state=1)
-    ledger.add_bytes(
-        Direction.UP,
-        Cause.UPDATE,
-        round_key=done,
-        client=CLIENT,
-        tensor=900,
-        sealed=1000,
-        wire=1100,
-    )
+    sizes = {"tensor": 900, "sealed": 1000, "application": 0, "wire": 1100}
+    flow = (Direction.UP, Cause.UPDATE, Source.PREDICTED)
+    ledger.add_byte_counts([ByteCount(*done, CLIENT, *flow, **sizes)])
     ledger.add_evaluation(RUN, 0, CLIENT, {0: (3, 4), 1: (4, 4)})
     ledger.add_event("info", "test", "an event", run=RUN)
     ledger.add_refusal(CLIENT, "stale_update", "made from state 0, expected 1.")

@@ -207,11 +207,6 @@ class Ledger(HistoryTables, AccountTables, TrustTables, ForkTables, ForgetTables
         """Say where a run stands."""
         self._write("UPDATE runs SET status = ? WHERE run_id = ?", (status.value, run_id))
 
-    def set_environment(self, run_id: RunId, environment: Mapping[str, Any]) -> None:
-        """Record what the run is computed on, once the worker has told its device."""
-        text = json.dumps(dict(environment), allow_nan=False)
-        self._write("UPDATE runs SET environment = ? WHERE run_id = ?", (text, run_id))
-
     # States and parts.
 
     def add_state(self, key: RoundKey, state: int, digest: Digest, parent: Digest | None) -> None:

@@ -16,7 +16,7 @@ from fcil_server.ledger_rows import (
     NewRefusal,
     Refusal,
 )
-from fcil_server.ledger_words import CENTRAL, HARMLESS, Cause, Direction, Source
+from fcil_server.ledger_words import CENTRAL, HARMLESS
 
 # Whoever sends garbage may not fill the disk, nor push out what others caused: of whoever has
 # most rows the newest are kept, and all are counted.
@@ -58,54 +58,14 @@ IN_INDEX = (
 class AccountTables(LedgerFile):
     """What it cost, how good it was, what happened, who did what."""
 
-    def add_bytes(
-        self,
-        direction: Direction,
-        cause: Cause,
-        *,
-        run: RunId | None = None,
-        round_key: RoundKey | None = None,
-        client: ClientId | None = None,
-        source: Source = Source.PREDICTED,
-        tensor: int = 0,
-        sealed: int = 0,
-        application: int = 0,
-        wire: int = 0,
-        retransmitted: int = 0,
-        link: int = 0,
-    ) -> None:
-        """Add bytes to a flow's count.
+    def add_byte_counts(self, counts: Iterable[ByteCount]) -> None:
+        """Add bytes to the counts of many flows.
 
         Predicted counts name their cause. Kernel counts (``source=KERNEL``) have the cause
         ``CONNECTION``: the growth of the connection's TCP payload since the last call
         (``wire``), with what was ``retransmitted`` and what it was on the ``link``. The two
-        are shown side by side and never summed. ``round_key`` names the round, and with it
-        the run; ``run`` is for bytes of a run but no round.
+        are shown side by side and never summed.
         """
-        _, task, kind, number = round_key or (None, None, None, None)
-        self.add_byte_counts(
-            [
-                ByteCount(
-                    run=round_key.run if round_key else run,
-                    task=task,
-                    kind=kind,
-                    round=number,
-                    client=client,
-                    direction=direction,
-                    cause=cause,
-                    source=source,
-                    tensor=tensor,
-                    sealed=sealed,
-                    application=application,
-                    wire=wire,
-                    retransmitted=retransmitted,
-                    link=link,
-                )
-            ]
-        )
-
-    def add_byte_counts(self, counts: Iterable[ByteCount]) -> None:
-        """Add bytes to the counts of many flows."""
         with self.transaction(durable=False):
             self._execute_each(_ADD_BYTES, [_values(count) for count in counts])
 

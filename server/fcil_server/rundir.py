@@ -225,7 +225,7 @@ def environment(data: RunData) -> dict[str, Any]:
 
 
 def describe_environment(device: Mapping[str, Any], *, threads: int) -> dict[str, Any]:
-    """Describe this machine for `Ledger.new_run` or `Ledger.set_environment`.
+    """Describe this machine for `Ledger.new_run`.
 
     ``device`` is what the worker says of the device it computes on; ``threads`` is how many
     it was given. Nothing that names a person, a host or a path is included.

@@ -10,6 +10,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
@@ -426,3 +427,20 @@ def test_every_decision_has_its_four_headings_and_fits_on_a_page() -> None:
         assert headings == ["Context", "Decision", "Why", "Consequences"], page.name
         assert text.startswith(f"# {page.name[:4]}: ")
         assert len(text.splitlines()) <= 60, page.name
+
+
+STATUS = re.compile(r"(\d{4}-\d\d-\d\d), (?:accepted|(?:superseded|amended) by (.+))\.")
+
+
+def test_every_decision_has_its_date_and_status_under_the_title() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    dates = []
+    for page in pages:
+        line = page.read_text(encoding="utf-8").splitlines()[2]
+        found = STATUS.fullmatch(line)
+        assert found, f"{page.name}: {line}"
+        dates.append(date.fromisoformat(found[1]))
+        later = found[2].split(" and ") if found[2] else []
+        known = {f"[{p.name[:4]}]({p.name})" for p in pages if p.name > page.name}
+        assert set(later) <= known, f"{page.name} names a decision that is no later one"
+    assert dates == sorted(dates)

@@ -21,6 +21,7 @@ from fcil_server.frames import TEXT
 from fcil_server.lab import plan
 from fcil_server.lab.data import Partition
 from fcil_server.lab.engine import RESULTS
+from fcil_server.lab.experiment import load as load_experiment
 from fcil_server.lab.results import Results
 from fcil_server.ledger import LEDGER_NAME, Ledger
 from fcil_server.rundata import collect
@@ -50,9 +51,9 @@ def example(words) -> str:
     return found
 
 
-def write_results(folder, faa):
+def write_results(folder, faa, found=FOUND):
     """Write results of these cells, as if they had run; return the file of each."""
-    results, cells = Results(folder), plan.make(FOUND)
+    results, cells = Results(folder), plan.make(found)
     results.make()
     parts = {
         c.split.slug: Partition(folder, "p" + c.split.slug, "d", (("a",),), 8, ()) for c in cells
@@ -159,13 +160,16 @@ def test_the_docs_name_every_column(measured, federation):
         assert said == {name: list(getattr(given, name).columns) for name in names}
 
 
-def test_what_the_docs_read_is_there(federation, monkeypatch):
+def test_what_the_docs_read_is_there(federation, tmp_path, monkeypatch):
     place, data = federation
     scope: dict[str, object] = {"api": api}
-    monkeypatch.chdir(ROOT)
+    small = load_experiment(ROOT / "experiments" / "cifar100-small.toml")
+    write_results(tmp_path / "results" / small.name, {"PILoRA/beta=0.05/1": 22.0}, small)
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    monkeypatch.chdir(tmp_path)
     exec(compile(example("small = "), "docs/python.md", "exec"), scope)
-    assert scope["wide"].shape[0] == 10, "tasks"
-    assert scope["wide"]["PILoRA"].notna().all()
+    assert scope["small"].table("faa").loc["PILoRA", "beta=0.05"] == 22.0
+    assert scope["wide"]["PILoRA"].to_list() == [80.0, 22.0]
     (place / "federation").symlink_to(place)
     monkeypatch.chdir(place)
     exec(compile(example("open_run"), "docs/python.md", "exec"), scope)

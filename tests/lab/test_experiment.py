@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.ids import digest_of
 from fcil_server.lab import plan
-from fcil_server.lab.cli import app
+from fcil_server.lab.cli import _command, app
 from fcil_server.lab.experiment import load, parse
 from lab.kit import FIELDS, experiment, fields
 
@@ -23,6 +24,30 @@ def test_every_experiment_that_comes_along_is_whole(path: Path) -> None:
     cells = plan.make(found)
     assert len({c.name for c in cells}) == len(cells)
     assert all(c.expected_s > 0 for c in cells)
+
+
+def test_what_has_never_run_stands_apart() -> None:
+    results = EXPERIMENTS.parent / "docs" / "results"
+    measured = {path.parent.name for path in results.glob("*/cells.csv")}
+    assert {path.stem for path in EXPERIMENTS.glob("*.toml")} == {"digits", *measured}
+    page = (EXPERIMENTS / "not-run" / "README.md").read_text()
+    rest = {path.stem: load(path) for path in (EXPERIMENTS / "not-run").glob("*.toml")}
+    assert set(re.findall(r"^\| `(\S+)` \|", page, re.MULTILINE)) == rest.keys()
+    for name, found in rest.items():
+        weights = str(found.setting.weights).strip("$")
+        assert f"| `{name}` | {found.data.classes:,} | `{weights}` |" in page
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("experiments/digits.toml", "experiments/digits.toml"),
+        ("/somewhere/experiments/not-run/x.toml", "experiments/not-run/x.toml"),
+        ("x.toml", "experiments/x.toml"),
+    ],
+)
+def test_a_report_names_the_folder_of_its_experiment(given: str, told: str) -> None:
+    assert _command(Path(given), None, None, (), "") == f"scripts/reproduce {told}"
 
 
 def test_the_list_has_as_many_cells_to_run_as_it_says(tmp_path: Path) -> None:

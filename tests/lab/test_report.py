@@ -127,3 +127,17 @@ def test_time_left_follows_what_was_measured() -> None:
         plan_words(3, 5, 15.0, 2)
         == "3 cells to run (2 of 5 are there already), about 15.0 s, 2 at a time"
     )
+
+
+def test_a_report_says_once_what_has_no_result(tmp_path) -> None:
+    said = [{"source": "S", "setting": "T", "figures": {"Joint": {"beta=1": {"faa": 65.6}}}}]
+    found = experiment(papers=said, claims=[CLAIM, {**CLAIM, "text": "NCM wins again"}])
+    done = {"NCM/beta=1/1": content("NCM/beta=1/1", 60.0)}
+    report.write(tmp_path, found, plan.make(found), done, {}, "scripts/reproduce X")
+    text = (tmp_path / "report.md").read_text()
+    assert "No result yet, in no partition: Ridge." in text
+    assert "| Ridge |" not in text
+    assert "| Joint | - | - (65.6) |" in text, "the paper's figure stays where ours is missing"
+    assert text.count("no seed of both rows is finished") == 1
+    assert "- NCM wins (NCM / Ridge, beta=1, FAA)\n- NCM wins again (NCM / Ridge" in text
+    assert "| here | claim |" not in text

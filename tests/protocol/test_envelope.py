@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fcil_protocol import PROTOCOL_VERSION, envelope, header
+from fcil_protocol import PROTOCOL_VERSION, envelope
 from fcil_protocol.envelope import (
     WRAP_BYTES,
     ContentKey,
@@ -42,6 +42,7 @@ from fcil_protocol.fields import Fields, pack_map
 from fcil_protocol.ids import FederationId
 from fcil_protocol.keys import PrivateKeys, PublicKeys
 from fcil_protocol.stored import EnvelopeFile
+from sealed_header import header_of
 
 KIB = 1 << 10
 LIMIT = 64 << 20
@@ -218,7 +219,7 @@ def test_every_field_of_the_core_is_bound_into_the_encryption(sent):
     cores = [make_core(**{name: value}) for name, value in changes.items()]
     cores.append(make_core(**BROADCAST))
     for core in cores:
-        head = header.header_bytes_of(core.to_bytes(), sealed.body, len(PLAIN), 16 * KIB)
+        head = header_of(core.to_bytes(), sealed.body, len(PLAIN), 16 * KIB)
         parsed = parse_header(head, max_plain_bytes=LIMIT)
         with pytest.raises(CannotOpen, match="authenticate"):
             open_body(parsed, key, [sealed.body])
@@ -241,7 +242,7 @@ def test_a_cut_body_whose_header_was_made_to_fit_is_refused_at_its_end(sent):
     key = unwrap_key(wrap, sealed.header, SERVER)
     plain_bytes = 2 * 16 * KIB
     body = sealed.body[: sealed_size(plain_bytes)]
-    head = header.header_bytes_of(make_core().to_bytes(), body, plain_bytes, 16 * KIB)
+    head = header_of(make_core().to_bytes(), body, plain_bytes, 16 * KIB)
     with pytest.raises(CannotOpen, match="authenticate"):
         open_body(parse_header(head, max_plain_bytes=LIMIT), key, [body])
 
@@ -388,7 +389,7 @@ def test_a_core_is_encoded_as_pinned():
 
 def test_a_header_is_encoded_as_pinned():
     body = bytes(sealed_size(20_000))
-    data = header.header_bytes_of(make_core().to_bytes(), body, 20_000, 16 * KIB)
+    data = header_of(make_core().to_bytes(), body, 20_000, 16 * KIB)
     assert data.hex() == BEFORE_CORE_HEX + CORE_HEX + AFTER_CORE_HEX
 
 

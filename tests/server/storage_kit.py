@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from byte_counts import add_bytes
 from fcil_protocol.envelope import Core, seal, wrap_key
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, UpdateId, new_run_id
 from fcil_protocol.keys import PrivateKeys
@@ -151,8 +152,14 @@ def _learn(ledger: Ledger, run: RunId, task: int, state) -> None:
         for client in (ALICE, BOB):
             _accept(ledger, key, client, Digest(f"{task}{number}{client[:1] * 62}"), kind)
             for direction in Direction:
-                ledger.add_bytes(
-                    direction, Cause.UPDATE, round_key=key, client=client, wire=1000, tensor=900
+                add_bytes(
+                    ledger,
+                    direction,
+                    Cause.UPDATE,
+                    round_key=key,
+                    client=client,
+                    wire=1000,
+                    tensor=900,
                 )
         with ledger.transaction():
             ledger.count_updates(key)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from byte_counts import add_bytes
 from fcil_protocol import files, passphrase
 from fcil_protocol.certificate import Certificate, RootKey
 from fcil_protocol.errors import (
@@ -201,7 +202,7 @@ class TestBackup:
                 while not over.is_set():
                     with ledger.transaction(durable=False):
                         for way in Direction:
-                            ledger.add_bytes(way, Cause.CONTROL, wire=1)
+                            add_bytes(ledger, way, Cause.CONTROL, wire=1)
                     begun.set()
 
         thread = threading.Thread(target=write)

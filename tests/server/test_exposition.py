@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from byte_counts import add_bytes
 from fcil_protocol.ids import RoundKey, RunId
 from fcil_server.exposition import CATALOGUE, PHASES, Snapshot, Usage, render
 from fcil_server.ledger import Ledger
@@ -191,7 +192,7 @@ def test_what_is_remembered_of_old_rounds_is_what_is_read_anew(tmp_path: Path) -
             assert reader.read().counts == fresh  # the time at which all of it is remembered
             key = RoundKey(RUN, 2, "train", 7)
             ledger.new_round(key, asked=(ALICE,), base_state=9)
-            ledger.add_bytes(Direction.UP, Cause.UPDATE, round_key=key, client=ALICE, wire=11)
+            add_bytes(ledger, Direction.UP, Cause.UPDATE, round_key=key, client=ALICE, wire=11)
             assert _rows_read(reader) == 1
             grown = reader.read().counts
         with TotalsReader(ledger.path, clients=3) as anew:
@@ -223,7 +224,7 @@ def test_a_round_that_has_just_closed_may_still_cost_more(tmp_path: Path) -> Non
         reader._clock = clock
         reader.read()
         late = ledger.rounds(RUN)[-1].key
-        ledger.add_bytes(Direction.UP, Cause.CONTROL, round_key=late, client=BOB, wire=7)
+        add_bytes(ledger, Direction.UP, Cause.CONTROL, round_key=late, client=BOB, wire=7)
         assert reader.read().counts.flows[Direction.UP, Cause.CONTROL, Source.PREDICTED][3] == 7
 
 

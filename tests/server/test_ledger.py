@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import sample_run
+from byte_counts import add_bytes
 from fcil_protocol.errors import (
     AlreadyHave,
     CorruptFile,
@@ -314,8 +315,6 @@ class TestHistory:
         assert run.hparams == {"rank": 4, "lr": 2e-3}
         assert run.backbone["dim"] == 192
         assert (run.status, run.seed, run.parent_run) == (RunStatus.RUNNING, 1993, None)
-        ledger.set_environment(RUN, {"device": "cuda:0"})
-        assert ledger.run(RUN).environment == {"device": "cuda:0"}
 
     def test_a_fork_names_its_parent_and_is_the_newest(self, ledger: Ledger) -> None:
         child = RunId("r20260102-030405-0001")
@@ -452,12 +451,18 @@ class TestHistory:
 class TestAccounts:
     def test_bytes_add_up_per_flow(self, in_round: Ledger) -> None:
         for wire in (100, 50):
-            in_round.add_bytes(
-                Direction.UP, Cause.UPDATE, round_key=KEY, client=BOB, tensor=10, wire=wire
+            add_bytes(
+                in_round,
+                Direction.UP,
+                Cause.UPDATE,
+                round_key=KEY,
+                client=BOB,
+                tensor=10,
+                wire=wire,
             )
-        in_round.add_bytes(Direction.DOWN, Cause.CONTROL, run=RUN, wire=7)
+        add_bytes(in_round, Direction.DOWN, Cause.CONTROL, run=RUN, wire=7)
         for _ in range(2):
-            in_round.add_bytes(Direction.UP, Cause.HANDSHAKE, wire=9)
+            add_bytes(in_round, Direction.UP, Cause.HANDSHAKE, wire=9)
         found = [(f.client, f.cause, f.round, f.tensor, f.wire) for f in in_round.byte_counts(RUN)]
         assert found == [
             (None, Cause.CONTROL, None, 0, 7),
@@ -477,13 +482,13 @@ class TestAccounts:
         self, ledger: Ledger, wrong: dict
     ) -> None:
         with pytest.raises(InternalError, match="CHECK"):
-            ledger.add_bytes(Direction.UP, **wrong)
+            add_bytes(ledger, Direction.UP, **wrong)
 
     @pytest.mark.parametrize("cause", list(Cause))
     def test_every_cause_and_direction_has_a_place(self, ledger: Ledger, cause: Cause) -> None:
         source = Source.KERNEL if cause is Cause.CONNECTION else Source.PREDICTED
         for direction in Direction:
-            ledger.add_bytes(direction, cause, source=source, wire=1)
+            add_bytes(ledger, direction, cause, source=source, wire=1)
         assert {(f.direction, f.cause) for f in ledger.byte_counts(None)} == {
             (d, cause) for d in Direction
         }

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import sample_run
+from byte_counts import add_bytes
 from fcil_protocol.ids import RoundKey, UpdateId
 from fcil_server import rundir
 from fcil_server.closing import needed_updates
@@ -57,7 +58,7 @@ class Rounds:
                     key, client, update_id=update, samples=3, tensor_bytes=8, sealed_bytes=99
                 )
                 for way in Direction:
-                    ledger.add_bytes(way, Cause.UPDATE, round_key=key, client=client, wire=9)
+                    add_bytes(ledger, way, Cause.UPDATE, round_key=key, client=client, wire=9)
             ledger.count_updates(key)
             ledger.add_state(key, number + 1, digest(f"s{number + 1}"), digest(f"s{number}"))
             ledger.close_round(key, Outcome.DONE, why="all", new_state=number + 1)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import sample_run
+from byte_counts import add_bytes
 from fcil_protocol.ids import RoundKey, RunId, UpdateId
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_words import CENTRAL, OPENING, Answer, Cause, Direction, RunStatus, Source
@@ -160,7 +161,8 @@ class Growth:
         sizes = {"wire": self.dice.randrange(1, 2_000), "link": 3_000} if kernel else {
             "tensor": 10, "sealed": 20, "application": 30, "wire": self.dice.randrange(40, 1_000),
         }  # fmt: skip
-        self.ledger.add_bytes(
+        add_bytes(
+            self.ledger,
             self.dice.choice(list(Direction)),
             Cause.CONNECTION if kernel else self.dice.choice(list(Cause)[:5]),
             round_key=key,

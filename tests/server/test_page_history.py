@@ -11,6 +11,7 @@ import pytest
 
 import page_kit
 import sample_run
+from byte_counts import add_bytes
 from fcil_protocol.errors import CorruptFile, StorageError, UsageError
 from fcil_protocol.ids import ClientId, RoundKey, RunId
 from fcil_server.ledger import Ledger
@@ -116,7 +117,7 @@ def test_bytes_that_come_after_a_rounds_end_are_counted(
 ) -> None:
     """Counts are flushed some seconds later; nobody writes anything when they are looked for."""
     key = reader.read().rounds[-1].key
-    ledger.add_bytes(Direction.UP, Cause.CONTROL, round_key=key, client=ALICE, **SIZES)
+    add_bytes(ledger, Direction.UP, Cause.CONTROL, round_key=key, client=ALICE, **SIZES)
     stale = reader.read()  # too early to look at that round again
     clock.now += 10
     fresh = reader.read()

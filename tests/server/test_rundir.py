@@ -18,6 +18,7 @@ from PIL import Image
 from rich.console import Console
 
 import sample_run
+from byte_counts import add_bytes
 from fcil_protocol.errors import DiskFull, UsageError
 from fcil_protocol.ids import RunId
 from fcil_protocol.payload import Payload, unpack
@@ -336,7 +337,7 @@ class TestReport:
             for number in range(200):
                 key = sample_run.RoundKey(RUN, 3, "train", number)
                 ledger.new_round(key, asked=(ALICE,), base_state=0)
-                ledger.add_bytes(Direction.UP, Cause.UPDATE, round_key=key, tensor=1000, wire=1100)
+                add_bytes(ledger, Direction.UP, Cause.UPDATE, round_key=key, tensor=1000, wire=1100)
                 ledger.close_round(key, "skipped")
             text = terminal(ledger)
             page = Page(frozen.report(collect(ledger, RUN)))

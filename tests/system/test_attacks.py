@@ -15,7 +15,6 @@ from fcil_protocol import control
 from fcil_protocol.certificate import RootKey
 from fcil_protocol.envelope import Sealed
 from fcil_protocol.frames import parse
-from fcil_protocol.header import header_bytes_of
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import Ack, Bye, Hello, Nack, Progress, Update, Want
@@ -23,6 +22,7 @@ from fcil_protocol.payload import Payload
 from fcil_protocol.transport import LinkNews
 from fcil_protocol.wellknown import REGISTRY
 from fcil_server.local import LocalFederation
+from sealed_header import header_of
 from system.kit import open_ledger, settings
 from system.raw_client import WAIT_S, RawClient, good_update
 
@@ -177,7 +177,7 @@ def resigned(sealed, thief, *, core=None, chunk_bytes=65536):
     """Return the victim's ciphertext under a header of the thief."""
     header = sealed.parsed
     core_bytes = core.to_bytes() if core else header.core_bytes
-    made = header_bytes_of(core_bytes, sealed.body, header.plain_bytes, chunk_bytes)
+    made = header_of(core_bytes, sealed.body, header.plain_bytes, chunk_bytes)
     return Sealed(made, thief.keys.sign("envelope", made), sealed.body)
 
 
@@ -272,7 +272,7 @@ def test_an_envelope_of_an_older_protocol_is_refused(play):
         sealed, wrap = honest(victim)
         fields = msgpack.unpackb(sealed.parsed.core_bytes)
         core_bytes = msgpack.packb(fields | {"v": 0})
-        header = header_bytes_of(core_bytes, sealed.body, sealed.parsed.plain_bytes, 65536)
+        header = header_of(core_bytes, sealed.body, sealed.parsed.plain_bytes, 65536)
         signature = victim.keys.sign("envelope", header)
         victim.say(Update(digest=sealed.parsed.update_id), header, signature, wrap)
         assert (await victim.hear(Ack, Nack)).code == "version_mismatch"

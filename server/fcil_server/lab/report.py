@@ -18,7 +18,7 @@ from fcil_server.lab.blocks import (
     html,
     markdown,
 )
-from fcil_server.lab.experiment import Experiment, Figure
+from fcil_server.lab.experiment import Claim, Experiment, Figure
 from fcil_server.lab.plan import Cell
 from fcil_server.lab.records import cells_csv
 from fcil_server.lab.summary import Content, Entry, Stat, entries, judge
@@ -146,6 +146,9 @@ def _accuracy(experiment: Experiment, found: Sequence[Entry]) -> Iterator[Block]
         f"Percent, n = {n}{f'; {spread}' if spread else ', so without a deviation'}. "
         "In brackets what a paper says, in its own setting (below)."
     )
+    empty = _empty_rows(found)
+    if empty:
+        yield Text(f"No result yet, in no partition: {', '.join(empty)}.")
     for title, metric, paper in (
         ("FAA", lambda e: e.faa, lambda f: f.faa),
         ("AIA", lambda e: e.aia, lambda f: f.aia),
@@ -153,6 +156,12 @@ def _accuracy(experiment: Experiment, found: Sequence[Entry]) -> Iterator[Block]
     ):
         yield Heading(title, 3)
         yield _grid(experiment, found, metric, paper)
+
+
+def _empty_rows(found: Sequence[Entry]) -> list[str]:
+    """Return the rows of which neither a cell nor a paper has a figure."""
+    filled = {e.row for e in found if e.seeds or e.papers}
+    return list(dict.fromkeys(e.row for e in found if e.row not in filled))
 
 
 def _max(entry: Entry) -> Stat:
@@ -165,13 +174,14 @@ def _grid(
     metric: Callable[[Entry], Stat],
     paper: Callable[[Figure], float | None],
 ) -> Table:
-    """One line per row, one column per partition."""
+    """One line per row that has a figure, one column per partition."""
+    empty = _empty_rows(found)
     at = {(e.row, e.partition): e for e in found}
     names = [p.name for p in experiment.partitions]
     several = len({source for e in found for source, _ in e.papers}) > 1
     marks = {p.source: f" [{i}]" for i, p in enumerate(experiment.papers, 1)}
     lines = []
-    for row in experiment.rows:
+    for row in (row for row in experiment.rows if row.title not in empty):
         line = [row.title]
         for name in names:
             entry = at.get((row.title, name))
@@ -202,14 +212,23 @@ def _claims(experiment: Experiment, found: Sequence[Entry]) -> Iterator[Block]:
         (
             j.verdict,
             j.claim.text,
-            f"{j.claim.left} / {j.claim.right}, {j.claim.partition}, {j.claim.metric.upper()}",
+            _compared(j.claim),
             j.words,
             j.claim.source,
         )
         for j in judged
+        if j.verdict != "not measured"
     ]
-    head = ("here", "claim", "compared", "measured", "source")
-    yield Table(head, rows, text=5)
+    if rows:
+        yield Table(("here", "claim", "compared", "measured", "source"), rows, text=5)
+    rest = [f"{j.claim.text} ({_compared(j.claim)})" for j in judged if j.verdict == "not measured"]
+    if rest:
+        yield Text("Not measured, since no seed of both rows is finished:")
+        yield Items(rest)
+
+
+def _compared(claim: Claim) -> str:
+    return f"{claim.left} / {claim.right}, {claim.partition}, {claim.metric.upper()}"
 
 
 def _differences(experiment: Experiment) -> Iterator[Block]:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from fcil_protocol.payload import Array
 
-F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
