@@ -9,7 +9,7 @@ Markdown, from what the file holds::
     python scripts/bench/ablations.py cifar100 --rows ablations.jsonl --data cifar100.zip
     python scripts/bench/ablations.py --rows ablations.jsonl --show >tables.md
 
-The tables are in `ablation_tables.py`; METHODS.md section 9 has the papers' numbers.
+The tables are in `ablation_tables.py`, with the papers' numbers.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from fcil_adapters.methods.hgp import aggregator as hgp
 class Identity:
     """Fed-TaLoRA: how far the broadcast weights are from the mean of the clients' weights.
 
-    METHODS.md 4.3: with the residual, W + W_res + B A equals sum_k w_k (W_k + B_k A_k).
+    With the residual, W + W_res + B A equals sum_k w_k (W_k + B_k A_k)
+    (docs/methods/fed_talora.md, "Server: the residual").
 
     Attributes:
         difference: largest absolute difference of an entry over all matrices and rounds.

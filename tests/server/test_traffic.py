@@ -43,7 +43,7 @@ def part(traffic, kind):
 
 
 class TestPublishedFigures:
-    """METHODS.md 1: ViT-B/16, 10 classes per task, fp32, per client and round.
+    """docs/methods/README.md, "Sizes": ViT-B/16, 10 classes per task, fp32, a client and round.
 
     Counts, class ids and n are int64 on top; the published figures leave them out.
     """
