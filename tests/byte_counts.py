@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fcil_protocol.ids import RoundKey
 from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import ByteCount, RoundKey
+from fcil_server.ledger_rows import ByteCount
 from fcil_server.ledger_words import Cause, Direction, Source
 
 SIZES = ("tensor", "sealed", "application", "wire", "retransmitted", "link")

@@ -18,7 +18,8 @@ def sample_weights(samples: Sequence[int], max_share: float = 1.0) -> F64:
     """Return FedAvg weights w_k = n_k / N, none above ``max(max_share, 1/K)``, summing to 1.
 
     What a capped client loses is shared among the others in proportion to their samples;
-    inflating one's sample count is the cheapest attack, and this bounds it (DESIGN.md 11).
+    inflating one's sample count is the cheapest attack, and this bounds it
+    (docs/lying-clients.md, "Four limits").
 
     Raises:
         DataError: no client has a sample.
@@ -86,7 +87,8 @@ def weighted_mean(
     For methods without torch; `averaging.weighted_mean` does the same on the server's device.
 
     Returns:
-        name -> float32 array of the tensor's shape; accumulated in float64 (METHODS.md G3).
+        name -> float32 array of the tensor's shape; accumulated in float64
+        (docs/methods/README.md, "Arithmetic").
     """
     wanted = tuple(names)
     sums: dict[str, F64] = {}

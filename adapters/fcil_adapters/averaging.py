@@ -52,7 +52,8 @@ def average(
         start: the same tensors as the round began; ``clip`` measures steps from there.
 
     Returns:
-        name -> float32 array of the tensor's shape; computed in float64 (METHODS.md G3).
+        name -> float32 array of the tensor's shape; computed in float64
+        (docs/methods/README.md, "Arithmetic").
     """
     wanted = tuple(names)
     match ctx.averaging.rule:
@@ -75,7 +76,7 @@ def weighted_mean(
         updates: opened one at a time.
         names: which tensors.
         weights: (K,).
-        device: where the sums are, in float64 (METHODS.md G3).
+        device: where the sums are, in float64.
 
     Returns:
         name -> float32 array of the tensor's shape.

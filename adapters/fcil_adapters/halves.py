@@ -101,7 +101,10 @@ class Aggregator(Protocol):
         ...
 
     def open_task(self, ctx: Context, state: State) -> State:
-        """Draw everything random that task ``ctx.task`` starts with (METHODS.md G7)."""
+        """Draw everything random that task ``ctx.task`` starts with.
+
+        Clients draw no first values (docs/methods/README.md, "First values").
+        """
         ...
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:

@@ -39,7 +39,8 @@ TEACHER = "teacher"  # the part with the model of the last task's end
 
 TASK_META = (MetaSpec("task", "int"),)
 
-# Few rounds on a small backbone, whose features a larger step has to move (METHODS.md G8).
+# Few rounds on a small backbone, whose features a larger step has to move
+# (docs/methods/README.md, "Short schedules").
 SHORT: Mapping[str, Any] = {"epochs": 3, "batch_size": 16, "lr_lora": 1e-2, "lr_head": 0.1}
 LORA_ECONOMIES = (
     Economy("q and v alone", "the LoRA of the MLPs", {"modules": ["q", "v"]}),

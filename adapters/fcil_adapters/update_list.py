@@ -17,7 +17,10 @@ class UpdateList:
 
     @classmethod
     def of(cls, updates: Iterable[Update]) -> UpdateList:
-        """Sort by client and drop updates without samples (METHODS.md G1, G5)."""
+        """Sort by client and drop updates without samples.
+
+        As a server does (docs/methods/README.md, "Which updates count").
+        """
         kept = [u for u in updates if int(u.payload.i64("n").sum()) > 0]
         return cls(tuple(sorted(kept, key=lambda u: u.client)))
 

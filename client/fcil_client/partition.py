@@ -1,4 +1,4 @@
-"""Who holds which images: the draws of the papers, and nothing else (METHODS.md section 8).
+"""Who holds which images: the draws of the papers, and nothing else (docs/partitions.md).
 
 A draw looks at one task: the labels of its images in, the owner of each image out. Which
 images there are, and where the result is kept, is the business of `partition_file`. HePCo's

@@ -23,7 +23,7 @@ _SUBSET, _HOLD_OUT, _VALIDATE, _DEAL = 1, 2, 3, 4
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for; the defaults are those of METHODS.md section 8.
+    """What is asked for; the defaults are those of docs/partitions.md, "Kinds".
 
     Attributes:
         kind: quantity, dirichlet, hepco or iid.

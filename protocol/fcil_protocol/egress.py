@@ -1,4 +1,4 @@
-"""What may leave a client at all, whatever a method's manifest declares (DESIGN.md 3).
+"""What may leave a client at all, whatever a method's manifest declares (PROTOCOL.md 6.2).
 
 A payload is checked against its schema, and the schema against the rules here: so a method
 can neither send what it did not declare nor declare what may not be sent. It stops accidents

@@ -21,7 +21,7 @@ from fcil_protocol.payload import WIRE_DTYPES, Array, Payload
 
 
 class Kind(StrEnum):
-    """What a tensor is; nothing of another kind leaves a client (DESIGN.md, egress guard)."""
+    """What a tensor is; nothing of another kind leaves a client (PROTOCOL.md 6.2)."""
 
     LORA = "lora"
     PROMPT = "prompt"
@@ -265,7 +265,7 @@ def class_key(name: str) -> str:
 def class_name_fault(name: str) -> str | None:
     """Say what is wrong with a class name, or None.
 
-    Names are NFC, trimmed, printable and at most 128 bytes of UTF-8 (DESIGN.md 4).
+    Names are NFC, trimmed, printable and at most 128 bytes of UTF-8 (PROTOCOL.md 6.2).
     """
     if not name or name != normalise_class_name(name):
         return "a class name must be non-empty, trimmed and in Unicode NFC"

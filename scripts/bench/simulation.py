@@ -1,8 +1,8 @@
 """One method in one process: a server and K clients, without sockets, on real images.
 
 Every payload passes the way that it passes in a federation, through the registry, its schema
-and its bytes; only transport, encryption and disks are missing. Rounds are counted as
-METHODS.md section 8 asks: the model is the server's after the last round of a task.
+and its bytes; only transport, encryption and disks are missing. It is measured as
+docs/methods/README.md, "Measures", says: the model is the server's after the last round of a task.
 
 The other scripts of this folder use it::
 

@@ -1,6 +1,6 @@
 """From frames to the spool: header, chunks, open, schema, fsync, Ack.
 
-The order of trust (DESIGN.md 3): the signed header is judged before the first chunk is
+The order of trust (PROTOCOL.md 10): the signed header is judged before the first chunk is
 stored, every chunk against its hash, the opened payload against the schema of its round,
 and the Ack leaves after the fsync. What fails is answered with a Nack that carries a stable
 code, and nothing of it is kept.

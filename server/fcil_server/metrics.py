@@ -1,7 +1,8 @@
-"""How good the global model is after each task, and what it forgot (METHODS.md 8.3).
+"""How good the global model is after each task, and what it forgot.
 
 S_{t,i} is the accuracy in percent on the test images of task i's classes after task t, over
-all classes seen so far and without a task id; i <= t. T is the number of evaluated tasks.
+all classes seen so far and without a task id; i <= t. T is the number of evaluated tasks. What is
+made of them is in docs/methods/README.md, "Measures".
 What is undefined (nobody has test images of it) is None, never NaN and never zero.
 """
 

@@ -77,7 +77,7 @@ def spread_backbone() -> Backbone:
 
     Those of the plain one nearly all point in one direction (cosine of class means 0.95), which
     no backbone does on the kind of images that it was trained for, and HePCo cannot work on
-    (NOTES.md).
+    (hepco/NOTES.md).
     """
     backbone = toy_backbone()
     with torch.no_grad():

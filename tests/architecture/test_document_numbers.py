@@ -1,24 +1,28 @@
 """Numbers in the sentences of the documents are those of the code.
 
 Each row is a sentence with gaps and the constants that fill them: a changed constant, and a
-sentence that was changed without its row, fail. PROTOCOL.md's tables have tests of their own
-(`test_documents.py`).
+sentence that was changed without its row, fail. The methods' pages have their options in tables,
+with defaults and presets. PROTOCOL.md's tables have tests of their own (`test_documents.py`).
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import functools
 import importlib
+import importlib.util
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import zmq
+from pydantic import BaseModel
 
+from fcil_adapters.registry import load_method
 from fcil_protocol import transport
 from fcil_protocol.certificate import RootKey
 from fcil_protocol.keys import PrivateKeys
@@ -48,7 +52,78 @@ def word(path: str, unit: float = 1) -> Of:
     return Of(path, unit, lambda n: WORDS[int(n)])
 
 
+class Written(NamedTuple):
+    """A constant as its module has it, for modules that would load torch."""
+
+    path: str
+    said: Callable[[str], str] = lambda source: f"{float(source):g}"
+
+    def __str__(self) -> str:
+        module, _, name = self.path.rpartition(".")
+        found = importlib.util.find_spec(module)
+        assert found is not None
+        assert found.origin is not None
+        tree = ast.parse(Path(found.origin).read_text(encoding="utf-8"))
+        [value] = [
+            node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name
+        ]
+        return self.said(ast.unparse(value))
+
+
+def exponent(path: str) -> Written:
+    """Return the exponent of a power of ten, or of one that is written as a power."""
+
+    def said(source: str) -> str:
+        base, power, exponent = source.partition("**")
+        return exponent.strip(" ()") if power else str(int(f"{float(base):e}".partition("e")[2]))
+
+    return Written(path, said)
+
+
+class Default(NamedTuple):
+    """The default of a method's option."""
+
+    method: str
+    option: str
+
+    def __str__(self) -> str:
+        return shown(dict(options(load_method(self.method).hparams))[self.option])
+
+
+def options(hparams: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each option of a method with its default, groups as ``group.option``."""
+    for name, field in hparams.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, BaseModel):
+            yield from options(type(default), f"{prefix}{name}.")
+        else:
+            yield prefix + name, default
+
+
+def settings(preset: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield what a preset sets, as it is written."""
+    for name, value in preset.items():
+        if isinstance(value, Mapping):
+            yield from settings(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, shown(value)
+
+
+def shown(value: Any) -> str:
+    """Return a value of an option as the pages write it."""
+    if isinstance(value, tuple):
+        return ", ".join(shown(one) for one in value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}".replace("e-0", "e-")
+    return "none" if value is None else str(value)
+
+
 p, s, c = "fcil_protocol.", "fcil_server.", "fcil_client."
+a, m = "fcil_adapters.", "fcil_adapters.methods."
 RETRY, PAUSE, PATIENCE = (
     Of(c + "session.RETRY_S"), Of(c + "session.PAUSE_S"), Of(p + "pace.PATIENCE_S"),
 )  # fmt: skip
@@ -158,6 +233,29 @@ SENTENCES = [
     ("docs/bytes.md", "Without them {} tasks of {} classes",
      [word(s + "budget.ASSUMED_TASKS"), word(s + "budget.ASSUMED_CLASSES")]),
     ("docs/bytes.md", "loses the counts of its last {} seconds at most", [Of(s + "daemon.FLUSH_S")]),
+    # What the methods compute
+    ("docs/methods/README.md", "| prototypes | ${}\\,N(0, I)$", [Of(a + "prototype_rows._SPREAD")]),
+    ("docs/methods/README.md", "| head rows, LoRA methods | $N(0, {}^2)$", [Of(a + "head_rounds._SPREAD")]),
+    ("docs/methods/README.md", "| distance 0 | counts as {} |", [Written(a + "reweighting.SMALLEST_DISTANCE")]),
+    ("docs/methods/README.md", "step of PILoRA's and PLoRA's LoRA, {} with Adam,", [Default("pilora", "lr_lora")]),
+    ("docs/methods/pilora.md", "$p_k = 1 / \\max(d_k, 10^{{{}}})$", [exponent(a + "reweighting.SMALLEST_DISTANCE")]),
+    ("docs/methods/pilora.md", "\\le 10^{{{}}} \\max p$", [exponent(a + "reweighting.EQUAL")]),
+    ("docs/methods/pilora.md", "\\rVert^2 / d,\\ 10^{{{}}})", [exponent(a + "heads._SMALLEST")]),
+    ("docs/methods/pilora.md", "random start ${}\\,N(0, I)$", [Of(a + "prototype_rows._SPREAD")]),
+    ("docs/methods/fed_talora.md", "at or below $10^{{{}}}$ of the largest, or below $2^{{{}}} ",
+     [exponent(m + "fed_talora.residuals._RELATIVE"), exponent(m + "fed_talora.residuals._FLOAT32")]),
+    ("docs/methods/hgp.md", "the task, else $10^{{{}}} I$", [exponent(a + "gaussian_mixture._LAST_RESORT")]),
+    ("docs/methods/hgp.md", "of $l / ({} \\lVert l \\rVert)$", [Written(a + "rebalance._TEMPERATURE")]),
+    ("docs/methods/hepco.md", "Differences below $10^{{{}}}$", [exponent(m + "hepco.distillation.EQUAL")]),
+    ("docs/methods/baselines.md", "$s$ = `cov_scale` = {}.", [Default("ccvr", "cov_scale")]),
+    ("docs/methods/baselines.md", "`alpha` = {} and $T$ = `temperature` = {}.",
+     [Default("lwf", "alpha"), Default("lwf", "temperature")]),
+    ("docs/methods/baselines.md", "`ewc_lambda` = {}, $\\gamma$ = `gamma` = {},",
+     [Default("ewc", "ewc_lambda"), Default("ewc", "gamma")]),
+    ("docs/methods/baselines.md", "with `pull` = {}. The head", [Default("fedproto", "pull")]),
+    ("docs/methods/baselines.md", "with `pull` = {}. [Notes]", [Default("l2p", "pull")]),
+    ("docs/methods/baselines.md", "`near` = {}, `far` = {}, `margin` = {} and `contrast` = {}.",
+     [Default("fed_cprompt", name) for name in ("near", "far", "margin", "contrast")]),
 ]  # fmt: skip
 
 
@@ -171,8 +269,31 @@ def flat(document: str) -> str:
 @pytest.mark.parametrize(
     ("document", "sentence", "constants"), SENTENCES, ids=[row[1][:50] for row in SENTENCES]
 )
-def test_a_number_is_that_of_the_code(document: str, sentence: str, constants: list[Of]) -> None:
+def test_a_number_is_that_of_the_code(
+    document: str, sentence: str, constants: list[Of | Written | Default]
+) -> None:
     assert sentence.format(*map(str, constants)) in flat(document)
+
+
+PAGES = sorted(path.stem for path in (ROOT / "docs" / "methods").glob("*.md"))
+
+
+@pytest.mark.parametrize("method", [page for page in PAGES if page not in ("README", "baselines")])
+def test_the_options_of_a_method_are_those_of_its_page(method: str) -> None:
+    """Every option with its default, and what each preset makes of it."""
+    manifest = load_method(method)
+    text = (ROOT / "docs" / "methods" / f"{method}.md").read_text(encoding="utf-8")
+    lines = text.partition("\n## Options\n")[2].splitlines()
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
+    first, _, *listed = rows
+    assert first == ["option", "default", *manifest.presets, "where the default comes from"]
+    assert all(row[-1] for row in listed)
+    presets = [dict(settings(preset)) for preset in manifest.presets.values()]
+    expected = [
+        [f"`{name}`", shown(default), *(preset.get(name, "") for preset in presets)]
+        for name, default in options(manifest.hparams)
+    ]
+    assert sorted(row[:-1] for row in listed) == sorted(expected)
 
 
 def test_a_certificate_is_valid_for_as_many_days_as_the_document_says() -> None:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import re
 import subprocess
 import sys
 import types
 import typing
-from collections.abc import Iterator
 from datetime import date
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from architecture.tree_texts import ROOT, texts
 from fcil_client import session
 from fcil_protocol import PROTOCOL_VERSION, frames, messages
 from fcil_protocol.errors import all_errors
@@ -36,7 +34,6 @@ from fcil_server import round as machine
 from fcil_server.config import ELSEWHERE, Config, known_keys
 from fcil_server.ledger_words import Answer, Outcome
 
-ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = (ROOT / "protocol" / "PROTOCOL.md").read_text(encoding="utf-8")
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 ERRORS = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
@@ -355,56 +352,6 @@ def test_stored_form_has_the_preamble_that_the_document_gives() -> None:
 
 
 # --- all documents --------------------------------------------------------------------------
-
-
-@functools.cache
-def tracked() -> tuple[Path, ...]:
-    """Return the files that git knows or would add."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    try:
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("git is not installed")
-    if result.returncode != 0:
-        pytest.skip("this is no git checkout")
-    names = result.stdout.decode().split("\0")
-    return tuple(path for name in names if name and (path := ROOT / name).is_file())
-
-
-def texts(suffix: str = "") -> Iterator[tuple[Path, str]]:
-    for path in tracked():
-        if path.name.endswith(suffix):
-            try:
-                yield path, path.read_text(encoding="utf-8")
-            except UnicodeDecodeError:
-                continue  # an image or weights
-
-
-def prose(text: str) -> str:
-    """Return a document without its code blocks and comments."""
-    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-    return re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
-
-
-def anchors(text: str) -> set[str]:
-    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
-
-
-def test_links_between_documents_lead_somewhere() -> None:
-    broken = []
-    for path, text in texts(".md"):
-        for target in re.findall(r"\]\(([^)\s]+)\)", prose(text)):
-            if re.match(r"[a-z]+:", target):
-                continue
-            name, _, anchor = target.partition("#")
-            file = (path.parent / name).resolve() if name else path
-            inside = file.suffix != ".md" or not file.exists()
-            known = not anchor or inside or anchor in anchors(file.read_text(encoding="utf-8"))
-            if not file.exists() or not known:
-                broken.append(f"{path.relative_to(ROOT)}: {target}")
-    assert broken == []
 
 
 def test_no_text_file_names_a_path_of_somebodys_machine() -> None:

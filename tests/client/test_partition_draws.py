@@ -1,4 +1,4 @@
-"""Draws and class orders are those of METHODS.md section 8, worked out here once more by hand."""
+"""Draws and class orders are those of docs/partitions.md, worked out here once more by hand."""
 
 import random
 from collections import Counter

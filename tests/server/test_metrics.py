@@ -1,4 +1,4 @@
-"""The metrics against numbers computed by hand from METHODS.md 8.3."""
+"""The metrics against numbers computed by hand from docs/methods/README.md, "Measures"."""
 
 from __future__ import annotations
 

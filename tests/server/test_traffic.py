@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from tiers import sampled
 F32, I64 = 4, 8
 D, MLP = 768, 3072  # ViT-B/16
 ROW = D * F32
+PAGE = (Path(__file__).parents[2] / "docs" / "methods" / "README.md").read_text(encoding="utf-8")
 
 
 def vit_base(name, /, options=None, **kw):
@@ -43,7 +45,7 @@ def part(traffic, kind):
 
 
 class TestPublishedFigures:
-    """METHODS.md 1: ViT-B/16, 10 classes per task, fp32, per client and round.
+    """docs/methods/README.md, "Sizes": ViT-B/16, 10 classes per task, fp32, a client and round.
 
     Counts, class ids and n are int64 on top; the published figures leave them out.
     """
@@ -129,6 +131,33 @@ class TestPublishedFigures:
         assert upload(traffic).bytes == 32_286_760 + 21 * I64
         assert traffic.round[1].bytes == 32_563_600 + 20 * I64
         assert part(traffic, "pools").task.bytes == 5 * part(traffic, "pools").each.bytes
+
+    @pytest.mark.parametrize(
+        ("row", "method", "options", "past"),
+        [
+            ("PILoRA", "pilora", {}, 10),
+            ("PLoRA", "plora", {}, 10),
+            ("Fed-TaLoRA", "fed_talora", {"catch_up": "factors"}, 10),
+            ("HGP, one pool, diagonals", "hgp", {"cov": "diag", "pool_sharing": "shared"}, 90),
+            (
+                "HGP, full covariances, one pool",
+                "hgp",
+                {"cov": "full", "pool_sharing": "shared"},
+                90,
+            ),
+            ("HePCo", "hepco", {}, 90),
+        ],
+    )
+    def test_the_page_on_the_methods_has_these_sizes(self, row, method, options, past):
+        traffic = vit_base(method, options, past=past)
+        up, down = (
+            {kind: size for kind, size in one.kinds.items() if kind != Kind.COUNT}
+            for one in (upload(traffic), traffic.round[1])
+        )
+        residual = down.pop(Kind.RESIDUAL, 0)
+        line = f"| {row} | {sum(up.values()):,} | {sum(down.values()):,}"
+        line += f" and a residual of {residual:,} |" if residual else ""
+        assert line in PAGE
 
     def test_running_mean_does_not_depend_on_the_backbone(self):
         assert upload(vit_base("running_mean")).bytes == 10 * 64 * F32 + 11 * I64

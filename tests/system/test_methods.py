@@ -27,7 +27,7 @@ PER_CLASS = 40
 
 @dataclass(frozen=True)
 class Case:
-    """A method, quick settings, and the ablation that its paper (or METHODS) leads to."""
+    """A method, quick settings, and the ablation that its paper or its page leads to."""
 
     method: str
     at_least: float  # FAA in %; chance is 17
