@@ -14,13 +14,12 @@ from fcil_protocol.errors import CutOff, FcilError
 from fcil_protocol.ids import ClientId
 from fcil_server.conduct import MOST, WINDOW_S, Conduct
 from fcil_server.intake import nack_of
-from fcil_server.peers import Peer
+from fcil_server.peers import GOODBYE_S, Peer
 
 if TYPE_CHECKING:
     from fcil_server.daemon import Server
 
 A_FLOOD = 100  # needless messages that a connection cut for a flood counts as
-GOODBYE_S = 1.0  # for the reason to arrive before the connection is cut
 
 
 class CutOffs:

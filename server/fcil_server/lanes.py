@@ -36,14 +36,13 @@ from fcil_server.greeting import check_uplink, keys_of
 from fcil_server.guests import SHOWN_OUT_S
 from fcil_server.intake import nack_of
 from fcil_server.ledger_words import Direction, Role
-from fcil_server.peers import FIRST_LANE, Peer
+from fcil_server.peers import FIRST_LANE, GOODBYE_S, Peer
 from fcil_server.roster import MAX_BEHIND, MAX_GUESTS_BEHIND, Roster
 from fcil_server.standing import refusal
 
 # What a route begins with, so that none that a client chose can be taken for another kind.
 _DIRECT, _LANE = b"d", b"l"
 MAX_LANES = 2 * (MAX_BEHIND + MAX_GUESTS_BEHIND)  # of one relay; a client may come back early
-GOODBYE_S = 1.0  # for the reason to arrive before a relay is cut
 FLUSH_S = 0.005  # between attempts to empty that queue
 
 

@@ -26,14 +26,12 @@ from fcil_protocol.transport import Incoming
 from fcil_server import greeting
 from fcil_server.intake import nack_of
 from fcil_server.ledger_rows import Client
-from fcil_server.peers import Peer
+from fcil_server.peers import GOODBYE_S, Peer
 from fcil_server.standing import LEFT_BY_ITSELF, REVOKED
 from fcil_server.turns import Turns
 
 if TYPE_CHECKING:
     from fcil_server.daemon import Server
-
-GOODBYE_S = 1.0  # for a goodbye to arrive before its connection is cut
 
 
 class Sessions:
