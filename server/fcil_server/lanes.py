@@ -31,7 +31,7 @@ from fcil_protocol.messages import Admit, Message, Uplink, Want
 from fcil_protocol.tcp_info import TcpCounts
 from fcil_server import ledger_rows
 from fcil_server.accounts import Accounts
-from fcil_server.backlog import Backlog
+from fcil_server.backlog import SendQueue
 from fcil_server.greeting import check_uplink, keys_of
 from fcil_server.guests import SHOWN_OUT_S
 from fcil_server.intake import nack_of
@@ -64,7 +64,7 @@ class _Relay:
     peer: Peer | None = None
     lanes: dict[int, _Lane] = field(default_factory=dict)
     newest: int = -1
-    waiting: Backlog = field(default_factory=Backlog)
+    waiting: SendQueue = field(default_factory=SendQueue)
     flushing: bool = False
     silenced: bool = False
 
