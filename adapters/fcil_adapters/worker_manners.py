@@ -1,4 +1,4 @@
-"""How a worker behaves beside other programs, and that it ends with its daemon.
+"""How a worker behaves beside other programs.
 
 Torch-free. Nothing here is needed for the work: where a system refuses, it is done without.
 """
@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import sys
 from pathlib import Path
 
 AUTOGROUP = Path("/proc/self/autogroup")
 # Of a machine that runs out of memory the kernel ends the worker, and never the daemon.
 OOM_SCORE = "500"
-_PR_SET_PDEATHSIG = 1
 
 
 def give_way(nice: int) -> None:
@@ -41,15 +38,3 @@ def die_first() -> None:
     """Be the one that the kernel ends when memory runs out."""
     with contextlib.suppress(OSError):  # not on Linux
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
-
-
-def die_with_daemon() -> None:
-    """Be ended with the daemon even while this process is stopped (SIGSTOP).
-
-    The pipe tells a worker that runs; one that is stopped hears nothing. Linux only.
-    """
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

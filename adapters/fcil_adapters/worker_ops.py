@@ -30,6 +30,7 @@ from fcil_adapters.forms import Forms
 from fcil_adapters.memory_files import Blob
 from fcil_adapters.privacy import Privacy
 from fcil_adapters.worker_pipe import Blobs, Fields, Pipe
+from fcil_protocol.children import die_with_parent
 from fcil_protocol.errors import FcilError, InternalError, OutOfMemory, WireError, from_code
 from fcil_protocol.schema import Kind
 
@@ -235,7 +236,7 @@ def main(operations: Mapping[str, Operation], arguments: Sequence[str] | None = 
     faulthandler.register(signal.SIGUSR1)  # the daemon asks a worker that hangs where it is
     worker_manners.give_way(options.nice)
     worker_manners.die_first()
-    worker_manners.die_with_daemon()
+    die_with_parent()  # also while it is stopped (SIGSTOP): its pipe tells one that runs
     memory_bound.configure(options.memory, options.others)
     os.set_inheritable(options.fd, False)
     pipe = Pipe(socket.socket(fileno=options.fd))

@@ -17,7 +17,6 @@ from fcil_client import greeting, telling
 from fcil_client import session_events as events
 from fcil_client.connection import Connection
 from fcil_client.conversation import Conversation
-from fcil_client.enrolment import load_keys
 from fcil_client.greeting import Terms
 from fcil_client.home import Enrolment, Home
 from fcil_client.inventory import Inventory
@@ -34,6 +33,7 @@ from fcil_client.workplace import Workplace
 from fcil_protocol.dialling import Dial, dial
 from fcil_protocol.errors import FcilError, StorageError
 from fcil_protocol.ids import RoundKey
+from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import Decline
 from fcil_protocol.service import Service
 
@@ -67,7 +67,7 @@ class Client:
         self._began = time.monotonic()
         self.counted = 0
         self._judged = ""
-        self._keys = load_keys(home.keys_path)
+        self._keys = PrivateKeys.load_or_new(home.keys_path)
         self._limits = options.limits
         self._around = around or Alone(home, options, make, service, sensors)
         self._line = Connection(enrolment, self._keys, self._around.dial)

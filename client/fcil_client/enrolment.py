@@ -202,7 +202,7 @@ def moved(home: Home, enrolment: Enrolment) -> Enrolment | None:
 
 
 def _enrol(home: Home, join: JoinFile, data: Path, name: str) -> Enrolment:
-    keys = load_keys(home.keys_path)
+    keys = PrivateKeys.load_or_new(home.keys_path)
     # A folder's name may hold bytes that are no text.
     name = printable(f"{socket.gethostname()}:{name or data.resolve().name}")[:128]
     public = {k: v.hex() for k, v in keys.public.to_fields().items()}
@@ -227,12 +227,3 @@ def _enrol(home: Home, join: JoinFile, data: Path, name: str) -> Enrolment:
     )
     home.save_enrolment(enrolment)
     return enrolment
-
-
-def load_keys(path: Path) -> PrivateKeys:
-    """Return the keys of a file, made at the first call."""
-    if path.exists():
-        return PrivateKeys.load(path)
-    keys = PrivateKeys.generate()
-    keys.save(path)
-    return keys

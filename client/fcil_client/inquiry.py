@@ -20,7 +20,7 @@ from fcil_adapters.describe import NO_BACKBONE
 from fcil_adapters.forms import WEIGHTS, forms_of
 from fcil_adapters.vit_sizes import backbone_by_name
 from fcil_client import greeting
-from fcil_client.enrolment import JoinFile, find_enrolled, find_server, load_keys
+from fcil_client.enrolment import JoinFile, find_enrolled, find_server
 from fcil_client.greeting import Terms
 from fcil_client.home import Enrolment, Home
 from fcil_client.visit import visit
@@ -34,6 +34,7 @@ from fcil_protocol.errors import (
     WireError,
 )
 from fcil_protocol.files import DirectoryLock
+from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import NONCE_BYTES, Bye, Welcome
 from fcil_protocol.overrides import apply_override
 
@@ -200,7 +201,7 @@ async def say_hello(home: Home, enrolment: Enrolment, make: Dial = dial) -> Outl
         Unreachable: no address answers.
         TrustError, MethodMismatch, WireError: why this client could not take part.
     """
-    async with visit(enrolment, load_keys(home.keys_path), make) as (line, welcome):
+    async with visit(enrolment, PrivateKeys.load_or_new(home.keys_path), make) as (line, welcome):
         terms = greeting.read_terms(welcome)
         line.send(Bye(reason="a dry run asked for the terms"))
         await asyncio.sleep(0.05)  # let the goodbye leave the socket

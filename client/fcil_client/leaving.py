@@ -9,13 +9,13 @@ import shutil
 from pathlib import Path
 
 from fcil_client import egress, privacy
-from fcil_client.enrolment import load_keys
 from fcil_client.home import FORMER, Enrolment, Home
 from fcil_client.rotation import rotate
 from fcil_client.visit import answer, visit
 from fcil_protocol.dialling import Dial, dial
 from fcil_protocol.errors import MembershipExpired, Revoked, UnknownClient
 from fcil_protocol.files import storage_errors
+from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import LEFT, Bye
 from fcil_protocol.transport import LinkNews
 
@@ -28,7 +28,7 @@ async def tell(home: Home, enrolment: Enrolment, make: Dial = dial) -> None:
         TrustError: what answers is not the server.
     """
     try:
-        async with visit(enrolment, load_keys(home.keys_path), make) as (line, _):
+        async with visit(enrolment, PrivateKeys.load_or_new(home.keys_path), make) as (line, _):
             line.send(Bye(code=LEFT, reason="the client leaves the federation"))
             # The server takes the key off its list and cuts the connection.
             while not isinstance(news := await answer(line), LinkNews) or news.state != "down":

@@ -11,12 +11,12 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fcil_client.enrolment import load_keys
 from fcil_client.home import Enrolment, Home
 from fcil_protocol.dialling import Dial, dial
-from fcil_protocol.errors import BadTicket, FcilError, Unreachable
+from fcil_protocol.errors import BadTicket
 from fcil_protocol.ids import ClientId
-from fcil_protocol.redemption import show
+from fcil_protocol.keys import PrivateKeys
+from fcil_protocol.redemption import show_anywhere
 from fcil_protocol.ticket import Ticket
 
 
@@ -51,32 +51,23 @@ async def redeem(
         home.take_keys(home.ticket_keys_path(digest))
         return home, known
     # Another ticket than the one it came in with is a new beginning, with new keys.
-    keys = load_keys(home.ticket_keys_path(digest))
-    failure: FcilError | None = None
-    for address in ticket.addresses:
-        say(f"showing the ticket to {address}")
-        try:
-            answer, certificate = await show(ticket, keys, address, make, say)
-        except Unreachable as error:
-            failure = error
-            continue
-        enrolment = Enrolment(
-            client_id=ClientId(answer.client),
-            name=answer.name,
-            federation=ticket.federation,
-            certificate=certificate.to_bytes().hex(),
-            # The server tells its own addresses, where a relay's key is not known.
-            addresses=_addresses(address, ticket.addresses if ticket.via else answer.addresses),
-            data=str(folder),
-            ticket=digest,
-            link_key=ticket.server_key.hex() if ticket.via else "",
-        )
-        home.save_enrolment(enrolment)
-        home.take_keys(home.ticket_keys_path(digest))
-        say(f"enrolled as {enrolment.name}")
-        return home, enrolment
-    assert failure is not None, "a ticket has an address"
-    raise failure
+    keys = PrivateKeys.load_or_new(home.ticket_keys_path(digest))
+    address, answer, certificate = await show_anywhere(ticket, keys, make, say)
+    enrolment = Enrolment(
+        client_id=ClientId(answer.client),
+        name=answer.name,
+        federation=ticket.federation,
+        certificate=certificate.to_bytes().hex(),
+        # The server tells its own addresses, where a relay's key is not known.
+        addresses=_addresses(address, ticket.addresses if ticket.via else answer.addresses),
+        data=str(folder),
+        ticket=digest,
+        link_key=ticket.server_key.hex() if ticket.via else "",
+    )
+    home.save_enrolment(enrolment)
+    home.take_keys(home.ticket_keys_path(digest))
+    say(f"enrolled as {enrolment.name}")
+    return home, enrolment
 
 
 def _addresses(worked: str, told: Sequence[str]) -> tuple[str, ...]:

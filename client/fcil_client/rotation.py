@@ -10,13 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from fcil_client.current_model import rewrap
-from fcil_client.enrolment import load_keys
 from fcil_client.home import Enrolment, Home
 from fcil_client.visit import answer, visit
 from fcil_protocol.dialling import Dial, dial
 from fcil_protocol.errors import LinkError, Locked, TrustError, UnknownClient
 from fcil_protocol.files import DirectoryLock
-from fcil_protocol.keys import PublicKeys
+from fcil_protocol.keys import PrivateKeys, PublicKeys
 from fcil_protocol.messages import Ack, Rotate
 from fcil_protocol.ticket import PROOF, keys_digest, proof_text
 
@@ -45,7 +44,7 @@ async def rotate(home: Home, enrolment: Enrolment, make: Dial = dial) -> PublicK
         Unreachable: no address answers in time; nothing changed, or try again.
         TrustError: what answers is not the server, or refuses this client.
     """
-    old, new = load_keys(home.keys_path), load_keys(home.next_keys_path)
+    old, new = map(PrivateKeys.load_or_new, (home.keys_path, home.next_keys_path))
     try:
         async with visit(enrolment, old, make) as (line, _):
             proof = new.sign(PROOF, proof_text(old.public.curve, new.public))

@@ -133,7 +133,7 @@ class Running:
     answer: Any
 
 
-class Spread:
+class RayGroups:
     """Starts groups, hears them, and starts again who was killed.
 
     Args:
@@ -275,7 +275,7 @@ def spread(
     connect(ray, where)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return Spread(ray, groups, words, share, tell, count).run()
+        return RayGroups(ray, groups, words, share, tell, count).run()
     finally:
         signal.signal(signal.SIGTERM, before)
         ray.shutdown()

@@ -17,7 +17,7 @@ FORGIVEN_BYTES_S = 256  # three heartbeats a second and more
 
 
 @dataclass
-class Backlog:
+class UnreadBytes:
     """What lies unread of one connection.
 
     Attributes:

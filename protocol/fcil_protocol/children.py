@@ -1,8 +1,11 @@
-"""How a program of the federation starts another one: always by this command."""
+"""How a program of the federation starts another one, always by this command, and ends with it."""
 
 from __future__ import annotations
 
+import signal
 import sys
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def module_command(module: str, *words: str) -> list[str]:
@@ -17,3 +20,12 @@ def module_command(module: str, *words: str) -> list[str]:
         words: its arguments.
     """
     return [sys.executable, "-P", "-m", module, *words]
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the thread that started it is gone; Linux only."""
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fcil_protocol.backlog import Backlog
+from fcil_protocol.backlog import UnreadBytes
 from fcil_protocol.tcp_info import Probe, TcpCounts, open_probe
 
 SILENT = 0  # the number of all connections on which nobody has spoken yet
@@ -24,7 +24,7 @@ class _Watched:
     probe: Probe
     told: TcpCounts
     conn: int = SILENT
-    backlog: Backlog = field(default_factory=Backlog)
+    unread: UnreadBytes = field(default_factory=UnreadBytes)
     cut: bool = False  # its end is on its way
 
     def growth(self, now: TcpCounts) -> TcpCounts:
@@ -59,18 +59,18 @@ class ConnectionCounts:
             self._end(fd)
 
     def spoke(self, fd: int, conn: int, allowed: int) -> None:
-        """A message came; from now on its connection has a number, and so many bytes of backlog."""
+        """A message came; its connection has a number now, and so many bytes may lie unread."""
         with self._lock:
             watched = self._live.get(fd)
             if watched is not None:
                 watched.conn = conn
-                watched.backlog.allowed = allowed
+                watched.unread.allowed = allowed
 
     def delivered(self, fd: int, size: int) -> None:
         """A message of so many bytes on the wire was read."""
         watched = self._live.get(fd)
         if watched is not None:
-            watched.backlog.delivered += size
+            watched.unread.delivered += size
 
     def cut_floods(self, now: float) -> list[tuple[int, int]]:
         """End every connection of which more lies unread than may.
@@ -83,10 +83,10 @@ class ConnectionCounts:
             for watched in self._live.values():
                 if watched.cut:
                     continue
-                if watched.backlog.is_over(watched.probe.received, now):
+                if watched.unread.is_over(watched.probe.received, now):
                     watched.cut = True
                     watched.probe.shut_down()
-                    found.append((watched.conn, watched.backlog.ahead))
+                    found.append((watched.conn, watched.unread.ahead))
         return found
 
     def __len__(self) -> int:

@@ -201,6 +201,19 @@ class PrivateKeys(Secret):
         must_match(path, check, keys._check())
         return keys
 
+    @classmethod
+    def load_or_new(cls, path: Path) -> Self:
+        """Return the keys of a file, which is made with new ones at the first call.
+
+        Raises:
+            KeyFileError, StorageError: as in `load` and `save`.
+        """
+        if path.exists():
+            return cls.load(path)
+        keys = cls.generate()
+        keys.save(path)
+        return keys
+
     def save(self, path: Path) -> None:
         """Write a key file, 0600 from the first moment.
 

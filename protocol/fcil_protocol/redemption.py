@@ -81,6 +81,26 @@ async def show(
     )
 
 
+async def show_anywhere(
+    ticket: Ticket, keys: PrivateKeys, make: Dial, say: Callable[[str], None]
+) -> tuple[str, Enrolled, Certificate]:
+    """Show a ticket at its addresses in turn; return the one that answered, and what `show` does.
+
+    Raises:
+        Unreachable: no address answers.
+        TooManyAtOnce, BadTicket, TrustError: as in `show`.
+    """
+    failure: Unreachable | None = None
+    for address in ticket.addresses:
+        say(f"showing the ticket to {address}")
+        try:
+            return address, *await show(ticket, keys, address, make, say)
+        except Unreachable as error:
+            failure = error
+    assert failure is not None, "a ticket has an address"
+    raise failure
+
+
 def _unknown(address: str) -> BadTicket:
     return BadTicket(
         f"the server at {address} does not know this ticket: it was altered, belongs to another "

@@ -10,7 +10,7 @@ MAX_BYTES = 64 << 20
 MAX_MESSAGES = 65_536
 
 
-class Backlog:
+class SendQueue:
     """A queue that knows its size without a look at what is in it."""
 
     def __init__(self) -> None:

@@ -15,11 +15,10 @@ from fcil_protocol.errors import CutOff, FcilError
 from fcil_protocol.ids import ClientId
 from fcil_protocol.messages import Message, nack_of
 from fcil_server.conduct import MOST, WINDOW_S, Conduct
-from fcil_server.peers import Peer, Peers
+from fcil_server.peers import GOODBYE_S, Peer, Peers
 from fcil_server.roster import Roster
 
 A_FLOOD = 100  # needless messages that a connection cut for a flood counts as
-GOODBYE_S = 1.0  # for the reason to arrive before the connection is cut
 
 
 class Speaker(Protocol):

@@ -66,7 +66,7 @@ class Federation:
         self._take_next_keys()  # a change of keys that a kill interrupted
         if self.ledger.clients() or self.ledger.runs():
             _refuse_lost_keys(keys)
-        self.keys = _server_keys(keys / "server.json")
+        self.keys = PrivateKeys.load_or_new(keys / "server.json")
         self.certificate = self._certificate(keys / "certificate")
 
     @classmethod
@@ -167,7 +167,7 @@ class Federation:
         fresh.save(self._next_keys)
         self.ledger.add_audit(actor, "rotate_keys", fresh.public.fingerprint)
         self._take_next_keys()
-        self.keys = _server_keys(self.directory / "keys" / "server.json")
+        self.keys = PrivateKeys.load_or_new(self.directory / "keys" / "server.json")
         self.certificate = self._certificate(self.directory / "keys" / "certificate")
 
     @property
@@ -299,11 +299,3 @@ def _root_key(path: Path) -> RootKey:
     root = RootKey.generate()
     root.save(path)
     return root
-
-
-def _server_keys(path: Path) -> PrivateKeys:
-    if path.exists():
-        return PrivateKeys.load(path)
-    keys = PrivateKeys.generate()
-    keys.save(path)
-    return keys

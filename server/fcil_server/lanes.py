@@ -31,18 +31,17 @@ from fcil_protocol.messages import Admit, Message, Uplink, Want, nack_of
 from fcil_protocol.tcp_info import TcpCounts
 from fcil_server import ledger_rows
 from fcil_server.accounts import Accounts
-from fcil_server.backlog import Backlog
+from fcil_server.backlog import SendQueue
 from fcil_server.greeting import check_uplink
 from fcil_server.guests import SHOWN_OUT_S
 from fcil_server.ledger_words import Direction, Role
-from fcil_server.peers import FIRST_LANE, Peer
+from fcil_server.peers import FIRST_LANE, GOODBYE_S, Peer
 from fcil_server.roster import MAX_BEHIND, MAX_GUESTS_BEHIND, Roster
 from fcil_server.standing import refusal
 
 # What a route begins with, so that none that a client chose can be taken for another kind.
 _DIRECT, _LANE = b"d", b"l"
 MAX_LANES = 2 * (MAX_BEHIND + MAX_GUESTS_BEHIND)  # of one relay; a client may come back early
-GOODBYE_S = 1.0  # for the reason to arrive before a relay is cut
 FLUSH_S = 0.005  # between attempts to empty that queue
 
 
@@ -64,7 +63,7 @@ class _Relay:
     peer: Peer | None = None
     lanes: dict[int, _Lane] = field(default_factory=dict)
     newest: int = -1
-    waiting: Backlog = field(default_factory=Backlog)
+    waiting: SendQueue = field(default_factory=SendQueue)
     flushing: bool = False
     silenced: bool = False
 

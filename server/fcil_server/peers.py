@@ -12,6 +12,7 @@ from fcil_protocol.pace import MIN_WINDOW_BYTES
 from fcil_protocol.transfer import Inflow
 
 FIRST_LANE = 1 << 48  # numbers of connections that are lanes of relays: others stay far below
+GOODBYE_S = 1.0  # for the reason to arrive before a connection is cut
 
 
 @dataclass

@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fcil_protocol.dialling import Dial, dial
-from fcil_protocol.errors import BadTicket, CorruptFile, FcilError, Unreachable, UsageError
+from fcil_protocol.errors import BadTicket, CorruptFile, UsageError
 from fcil_protocol.files import storage_errors, write_atomic
 from fcil_protocol.ids import ClientId, FederationId, is_client_id
 from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.redemption import show
+from fcil_protocol.redemption import show_anywhere
 from fcil_protocol.ticket import Ticket
 
 _RECORD, _KEYS = "relay.json", "keys.json"
@@ -55,12 +55,7 @@ def make_directory(directory: Path) -> None:
 
 def load_keys(directory: Path) -> PrivateKeys:
     """Return the relay's keys, made at the first call."""
-    path = directory / _KEYS
-    if path.exists():
-        return PrivateKeys.load(path)
-    keys = PrivateKeys.generate()
-    keys.save(path)
-    return keys
+    return PrivateKeys.load_or_new(directory / _KEYS)
 
 
 def save_record(directory: Path, record: Record) -> None:
@@ -99,7 +94,7 @@ async def enrol(
     Raises:
         UsageError: it is not enrolled and there is no ticket.
         BadTicket: the ticket is a client's.
-        TrustError, Unreachable: see `fcil_protocol.redemption.show`.
+        TrustError, Unreachable: see `fcil_protocol.redemption.show_anywhere`.
     """
     known = load_record(directory)
     if ticket is None:
@@ -124,24 +119,15 @@ async def enrol(
             action="Start it without --ticket, or use another --dir for a new relay.",
         )
     keys = load_keys(directory)
-    failure: FcilError | None = None
-    for address in ticket.addresses:
-        say(f"showing the ticket to {address}")
-        try:
-            answer, certificate = await show(ticket, keys, address, make, say)
-        except Unreachable as error:
-            failure = error
-            continue
-        record = Record(
-            client_id=ClientId(answer.client),
-            name=answer.name,
-            federation=ticket.federation,
-            certificate=certificate.to_bytes().hex(),
-            addresses=(address, *(a for a in answer.addresses if a != address)),
-            ticket=digest,
-        )
-        save_record(directory, record)
-        say(f"enrolled as {record.name}")
-        return record
-    assert failure is not None, "a ticket has an address"
-    raise failure
+    address, answer, certificate = await show_anywhere(ticket, keys, make, say)
+    record = Record(
+        client_id=ClientId(answer.client),
+        name=answer.name,
+        federation=ticket.federation,
+        certificate=certificate.to_bytes().hex(),
+        addresses=(address, *(a for a in answer.addresses if a != address)),
+        ticket=digest,
+    )
+    save_record(directory, record)
+    say(f"enrolled as {record.name}")
+    return record

@@ -25,12 +25,10 @@ from fcil_protocol.transport import Incoming
 from fcil_server import greeting
 from fcil_server.cut_offs import CutOffs
 from fcil_server.ledger_rows import Client
-from fcil_server.peers import Peer
+from fcil_server.peers import GOODBYE_S, Peer
 from fcil_server.server_context import ServerContext
 from fcil_server.standing import LEFT_BY_ITSELF, REVOKED
 from fcil_server.turns import Turns
-
-GOODBYE_S = 1.0  # for a goodbye to arrive before its connection is cut
 
 
 class Sessions:

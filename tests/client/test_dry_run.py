@@ -17,7 +17,7 @@ from fcil_adapters.methods.running_mean import METHOD
 from fcil_client import egress, inquiry, visit
 from fcil_client.cli import app
 from fcil_client.dry_run import count_images, dry_run
-from fcil_client.enrolment import JoinFile, load_keys
+from fcil_client.enrolment import JoinFile
 from fcil_client.home import Enrolment, Home, state_home
 from fcil_client.inquiry import Outlook, Task, look, say_hello
 from fcil_client.inventory import Inventory
@@ -34,6 +34,7 @@ from fcil_protocol.errors import (
 from fcil_protocol.files import DirectoryLock
 from fcil_protocol.header import sealed_size
 from fcil_protocol.ids import new_client_id
+from fcil_protocol.keys import PrivateKeys
 from fcil_protocol.messages import Bye, Hello, Nack
 from fcil_protocol.payload import Payload, pack
 
@@ -332,7 +333,7 @@ def far(data):
         str(data),
     )  # fmt: skip
     home.save_enrolment(enrolment)
-    server.client = load_keys(home.keys_path).public
+    server.client = PrivateKeys.load_or_new(home.keys_path).public
     return server, home, enrolment
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fcil_client.enrolment import JoinFile, find, join_files, load_keys
+from fcil_client.enrolment import JoinFile, find, join_files
 from fcil_client.home import Home, state_home
 from fcil_protocol import control
 from fcil_protocol.certificate import RootKey
@@ -194,7 +194,7 @@ class TestFirstTime:
         """The server knows the key by then, if only its answer was lost."""
         with pytest.raises(LinkError):
             find(data, None)
-        first = load_keys(Home.of(ROOT.federation, data).keys_path).public
+        first = PrivateKeys.load_or_new(Home.of(ROOT.federation, data).keys_path).public
         server.running(lambda: find(data, None))
         assert server.asked[0][1]["keys"]["curve"] == first.curve.hex()
 
@@ -247,7 +247,7 @@ class TestAgain:
     ) -> None:
         enrolled[0].keys_path.chmod(0o644)
         with pytest.raises(KeyFileError, match="0600"):
-            load_keys(enrolled[0].keys_path)
+            PrivateKeys.load_or_new(enrolled[0].keys_path)
 
 
 class TestSeveral:

@@ -56,7 +56,7 @@ class Actor:
 )
 def test_a_group_that_fails_ends_the_others_only_where_all_go_together(words, code, stopped):
     groups, said = [Group(0, "0-1"), Group(1, "2-3")], []
-    all_groups = swarm_ray.Spread(
+    all_groups = swarm_ray.RayGroups(
         None, groups, words, Share(), lambda _, text: said.append(text), lambda _: None
     )
     other = Actor()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fcil_protocol.backlog import FORGIVEN_BYTES_S, UNSPOKEN_BYTES, Backlog
+from fcil_protocol.backlog import FORGIVEN_BYTES_S, UNSPOKEN_BYTES, UnreadBytes
 from fcil_protocol.flood_watch import (
     GROWING_BYTES,
     HASTE_MS,
@@ -18,61 +18,61 @@ from fcil_protocol.frames import MAX_BODY_BYTES
 MONTH_S = 30 * 86_400
 
 
-def over(backlog: Backlog, received: int, now: float = 0.0) -> bool:
-    return backlog.is_over(lambda: received, now)
+def over(unread: UnreadBytes, received: int, now: float = 0.0) -> bool:
+    return unread.is_over(lambda: received, now)
 
 
 def test_as_much_as_is_allowed_may_lie_unread_and_no_byte_more() -> None:
-    backlog = Backlog(allowed=1000)
-    assert not over(backlog, 1000)
-    assert over(backlog, 1001)
-    assert backlog.ahead == 1001
+    unread = UnreadBytes(allowed=1000)
+    assert not over(unread, 1000)
+    assert over(unread, 1001)
+    assert unread.ahead == 1001
 
 
 def test_what_was_read_makes_room() -> None:
-    backlog = Backlog(allowed=1000)
-    backlog.delivered += 50_000
-    assert not over(backlog, 51_000)
-    assert over(backlog, 51_001)
+    unread = UnreadBytes(allowed=1000)
+    unread.delivered += 50_000
+    assert not over(unread, 51_000)
+    assert over(unread, 51_001)
 
 
 def test_the_first_message_of_anybody_has_room_before_it_is_known_whose_it_is() -> None:
     assert MAX_BODY_BYTES < UNSPOKEN_BYTES
-    assert not over(Backlog(), MAX_BODY_BYTES)
+    assert not over(UnreadBytes(), MAX_BODY_BYTES)
 
 
 @pytest.mark.parametrize("allowed", [16 << 10, 4 << 20])
 def test_a_month_of_heartbeats_is_no_flood(allowed: int) -> None:
-    backlog = Backlog(allowed=allowed)
+    unread = UnreadBytes(allowed=allowed)
     for second in range(0, MONTH_S, 1000):
-        assert not over(backlog, second * 40 // 2, float(second))  # one of 40 bytes every 2 s
+        assert not over(unread, second * 40 // 2, float(second))  # one of 40 bytes every 2 s
 
 
 def test_silence_earns_nothing() -> None:
-    backlog = Backlog(allowed=1000)
-    assert not over(backlog, 0, 0.0)
-    assert not over(backlog, 0, float(MONTH_S))
-    assert over(backlog, 1001, float(MONTH_S))
+    unread = UnreadBytes(allowed=1000)
+    assert not over(unread, 0, 0.0)
+    assert not over(unread, 0, float(MONTH_S))
+    assert over(unread, 1001, float(MONTH_S))
 
 
 def test_slowly_as_heartbeats_come_nothing_can_be_piled_up() -> None:
     """Bytes that are never read are forgiven at the pace of heartbeats, and no faster."""
-    backlog = Backlog(allowed=1000)
+    unread = UnreadBytes(allowed=1000)
     pace = 3 * FORGIVEN_BYTES_S
-    over_at = next(s for s in range(100) if over(backlog, s * pace, float(s)))
+    over_at = next(s for s in range(100) if over(unread, s * pace, float(s)))
     assert over_at * (pace - FORGIVEN_BYTES_S) > 1000
 
 
 def test_messages_that_are_read_while_the_kernel_is_asked_are_no_flood_now_or_later() -> None:
-    backlog = Backlog(allowed=1000)
+    unread = UnreadBytes(allowed=1000)
 
     def received() -> int:
-        backlog.delivered += 90_000  # by the event loop, of what came after the answer
+        unread.delivered += 90_000  # by the event loop, of what came after the answer
         return 500
 
-    assert not backlog.is_over(received, 0.0)
-    assert not over(backlog, 90_000 + 1000, 0.001)
-    assert over(backlog, 90_000 + 1001, 0.001)
+    assert not unread.is_over(received, 0.0)
+    assert not over(unread, 90_000 + 1000, 0.001)
+    assert over(unread, 90_000 + 1001, 0.001)
 
 
 class Clockwork:

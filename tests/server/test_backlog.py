@@ -4,12 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fcil_server import backlog
-from fcil_server.backlog import Backlog
+from fcil_server.backlog import SendQueue
 
 
 @given(st.lists(st.none() | st.lists(st.binary(max_size=40), min_size=1, max_size=4), max_size=60))
 def test_its_size_is_that_of_what_waits(acts):
-    made, waiting = Backlog(), []
+    made, waiting = SendQueue(), []
     for message in acts:  # None: the first one is sent
         if message is not None:
             made.add(message)
@@ -26,7 +26,7 @@ def test_its_size_is_that_of_what_waits(acts):
 def test_it_is_full_of_bytes_or_of_messages(monkeypatch):
     monkeypatch.setattr(backlog, "MAX_BYTES", 100)
     monkeypatch.setattr(backlog, "MAX_MESSAGES", 3)
-    made = Backlog()
+    made = SendQueue()
     made.add([bytes(60), bytes(40)])
     assert not made.full
     made.add([b"x"])
@@ -50,7 +50,7 @@ class Counted(bytes):
 
 def test_what_waits_is_measured_once_when_it_comes_and_once_when_it_goes():
     Counted.asked = 0
-    made = Backlog()
+    made = SendQueue()
     for _ in range(1000):
         made.add([Counted(b"frame")])
         assert not made.full

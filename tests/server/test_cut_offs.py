@@ -9,9 +9,10 @@ from fcil_protocol.certificate import RootKey
 from fcil_protocol.errors import CutOff, FcilError
 from fcil_protocol.keys import PrivateKeys
 from fcil_server.conduct import MOST, PAUSE_S, Conduct
-from fcil_server.cut_offs import GOODBYE_S, CutOffs
+from fcil_server.cut_offs import CutOffs
 from fcil_server.doorkeeper import Doorkeeper
 from fcil_server.ledger import LEDGER_NAME, Ledger
+from fcil_server.peers import GOODBYE_S
 from fcil_server.roster import Roster
 
 

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.probes import compare_probes
+from fcil_adapters.probes import TOLERANCE, compare_probes
 from fcil_client.doctor.lines import Line, failure, fault, ok, skipped, warning
 from fcil_protocol.errors import BackboneMismatch, FcilError
 
 NAMES = ("backbone.which", "backbone.digest", "backbone.features", "backbone.speed")
-TOLERANCE = 1e-3  # as servers allow (PROTOCOL.md 4.1)
 SLOW_PASS_S = 600.0  # a pass over all images that takes longer is worth a warning
 
 

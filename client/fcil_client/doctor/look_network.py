@@ -18,7 +18,6 @@ from importlib.metadata import version
 
 from fcil_client import greeting
 from fcil_client.doctor.network import AddressFacts, ServerFacts, name_reason
-from fcil_client.enrolment import load_keys
 from fcil_client.greeting import Terms
 from fcil_client.home import Enrolment, Home
 from fcil_client.visit import visit
@@ -38,7 +37,7 @@ from fcil_protocol.errors import (
 from fcil_protocol.files import DirectoryLock
 from fcil_protocol.frames import parse
 from fcil_protocol.ids import ClientId
-from fcil_protocol.keys import PublicKeys
+from fcil_protocol.keys import PrivateKeys, PublicKeys
 from fcil_protocol.link import COME_AGAIN, LinkNews
 from fcil_protocol.messages import Bye, Nack
 from fcil_protocol.ticket import Ticket
@@ -104,7 +103,7 @@ def say_hello(
 async def _hello(home: Home, enrolment: Enrolment, make: Dial) -> tuple[ServerFacts, Terms | None]:
     if not home.keys_path.exists():
         return ServerFacts(skipped="there are no keys to show to the server"), None
-    async with visit(enrolment, load_keys(home.keys_path), make) as (line, welcome):
+    async with visit(enrolment, PrivateKeys.load_or_new(home.keys_path), make) as (line, welcome):
         line.send(Bye(reason="the doctor asked how it stands"))
         await asyncio.sleep(0.05)  # let the goodbye leave the socket
     told = f"{line.address} is the server, and takes this client; it runs {welcome.method} (run "

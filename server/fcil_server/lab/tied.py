@@ -6,14 +6,10 @@ an interrupted experiment leaves no server and no swarm behind; their workers en
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 
-from fcil_protocol.children import module_command
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from fcil_protocol.children import die_with_parent, module_command
 
 
 def tie(parent: int) -> None:
@@ -22,8 +18,7 @@ def tie(parent: int) -> None:
     Args:
         parent: process id of who started this one.
     """
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     if os.getppid() != parent:  # it died before the kernel knew
         sys.exit(1)
 

@@ -30,7 +30,7 @@ from fcil_protocol.errors import (
 )
 from fcil_server.page import problems
 from fcil_server.page.acts import Acts, Ask
-from fcil_server.page.sessions import KeyedSessions, Session, forget_cookies, set_cookie
+from fcil_server.page.sessions import GET_A_LINK, KeyedSessions, Session, forget_cookies, set_cookie
 
 MAX_BODY_BYTES = 4096
 MAX_TOKEN = 256  # characters
@@ -41,7 +41,6 @@ ORDERS = 2  # acts that are asked for at the same time
 ORDER_PATIENCE_S = 1.0  # for one's turn: nothing is to happen after its request was given up
 CSRF_HEADER = "x-fcil-csrf"
 _LATER = "Try the link again when it runs."
-_LINK = "Get a link with: fcil-server page"
 
 T = TypeVar("T")
 
@@ -92,7 +91,7 @@ class Posts:
         fields = await _json(request)
         token = fields.get("token")
         if set(fields) != {"token"} or not isinstance(token, str) or len(token) > MAX_TOKEN:
-            raise Refusal(400, UsageError("to enter, give the token of a link.", action=_LINK))
+            raise Refusal(400, UsageError("to enter, give the token of a link.", action=GET_A_LINK))
         sessions = self._keyed.current()  # a token is burnt for nothing without a key
         await self._try_token(token, request.client.host if request.client else "")
         answer = JSONResponse({"ok": True, "says": "You are let in."})
@@ -153,7 +152,7 @@ class Posts:
         self._check_sender(request)
         session = self._keyed.of(request.cookies)
         if session is None:
-            raise Refusal(401, TrustError("you are not let in, or no longer.", action=_LINK))
+            raise Refusal(401, TrustError("you are not let in, or no longer.", action=GET_A_LINK))
         word = request.headers.get(CSRF_HEADER, "").encode("latin-1")
         if not hmac.compare_digest(word, session.csrf.encode("ascii")):
             raise Refusal(
@@ -174,7 +173,9 @@ class Posts:
         own = f"{scheme}://{request.headers.get('host', '')}"
         site = request.headers.get("sec-fetch-site", "same-origin")
         if request.headers.get("origin", "").lower() != own.lower() or site != "same-origin":
-            raise Refusal(403, TrustError("this request comes from another page.", action=_LINK))
+            raise Refusal(
+                403, TrustError("this request comes from another page.", action=GET_A_LINK)
+            )
 
 
 @contextlib.asynccontextmanager

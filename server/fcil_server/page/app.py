@@ -30,14 +30,13 @@ from fcil_server.page.pool import Pool
 from fcil_server.page.problems import DEFECT, Faults
 from fcil_server.page.render import template
 from fcil_server.page.sections import SECTIONS
-from fcil_server.page.sessions import KeyedSessions, Session, set_cookie
+from fcil_server.page.sessions import GET_A_LINK, KeyedSessions, Session, set_cookie
 from fcil_server.page.stream import EventStream, Hub
 from fcil_server.page.watch import Watch
 
 STREAM_S = 3600.0  # a stream ends after so long, and the page opens the next
 _FOREVER = "public, max-age=31536000, immutable"  # an asset's address has its digest
 _FOR_SCRIPTS = ("/part/", "/stream")  # their errors are JSON, as those of all POSTs
-_LINK = "Get a link with: fcil-server page"
 _WORDS = {
     404: "There is nothing here.",
     405: "This address does not take that.",
@@ -105,7 +104,7 @@ class Pages:
         async def answer(request: Request) -> Response:
             session = self._keyed.of(request.cookies)
             if session is None:
-                refusal = TrustError("you are not let in, or no longer.", action=_LINK)
+                refusal = TrustError("you are not let in, or no longer.", action=GET_A_LINK)
                 return _refused(request, refusal, 401)
             response = await handle(request, session)
             if isinstance(response, Response):

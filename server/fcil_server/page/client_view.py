@@ -50,7 +50,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class RoundRow:
+class ClientRoundRow:
     """A round, what became of the client in it, and how good that is."""
 
     one: ClientRound
@@ -123,7 +123,7 @@ def _in_run(reader: ClientReader, history: History, known: Client) -> dict[str, 
     newest = reader.newest_rounds(run, client, MAX_ROUNDS)
     if newest and newest[0].became == "asked":
         became = {"asked": 1, **became}
-    rows = [RoundRow(one, *_in_words(one.became)) for one in newest]
+    rows = [ClientRoundRow(one, *_in_words(one.became)) for one in newest]
     took_part = reader.counted_tasks_of(run, client)
     return {
         "became": became,

@@ -28,6 +28,7 @@ LIFE_S = 7 * 86_400.0  # and every one after so long, used or not
 RENEW_S = 600.0  # a cookie that is older than this is replaced by a fresh one
 MAX_COOKIES = 8  # of other federations' pages that a browser keeps beside ours
 VERSION = "1"  # of the cookie's form
+GET_A_LINK = "Get a link with: fcil-server page"  # what to do without a session
 
 _COOKIE = re.compile(r"1\.([0-9a-f]{32})\.([0-9]{1,12})\.([0-9]{1,12})\.([A-Za-z0-9_-]{43})")
 
