@@ -38,7 +38,7 @@ from fcil_server.page_links import PageLinks
 from fcil_server.peers import Peers
 from fcil_server.position import Mode
 from fcil_server.roster import Roster
-from fcil_server.runs import open_run
+from fcil_server.runs import OpenRun, open_run
 from fcil_server.server_context import ServerActions, ServerContext, guard
 from fcil_server.server_parts import ServerParts, ServerPorts
 from fcil_server.sessions import Sessions
@@ -166,7 +166,19 @@ class Server:
         run = await open_run(self.federation, self.config, ports, new=self._new_run)
         ends.push_async_callback(self._last, run.close)
         self.journal.begin_run(run.coordinator.kit.run)
-        context = ServerContext(
+        context = self._context(listening, run, metrics, page)
+        parts = self._compose(context, listening)
+        for step in (parts.books.end, parts.sessions.say_goodbye, context.intake.drain):
+            ends.push_async_callback(self._last, step)
+        await self._answer(commands, parts)
+        return self._begin(parts)
+
+    def _context(
+        self, listening: _Listening, run: OpenRun, metrics: WebProcess, page: WebProcess
+    ) -> ServerContext:
+        """Bring the passive parts together, with the two that a run is needed for."""
+        kernel = listening.link.take_counts
+        return ServerContext(
             federation=self.federation,
             journal=self.journal,
             peers=self.peers,
@@ -174,9 +186,7 @@ class Server:
             lag=self.lag,
             links=PageLinks(),
             link=listening.link,
-            accounts=Accounts(
-                self.ledger, run.coordinator.kit.run, kernel=listening.link.take_counts
-            ),
+            accounts=Accounts(self.ledger, run.coordinator.kit.run, kernel=kernel),
             intake=run.make_intake(),
             run=run,
             metrics=metrics,
@@ -185,11 +195,6 @@ class Server:
             began=self._began,
             started_at=self._started_at,
         )
-        parts = self._compose(context, listening)
-        for step in (parts.books.end, parts.sessions.say_goodbye, context.intake.drain):
-            ends.push_async_callback(self._last, step)
-        await self._answer(commands, parts)
-        return self._begin(parts)
 
     def _compose(self, context: ServerContext, listening: _Listening) -> ServerParts:
         """Make the active parts, each from finished ones."""
@@ -289,14 +294,7 @@ class Server:
             must_be_heard=must_be_heard,
         )
         ends.callback(link.close)
-        guests = Guests(
-            roster=roster,
-            keys=self.federation.keys,
-            send=link.send,
-            cut=link.cut,
-            addresses=lambda: self.config.federation.told(port),
-            say=self.note,
-        )
+        guests = self._guests(roster, link, port)
         cut_offs = CutOffs(
             roster,
             self.peers,
@@ -306,6 +304,16 @@ class Server:
             silence=link.silence,
         )
         return _Listening(roster, link, guests, cut_offs, port)
+
+    def _guests(self, roster: Roster, link: Lanes, port: int) -> Guests:
+        return Guests(
+            roster=roster,
+            keys=self.federation.keys,
+            send=link.send,
+            cut=link.cut,
+            addresses=lambda: self.config.federation.told(port),
+            say=self.note,
+        )
 
     def _roster(self, changed: Callable[[ClientId], None]) -> Roster:
         """Let in whom the ledger knows."""

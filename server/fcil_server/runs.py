@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters import registry
-from fcil_adapters.contract import BackboneInfo, Method
+from fcil_adapters.contract import BackboneInfo, Hparams, Method
 from fcil_adapters.describe import backbone_fields
 from fcil_adapters.forms import forms_of
 from fcil_adapters.privacy_terms import check_privacy
@@ -201,15 +201,13 @@ async def open_run(
         row = None
     chosen = [doors.choose(name, options) for name, options in given.sinks.options.items()]
     config = config_of(row, given, ports.notify)
-    method = registry.load_method(config.method.name)
     choice = None
     if row is None and config.wire.budget_mb:
+        method = registry.load_method(config.method.name)
         choice = fitted(method, config, backbone_by_name(config.run.backbone))
         config = applied(config, choice.options)
         ports.notify("info", "budget", choice.text())
-    method = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))
-    hparams = registry.make_hparams(method, config.method.options)
-    registry.check_averaging(method, hparams, config.trust.averaging)
+    method, hparams = _method_of(config)
     aggregation = Aggregation(
         method,
         hparams,
@@ -240,6 +238,15 @@ async def open_run(
     except BaseException:
         await aggregation.close()
         raise
+
+
+def _method_of(config: Config) -> tuple[Method, Hparams]:
+    """Return the method that is configured, in the forms that are, and its options."""
+    method = registry.load_method(config.method.name)
+    method = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))
+    hparams = registry.make_hparams(method, config.method.options)
+    registry.check_averaging(method, hparams, config.trust.averaging)
+    return method, hparams
 
 
 def _begin(
