@@ -23,9 +23,10 @@ COPY pyproject.toml README.md LICENSE ./
 COPY protocol protocol
 COPY adapters adapters
 COPY client client
-COPY server server
+# Built without the folder server/ the package has neither server nor page nor laboratory.
 RUN pip install --constraint constraints.txt setuptools \
- && pip install --constraint constraints.txt --no-build-isolation ".[client]"
+ && pip install --constraint constraints.txt --no-build-isolation ".[client]" \
+ && rm /opt/fcil/bin/fcil-server
 
 # hadolint ignore=DL3006
 FROM ${BASE}

@@ -40,10 +40,11 @@ COPY pyproject.toml README.md LICENSE ./
 COPY protocol protocol
 COPY adapters adapters
 COPY client client
-COPY server server
+# Built without the folder server/ the package has neither server nor page nor laboratory.
 RUN case "$ENGINE" in torch) extra=client ;; onnx-gpu) extra=edge-gpu ;; *) extra=edge ;; esac \
  && pip install --constraint constraints.txt setuptools \
- && pip install --constraint constraints.txt --no-build-isolation ".[$extra]"
+ && pip install --constraint constraints.txt --no-build-isolation ".[$extra]" \
+ && rm /opt/fcil/bin/fcil-server
 
 # hadolint ignore=DL3006
 FROM ${BASE}

@@ -73,6 +73,23 @@ def headline(m: Metrics | None) -> Headline:
     return (m.faa, m.aia, m.forgetting[FORGETTING[0]]) if m else (None, None, None)
 
 
+class Measured:
+    """A run that was measured on the clients' test images, on the server's, or on both."""
+
+    pooled: Metrics | None
+    central: Metrics | None
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """What headlines show: the clients' test images, or else the server's folder."""
+        return self.pooled or self.central
+
+    @property
+    def headline(self) -> Headline:
+        """FAA, AIA and forgetting."""
+        return headline(self.metrics)
+
+
 def pooled(rows: Iterable[Evaluation], tasks: Sequence[Sequence[int]]) -> Metrics | None:
     """Compute the metrics over the clients' own test images; None before any evaluation.
 

@@ -19,7 +19,7 @@ from fcil_server import metrics
 from fcil_server.ledger import Ledger
 from fcil_server.ledger_rows import ByteCount, ClassRow, Client, Event, Round, Run, Task
 from fcil_server.ledger_words import Answer, Cause, Direction, Source, UpdateStatus
-from fcil_server.metrics import Headline, Metrics, headline
+from fcil_server.metrics import Measured, Metrics
 
 _EVENTS = 50  # warnings and errors that a report lists
 
@@ -125,7 +125,7 @@ class RoundView:
 
 
 @dataclass(frozen=True)
-class RunData:
+class RunData(Measured):
     """Everything that reports say about a run.
 
     Attributes:
@@ -151,16 +151,6 @@ class RunData:
     def class_names(self) -> Mapping[int, str]:
         """Class id -> name."""
         return {c.class_id: c.name for c in self.classes if c.class_id is not None}
-
-    @property
-    def metrics(self) -> Metrics | None:
-        """What headlines show: the clients' test images, or else the server's folder."""
-        return self.pooled or self.central
-
-    @property
-    def headline(self) -> Headline:
-        """FAA, AIA and forgetting."""
-        return headline(self.metrics)
 
     def bytes_of(self, direction: Direction, cause: Cause | None = None) -> Bytes:
         """Sum the run's bytes in one direction, of one cause or of all."""

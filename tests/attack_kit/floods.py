@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import zmq
@@ -180,22 +180,6 @@ def one_message(
     """
     with flooder(address, server_key, keys, limit_s=limit_s) as made:
         made.say_one(bytes(size), frames)
-        return made.wait()
-
-
-def many_messages(
-    address: str,
-    server_key: bytes,
-    keys: PrivateKeys,
-    *,
-    messages: Iterable[Sequence[bytes]],
-    limit_s: float = 30.0,
-) -> Taken:
-    """Send messages as they are, one after the other, without reading an answer."""
-    with flooder(address, server_key, keys, limit_s=limit_s) as made:
-        for frames in messages:
-            if not made.say(frames):
-                break
         return made.wait()
 
 

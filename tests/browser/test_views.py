@@ -19,8 +19,6 @@ WAYS = {
     "phone": {"size": kit.PHONE},
     "phone-dark": {"size": kit.PHONE, "dark": True},
 }
-# The server is not there: its page says so, and that is no fault of the page.
-NO_SERVER = r"Failed to load resource.*503"
 
 
 @pytest.fixture(scope="module")

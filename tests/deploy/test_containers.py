@@ -43,14 +43,10 @@ def test_what_a_dockerfile_copies_exists_and_may_enter_the_build(path):
     allowed = {line.removeprefix("!") for line in lines if line.startswith("!")}
     copied = [rest.split() for word, rest in docker(path) if word == "COPY"]
     sources = {s for words in copied if not words[0].startswith("--from") for s in words[:-1]}
-    assert {
-        "pyproject.toml",
-        "constraints.txt",
-        "protocol",
-        "adapters",
-        "client",
-        "server",
-    } <= sources
+    assert {"pyproject.toml", "constraints.txt", "protocol", "adapters", "client"} <= sources
+    assert ("server" in sources) is (path.stem == "server"), "a device has no server"
+    has_command = "rm /opt/fcil/bin/fcil-server" not in path.read_text(encoding="utf-8")
+    assert has_command is (path.stem == "server"), "a command without its package"
     for source in sources:
         assert (ROOT / source).exists(), source
         assert source in allowed, source

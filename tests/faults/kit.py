@@ -46,11 +46,6 @@ def walk_plan(federation, program: str, done: Path, part=(0, 1), **more) -> dict
     return {"program": program, "root": str(federation.directory), "walk": walk}
 
 
-def points_of(path: Path) -> list[str]:
-    """Return the points that a process passed."""
-    return path.read_text().splitlines()
-
-
 # --- a federation with members and nothing learned ------------------------------------------
 
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from fcil_protocol.ids import ClientId, RoundKey
 from fcil_server.ledger_rows import ByteCount, ClassRow, Event, Run, Task
 from fcil_server.ledger_words import Cause, Direction, Outcome
-from fcil_server.metrics import Headline, Metrics, headline
+from fcil_server.metrics import Measured, Metrics
 from fcil_server.report_claims import Paper, paper_of
 from fcil_server.rundata import CAUSES, Bytes, RoundView, RunData
 from fcil_server.words import ANSWERS
@@ -118,7 +118,7 @@ Totals = Mapping[tuple[Direction, Cause | None], Bytes]
 
 
 @dataclass(frozen=True)
-class History:
+class History(Measured):
     """One run at one moment.
 
     Attributes:
@@ -166,16 +166,6 @@ class History:
         """The newest run, where this is an older one; else empty."""
         newest = self.runs[0].run if self.runs else ""
         return newest if self.run is not None and newest != self.run.run_id else ""
-
-    @property
-    def metrics(self) -> Metrics | None:
-        """What headlines show: the clients' test images, or else the server's folder."""
-        return self.pooled or self.central
-
-    @property
-    def headline(self) -> Headline:
-        """FAA, AIA and forgetting."""
-        return headline(self.metrics)
 
     def bytes_of(self, direction: Direction, cause: Cause | None = None) -> Bytes:
         """Return the run's bytes in one direction, of one cause or of all."""

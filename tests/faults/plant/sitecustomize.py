@@ -44,7 +44,6 @@ _OPEN, _WRITE, _CLOSE, _READLINK = os.open, os.write, os.close, os.readlink
 _VARIABLE = re.compile(r"[0-9a-f]{16,}|r\d{8}-\d{6}-[0-9a-f]+|\d+-[0-9a-f]{8}(?=\.tmp)|\d+")
 _SQLITE = {"ENOSPC": 13, "EROFS": 8, "EACCES": 14, "EIO": 10}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-_HERE = os.path.abspath(__file__)
 
 
 def _append(path, line):
