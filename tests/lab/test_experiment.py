@@ -42,7 +42,7 @@ def test_what_has_never_run_stands_apart() -> None:
     ("given", "told"),
     [
         ("experiments/digits.toml", "experiments/digits.toml"),
-        ("/somewhere/experiments/not-run/x.toml", "experiments/not-run/x.toml"),
+        ("/experiments/of/me/experiments/not-run/x.toml", "experiments/not-run/x.toml"),
         ("x.toml", "experiments/x.toml"),
     ],
 )

@@ -109,9 +109,8 @@ def _command(
     experiment: Path, data_path: Path | None, results: Path | None, only: Sequence[str], seeds: str
 ) -> str:
     """Return the command that goes on with this experiment; no path of this machine in it."""
-    parts = experiment.parts
-    inside = parts[parts.index("experiments") :] if "experiments" in parts else ()
-    words = [PROGRAM, "/".join(inside or ("experiments", experiment.name))]
+    apart = ("not-run/",) if experiment.parent.name == "not-run" else ()
+    words = [PROGRAM, "".join(("experiments/", *apart, experiment.name))]
     if data_path or os.environ.get(data.VARIABLE):
         words += ["--data", (data_path or Path(os.environ[data.VARIABLE])).name]
     if results:
