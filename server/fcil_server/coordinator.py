@@ -215,10 +215,7 @@ class Coordinator:
             self.at.adopt(state, newest.state, newest.digest)
 
     def _tidy_spool(self) -> None:
-        """Remove what is not needed: older rounds' updates, and those never recorded.
-
-        The latter were not acknowledged; their senders offer them again.
-        """
+        """Remove older rounds' updates, and those never recorded: their senders still have them."""
         row = self.kit.ledger.open_round(self.kit.run)
         updates = self.kit.ledger.accepted(row.key) if row else []
         held = set(self.kit.spool.keys())

@@ -36,7 +36,7 @@ _ANCHOR = re.compile(r"#([\w-]+)")
 _OWN_SECTION = re.compile(r"(?<!RFC \d{4} \()\bsection (\d+(?:\.\d+)*)\b(?! of RFC)")
 _DECISIONS = re.compile(r"\bdecisions? (\d{4}(?:(?:, | and )\d{4})*)", re.IGNORECASE)
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
-_SYMBOL = re.compile(r"`(\w+)\.([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?`")
+_SYMBOL = re.compile(r"`(\w+(?:\.[A-Za-z_]\w*)+)`")
 
 
 def where(path: Path) -> str:
@@ -192,13 +192,15 @@ def section_text(page: Path, heading: str) -> str:
 
 @functools.cache
 def modules() -> dict[str, tuple[Path, ...]]:
-    """Return the modules of the packages by their last name."""
+    """Return the modules and rooms of the packages by each end of their dotted name."""
     found: dict[str, tuple[Path, ...]] = {}
     for path in tracked():
-        package = path.parts[len(ROOT.parts)]
+        package, *inner = path.relative_to(ROOT).with_suffix("").parts
         if path.suffix == ".py" and package in ("adapters", "client", "protocol", "server"):
-            name = path.parent.name if path.stem == "__init__" else path.stem
-            found[name] = (*found.get(name, ()), path)
+            parts = inner[:-1] if inner[-1] == "__init__" else inner
+            for start in range(len(parts)):
+                name = ".".join(parts[start:])
+                found[name] = (*found.get(name, ()), path)
     return found
 
 
@@ -216,17 +218,28 @@ def named(document: Path, module: str) -> list[Path]:
     return [path for path in found if METHODS not in path.parents or own in path.parents]
 
 
+def missing_name(document: Path, parts: list[str]) -> str | None:
+    """Return the first name that the module before it lacks; empty: none; None: no module.
+
+    A room alone is none: `privacy.partial` may be a field of something else.
+    """
+    for end in range(len(parts), 0, -1):
+        files = named(document, ".".join(parts[:end]))
+        rooms = all(file.stem == "__init__" for file in files)
+        if files and not (rooms and len(parts) == end + 1):
+            lacking = (n for n in parts[end:] if not any(defines(file, n) for file in files))
+            return next(lacking, "")
+    return None
+
+
 def test_the_code_that_notes_and_pages_name_exists() -> None:
     """A first word that is no module of ours (`method.rho`) names something else."""
     gone, checked = [], 0
     for document in (*PAGES.glob("*.md"), *METHODS.glob("*/NOTES.md")):
-        for module, *names in _SYMBOL.findall(document.read_text(encoding="utf-8")):
-            if module not in modules():
-                continue
-            files = named(document, module)
-            for name in filter(None, names):
-                checked += 1
-                if name not in modules() and not any(defines(file, name) for file in files):
-                    gone.append(f"{where(document)}: {module}.{name}")
+        for cited in _SYMBOL.findall(document.read_text(encoding="utf-8")):
+            missing = missing_name(document, cited.split("."))
+            checked += missing is not None
+            if missing:
+                gone.append(f"{where(document)}: {cited}")
     assert gone == []
     assert checked > 100

@@ -1,5 +1,6 @@
 """A server whose method fails: void rounds pause the run, and a search outlives a kill."""
 
+import os
 import shutil
 import threading
 
@@ -18,13 +19,13 @@ METHOD = {"method__name": "thumbnail_lda", "round__min_clients": 4, "run__evalua
 AGGREGATE = """tensors, t = dict(state.tensors), ctx.task.index
         if ctx.kind == "prepare":"""
 # Each try leaves a line: how many images stand behind each of its updates.
-NOTED = """import os, pathlib, time
+NOTED = """import os, pathlib
         folder = pathlib.Path(os.environ["TRIES"])
         with (folder / "tries").open("a") as tries:
             tries.write(" ".join(map(str, sorted(updates.samples))) + "\\n")
 """
-HELD = """        while (folder / "hold").exists() and len(updates.samples) < 4:
-            time.sleep(0.01)
+HELD = """        if (folder / "hold").exists() and len(updates.samples) < 4:
+            (folder / "hold").read_bytes()
 """
 FAILS = """        if {condition}:
             raise ArithmeticError("these numbers have no inverse")
@@ -97,7 +98,7 @@ def test_a_server_killed_while_it_looks_for_the_culprit_names_it_afterwards(tmp_
     env = broken(right, tmp_path, "max(updates.samples) > 20", held=True)  # c's alone are
     tries, hold = tmp_path / "tries", tmp_path / "hold"
     tries.touch()
-    hold.touch()
+    os.mkfifo(hold)  # nobody ever writes into it: who reads it waits
     arguments = settings(**METHOD, tasks__classes=[["0", "1"]])
     with LocalFederation(tmp_path) as federation:
         federation.serve("--until-done", *arguments, env=env)
