@@ -23,9 +23,11 @@ TESTS = {"hypothesis", "iniconfig", "packaging", "pluggy", "pytest", "pytest-tim
          "sortedcontainers"}  # fmt: skip
 # What several processes of a test run import, each of which would else compile it; for two here.
 WARM = (
-    ("fcil_adapters.backbone", "fcil_server.worker", "fcil_client.worker"),
-    ("fcil_server.daemon", "fcil_server.cli", "fcil_client.daemon", "fcil_client.cli", "pandas",
-     "matplotlib.pyplot", "sklearn.linear_model", "onnxruntime", "hypothesis", "pytest"),
+    ("fcil_adapters.backbones.backbone", "fcil_server.aggregation.worker",
+     "fcil_client.rounds.worker"),
+    ("fcil_server.daemon.server", "fcil_server.cli.main", "fcil_client.daemon.client",
+     "fcil_client.cli.main", "pandas", "matplotlib.pyplot",
+     "sklearn.linear_model", "onnxruntime", "hypothesis", "pytest"),
 )  # fmt: skip
 IMPORTS = """
 import importlib, sys

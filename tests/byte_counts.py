@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fcil_protocol.ids import RoundKey
-from fcil_server.ledger import Ledger
-from fcil_server.ledger_rows import ByteCount
-from fcil_server.ledger_words import Cause, Direction, Source
+from fcil_server.ledger.enums import Cause, Direction, Source
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.rows import ByteCount
 
 SIZES = ("tensor", "sealed", "application", "wire", "retransmitted", "link")
 

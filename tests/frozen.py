@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from fcil_protocol.errors import FcilError
-from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.payload import WIRE_DTYPES, Payload
+from fcil_protocol.payloads.payload import WIRE_DTYPES, Payload
+from fcil_protocol.trust.keys import PrivateKeys
 
 ROOT = Path(__file__).parent / "vectors"
 FOLDERS = sorted(path for path in ROOT.iterdir() if path.is_dir())

@@ -15,9 +15,9 @@ from typing import Any
 
 import sample_run
 from fcil_protocol.ids import ClientId, RoundKey, RunId, UpdateId, named_client_id
-from fcil_server.classes import ClassRegistry
-from fcil_server.ledger import Ledger
-from fcil_server.ledger_words import Answer, Cause, Direction, RunStatus
+from fcil_server.ledger.enums import Answer, Cause, Direction, RunStatus
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.rounds.classes import ClassRegistry
 from sample_run import ALICE, BOB, GONE, RUN, Clock, digest
 
 NOW = 1_767_322_800.0  # unix seconds at which the first row is written

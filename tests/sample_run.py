@@ -17,9 +17,9 @@ from pathlib import Path
 
 from byte_counts import add_bytes
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, UpdateId
-from fcil_server.classes import ClassRegistry
-from fcil_server.ledger import Ledger
-from fcil_server.ledger_words import Answer, Cause, Direction, Outcome, RunStatus, Source
+from fcil_server.ledger.enums import Answer, Cause, Direction, Outcome, RunStatus, Source
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.rounds.classes import ClassRegistry
 
 RUN = RunId("r20260102-030405-abcd")
 ALICE, BOB, GONE = (ClientId(c * 26) for c in "abc")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from fcil_protocol.header import header_with
+from fcil_protocol.envelopes.header import header_with
 
 
 def header_of(core_bytes: bytes, body: bytes, plain_bytes: int, chunk_bytes: int) -> bytes:

@@ -1,5 +1,5 @@
 """``python -m fcil_client`` is ``fcil-client``."""
 
-from fcil_client.cli import main
+from fcil_client.cli.main import main
 
 main()

@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fcil_protocol.payload import Payload, pack, unpack
-    from fcil_protocol.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
+    from fcil_protocol.payloads.payload import Payload, pack, unpack
+    from fcil_protocol.payloads.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
 
 # The version of the wire, independent of the package's version. A side that speaks n
 # also speaks n - 1.
@@ -36,4 +36,4 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = "payload" if name in _PAYLOAD else "schema"
-    return getattr(import_module(f"fcil_protocol.{module}"), name)
+    return getattr(import_module(f"fcil_protocol.payloads.{module}"), name)

@@ -15,8 +15,8 @@ One process, no sockets, no threads, no time::
     assert await dealer.recv() == LinkNews("down")
     dealer.connect()
 
-`MemoryRouter` and `MemoryDealer` keep the promises of `transport.Router` and
-`transport.Dealer`: the same news, departures after the last message of a peer and only of
+`MemoryRouter` and `MemoryDealer` keep the promises of `link.zmq_link.Router` and
+`link.zmq_link.Dealer`: the same news, departures after the last message of a peer and only of
 peers that had spoken, False instead of waiting.
 """
 
@@ -27,8 +27,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fcil_protocol.errors import UsageError
-from fcil_protocol.link import COME_AGAIN, ComeAgain, Incoming, LinkNews
-from fcil_protocol.tcp_info import TcpCounts
+from fcil_protocol.link.interface import COME_AGAIN, ComeAgain, Incoming, LinkNews
+from fcil_protocol.link.tcp_info import TcpCounts
 
 Frames = tuple[bytes, ...]
 HIGH_WATER = 256  # messages that wait in one direction of a connection before send says False
@@ -119,7 +119,7 @@ class _Connection:
 
 
 class MemoryRouter:
-    """The server's side of a link in memory; a `fcil_protocol.link.ServerLink`.
+    """The server's side of a link in memory; a `fcil_protocol.link.interface.ServerLink`.
 
     Args:
         admit: called with a client's 32-byte key at every connection; True lets it in.
@@ -208,7 +208,7 @@ class MemoryRouter:
 
 
 class MemoryDealer:
-    """A client's side of a link in memory; a `fcil_protocol.link.ClientLink`.
+    """A client's side of a link in memory; a `fcil_protocol.link.interface.ClientLink`.
 
     Args:
         router: the server.

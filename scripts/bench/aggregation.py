@@ -1,9 +1,9 @@
 """Seconds and memory of the server's work in a round, with updates as large as ViT-B/16's.
 
 What is measured is ``Aggregator.aggregate``, fed as the server's worker feeds it: a state read
-from its bytes, and `fcil_server.updates.PulledUpdates`, which pulls one update when its turn
-comes. Here the updates lie in files (`vit_updates`); reading and unpacking them is part of the
-seconds, decryption and the pipe to the daemon are not.
+from its bytes, and `fcil_server.aggregation.pulled_updates.PulledUpdates`, which pulls one update
+when its turn comes. Here the updates lie in files (`vit_updates`); reading and unpacking them is
+part of the seconds, decryption and the pipe to the daemon are not.
 
 Every measurement is a process of its own, unless all run ``--together``. Peak memory is the
 largest resident set during the calls minus the resident set before them; the kernel's high-
@@ -41,12 +41,12 @@ import numpy as np
 from numpy.typing import NDArray
 from vit_updates import CASES, VIT, Job, open_updates, prepare
 
-from fcil_adapters.arrays import sample_weights
-from fcil_adapters.averaging import weighted_mean
 from fcil_adapters.contract import Updates
-from fcil_adapters.registry import load_half
-from fcil_protocol.payload import Payload, pack, unpack
-from fcil_protocol.schema import Kind
+from fcil_adapters.contract.registry import load_half
+from fcil_adapters.numerics.averaging import weighted_mean
+from fcil_adapters.numerics.client_weights import sample_weights
+from fcil_protocol.payloads.payload import Payload, pack, unpack
+from fcil_protocol.payloads.schema import Kind
 
 TASKS = 2
 ENOUGH_S = 60.0  # no further repetition once a measurement took this long

@@ -20,12 +20,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-from fcil_protocol import control
-from fcil_protocol.dialling import dial
 from fcil_protocol.errors import FcilError
-from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.redemption import show
-from fcil_protocol.ticket import Ticket
+from fcil_protocol.link.dial import dial
+from fcil_protocol.link.enrol_with_ticket import show
+from fcil_protocol.process import control_socket
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_protocol.trust.ticket import Ticket
 from system.raw_client import RawClient
 
 MIB = 1 << 20
@@ -72,11 +72,11 @@ class Place:
 
     def former(self, name: str) -> RawClient:
         client = self.member(name)
-        control.ask(self.directory, "revoke", name=name)
+        control_socket.ask(self.directory, "revoke", name=name)
         return client
 
     def ticket(self, name: str, **extra: Any) -> Ticket:
-        reply = control.ask(self.directory, "enrol", name=name, lasts_s=600.0, **extra)
+        reply = control_socket.ask(self.directory, "enrol", name=name, lasts_s=600.0, **extra)
         return Ticket.from_text(reply["ticket"])
 
 

@@ -29,9 +29,9 @@ from attackers import Came, Place
 from processes import descriptors, status_mb
 
 from fcil_protocol.errors import LinkError
-from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_words import Outcome, UpdateStatus
-from fcil_server.local import LocalFederation
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Outcome, UpdateStatus
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from system.kit import settings, write_client
 
 HONEST = ("ann", "bob")

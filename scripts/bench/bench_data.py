@@ -1,4 +1,4 @@
-"""Images for the simulations, shared by clients as `fcil_client.partition` draws it.
+"""Images for the simulations, shared by clients as `fcil_client.data.partition_draws` draws it.
 
 * digits: scikit-learn's, 1,797 scans of 8 x 8 pixels, in their order;
 * CIFAR-100: a slice of a zip with ``train/<class>/*`` and ``test/<class>/*``, classes in
@@ -20,8 +20,8 @@ from simulation import Images, make_tasks
 from sklearn.datasets import load_digits
 
 from fcil_adapters.contract import Preprocessing, TaskInfo
-from fcil_adapters.images import decode, preprocess
-from fcil_client import partition as draws
+from fcil_adapters.images.decoding import decode, preprocess
+from fcil_client.data import partition_draws as draws
 
 I64 = NDArray[np.int64]
 Partition = Callable[[Images, Sequence[TaskInfo], int, int], list[Images]]

@@ -23,12 +23,12 @@ from pathlib import Path
 
 from processes import again_inside
 
-from fcil_protocol.children import module_command
-from fcil_server.demo import write_digits
-from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_words import Direction
-from fcil_server.local import LocalFederation
-from fcil_server.rundata import Bytes
+from fcil_protocol.process.children import module_command
+from fcil_server.lab.local.demo import write_digits
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Direction
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.reports.results.run_data import Bytes
 
 HERE, THERE = "10.9.0.1", "10.9.0.2"
 METHOD = Path(__file__).parent / "payload_method"

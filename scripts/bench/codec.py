@@ -24,12 +24,12 @@ import torch
 from bench_data import digits
 from resent import SEED, TASKS, TRAIN, watch
 
-from fcil_adapters.backbone import load_backbone
+from fcil_adapters.backbones.backbone import load_backbone
 from fcil_adapters.contract import Method
-from fcil_adapters.forms import Forms
-from fcil_adapters.registry import load_method, method_names
-from fcil_protocol.payload import Payload, pack, unpack
-from fcil_protocol.schema import PayloadSchema
+from fcil_adapters.contract.half_precision import Forms
+from fcil_adapters.contract.registry import load_method, method_names
+from fcil_protocol.payloads.payload import Payload, pack, unpack
+from fcil_protocol.payloads.schema import PayloadSchema
 
 try:
     import zstandard

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from processes import cpu_s, status_mb
 
-from fcil_server.demo import write_digits
-from fcil_server.local import LocalFederation
+from fcil_server.lab.local.demo import write_digits
+from fcil_server.lab.local.federation import LocalFederation
 
 SETTINGS = {
     "method.name": "running_mean",

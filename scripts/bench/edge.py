@@ -20,9 +20,9 @@ from pathlib import Path
 
 from processes import peak_mb, status_mb
 
-from fcil_protocol import control
-from fcil_server.demo import write_digits
-from fcil_server.local import LocalFederation
+from fcil_protocol.process import control_socket
+from fcil_server.lab.local.demo import write_digits
+from fcil_server.lab.local.federation import LocalFederation
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
@@ -69,7 +69,7 @@ PASSES = """
 import statistics, sys, time
 from pathlib import Path
 import numpy as np
-from fcil_adapters import engines, onnx_backbone
+from fcil_adapters.backbones import engines, onnx_backbone
 
 engine, name, weights, batch, count = sys.argv[1:]
 batch, count = int(batch), int(count)
@@ -126,8 +126,8 @@ def passes(directory: Path) -> None:
     """Compare the engines on the embedded backbone and on a ViT-tiny with random weights."""
     import safetensors.torch
 
-    from fcil_adapters.backbone import timm
-    from fcil_adapters.backbone_export import export_backbone
+    from fcil_adapters.backbones.backbone import timm
+    from fcil_adapters.export.backbone_file import export_backbone
 
     name = "vit_tiny_patch16_224"
     random = directory / "random.safetensors"
@@ -165,7 +165,7 @@ def federation(directory: Path, pythons: dict[str, Path]) -> dict[str, dict[str,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=local.environment(), cwd="/",
             )  # fmt: skip
         local.until("run_done", timeout_s=600)
-        for row in control.ask(local.federation, "status")["clients"]:
+        for row in control_socket.ask(local.federation, "status")["clients"]:
             print(f"  {row['name']}: {row['device']}, features agree to {row['agreement']:.1e}")
         for name, process in local.clients.items():
             (worker,) = children(process.pid)
@@ -202,7 +202,7 @@ def main() -> None:
         runtimes = {
             "fcil-client --help": ["-P", "-m", "fcil_client", "--help"],
             "import onnxruntime": ["-c", "import onnxruntime"],
-            "import torch, timm": ["-c", "import fcil_adapters.backbone"],
+            "import torch, timm": ["-c", "import fcil_adapters.backbones.backbone"],
         }
         for what, arguments in runtimes.items():
             for name, python in (("edge", edge), ("with torch", full)):

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from processes import peak_mb
 
-from fcil_adapters.exported import ExportedModel, Precision
+from fcil_adapters.export.exported_model import ExportedModel, Precision
 
 DIGITS: dict[str, dict[str, Any]] = {
     "pilora": {"preset": "short", "augment": "jitter"},
@@ -59,10 +59,10 @@ class Case:
         """Return the method, a context with the backbone, and the parts of the last broadcast."""
         from simulation import make_tasks
 
-        from fcil_adapters.backbone import load_backbone
+        from fcil_adapters.backbones.backbone import load_backbone
         from fcil_adapters.contract import Context
-        from fcil_adapters.registry import load_method, make_hparams
-        from fcil_protocol.payload import unpack
+        from fcil_adapters.contract.registry import load_method, make_hparams
+        from fcil_protocol.payloads.payload import unpack
 
         weights = self.folder / "weights.safetensors"
         backbone = load_backbone(self.backbone, weights if weights.exists() else None)
@@ -82,7 +82,7 @@ class Case:
 
     def keep(self, parts: dict[str, Any]) -> None:
         """Write the parts of a broadcast."""
-        from fcil_protocol.payload import pack
+        from fcil_protocol.payloads.payload import pack
 
         for name, payload in parts.items():
             path = self.folder / f"{self.method}.{name.replace('/', '-')}.part"
@@ -98,7 +98,7 @@ def learn(folder: Path) -> list[Case]:
     from bench_data import all_digits, uneven
     from simulation import Simulation
 
-    from fcil_adapters.backbone import load_backbone
+    from fcil_adapters.backbones.backbone import load_backbone
 
     folder.mkdir(parents=True, exist_ok=True)
     backbone = load_backbone()
@@ -126,7 +126,7 @@ def vit(folder: Path) -> list[Case]:
     import torch
     from simulation import Images, Simulation, make_tasks
 
-    from fcil_adapters import backbone as backbones
+    from fcil_adapters.backbones import backbone as backbones
 
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(1)
@@ -152,9 +152,9 @@ def vit(folder: Path) -> list[Case]:
 
 def export(case: Case) -> dict[str, Any]:
     """Export in every precision; return accuracy and agreement with torch on the test images."""
-    from fcil_adapters.export import Options, export_model
-    from fcil_adapters.exported import Origin
-    from fcil_adapters.registry import load_half
+    from fcil_adapters.contract.registry import load_half
+    from fcil_adapters.export.exported_model import Origin
+    from fcil_adapters.export.model_file import Options, export_model
 
     method, ctx, parts = case.context()
     train, _ = case.images("train")
@@ -190,7 +190,7 @@ def child(case: Case, kind: str, batch: int) -> dict[str, float]:
     if kind == "torch":
         import torch
 
-        from fcil_adapters.registry import load_half
+        from fcil_adapters.contract.registry import load_half
 
         torch.set_num_threads(1)
         method, ctx, parts = case.context()

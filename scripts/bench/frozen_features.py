@@ -19,7 +19,7 @@ import torch
 from bench_data import digits, dirichlet
 from simulation import Simulation
 
-from fcil_adapters.backbone import load_backbone
+from fcil_adapters.backbones.backbone import load_backbone
 
 CLIENTS, BETA, TEST, GROUPS, ROUNDS = 3, 0.5, 30, (5, 2), 2
 

@@ -29,11 +29,11 @@ import torch
 from bench_data import Data, Partition, cifar100, digits, dirichlet, quantity
 from simulation import Simulation
 
-from fcil_adapters.backbone import Backbone, load_backbone
+from fcil_adapters.backbones.backbone import Backbone, load_backbone
 from fcil_adapters.contract import Context, ImageSet, State
-from fcil_adapters.forms import forms_of
-from fcil_adapters.registry import find_exchange, load_method
-from fcil_protocol.payload import Payload
+from fcil_adapters.contract.half_precision import forms_of
+from fcil_adapters.contract.registry import find_exchange, load_method
+from fcil_protocol.payloads.payload import Payload
 
 FORMS = ("none", "weights")
 TRAIN, TEST = 24, 30  # images of each class

@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from fcil_server.local import LocalFederation  # noqa: E402
+from fcil_server.lab.local.federation import LocalFederation  # noqa: E402
 from system.bad_link import DOWN, UP, BadLink, Link  # noqa: E402
 from system.kit import write_client  # noqa: E402
 from system.payload_kit import ENV, one_round  # noqa: E402

@@ -24,11 +24,8 @@ import numpy as np
 from processes import children, cpu_s, peak_mb, status_mb
 
 import fcil_protocol
-from fcil_protocol import control
-from fcil_protocol.assembly import Assembly
-from fcil_protocol.certificate import Certificate
-from fcil_protocol.channel import Channel
-from fcil_protocol.envelope import (
+from fcil_protocol.envelopes.assembly import Assembly
+from fcil_protocol.envelopes.envelope import (
     Core,
     Sealed,
     open_body,
@@ -38,10 +35,12 @@ from fcil_protocol.envelope import (
     verify_header,
     wrap_key,
 )
-from fcil_protocol.frames import Received, parse
-from fcil_protocol.header import chunk_bytes_for
-from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.messages import (
+from fcil_protocol.envelopes.header import chunk_bytes_for
+from fcil_protocol.envelopes.transfer import UNASKED_SPAN_BYTES, Inflow, Receiving, runs, unasked
+from fcil_protocol.envelopes.window import MAX_WINDOW_BYTES
+from fcil_protocol.link.zmq_link import Dealer, LinkNews
+from fcil_protocol.messages.frames import Received, parse
+from fcil_protocol.messages.messages import (
     Ack,
     Bye,
     Chunk,
@@ -55,13 +54,14 @@ from fcil_protocol.messages import (
     Want,
     Welcome,
 )
-from fcil_protocol.pace import MAX_WINDOW_BYTES
-from fcil_protocol.payload import Payload, pack
-from fcil_protocol.transfer import UNASKED_SPAN_BYTES, Inflow, Receiving, runs, unasked
-from fcil_protocol.transport import Dealer, LinkNews
-from fcil_protocol.wellknown import INVENTORY
-from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.local import LocalFederation
+from fcil_protocol.messages.signed_session import Channel
+from fcil_protocol.payloads.builtin import INVENTORY
+from fcil_protocol.payloads.payload import Payload, pack
+from fcil_protocol.process import control_socket
+from fcil_protocol.trust.certificate import Certificate
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
 METHOD = Path(__file__).parent / "payload_method"
 CLASSES = ("cat", "dog")
@@ -252,7 +252,9 @@ def _enrol(federation: LocalFederation, count: int) -> list[dict[str, str]]:
         seed = os.urandom(32)
         keys = PrivateKeys.derive(seed, b"bench")
         public = {k: v.hex() for k, v in keys.public.to_fields().items()}
-        reply = control.ask(federation.federation, "enrol_local", name=f"c{number}", keys=public)
+        reply = control_socket.ask(
+            federation.federation, "enrol_local", name=f"c{number}", keys=public
+        )
         members.append(
             {
                 "seed": seed.hex(),

@@ -25,12 +25,12 @@ import numpy as np
 from PIL import Image
 from processes import children, peak_mb
 
-from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_words import Direction
-from fcil_server.local import LocalFederation
-from fcil_server.page.claims import accounts
-from fcil_server.page.snapshot import frozen
-from fcil_server.rundata import Bytes, RoundView, RunData, collect, format_bytes
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Direction
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.reports.charts.history import frozen
+from fcil_server.reports.results.run_data import Bytes, RoundView, RunData, collect, format_bytes
+from fcil_server.reports.sections.claims import accounts
 
 BACKBONE = "vit_base_patch16_224"
 CLIENTS, TASKS, CLASSES, ROUNDS = 2, 2, 10, 2
@@ -75,7 +75,7 @@ def make_weights(path: Path) -> None:
     """Write random weights of the backbone, once."""
     if path.exists():
         return
-    from fcil_adapters.torchvision_shim import ensure_torchvision
+    from fcil_adapters.backbones.torch_imports import ensure_torchvision
 
     ensure_torchvision()
     import timm

@@ -1,8 +1,8 @@
 """What it costs to open the updates of a round for the worker: spool, decryption, pipe, sums.
 
-The daemon's half (`fcil_server.aggregation`) and a real worker process, with sealed updates in a
-spool and a method that only averages them (`payload_method`). The rule against outliers looks at
-each update before it is averaged, so each is visited twice.
+The daemon's half (`fcil_server.aggregation.aggregation`) and a real worker process, with sealed
+updates in a spool and a method that only averages them (`payload_method`). The rule against
+outliers looks at each update before it is averaged, so each is visited twice.
 
     .venv/bin/python scripts/bench/opening.py [--clients 8] [--megabytes 30] [--repeat 5]
 """
@@ -23,17 +23,16 @@ from typing import Any
 import numpy as np
 from processes import children, cpu_s, peak_mb
 
-from fcil_adapters import registry
-from fcil_adapters.contract import Context, TaskInfo
-from fcil_adapters.describe import NO_BACKBONE
-from fcil_protocol.envelope import seal, wrap_key
-from fcil_protocol.header import Core
+from fcil_adapters.contract import Context, TaskInfo, registry
+from fcil_adapters.contract.backbone_info import NO_BACKBONE
+from fcil_protocol.envelopes.envelope import seal, wrap_key
+from fcil_protocol.envelopes.header import Core
 from fcil_protocol.ids import ClientId
-from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.payload import Payload, pack
-from fcil_protocol.spool import Spool
-from fcil_server.aggregation import Aggregation
-from fcil_server.config import load
+from fcil_protocol.payloads.payload import Payload, pack
+from fcil_protocol.storage.spool import Spool
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.aggregation.aggregation import Aggregation
+from fcil_server.federation.config import load
 
 METHOD = Path(__file__).parent / "payload_method"
 

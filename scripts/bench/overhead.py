@@ -14,11 +14,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from fcil_server.demo import write_digits
-from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_words import Cause, Direction
-from fcil_server.local import LocalFederation
-from fcil_server.rundata import collect
+from fcil_server.lab.local.demo import write_digits
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Cause, Direction
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.reports.results.run_data import collect
 
 METHOD = Path(__file__).parent / "payload_method"
 PAYLOAD = {Direction.UP: Cause.UPDATE, Direction.DOWN: Cause.BROADCAST}

@@ -34,12 +34,13 @@ from processes import children, cpu_s, peak_mb, status_mb
 
 import page_kit
 from browser import kit
-from fcil_protocol import control
-from fcil_server.demo import write_digits
-from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.local import LocalFederation
-from fcil_server.page import assets, frozen
-from fcil_server.rundata import collect
+from fcil_protocol.process import control_socket
+from fcil_server.lab.local.demo import write_digits
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.reports.charts import assets
+from fcil_server.reports.results.run_data import collect
+from fcil_server.reports.sections import static_page
 
 RUNS = {"small": page_kit.small, "long": page_kit.long}
 STREAMS = (0, 20, 200)
@@ -92,7 +93,7 @@ def frozen_report(door: kit.Door) -> bytes:
     with Ledger(door.directory / LEDGER_NAME, read_only=True) as ledger:
         run = ledger.newest_run()
         assert run is not None
-        return frozen.report(collect(ledger, run.run_id)).encode()
+        return static_page.report(collect(ledger, run.run_id)).encode()
 
 
 def line(name: str, content: bytes) -> None:
@@ -235,7 +236,7 @@ COLUMNS = (
 def load(directory: Path, seconds: float) -> None:
     with federation_at(directory) as (federation, cookie):
         page = kit.page_of(federation)
-        server = control.ask(federation.federation, "gauges")["pid"]
+        server = control_socket.ask(federation.federation, "gauges")["pid"]
         at = Measured(federation, int(server), int(page["pid"]))
         print(f"\n{CLIENTS} clients, a numpy method, rounds without a pause; {seconds:g} s each\n")
         print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")

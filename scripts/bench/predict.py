@@ -22,8 +22,8 @@ from pathlib import Path
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from fcil_protocol.children import module_command
-from fcil_server.local import LocalFederation
+from fcil_protocol.process.children import module_command
+from fcil_server.lab.local.federation import LocalFederation
 
 NAMES = [f"digit {i}" for i in range(10)]
 LATENCIES = 50
@@ -55,9 +55,9 @@ def federation(place: Path) -> LocalFederation:
 def child(arguments: list[str]) -> None:
     """Measure one way inside this process; JSON on stdout."""
     source, engine, data, folder, threads, batch = arguments
-    from fcil_client.enrolment import find_enrolled
-    from fcil_client.predict import Current, Means, Wanted, answers, open_file
-    from fcil_client.predict_images import Picture, batches, walk
+    from fcil_client.membership.enrol import find_enrolled
+    from fcil_client.predict.images import Picture, batches, walk
+    from fcil_client.predict.predict import Current, Means, Wanted, answers, open_file
 
     means = Means(engine=engine, threads=int(threads), batch=int(batch), device="cpu")
     began = time.perf_counter()

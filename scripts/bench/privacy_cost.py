@@ -23,9 +23,9 @@ import torch
 from bench_data import all_digits, uneven
 from simulation import Simulation
 
-from fcil_adapters.backbone import load_backbone
-from fcil_adapters.privacy import OFF, Privacy
-from fcil_client.privacy import gaussian_epsilon
+from fcil_adapters.backbones.backbone import load_backbone
+from fcil_adapters.contract.privacy import OFF, Privacy
+from fcil_client.state.privacy_budget import gaussian_epsilon
 
 DELTA = 1e-5
 FROZEN = {

@@ -22,10 +22,10 @@ from typing import Any
 
 import zmq
 
-from fcil_protocol import control
-from fcil_server.demo import write_digits
-from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.local import LocalFederation
+from fcil_protocol.process import control_socket
+from fcil_server.lab.local.demo import write_digits
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
 SETTINGS = {
     "method.name": "running_mean",
@@ -73,7 +73,7 @@ def _sessions(federation: LocalFederation, clients: int, killed: float) -> tuple
     """Read the new server's notes until every client has a session."""
     heard, listening, here = 0, 0.0, set[str]()
     while True:
-        news = control.ask(federation.federation, "notes", PATIENCE_S, after=heard)
+        news = control_socket.ask(federation.federation, "notes", PATIENCE_S, after=heard)
         heard = news["last"]
         for note in news["notes"]:
             if note["code"] == "serving":

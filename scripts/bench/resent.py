@@ -22,10 +22,10 @@ import torch
 from bench_data import Data, digits, dirichlet
 from simulation import Simulation
 
-from fcil_adapters.backbone import Backbone, load_backbone
+from fcil_adapters.backbones.backbone import Backbone, load_backbone
 from fcil_adapters.contract import Context, TaskInfo
-from fcil_adapters.registry import load_method, method_names
-from fcil_protocol.payload import Array, Payload, pack
+from fcil_adapters.contract.registry import load_method, method_names
+from fcil_protocol.payloads.payload import Array, Payload, pack
 
 SEED, CLIENTS, TRAIN, TASKS = 1, 3, 30, (2, 2)
 SMALLEST = 64  # bytes: below, a tensor costs less than the name under which it could be skipped

@@ -29,9 +29,9 @@ from flower_side import flower
 from processes import again_inside, children, loopback_bytes, peak_mb
 from zmq_side import bare
 
-from fcil_server.demo import write_digits
-from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.local import LocalFederation
+from fcil_server.lab.local.demo import write_digits
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
 METHOD = Path(__file__).parent / "payload_method"
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.backbone import Backbone
+from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.contract import (
     Context,
     Exchange,
@@ -33,17 +33,23 @@ from fcil_adapters.contract import (
     TaskInfo,
     Update,
 )
-from fcil_adapters.evaluation import evaluate
-from fcil_adapters.forms import EXACT, Forms
-from fcil_adapters.privacy import OFF, Privacy
-from fcil_adapters.registry import in_forms, load_half, load_method, make_hparams, part_faults
-from fcil_adapters.update_list import UpdateList
+from fcil_adapters.contract.half_precision import EXACT, Forms
+from fcil_adapters.contract.privacy import OFF, Privacy
+from fcil_adapters.contract.registry import (
+    in_forms,
+    load_half,
+    load_method,
+    make_hparams,
+    part_faults,
+)
+from fcil_adapters.numerics.update_list import UpdateList
+from fcil_adapters.worker.evaluation import evaluate
 from fcil_protocol.errors import SchemaMismatch
 from fcil_protocol.ids import ClientId, RunId
-from fcil_protocol.payload import Payload, pack, unpack
-from fcil_server.ledger_rows import Evaluation
-from fcil_server.ledger_words import CENTRAL
-from fcil_server.metrics import Metrics, compute
+from fcil_protocol.payloads.payload import Payload, pack, unpack
+from fcil_server.ledger.enums import CENTRAL
+from fcil_server.ledger.rows import Evaluation
+from fcil_server.reports.results.metrics import Metrics, compute
 
 MAX_WEIGHT_SHARE = 0.5  # the default of [trust] max_weight_share
 _RUN = RunId("simulation")
@@ -99,7 +105,8 @@ class Result:
     """What a run came to.
 
     Attributes:
-        metrics: accuracies in percent and forgetting in points (`fcil_server.metrics`).
+        metrics: accuracies in percent and forgetting in points
+            (`fcil_server.reports.results.metrics`).
         up: tensor bytes of all updates.
         down: tensor bytes that clients fetched for the rounds, without evaluation.
         seconds: wall time.

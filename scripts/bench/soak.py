@@ -32,10 +32,10 @@ import soak_checks as checks
 
 from fcil_protocol.errors import FcilError, Timeout
 from fcil_protocol.ids import RunId
-from fcil_server.demo import write_digits
-from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_words import RunStatus
-from fcil_server.local import LocalFederation
+from fcil_server.lab.local.demo import write_digits
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import RunStatus
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
 LOOK_S = 1.0  # between two looks at memory and ledger
 STUCK_S = 120.0  # a run without a new round for so long has lost something

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import processes
 
 from fcil_protocol.ids import RunId
-from fcil_protocol.spool import Spool
-from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_words import Outcome, UpdateStatus
-from fcil_server.local import LocalFederation
+from fcil_protocol.storage.spool import Spool
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Outcome, UpdateStatus
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
 ORPHAN_S = 20.0  # for a worker whose daemon was killed to notice and end
 MEMORY_SLACK_MB = 6.0  # between the medians of the first and the last third

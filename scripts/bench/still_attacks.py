@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fcil_protocol.files import write_atomic
-from fcil_server.local import LocalFederation
-from fcil_server.page.sessions import KeyedSessions
-from fcil_server.page_key import KEY_NAME
+from fcil_protocol.storage.atomic_files import write_atomic
+from fcil_server.federation.page_key import KEY_NAME
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.web.page.access.sessions import KeyedSessions
 from system.kit import settings, write_client
 
 SIDE = 4000
@@ -28,7 +28,7 @@ PICTURE = """
 import sys
 from pathlib import Path
 from fcil_adapters.contract import Preprocessing
-from fcil_adapters.images import decode, preprocess
+from fcil_adapters.images.decoding import decode, preprocess
 
 def peak():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) << 10
@@ -41,7 +41,7 @@ print(peak() - base)
 LISTING = """
 import sys
 from pathlib import Path
-from fcil_adapters.image_source import open_source
+from fcil_adapters.images.sources import open_source
 print(len(open_source(Path(sys.argv[1])).listing().entries))
 """
 

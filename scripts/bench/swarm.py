@@ -20,9 +20,9 @@ import numpy as np
 from PIL import Image
 from processes import children, cpu_s, descriptors, status_mb
 
-from fcil_protocol.children import module_command
-from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.local import LocalFederation
+from fcil_protocol.process.children import module_command
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
 CLASSES = 4
 PER_CLIENT = 2  # images of a class for training, and half as many for tests

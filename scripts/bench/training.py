@@ -40,13 +40,13 @@ from simulation import Images, make_tasks
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fcil_adapters.backbone import Backbone, load_backbone, wrap_backbone
+from fcil_adapters.backbones.backbone import Backbone, load_backbone, wrap_backbone
+from fcil_adapters.backbones.mixed_precision import precision_of
 from fcil_adapters.contract import Context, Progress, State
-from fcil_adapters.mixed_precision import precision_of
-from fcil_adapters.registry import load_half, load_method, make_hparams
-from fcil_adapters.worker_host import WorkerHost
-from fcil_adapters.worker_ops import context_fields
-from fcil_protocol.payload import Payload, pack, unpack
+from fcil_adapters.contract.registry import load_half, load_method, make_hparams
+from fcil_adapters.worker.host import WorkerHost
+from fcil_adapters.worker.loop import context_fields
+from fcil_protocol.payloads.payload import Payload, pack, unpack
 
 METHODS = ("pilora", "plora", "fed_talora", "hgp", "hepco")
 MODEL_OF_32 = "embedded"
@@ -262,7 +262,7 @@ async def rounds(
     case: Case, backbone: dict[str, Any], count: int, times: int
 ) -> list[tuple[float, float]]:
     """Return wall and processor seconds of rounds in a worker that starts with the first."""
-    host = WorkerHost("fcil_client.worker", name="client", threads=torch.get_num_threads())
+    host = WorkerHost("fcil_client.rounds.worker", name="client", threads=torch.get_num_threads())
     method = load_method(case.name)
     with tempfile.TemporaryDirectory(prefix="fcil-training-") as folder:
         write_folder(Path(folder) / "data", count, 256)
@@ -311,7 +311,7 @@ def load(name: str, device: str) -> Backbone:
         return load_backbone(device=device)
     import timm
 
-    from fcil_adapters.backbone import _timm_preprocessing
+    from fcil_adapters.backbones.backbone import _timm_preprocessing
 
     torch.manual_seed(0)
     module = timm.create_model(name, pretrained=False, num_classes=0)

@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.class_reports import report_tensors
+from fcil_adapters.backbones.known import backbone_by_name
 from fcil_adapters.contract import Context, Exchange, Method, Progress, State, TaskInfo
-from fcil_adapters.gaussians import describe, pack_gaussians
-from fcil_adapters.registry import load_half, load_method, make_hparams
-from fcil_adapters.vit_sizes import backbone_by_name
+from fcil_adapters.contract.registry import load_half, load_method, make_hparams
+from fcil_adapters.numerics.class_reports import report_tensors
+from fcil_adapters.toolkit.gaussians.gaussian import describe, pack_gaussians
 from fcil_protocol.ids import ClientId
-from fcil_protocol.payload import Array, Payload, pack, unpack
-from fcil_protocol.schema import Kind, TensorSpec
-from fcil_server.updates import PulledUpdates
+from fcil_protocol.payloads.payload import Array, Payload, pack, unpack
+from fcil_protocol.payloads.schema import Kind, TensorSpec
+from fcil_server.aggregation.pulled_updates import PulledUpdates
 
 VIT = backbone_by_name("vit_base_patch16_224")
 CLASSES = 10  # of each task

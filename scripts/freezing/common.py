@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from fcil_protocol.certificate import RootKey
 from fcil_protocol.ids import RunId, named_client_id
-from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.payload import WIRE_DTYPES, Payload, dtype_name
+from fcil_protocol.payloads.payload import WIRE_DTYPES, Payload, dtype_name
+from fcil_protocol.trust.certificate import RootKey
+from fcil_protocol.trust.keys import PrivateKeys
 
 NOW = 1_767_322_800  # of every clock: 2 January 2026
 RUN = RunId("r20260102-030405-abcd")

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from fcil_protocol.ids import Digest, RoundKey, UpdateId, named_client_id
-from fcil_protocol.payload import pack
-from fcil_protocol.segment import RecordKind, Segment
-from fcil_server.backup import backup
-from fcil_server.classes import ClassRegistry
-from fcil_server.config import as_file, load
-from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_rows import ByteCount
-from fcil_server.ledger_schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
-from fcil_server.ledger_words import Answer, Cause, Direction, Outcome, Source
-from fcil_server.store import StateStore
+from fcil_protocol.payloads.payload import pack
+from fcil_protocol.storage.segment import RecordKind, Segment
+from fcil_server.aggregation.store import StateStore
+from fcil_server.federation.config import as_file, load
+from fcil_server.ledger.enums import Answer, Cause, Direction, Outcome, Source
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.ledger.rows import ByteCount
+from fcil_server.ledger.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
+from fcil_server.rounds.classes import ClassRegistry
+from fcil_server.storage.backup import backup
 from freezing.common import (
     CLIENT,
     CLIENT_KEYS,

@@ -9,16 +9,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fcil_client.home import Enrolment, Home
-from fcil_protocol import PROTOCOL_VERSION, lanes, messages
-from fcil_protocol.certificate import Certificate
-from fcil_protocol.envelope import Sealed, seal, wrap_key
-from fcil_protocol.frames import encode
-from fcil_protocol.header import Core
+from fcil_client.state.home import Enrolment, Home
+from fcil_protocol import PROTOCOL_VERSION
+from fcil_protocol.envelopes.envelope import Sealed, seal, wrap_key
+from fcil_protocol.envelopes.header import Core
 from fcil_protocol.ids import Digest
-from fcil_protocol.payload import pack
-from fcil_protocol.ticket import PROOF, Ticket, proof_text
-from fcil_server.store import PartStore
+from fcil_protocol.messages import messages, relay_frames
+from fcil_protocol.messages.frames import encode
+from fcil_protocol.payloads.payload import pack
+from fcil_protocol.trust.certificate import Certificate
+from fcil_protocol.trust.ticket import PROOF, Ticket, proof_text
+from fcil_server.aggregation.store import PartStore
 from freezing.common import (
     CLIENT,
     CLIENT_KEYS,
@@ -274,8 +275,10 @@ def said_by(folder: Folder) -> None:
     number, key = 2**40 + 5, CLIENT_KEYS.public.curve
     laned = {
         "number": number, "key": key,
-        "up": lanes.up(number, key, [b"body", b"signature"]), "up_end": lanes.up(number, key),
-        "down": lanes.down(number, [b"body", b"signature"]), "down_end": lanes.down(number),
+        "up": relay_frames.up(number, key, [b"body", b"signature"]),
+        "up_end": relay_frames.up(number, key),
+        "down": relay_frames.down(number, [b"body", b"signature"]),
+        "down_end": relay_frames.down(number),
     }  # fmt: skip
     folder.add("messages", {"messages": listed, "lane": laned})
 

@@ -10,13 +10,13 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from fcil_adapters.backbone import Backbone, load_backbone, wrap_backbone
-from fcil_adapters.backbone_export import write_graph, write_weights
+from fcil_adapters.backbones.backbone import Backbone, load_backbone, wrap_backbone
+from fcil_adapters.backbones.known import EMBEDDED, EMBEDDED_PREPROCESSING
+from fcil_adapters.backbones.probes import probe_features
 from fcil_adapters.contract import BackboneInfo
-from fcil_adapters.embedded import EMBEDDED, EMBEDDED_PREPROCESSING
-from fcil_adapters.images import preprocess
-from fcil_adapters.probes import probe_features
-from fcil_protocol.files import write_atomic
+from fcil_adapters.export.backbone_file import write_graph, write_weights
+from fcil_adapters.images.decoding import preprocess
+from fcil_protocol.storage.atomic_files import write_atomic
 from pretraining import transfer
 from pretraining.checkpoint import Story, load
 from pretraining.pictures import Pictures

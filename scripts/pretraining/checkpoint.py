@@ -16,7 +16,7 @@ import safetensors.torch
 from torch import Tensor
 
 from fcil_protocol.errors import CorruptFile, DataError
-from fcil_protocol.files import write_atomic
+from fcil_protocol.storage.atomic_files import write_atomic
 from pretraining.recipe import Recipe
 
 _FORMAT = "fcil pretraining 1"

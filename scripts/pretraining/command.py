@@ -13,10 +13,10 @@ import safetensors
 import safetensors.torch
 import torch
 
-from fcil_adapters.backbone import backbone_digest
-from fcil_adapters.embedded import EMBEDDED, EMBEDDED_NAMES, embedded_file
+from fcil_adapters.backbones.backbone import backbone_digest
+from fcil_adapters.backbones.known import EMBEDDED, EMBEDDED_NAMES, embedded_file
 from fcil_protocol.errors import ConfigError, DataError, FcilError
-from fcil_protocol.files import DirectoryLock, storage_errors
+from fcil_protocol.storage.atomic_files import DirectoryLock, storage_errors
 from pretraining.checkpoint import Story, load
 from pretraining.learner import Learner
 from pretraining.pictures import Pictures, check_disjoint, read_pictures

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.contract import Preprocessing
-from fcil_adapters.image_source import SourcePart, open_source
-from fcil_adapters.images import decode, preprocess
+from fcil_adapters.images.decoding import decode, preprocess
+from fcil_adapters.images.sources import SourcePart, open_source
 from fcil_protocol.errors import DataError
-from fcil_protocol.schema import class_key
+from fcil_protocol.payloads.schema import class_key
 
 # CIFAR-100 is what the embedded backbone is tested on: no class of it may have trained it.
 _CIFAR100 = """

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import torch
 
-from fcil_adapters.backbone import VisionTransformer, backbone_digest
+from fcil_adapters.backbones.backbone import VisionTransformer, backbone_digest
 from fcil_protocol.errors import ConfigError, DataError
 from pretraining import checkpoint
 from pretraining.checkpoint import Story

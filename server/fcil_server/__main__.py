@@ -1,5 +1,5 @@
 """``python -m fcil_server`` is ``fcil-server``."""
 
-from fcil_server.cli import main
+from fcil_server.cli.main import main
 
 main()

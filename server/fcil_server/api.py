@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING, Any, get_args
 from rich.console import Console
 
 from fcil_protocol.errors import ConfigError
-from fcil_server import rundir
-from fcil_server.beside import where
-from fcil_server.frames import frame, moments, need_pandas
 from fcil_server.lab import records
+from fcil_server.lab.dataframes import frame, moments, need_pandas
 from fcil_server.lab.engine import Engine
 from fcil_server.lab.experiment import Experiment, Metric, parse
 from fcil_server.lab.experiment import load as load_toml
 from fcil_server.lab.plan import Cell
-from fcil_server.lab.show import Show
+from fcil_server.lab.progress import Show
 from fcil_server.lab.summary import Content, Entry, entries
-from fcil_server.ledger import LEDGER_NAME, Ledger, run_named
-from fcil_server.rundata import RunData, collect
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger, run_named
+from fcil_server.reports import run_directory
+from fcil_server.reports.results.run_data import RunData, collect
+from fcil_server.reports.results.run_paths import where
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -269,13 +269,13 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """What ``summary.json`` holds: method, accuracies, bytes, seconds."""
-        content: dict[str, Any] = rundir.summary(self._data)["data"]
+        content: dict[str, Any] = run_directory.summary(self._data)["data"]
         return content
 
     @property
     def rounds(self) -> pd.DataFrame:
         """One line for each closed round: who took part, true bytes, seconds."""
-        table = frame(rundir.round_records(self._data), rundir.ROUND_COLUMNS)
+        table = frame(run_directory.round_records(self._data), run_directory.ROUND_COLUMNS)
         for column in ("opened_at", "closed_at"):
             table[column] = moments(table[column])
         return table
@@ -283,7 +283,7 @@ class Run:
     @property
     def bytes(self) -> pd.DataFrame:
         """What ``bytes.csv`` holds: a line for each flow of each round, client and cause."""
-        return frame(rundir.byte_records(self._data), rundir.BYTE_COLUMNS)
+        return frame(run_directory.byte_records(self._data), run_directory.BYTE_COLUMNS)
 
     @property
     def accuracy(self) -> pd.DataFrame:

@@ -9,8 +9,8 @@ import numpy as np
 
 from adapters.kit import Federation, Images
 from fcil_adapters.contract import State
-from fcil_adapters.exemplars import Exemplars, as_digests, check_state, named
-from fcil_protocol.payload import Payload, pack, unpack
+from fcil_adapters.contract.exemplars import Exemplars, as_digests, check_state, named
+from fcil_protocol.payloads.payload import Payload, pack, unpack
 
 
 def digests(images: Images) -> list[str]:

@@ -6,8 +6,9 @@ import socket
 import threading
 from pathlib import Path
 
-from fcil_adapters import worker_ops, worker_pipe
 from fcil_adapters.contract import Progress
+from fcil_adapters.worker import loop as worker_ops
+from fcil_adapters.worker import pipe as worker_pipe
 from fcil_protocol.errors import DataError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fcil_adapters.contract import Exchange, Hparams, Method, Part, State
-from fcil_protocol.payload import Payload
-from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
+from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
 NUMBERS = (
     TensorSpec("lora.x", Kind.LORA, (4,), max_abs=1e30),

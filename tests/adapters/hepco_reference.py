@@ -11,8 +11,8 @@ import torch
 
 from adapters.kit import DIM, Federation, Images, client_id, make_tasks, toy_images
 from fcil_adapters.contract import Update
-from fcil_adapters.update_list import UpdateList
-from fcil_protocol.payload import Array
+from fcil_adapters.numerics.update_list import UpdateList
+from fcil_protocol.payloads.payload import Array
 
 SMALL = {
     "blocks": [0, 1], "pool_size": 3, "prompt_length": 4, "epochs": 1, "batch_size": 4,

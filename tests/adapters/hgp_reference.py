@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from adapters.kit import DIM, Images
-from fcil_protocol.payload import Payload
+from fcil_protocol.payloads.payload import Payload
 
 M, L, BLOCKS = 3, 4, (0, 1)
 SMALL = {"prompts": M, "length": L, "blocks": BLOCKS}

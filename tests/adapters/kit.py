@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fcil_adapters.averaging_rules import PLAIN, Averaging
-from fcil_adapters.backbone import Backbone, VisionTransformer, wrap_backbone
+from fcil_adapters.backbones.backbone import Backbone, VisionTransformer, wrap_backbone
 from fcil_adapters.contract import (
     Context,
     Exchange,
@@ -23,12 +22,13 @@ from fcil_adapters.contract import (
     TaskInfo,
     Update,
 )
-from fcil_adapters.forms import EXACT, Forms
-from fcil_adapters.privacy import OFF, Privacy
-from fcil_adapters.registry import in_forms, load_half, load_method, make_hparams
-from fcil_adapters.update_list import UpdateList
+from fcil_adapters.contract.averaging import PLAIN, Averaging
+from fcil_adapters.contract.half_precision import EXACT, Forms
+from fcil_adapters.contract.privacy import OFF, Privacy
+from fcil_adapters.contract.registry import in_forms, load_half, load_method, make_hparams
+from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.ids import ClientId
-from fcil_protocol.payload import Payload, pack, unpack
+from fcil_protocol.payloads.payload import Payload, pack, unpack
 
 torch.set_num_threads(1)
 

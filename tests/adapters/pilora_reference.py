@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from adapters.kit import DIM, Images, now
-from fcil_protocol.payload import Payload
+from fcil_protocol.payloads.payload import Payload
 
 RANK = 2
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from adapters.kit import DIM
-from fcil_protocol.payload import Payload
+from fcil_protocol.payloads.payload import Payload
 
 RANK = 2
 BLOCKS = (0,)

@@ -5,7 +5,8 @@ import threading
 import numpy as np
 import psutil
 
-from fcil_adapters import memory_bound, worker_ops
+from fcil_adapters.resources import memory_limit
+from fcil_adapters.worker import loop as worker_ops
 
 
 def steps(call):
@@ -22,7 +23,7 @@ def hang(call):
 
 def grow(call):
     """Take as much memory as so many images do, under this process's bound."""
-    memory_bound.enforce(least=call.fields.get("least", memory_bound.LEAST_ROOM))
+    memory_limit.enforce(least=call.fields.get("least", memory_limit.LEAST_ROOM))
     images = call.fields["context"]["micro_batch"] or call.fields["batch"]
     return {"bytes": np.ones(images * call.fields["each"], np.uint8).nbytes}, ()
 

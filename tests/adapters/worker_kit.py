@@ -7,10 +7,10 @@ import numpy as np
 from PIL import Image
 
 from fcil_adapters.contract import Context, TaskInfo
-from fcil_adapters.describe import NO_BACKBONE
-from fcil_adapters.registry import load_method, make_hparams
-from fcil_adapters.worker_ops import Call, context_fields
-from fcil_protocol.payload import pack, unpack
+from fcil_adapters.contract.backbone_info import NO_BACKBONE
+from fcil_adapters.contract.registry import load_method, make_hparams
+from fcil_adapters.worker.loop import Call, context_fields
+from fcil_protocol.payloads.payload import pack, unpack
 
 
 def png(seed, brightness=128, size=32):

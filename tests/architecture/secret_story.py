@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.request import Request, urlopen
 
-from fcil_protocol import control
-from fcil_protocol.envelope import StoredEnvelope, read_envelope, unwrap_key
+from fcil_protocol.envelopes.envelope import StoredEnvelope, read_envelope, unwrap_key
 from fcil_protocol.ids import Digest
-from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.ticket import Ticket
-from fcil_server.local import LocalFederation
-from fcil_server.store import PartStore
+from fcil_protocol.process import control_socket
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_protocol.trust.ticket import Ticket
+from fcil_server.aggregation.store import PartStore
+from fcil_server.lab.local.federation import LocalFederation
 from system.kit import open_ledger, settings, write_client
 from system.needles import Needles
 
@@ -179,7 +179,7 @@ def enrol(federation, directory, story):
 
 def let_a_browser_in(federation, story):
     """Enter the page as a browser does, and look at it."""
-    url = control.ask(federation.federation, "page_link")["url"]
+    url = control_socket.ask(federation.federation, "page_link")["url"]
     origin, _, token = url.partition("/enter#")
     headers = {"Content-Type": "application/json", "Origin": origin}
     body = json.dumps({"token": token}).encode()

@@ -17,7 +17,7 @@ from architecture.tree_texts import (
     texts,
     tracked,
 )
-from fcil_adapters.registry import method_names
+from fcil_adapters.contract.registry import method_names
 
 DECISIONS = ROOT / "docs" / "decisions"
 METHODS = ROOT / "adapters" / "fcil_adapters" / "methods"

@@ -9,14 +9,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import fcil_client.cli
-import fcil_server.cli
+import fcil_client.cli.main
+import fcil_server.cli.main
 
 # They run until they are stopped; their words are a log, which has a form of its own.
 DAEMONS = {"fcil-server serve", "fcil-server relay"}
 
 
-APPS = {"fcil-server": fcil_server.cli.app, "fcil-client": fcil_client.cli.app}
+APPS = {"fcil-server": fcil_server.cli.main.app, "fcil-client": fcil_client.cli.main.app}
 
 
 @cache

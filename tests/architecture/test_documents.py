@@ -16,23 +16,20 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from architecture.tree_texts import ROOT, texts
-from fcil_client import session
-from fcil_protocol import PROTOCOL_VERSION, frames, messages
+from fcil_client.session import machine as session
+from fcil_protocol import PROTOCOL_VERSION
+from fcil_protocol.envelopes.header import sealed_size
+from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
 from fcil_protocol.errors import all_errors
-from fcil_protocol.header import sealed_size
-from fcil_protocol.messages import MESSAGES, Message
-from fcil_protocol.payload import WIRE_DTYPES
-from fcil_protocol.schema import Kind
-from fcil_protocol.stored import StoredEnvelope
-from fcil_protocol.transport import (
-    HANDSHAKE_DOWN_BYTES,
-    HANDSHAKE_UP_BYTES,
-    frame_wire_bytes,
-)
-from fcil_protocol.wellknown import EVALUATE_SCHEMA, INVENTORY_SCHEMA, REGISTRY_SCHEMA
-from fcil_server import round as machine
-from fcil_server.config import ELSEWHERE, Config, known_keys
-from fcil_server.ledger_words import Answer, Outcome
+from fcil_protocol.link.zmq_link import HANDSHAKE_DOWN_BYTES, HANDSHAKE_UP_BYTES, frame_wire_bytes
+from fcil_protocol.messages import frames, messages
+from fcil_protocol.messages.messages import MESSAGES, Message
+from fcil_protocol.payloads.builtin import EVALUATE_SCHEMA, INVENTORY_SCHEMA, REGISTRY_SCHEMA
+from fcil_protocol.payloads.payload import WIRE_DTYPES
+from fcil_protocol.payloads.schema import Kind
+from fcil_server.federation.config import ELSEWHERE, Config, known_keys
+from fcil_server.ledger.enums import Answer, Outcome
+from fcil_server.rounds import machine
 
 PROTOCOL = (ROOT / "protocol" / "PROTOCOL.md").read_text(encoding="utf-8")
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -114,7 +111,7 @@ def test_names_from_elsewhere_lead_to_keys_that_exist() -> None:
 
 
 def test_what_a_run_keeps_is_as_decision_0008_says() -> None:
-    kept_config = importlib.import_module("fcil_server.kept_config")
+    kept_config = importlib.import_module("fcil_server.runs.frozen_config")
     page = ROOT / "docs" / "decisions" / "0008-what-a-run-keeps.md"
     decision = section(page.read_text(encoding="utf-8"), "## Decision")
     for name in kept_config.FIXED_SECTIONS:

@@ -23,30 +23,30 @@ PACKAGES = {
 # Modules whose files can run code when they are read.
 UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 CIPHER_OWNERS = {
-    "fcil_protocol/envelope.py",  # payloads
-    "fcil_protocol/keys.py",  # identities
-    "fcil_protocol/certificate.py",  # the federation's identity
-    "fcil_protocol/passphrase.py",  # keys in a backup
-    "fcil_server/web_door.py",  # no cipher: reads the names in a certificate
+    "fcil_protocol/envelopes/envelope.py",  # payloads
+    "fcil_protocol/trust/keys.py",  # identities
+    "fcil_protocol/trust/certificate.py",  # the federation's identity
+    "fcil_protocol/trust/passphrase.py",  # keys in a backup
+    "fcil_server/web/http_server.py",  # no cipher: reads the names in a certificate
 }
 ZMQ_OWNERS = {
-    "fcil_protocol/gate.py",  # who may connect
-    "fcil_protocol/socket_reader.py",  # what has come
-    "fcil_protocol/transport.py",  # the sockets themselves
+    "fcil_protocol/link/gate.py",  # who may connect
+    "fcil_protocol/link/socket_reader.py",  # what has come
+    "fcil_protocol/link/zmq_link.py",  # the sockets themselves
 }
 # Who starts other processes, and by which command.
 STARTERS = {
-    "fcil_adapters/worker_host.py",
-    "fcil_client/doctor/look_client.py",  # systemctl, by its whole path
-    "fcil_client/doctor/look_engines.py",
-    "fcil_client/swarm_ray.py",
+    "fcil_adapters/worker/host.py",
+    "fcil_client/doctor/probes/client.py",  # systemctl, by its whole path
+    "fcil_client/doctor/probes/engines.py",
+    "fcil_client/swarm/ray.py",
     "fcil_server/lab/data.py",
-    "fcil_server/lab/tied.py",
-    "fcil_server/local.py",
-    "fcil_server/sinks/process.py",
-    "fcil_server/web_process.py",
+    "fcil_server/lab/local/tied.py",
+    "fcil_server/lab/local/federation.py",
+    "fcil_server/reports/sinks/process.py",
+    "fcil_server/web/supervisor.py",
 }
-PYTHON = "fcil_protocol/children.py"  # writes every command that starts Python
+PYTHON = "fcil_protocol/process/children.py"  # writes every command that starts Python
 _STARTS = re.compile(
     r"(subprocess\.(?!DEVNULL|PIPE|STDOUT|Popen\[)\w+|os\.(exec|spawn|posix_spawn|fork|startfile)\w*"
     r"|\w+\.(create_)?subprocess_(exec|shell))"
@@ -167,7 +167,7 @@ def test_no_module_reads_files_that_can_run_code() -> None:
 
 def test_only_one_command_reads_checkpoints() -> None:
     readers = {n for n, tree in sources().items() if "torch.load" in dict(calls(tree))}
-    assert readers == {"fcil_adapters/weights_convert.py"}
+    assert readers == {"fcil_adapters/backbones/convert_weights.py"}
 
 
 def test_every_child_that_runs_python_is_started_without_the_current_directory() -> None:
@@ -175,7 +175,7 @@ def test_every_child_that_runs_python_is_started_without_the_current_directory()
     assert {name for name, tree in sources().items() if starts(tree)} == STARTERS
     assert [name for name, tree in sources().items() if own_python(tree)] == [PYTHON]
     assert '[sys.executable, "-P", "-m", module, *words]' in PACKAGES["fcil_protocol"].joinpath(
-        "children.py"
+        "process/children.py"
     ).read_text("utf-8")
 
 
@@ -200,10 +200,10 @@ def test_only_their_owners_call_ciphers() -> None:
 def test_only_the_codecs_of_the_wire_and_the_pipe_use_msgpack() -> None:
     users = {name for name, tree in sources().items() if "msgpack" in tops(tree)}
     assert users <= {
-        "fcil_protocol/fields.py",
-        "fcil_protocol/frames.py",
-        "fcil_protocol/segment.py",
-        "fcil_adapters/worker_pipe.py",
+        "fcil_protocol/trust/canonical.py",
+        "fcil_protocol/messages/frames.py",
+        "fcil_protocol/storage/segment.py",
+        "fcil_adapters/worker/pipe.py",
     }
 
 
@@ -236,9 +236,9 @@ def test_the_pure_machines_import_no_clock_no_socket_and_no_disk() -> None:
     """They decide without IO; time and chance come in as arguments."""
     forbidden = {"time", "datetime", "random", "os", "socket", "asyncio", "pathlib", "threading"}
     for name in (
-        "fcil_client/session.py",
-        "fcil_server/round.py",
-        "fcil_server/round_events.py",
-        "fcil_server/plan.py",
+        "fcil_client/session/machine.py",
+        "fcil_server/rounds/machine.py",
+        "fcil_server/rounds/events.py",
+        "fcil_server/rounds/schedule.py",
     ):
         assert not tops(sources()[name]) & forbidden, name

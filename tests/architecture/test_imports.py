@@ -25,21 +25,32 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 """
 TORCH_FREE_ADAPTERS = (
-    "contract", "registry", "arrays", "statistics", "images", "describe",
-    "embedded", "engines", "onnx_backbone", "onnx_session", "probes", "weights", "worker_models",
-)  # fmt: skip
+    "backbones.engines",
+    "backbones.known",
+    "backbones.onnx_backbone",
+    "backbones.onnx_session",
+    "backbones.probes",
+    "backbones.weights",
+    "contract",
+    "contract.backbone_info",
+    "contract.registry",
+    "images.decoding",
+    "numerics.class_means",
+    "numerics.client_weights",
+    "worker.models",
+)
 SHELLS = (
-    "fcil_client.cli",
-    "fcil_client.daemon",
-    "fcil_client.session",
-    "fcil_client.outbox",
-    "fcil_client.worker",
-    "fcil_server.cli",
-    "fcil_server.daemon",
-    "fcil_server.coordinator",
+    "fcil_client.cli.main",
+    "fcil_client.daemon.client",
+    "fcil_client.session.machine",
+    "fcil_client.state.outbox",
+    "fcil_client.rounds.worker",
+    "fcil_server.cli.main",
+    "fcil_server.daemon.server",
+    "fcil_server.rounds.coordinator",
     "fcil_server.lab.cli",
-    "fcil_server.round",
-    "fcil_server.ledger",
+    "fcil_server.rounds.machine",
+    "fcil_server.ledger.ledger",
 )
 
 
@@ -55,7 +66,8 @@ def python(program: str) -> subprocess.CompletedProcess[str]:
 
 def protocol_modules() -> list[str]:
     folder = Path(fcil_protocol.__file__).parent
-    return sorted(f"fcil_protocol.{p.stem}" for p in folder.glob("*.py") if p.stem != "__init__")
+    found = (p.relative_to(folder).with_suffix("") for p in folder.rglob("*.py"))
+    return sorted(".".join(("fcil_protocol", *p.parts)) for p in found if p.stem != "__init__")
 
 
 def manifests() -> list[str]:
@@ -97,7 +109,7 @@ def test_protocol_manifests_and_daemons_import_without_torch() -> None:
 def test_manifests_say_everything_about_their_method_without_torch() -> None:
     """Hyper-parameters, exchanges and schemas: all that the two sides must agree on."""
     done = python(
-        "from fcil_adapters import registry\n"
+        "from fcil_adapters.contract import registry\n"
         "for name in registry.method_names():\n"
         "    method = registry.load_method(name)\n"
         "    print(name, method.version, type(method.hparams()).__name__)\n"
@@ -111,7 +123,7 @@ def test_a_command_line_shows_its_help_without_torch(side: str) -> None:
     """And each of its verbs: help is what one asks for on a machine where nothing runs yet."""
     done = python(
         f"from typer.testing import CliRunner\n"
-        f"from fcil_{side}.cli import app\n"
+        f"from fcil_{side}.cli.main import app\n"
         "import typer\n"
         "runner = CliRunner()\n"
         "names = list(typer.main.get_command(app).commands)\n"
@@ -132,7 +144,7 @@ def test_a_command_line_starts_without_numpy_and_the_protocol_still_offers_its_n
     side: str,
 ) -> None:
     done = python(
-        f"import fcil_{side}.cli, fcil_protocol\n"
+        f"import fcil_{side}.cli.main, fcil_protocol\n"
         "print('numpy' in sys.modules)\n"
         "for name in fcil_protocol.__all__:\n"
         "    assert getattr(fcil_protocol, name) is not None\n"
@@ -145,7 +157,7 @@ def test_a_command_line_starts_without_numpy_and_the_protocol_still_offers_its_n
 @pytest.mark.parametrize("side", ["client", "server"])
 def test_the_installed_command_line_starts_without_torch(side: str) -> None:
     done = python(
-        f"from fcil_{side}.cli import main\nsys.argv = ['fcil-{side}', '--help']\nmain()\n"
+        f"from fcil_{side}.cli.main import main\nsys.argv = ['fcil-{side}', '--help']\nmain()\n"
     )
     assert done.returncode == 0, done.stderr
     assert "--help" in done.stdout
@@ -159,7 +171,7 @@ def test_a_wrong_argument_is_wrong_usage_without_a_traceback(
     side: str, arguments: list[str]
 ) -> None:
     given = [f"fcil-{side}", *arguments]
-    done = python(f"from fcil_{side}.cli import main\nsys.argv = {given!r}\nmain()\n")
+    done = python(f"from fcil_{side}.cli.main import main\nsys.argv = {given!r}\nmain()\n")
     assert done.returncode == EXIT_USAGE
     assert "Traceback" not in done.stderr
     assert done.stdout == ""

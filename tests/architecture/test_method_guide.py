@@ -6,8 +6,8 @@ import re
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from fcil_protocol.payload import WIRE_DTYPES
-from fcil_protocol.schema import Kind
+from fcil_protocol.payloads.payload import WIRE_DTYPES
+from fcil_protocol.payloads.schema import Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "method-guide.md").read_text(encoding="utf-8")

@@ -18,20 +18,20 @@ from pathlib import Path
 import pytest
 
 from architecture.secret_story import KEY_FILES, key_secrets, tell
-from fcil_client import cli as client_cli
-from fcil_client.daemon import Client
-from fcil_client.enrolment import find
-from fcil_client.rounds import Options
-from fcil_protocol import envelope
-from fcil_protocol.certificate import RootKey
-from fcil_protocol.envelope import ContentKey, Core, open_body, seal, unwrap_key, wrap_key
+from fcil_client.cli import main as client_cli
+from fcil_client.daemon.client import Client
+from fcil_client.membership.enrol import find
+from fcil_client.rounds.round_work import Options
+from fcil_protocol.envelopes import envelope
+from fcil_protocol.envelopes.envelope import ContentKey, Core, open_body, seal, unwrap_key, wrap_key
 from fcil_protocol.errors import FcilError
-from fcil_protocol.files import DirectoryLock
-from fcil_protocol.keys import PrivateKeys, PublicKeys
-from fcil_protocol.ticket import Ticket
-from fcil_server import cli as server_cli
-from fcil_server.daemon import Server
-from fcil_server.federation import Federation
+from fcil_protocol.storage.atomic_files import DirectoryLock
+from fcil_protocol.trust.certificate import RootKey
+from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
+from fcil_protocol.trust.ticket import Ticket
+from fcil_server.cli import main as server_cli
+from fcil_server.daemon.server import Server
+from fcil_server.federation.directory import Federation
 from system.kit import settings, write_client
 from system.needles import Needles, spellings
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import zmq
 
 import fcil_protocol
-from fcil_protocol.channel import Channel
-from fcil_protocol.frames import parse
-from fcil_protocol.gate import MONITOR_EVENT
-from fcil_protocol.keys import PrivateKeys, PublicKeys
-from fcil_protocol.messages import Hello, Update, Welcome
-from fcil_protocol.tcp_info import Probe, open_probe
+from fcil_protocol.link.gate import MONITOR_EVENT
+from fcil_protocol.link.tcp_info import Probe, open_probe
+from fcil_protocol.messages.frames import parse
+from fcil_protocol.messages.messages import Hello, Update, Welcome
+from fcil_protocol.messages.signed_session import Channel
+from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 
 QUIET_S = 1.0  # nothing more is taken for so long: the flood is over, or stuck
 

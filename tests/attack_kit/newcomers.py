@@ -4,8 +4,8 @@ import asyncio
 import time
 from collections import Counter
 
-from fcil_protocol.link import LinkNews
-from fcil_protocol.transport import Dealer
+from fcil_protocol.link.interface import LinkNews
+from fcil_protocol.link.zmq_link import Dealer
 
 
 async def knocking(address, keys, server_key, *, every_s=0.1, most_s=60.0, until=None):

@@ -10,9 +10,9 @@ import os
 import numpy as np
 
 from attack_kit.pouring import Hose
-from fcil_protocol.messages import Chunk, Decline, Progress, Update
-from fcil_protocol.payload import Payload
-from fcil_protocol.wellknown import INVENTORY
+from fcil_protocol.messages.messages import Chunk, Decline, Progress, Update
+from fcil_protocol.payloads.builtin import INVENTORY
+from fcil_protocol.payloads.payload import Payload
 
 BYTES, SECONDS = 50_000_000, 60.0
 

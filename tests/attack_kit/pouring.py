@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from fcil_protocol.errors import FcilError
-from fcil_protocol.frames import parse
-from fcil_protocol.link import LinkNews
+from fcil_protocol.link.interface import LinkNews
+from fcil_protocol.messages.frames import parse
 
 FULL_S = 0.001  # before the next attempt where a socket's queue is full
 STUCK = 2000  # attempts, and then whoever reads nothing reads after all

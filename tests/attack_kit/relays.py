@@ -5,12 +5,12 @@ import os
 
 import fcil_protocol
 from attack_kit.pouring import Hose
-from fcil_protocol import lanes
-from fcil_protocol.channel import Channel
-from fcil_protocol.frames import parse
-from fcil_protocol.link import LinkNews
-from fcil_protocol.messages import Uplink
-from fcil_protocol.transport import Dealer
+from fcil_protocol.link.interface import LinkNews
+from fcil_protocol.link.zmq_link import Dealer
+from fcil_protocol.messages import relay_frames
+from fcil_protocol.messages.frames import parse
+from fcil_protocol.messages.messages import Uplink
+from fcil_protocol.messages.signed_session import Channel
 
 WAIT_S = 60.0
 
@@ -56,5 +56,5 @@ async def lane_flood(
     number = 0
     while hose.goes_on:
         number += 1
-        await hose.send(lanes.up(number, os.urandom(32), [b"x"]))
+        await hose.send(relay_frames.up(number, os.urandom(32), [b"x"]))
     return await hose.close()

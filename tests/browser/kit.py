@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, Request
 
-from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.local import LocalFederation
-from fcil_server.page.sessions import KeyedSessions
-from fcil_server.web_door import open_door
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.web.http_server import open_door
+from fcil_server.web.page.access.sessions import KeyedSessions
 
 ARTEFACTS = Path(__file__).parents[2] / "test-artefacts" / "page"
 DESK, PHONE = (1280, 900), (375, 800)  # CSS pixels
@@ -215,7 +215,7 @@ def ledger_door(directory: Path, build: Callable[[Path], Ledger], *options: str)
         stack.callback(os.close, ours)
         stack.callback(os.close, theirs)
         fds = (listening.fileno(), ours)
-        command = [sys.executable, "-m", "fcil_server.page.server", "--dir", str(directory)]
+        command = [sys.executable, "-m", "fcil_server.web.page.server", "--dir", str(directory)]
         command += ["--fd", str(fds[0]), "--parent", str(fds[1]), *options]
         process = subprocess.Popen(command, pass_fds=fds, start_new_session=True)
         stack.callback(process.wait)

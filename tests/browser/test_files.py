@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 
 import page_kit
 from browser import kit
-from fcil_server import rundir
+from fcil_server.reports import run_directory
 
 pytestmark = [pytest.mark.browser, pytest.mark.processes]
 
@@ -17,7 +17,7 @@ def frozen(folder: Path, build) -> str:
     folder.mkdir()
     with build(folder / "ledger.sqlite") as ledger:
         run = ledger.newest_run().run_id
-        rundir.write(ledger, run, folder / "run", plots=False)
+        run_directory.write(ledger, run, folder / "run", plots=False)
     return (folder / "run" / "report.html").as_uri()
 
 

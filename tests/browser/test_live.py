@@ -16,9 +16,9 @@ from PIL import Image
 from playwright.sync_api import Locator, expect
 
 from browser import kit
-from fcil_protocol import control
-from fcil_protocol.ticket import Ticket
-from fcil_server.local import LocalFederation
+from fcil_protocol.process import control_socket
+from fcil_protocol.trust.ticket import Ticket
+from fcil_server.lab.local.federation import LocalFederation
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = [pytest.mark.browser, pytest.mark.processes]
@@ -145,13 +145,13 @@ def test_the_round_in_progress_shows_whom_it_waits_for(chromium, tmp_path):
     """One client stands still: its row says so until it goes on."""
     extra = {"federation__heartbeat_s": 10.0, "round__grace_s": 30.0}
     with federation_at(chromium, tmp_path, **extra) as federation:
-        control.ask(federation.federation, "pause")
+        control_socket.ask(federation.federation, "pause")
         join(federation, "a", "b")
         visit = come_in(chromium, federation)
         expect(visit.section("head")).to_contain_text("paused")
         os.kill(federation.clients["b"].pid, signal.SIGSTOP)
         try:
-            control.ask(federation.federation, "resume")
+            control_socket.ask(federation.federation, "resume")
             federation.until("update")
             now = visit.section("now")
             expect(now).to_contain_text("1 of 2")
@@ -178,7 +178,7 @@ def test_an_operator_pauses_resumes_enrols_and_revokes(chromium, tmp_path):
         visit.look("act-confirm", whole=False)
         dialog.get_by_role("button", name="Cancel").click()
         expect(visit.page.get_by_role("dialog")).to_have_count(0)
-        assert control.ask(federation.federation, "gauges")["mode"] == "running"
+        assert control_socket.ask(federation.federation, "gauges")["mode"] == "running"
         order(visit, "pause")
         expect(visit.section("head")).to_contain_text("paused")
         close(visit)
@@ -302,7 +302,7 @@ def test_what_another_site_or_program_posts_does_nothing(chromium, tmp_path):
         other = come_in(chromium, federation)
         others = good | {"X-FCIL-CSRF": other.page.locator("html").get_attribute("data-csrf")}
         assert other.post("/act/carry-out", json.dumps({"confirm": word}), others).status >= 400
-        assert control.ask(federation.federation, "gauges")["mode"] == "running"
+        assert control_socket.ask(federation.federation, "gauges")["mode"] == "running"
         assert audited(federation, "pause") == []
 
 

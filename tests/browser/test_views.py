@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 
 import page_kit
 from browser import kit
-from fcil_server.ledger import LEDGER_NAME, Ledger
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
 pytestmark = [pytest.mark.browser, pytest.mark.processes]
 

@@ -6,8 +6,9 @@ import pytest
 
 from client.daemon_kit import Running, Server
 from client.round_kit import FED
-from fcil_client import conversation, jobs, session
-from fcil_client.home import Enrolment, Home
+from fcil_client.daemon import conversation, jobs
+from fcil_client.session import machine as session
+from fcil_client.state.home import Enrolment, Home
 from fcil_protocol.ids import ClientId
 
 PATIENCE_S = 60

@@ -6,25 +6,25 @@ import asyncio
 import contextlib
 import json
 
-from fcil_adapters import registry
-from fcil_adapters.describe import NO_BACKBONE, backbone_fields
+from fcil_adapters.contract import registry
+from fcil_adapters.contract.backbone_info import NO_BACKBONE, backbone_fields
 from fcil_adapters.methods.running_mean import METHOD
-from fcil_client import daemon
-from fcil_client.home import Enrolment, Home
-from fcil_client.inventory import Inventory
-from fcil_client.manners import ALWAYS, Facts
-from fcil_client.rounds import Options, RoundWork
+from fcil_client.daemon import client as daemon
+from fcil_client.data.inventory import Inventory
+from fcil_client.policy.policy import ALWAYS, Facts
+from fcil_client.rounds.round_work import Options, RoundWork
+from fcil_client.state.home import Enrolment, Home
 from fcil_protocol import PROTOCOL_VERSION
-from fcil_protocol.certificate import RootKey
-from fcil_protocol.channel import Channel
-from fcil_protocol.envelope import open_body, parse_header, unwrap_key
+from fcil_protocol.envelopes.envelope import open_body, parse_header, unwrap_key
 from fcil_protocol.errors import FcilError
-from fcil_protocol.frames import parse
 from fcil_protocol.ids import new_client_id
-from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.messages import Ack, Chunk, Hello, RoundOpen, Update, Want, Welcome
-from fcil_protocol.payload import unpack
+from fcil_protocol.messages.frames import parse
+from fcil_protocol.messages.messages import Ack, Chunk, Hello, RoundOpen, Update, Want, Welcome
+from fcil_protocol.messages.signed_session import Channel
+from fcil_protocol.payloads.payload import unpack
 from fcil_protocol.testing import MemoryRouter
+from fcil_protocol.trust.certificate import RootKey
+from fcil_protocol.trust.keys import PrivateKeys
 
 RUN, RUN2 = "r20260102-030405-0a0b", "r20260102-030405-0a0c"
 HPARAMS = METHOD.hparams()

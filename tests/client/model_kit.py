@@ -12,12 +12,12 @@ from PIL import Image
 from client.daemon_kit import HPARAMS, RUN
 from client.round_kit import FED, KEYS, SERVER, TERMS
 from fcil_adapters.contract import Context, TaskInfo
-from fcil_adapters.describe import NO_BACKBONE
-from fcil_client.model_keeping import ModelKeeper
-from fcil_protocol.envelope import Core, seal, wrap_key
-from fcil_protocol.messages import PartRef, RoundOpen
-from fcil_protocol.payload import Payload, pieces
-from fcil_protocol.stored import write_envelope
+from fcil_adapters.contract.backbone_info import NO_BACKBONE
+from fcil_client.rounds.model_keeper import ModelKeeper
+from fcil_protocol.envelopes.envelope import Core, seal, wrap_key
+from fcil_protocol.envelopes.stored_envelope import write_envelope
+from fcil_protocol.messages.messages import PartRef, RoundOpen
+from fcil_protocol.payloads.payload import Payload, pieces
 
 NAMES = ("black", "dark", "grey", "light", "white")
 

@@ -5,15 +5,15 @@ import asyncio
 import numpy as np
 
 from client.daemon_kit import DIGEST, HPARAMS, LIMIT, RUN, order
-from fcil_adapters.describe import NO_BACKBONE
+from fcil_adapters.contract.backbone_info import NO_BACKBONE
 from fcil_adapters.methods.running_mean import METHOD
-from fcil_client import rounds
-from fcil_client.greeting import Terms
-from fcil_client.rounds import Options, RoundWork
+from fcil_client.link.handshake import Terms
+from fcil_client.rounds import round_work
+from fcil_client.rounds.round_work import Options, RoundWork
 from fcil_protocol.ids import FederationId
-from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.messages import PartRef
-from fcil_protocol.payload import Payload
+from fcil_protocol.messages.messages import PartRef
+from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.trust.keys import PrivateKeys
 
 FED = FederationId("0123456789abcdef" * 2)
 KEYS, SERVER = (
@@ -61,7 +61,7 @@ def make(home, enrolment, data):
 def fit(monkeypatch):
     """Let rounds have the registry alone."""
     monkeypatch.setattr(
-        rounds, "open_part", lambda _home, ref, *_: {"registry": registry_part()}[ref.name]
+        round_work, "open_part", lambda _home, ref, *_: {"registry": registry_part()}[ref.name]
     )
 
 

@@ -8,9 +8,9 @@ import os
 import signal
 from pathlib import Path
 
-from fcil_adapters import worker_ops
-from fcil_adapters.backbone import Backbone
-from fcil_client.worker import ClientWorker
+from fcil_adapters.backbones.backbone import Backbone
+from fcil_adapters.worker import loop as worker_ops
+from fcil_client.rounds.worker import ClientWorker
 
 _normalise = Backbone.normalise
 

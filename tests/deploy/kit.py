@@ -16,8 +16,8 @@ from typing import Any
 import typer
 import yaml
 
-import fcil_client.cli
-import fcil_server.cli
+import fcil_client.cli.main
+import fcil_server.cli.main
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -29,8 +29,8 @@ MANIFESTS = sorted(
     path for path in DEPLOY.glob("kubernetes/*/*.yaml") if path.name != "kustomization.yaml"
 )
 APPS = {
-    "fcil-server": typer.main.get_command(fcil_server.cli.app),
-    "fcil-client": typer.main.get_command(fcil_client.cli.app),
+    "fcil-server": typer.main.get_command(fcil_server.cli.main.app),
+    "fcil-client": typer.main.get_command(fcil_client.cli.main.app),
 }
 
 

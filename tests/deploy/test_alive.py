@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import fcil_client.cli
-import fcil_server.cli
-from fcil_client.show_status import check_alive
-from fcil_protocol import control
+import fcil_client.cli.main
+import fcil_server.cli.main
+from fcil_client.cli.show_status import check_alive
 from fcil_protocol.errors import Unreachable
-from fcil_server.ledger import LEDGER_NAME, Ledger
+from fcil_protocol.process import control_socket
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def daemon(directory: Path):
         return {"running": True, "asked": op}
 
     async def run():
-        server = await control.serve(directory, answer)
+        server = await control_socket.serve(directory, answer)
         ready.set()
         await over.wait()
         server.close()
@@ -53,7 +53,7 @@ def daemon(directory: Path):
 
 def server_status(directory: Path, *options: str):
     return CliRunner().invoke(
-        fcil_server.cli.app, ["status", "--dir", str(directory), "--json", *options]
+        fcil_server.cli.main.app, ["status", "--dir", str(directory), "--json", *options]
     )
 
 
@@ -74,8 +74,8 @@ def test_a_server_that_answers_is_alive(federation):
 def test_where_no_client_is_enrolled_none_is_alive(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     run = CliRunner()
-    assert run.invoke(fcil_client.cli.app, ["status"]).exit_code == 0
-    found = run.invoke(fcil_client.cli.app, ["status", "--alive"])
+    assert run.invoke(fcil_client.cli.main.app, ["status"]).exit_code == 0
+    found = run.invoke(fcil_client.cli.main.app, ["status", "--alive"])
     assert found.exit_code == 2
     assert "no client's daemon answers" in found.output
 

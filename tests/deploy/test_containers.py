@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from deploy.kit import BIN, COMPOSE, DEPLOY, DOCKERFILES, ROOT, docker, documents, image_of, program
-from fcil_server.config import Config
+from fcil_server.federation.config import Config
 
 USER = "10001:10001"
 HOME = "/var/lib/fcil"

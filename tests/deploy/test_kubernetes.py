@@ -13,8 +13,8 @@ import yaml
 
 from deploy.kit import DEPLOY, MANIFESTS, docker, documents, image_of, pods
 from fcil_protocol.errors import KeyFileError
-from fcil_protocol.files import read_private
-from fcil_server.config import load
+from fcil_protocol.storage.atomic_files import read_private
+from fcil_server.federation.config import load
 
 KUBERNETES = DEPLOY / "kubernetes"
 FOREIGN = {"ServiceMonitor"}  # the Prometheus operator's; Kubernetes has no schema of it

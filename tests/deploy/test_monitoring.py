@@ -17,10 +17,10 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.kit import COMPOSE, DEPLOY, documents
-from fcil_server.addresses import DEFAULT_METRICS
-from fcil_server.exposition import CATALOGUE, Snapshot, Usage, render
-from fcil_server.ledger_totals import TotalsReader
-from fcil_server.ledger_words import Cause, Direction, Source
+from fcil_server.federation.addresses import DEFAULT_METRICS
+from fcil_server.ledger.enums import Cause, Direction, Source
+from fcil_server.web.metrics.exposition import CATALOGUE, Snapshot, Usage, render
+from fcil_server.web.metrics.totals import TotalsReader
 from sample_run import LIVE, build
 
 PROMETHEUS = DEPLOY / "prometheus"

@@ -11,16 +11,16 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fcil_client import egress
+from fcil_client.state import sent_journal
 from fcil_protocol.errors import LinkError
-from fcil_server.ledger_words import Outcome, RunStatus, UpdateStatus
-from fcil_server.local import LocalFederation
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Outcome, RunStatus, UpdateStatus
 from system.kit import open_ledger, settings, write_client
 
 PLANT = Path(__file__).parent / "plant"
 KILLED = -9
 SERVER, CLIENT = "fcil_server", "fcil_client"
-SERVER_WORKER, CLIENT_WORKER = "fcil_server.worker", "fcil_client.worker"
+SERVER_WORKER, CLIENT_WORKER = "fcil_server.aggregation.worker", "fcil_client.rounds.worker"
 TASKS = [["0", "1"], ["2", "3"]]
 
 # Nobody is given up: a killed client comes back, and the round waits for it.
@@ -177,7 +177,7 @@ def client_homes(federation) -> list[Path]:
 
 def acknowledged(home: Path) -> list[dict]:
     """Return what the client knows to be acknowledged, inventories apart."""
-    rows, damaged = egress.read(home)
+    rows, damaged = sent_journal.read(home)
     assert damaged == 0 or home, "half a line is where a kill was"
     return [r for r in rows if r["answer"] == "acked" and r["kind"] not in (None, "inventory")]
 
@@ -215,7 +215,7 @@ def keeps_its_promises(federation, expected: str, *, excluded: bool = False) -> 
 
 def nothing_acknowledged_is_lost(home: Path, updates: dict) -> None:
     """Every acknowledged update is in the ledger, judged, and was never asked for again."""
-    rows, _ = egress.read(home)
+    rows, _ = sent_journal.read(home)
     for acked in acknowledged(home):
         held = updates.get(acked["digest"])
         assert held is not None, f"an acknowledged update is lost: {acked}"

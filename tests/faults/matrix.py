@@ -11,7 +11,7 @@ Where each fault of the list is shown (rows are those of README's way of one upd
 | disk full, read-only, forbidden, faulty | test_disks.py (every writer), test_real_disks.py (real ones); the spool here, in pairs |
 | kill -9 after receive, fsync, Ack, commit | test_crash_walk.py (every point, these by name in `NAMED_KILLS`) |
 | clock jump | tests/system/test_sleepers.py |
-| learner hangs, runs out of memory | tests/system/test_sleepers.py, tests/adapters/test_worker_effort.py |
+| learner hangs, runs out of memory | tests/system/test_sleepers.py, tests/adapters/worker/test_retry.py |
 | learner crashes, gives NaN or a wrong shape | `Fault` here, rows 3 and 4 |
 | one client only, all identical | test_matrix.py |
 | zero clients | tests/system/test_bad_input.py: a task that nobody has data for waits |
@@ -27,17 +27,17 @@ from enum import Enum
 import msgpack
 import numpy as np
 
-from fcil_client.daemon import Client
-from fcil_client.home import Home
-from fcil_client.rounds import Options, RoundWork
+from fcil_client.daemon.client import Client
+from fcil_client.rounds.round_work import Options, RoundWork
+from fcil_client.state.home import Home
 from fcil_protocol.errors import DiskFull, FcilError, InternalError, WorkerDied
-from fcil_protocol.link import LinkNews
-from fcil_protocol.payload import Payload
-from fcil_protocol.spool import Spool
+from fcil_protocol.link.interface import LinkNews
+from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.storage.spool import Spool
 from fcil_protocol.testing import FaultScript, MemoryRouter
-from fcil_server.aggregation import Aggregation
-from fcil_server.daemon import Server
-from fcil_server.federation import Federation
+from fcil_server.aggregation.aggregation import Aggregation
+from fcil_server.daemon.server import Server
+from fcil_server.federation.directory import Federation
 
 LIMIT_S = 90
 

@@ -24,7 +24,7 @@ from faults.kit import (
     walk_plan,
 )
 from fcil_protocol.errors import LinkError
-from fcil_server.local import LocalFederation
+from fcil_server.lab.local.federation import LocalFederation
 from system.kit import settings
 
 pytestmark = pytest.mark.processes

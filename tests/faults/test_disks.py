@@ -13,7 +13,7 @@ import pytest
 
 from faults.kit import CLIENT, SERVER, Keeper, Scene, keeps_its_promises, planted, rule
 from fcil_protocol.errors import LinkError
-from fcil_server.local import LocalFederation
+from fcil_server.lab.local.federation import LocalFederation
 from system.kit import settings, write_client
 
 pytestmark = pytest.mark.processes
@@ -74,7 +74,7 @@ SERVER_START = [
     Writer("ledger", "open", "ledger.sqlite", ends=True),
     Writer("ledger_made", "commit", "ledger.sqlite", ends=True),
     Writer("keys", "write", "keys/", ends=True),
-    Writer("run_begun", "sql", "ledger.sqlite", "runs._begin", ends=True),
+    Writer("run_begun", "sql", "ledger.sqlite", "active_run._begin", ends=True),
     Writer("run_directory", "mkdir", "runs/.", ends=True),
     Writer("control_socket", "unlink", "control.sock", ends=True),
     Writer("join_file", "write", "servers/", ends=True),

@@ -9,8 +9,9 @@ import pytest
 
 from faults.kit import Scene, final_digest, keeps_its_promises
 from faults.matrix import Fault, InMemory
-from fcil_client import conversation, jobs, session
-from fcil_server.local import LocalFederation
+from fcil_client.daemon import conversation, jobs
+from fcil_client.session import machine as session
+from fcil_server.lab.local.federation import LocalFederation
 from system.kit import settings, write_client
 
 pytestmark = pytest.mark.processes

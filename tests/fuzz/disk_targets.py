@@ -8,20 +8,21 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from fcil_client import egress, manifest, privacy
-from fcil_client.home import Enrolment, Home
-from fcil_client.outbox import Outbox
-from fcil_protocol.assembly import Assembly
-from fcil_protocol.certificate import RootKey
-from fcil_protocol.envelope import StoredEnvelope, read_envelope, seal
+from fcil_client.data import manifest
+from fcil_client.state import privacy_budget, sent_journal
+from fcil_client.state.home import Enrolment, Home
+from fcil_client.state.outbox import Outbox
+from fcil_protocol.envelopes.assembly import Assembly
+from fcil_protocol.envelopes.envelope import StoredEnvelope, read_envelope, seal
 from fcil_protocol.errors import CannotOpen, FcilError, WireError
 from fcil_protocol.ids import ClientId
-from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.passphrase import open_with_passphrase
-from fcil_protocol.segment import HEAD_BYTES, RecordKind, Segment
-from fcil_protocol.spool import Spool
-from fcil_server import archive
-from fcil_server.relay_home import load_record
+from fcil_protocol.storage.segment import HEAD_BYTES, RecordKind, Segment
+from fcil_protocol.storage.spool import Spool
+from fcil_protocol.trust.certificate import RootKey
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_protocol.trust.passphrase import open_with_passphrase
+from fcil_server.sessions.relay.home import load_record
+from fcil_server.storage import archive
 from fuzz.harness import CUT, Once, must, target
 from fuzz.wire_targets import CLIENT, CORE, PLAIN, ROOT, sealed_seeds
 
@@ -106,7 +107,7 @@ def record(piece):
     """Return a record with checksums that fit; its first bytes say kind and length of key."""
     kind, key_bytes = piece[0] % 5, piece[1] % 9
     key, body = piece[2 : 2 + key_bytes], piece[2 + key_bytes :]
-    from fcil_protocol.segment import _FIELDS, _MAGIC, _VERSION  # noqa: PLC0415
+    from fcil_protocol.storage.segment import _FIELDS, _MAGIC, _VERSION  # noqa: PLC0415
 
     fields = _FIELDS.pack(_MAGIC, _VERSION, kind, len(key), len(body))
     digest = hashlib.sha256(SALT + fields + key + body).digest()
@@ -239,8 +240,8 @@ def charge_seeds():
 
 @target("privacy_ledger", charge_seeds, form="json")
 def privacy_ledger(data):
-    file(privacy.NAME, data if data.endswith(b"\n") else data + b"\n")
-    for charge in privacy.PrivacyLedger(scratch()).read():
+    file(privacy_budget.NAME, data if data.endswith(b"\n") else data + b"\n")
+    for charge in privacy_budget.PrivacyLedger(scratch()).read():
         must(charge.noise_multiplier > 0, "noise is a number above 0")
         must(all(isinstance(name, str) for name in charge.classes), "classes have names")
         must(len(charge.statistics) >= 0, "statistics can be counted")
@@ -257,10 +258,10 @@ def journal_seeds():
 @target("egress_journal", journal_seeds)
 def egress_journal(data):
     """A damaged line is counted and the others are shown."""
-    file(egress.NAME, data)
-    rows, damaged = egress.read(scratch())
+    file(sent_journal.NAME, data)
+    rows, damaged = sent_journal.read(scratch())
     for row in rows:
-        egress.last_event(row)
+        sent_journal.last_event(row)
     must(len(rows) + damaged <= data.count(b"\n") + 1, "no more rows than lines")
     return bool(rows)
 

@@ -13,15 +13,16 @@ import zipfile
 import numpy as np
 from PIL import Image
 
-from fcil_adapters import image_source, images, registry
-from fcil_adapters.contract import Preprocessing
-from fcil_adapters.image_source import ZipSource
-from fcil_adapters.worker_pipe import Pipe, _encode
-from fcil_protocol import control
+from fcil_adapters.contract import Preprocessing, registry
+from fcil_adapters.images import decoding as images
+from fcil_adapters.images import sources
+from fcil_adapters.images.sources import ZipSource
+from fcil_adapters.worker.pipe import Pipe, _encode
 from fcil_protocol.errors import ConfigError, FcilError, UsageError
-from fcil_protocol.overrides import apply_override
-from fcil_protocol.payload import Payload
-from fcil_server import config
+from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.process import control_socket
+from fcil_protocol.process.overrides import apply_override
+from fcil_server.federation import config
 from fuzz.disk_targets import file
 from fuzz.harness import CUT, must, pieces, target
 from fuzz.wire_targets import quick_registry
@@ -67,7 +68,7 @@ class Ear:
 
 
 async def reply(data, sock):
-    reader = asyncio.StreamReader(limit=control.MAX_LINE_BYTES)
+    reader = asyncio.StreamReader(limit=control_socket.MAX_LINE_BYTES)
     reader.feed_data(data)
     reader.feed_eof()
 
@@ -76,7 +77,7 @@ async def reply(data, sock):
             raise UsageError(f"no command {op!r}.")
         return fields
 
-    return await control._reply(reader, Ear(sock), handle)
+    return await control_socket._reply(reader, Ear(sock), handle)
 
 
 @target(
@@ -98,7 +99,7 @@ def control_line(data):
 def control_answer(data):
     """What a command makes of a daemon's answer, which may be any error."""
     with contextlib.suppress(FcilError):
-        must(isinstance(control._answer(data), dict), "an answer has fields")
+        must(isinstance(control_socket._answer(data), dict), "an answer has fields")
     return True
 
 
@@ -140,7 +141,7 @@ def worker_pipe(data):
 # --- images ---------------------------------------------------------------------------------
 
 SMALL = 1 << 20  # bytes and pixels, in place of what a real device could hold
-image_source.MAX_FILE_BYTES = SMALL
+sources.MAX_FILE_BYTES = SMALL
 images.MAX_FILE_BYTES = SMALL
 images.MAX_PIXELS = SMALL
 Image.MAX_IMAGE_PIXELS = SMALL

@@ -8,21 +8,19 @@ from unittest import mock
 
 import numpy as np
 
-from fcil_adapters import registry
-from fcil_adapters.contract import TaskInfo
-from fcil_adapters.describe import (
+from fcil_adapters.backbones.known import backbone_by_name
+from fcil_adapters.contract import TaskInfo, registry
+from fcil_adapters.contract.backbone_info import (
     NO_BACKBONE,
     backbone_fields,
     backbone_from_fields,
     preprocessing_digest,
 )
 from fcil_adapters.methods.running_mean import METHOD
-from fcil_adapters.vit_sizes import backbone_by_name
-from fcil_client.greeting import read_terms
-from fcil_client.rounds import read_registry
-from fcil_protocol import PROTOCOL_VERSION, lanes
-from fcil_protocol.certificate import Certificate, RootKey
-from fcil_protocol.envelope import (
+from fcil_client.link.handshake import read_terms
+from fcil_client.rounds.round_work import read_registry
+from fcil_protocol import PROTOCOL_VERSION
+from fcil_protocol.envelopes.envelope import (
     Core,
     open_body,
     parse_header,
@@ -32,20 +30,22 @@ from fcil_protocol.envelope import (
     wrap_key,
 )
 from fcil_protocol.errors import WrongFederation
-from fcil_protocol.fields import pack_map
-from fcil_protocol.frames import encode, parse
-from fcil_protocol.keys import PrivateKeys, PublicKeys
-from fcil_protocol.messages import BackboneClaim, Welcome
-from fcil_protocol.payload import Payload, pack, unpack
-from fcil_protocol.ticket import Ticket
-from fcil_protocol.wellknown import (
+from fcil_protocol.messages import relay_frames
+from fcil_protocol.messages.frames import encode, parse
+from fcil_protocol.messages.messages import BackboneClaim, Welcome
+from fcil_protocol.payloads.builtin import (
     EVALUATE_SCHEMA,
     INVENTORY_SCHEMA,
     REGISTRY_SCHEMA,
     inventory_faults,
     result_faults,
 )
-from fcil_server.greeting import RunTerms, check
+from fcil_protocol.payloads.payload import Payload, pack, unpack
+from fcil_protocol.trust.canonical import pack_map
+from fcil_protocol.trust.certificate import Certificate, RootKey
+from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
+from fcil_protocol.trust.ticket import Ticket
+from fcil_server.sessions.handshake import RunTerms, check
 from fuzz.harness import CUT, must, pieces, target
 
 CLIENT, SERVER = (
@@ -71,7 +71,7 @@ PART = replace(
 
 
 def message_seeds():
-    from protocol.test_messages import FULL, frames_of  # noqa: PLC0415  needs the test packages
+    from protocol.messages.test_messages import FULL, frames_of  # noqa: PLC0415  needs the test packages
 
     return [CUT.join(frames_of(message)) for message in FULL.values()]
 
@@ -87,15 +87,20 @@ def messages(data):
     return True
 
 
-@target("lanes", lambda: [CUT.join(lanes.up(7, bytes(32), [b"x"])), CUT.join(lanes.down(7))])
+@target(
+    "lanes",
+    lambda: [CUT.join(relay_frames.up(7, bytes(32), [b"x"])), CUT.join(relay_frames.down(7))],
+)
 def lane(data):
     frames = data.split(CUT)
-    if not lanes.is_laned(frames):
+    if not relay_frames.is_laned(frames):
         return False
     head = frames[0]
-    read = lanes.read_up if len(head) > 12 else lanes.read_down
+    read = relay_frames.read_up if len(head) > 12 else relay_frames.read_down
     found = read(frames)
-    rewritten = lanes.up(found.number, found.key) if found.key else lanes.down(found.number)
+    rewritten = (
+        relay_frames.up(found.number, found.key) if found.key else relay_frames.down(found.number)
+    )
     must(rewritten == [head], "a lane is read as it was written")
     return True
 
@@ -155,7 +160,7 @@ TERMS = RunTerms(
 @target("backbone_claim", lambda: [PROBE.tobytes(), (PROBE * 1.1).tobytes()], max_bytes=16384)
 def backbone_claim(data):
     """The features that a client says its backbone computes."""
-    from fcil_protocol.messages import Hello  # noqa: PLC0415
+    from fcil_protocol.messages.messages import Hello  # noqa: PLC0415
 
     claim = BackboneClaim(
         digest=VIT.digest, preprocessing=preprocessing_digest(VIT.preprocessing), probe=data

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcil_protocol.errors import UsageError
-from fcil_protocol.link import ClientLink, Incoming, LinkNews, ServerLink
+from fcil_protocol.link.interface import ClientLink, Incoming, LinkNews, ServerLink
 from fcil_protocol.testing import HIGH_WATER, FaultScript, MemoryDealer, MemoryRouter, flip_bit
 
 ALICE, BOB = b"a" * 32, b"b" * 32

@@ -24,10 +24,10 @@ from pretraining.recipe import Recipe
 from pretraining.training import CHECKPOINT, Sitting
 from pretraining.views import turn, view
 
-from fcil_adapters.backbone import cls_features, load_backbone
-from fcil_adapters.embedded import embedded_file
-from fcil_adapters.onnx_backbone import load_onnx_backbone
-from fcil_adapters.probes import probe_features
+from fcil_adapters.backbones.backbone import cls_features, load_backbone
+from fcil_adapters.backbones.known import embedded_file
+from fcil_adapters.backbones.onnx_backbone import load_onnx_backbone
+from fcil_adapters.backbones.probes import probe_features
 from fcil_protocol.errors import ConfigError, CorruptFile, DataError
 
 torch.set_num_threads(1)

@@ -17,23 +17,23 @@ from adapters.frozen_kit import Colours
 from adapters.kit import Federation as Method
 from adapters.kit import Images, client_id, make_tasks
 from fcil_adapters.contract import Update
-from fcil_adapters.describe import backbone_fields
-from fcil_adapters.registry import load_half, schema_digest
-from fcil_adapters.update_list import UpdateList
+from fcil_adapters.contract.backbone_info import backbone_fields
+from fcil_adapters.contract.registry import load_half, schema_digest
+from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.ids import RoundKey, RunId, UpdateId, new_run_id
-from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.payload import Payload, pack
-from fcil_server import forget_offline
-from fcil_server.aggregation import Aggregation
-from fcil_server.classes import ClassRegistry
-from fcil_server.combining import Combined
-from fcil_server.config import Config, load, to_toml
-from fcil_server.federation import Federation
-from fcil_server.forget import Forgotten
-from fcil_server.kept import KeptUpdates, kept_folder
-from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_words import OPENING, Outcome
-from fcil_server.store import StateStore, states_folder
+from fcil_protocol.payloads.payload import Payload, pack
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.aggregation.aggregation import Aggregation
+from fcil_server.aggregation.combining import Combined
+from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
+from fcil_server.aggregation.store import StateStore, states_folder
+from fcil_server.federation.config import Config, load, to_toml
+from fcil_server.federation.directory import Federation
+from fcil_server.ledger.enums import OPENING, Outcome
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.rounds.classes import ClassRegistry
+from fcil_server.runs import forget_offline
+from fcil_server.runs.forget import Forgotten
 
 NAMES = ("ann", "ben", "cat", "dan")
 COLOURS = Colours()

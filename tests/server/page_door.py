@@ -9,16 +9,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from fcil_protocol.errors import Unreachable
-from fcil_protocol.files import write_atomic
-from fcil_server.ledger import LEDGER_NAME
-from fcil_server.page.app import Pages, Site, make_app
-from fcil_server.page.board import Boards
-from fcil_server.page.problems import Faults
-from fcil_server.page.server import LIMITS
-from fcil_server.page.sessions import KeyedSessions
-from fcil_server.page.stream import Hub
-from fcil_server.page.watch import Watch
-from fcil_server.page_key import KEY_NAME
+from fcil_protocol.storage.atomic_files import write_atomic
+from fcil_server.federation.page_key import KEY_NAME
+from fcil_server.ledger.ledger import LEDGER_NAME
+from fcil_server.web.page.access.errors import Faults
+from fcil_server.web.page.access.sessions import KeyedSessions
+from fcil_server.web.page.app import Pages, Site, make_app
+from fcil_server.web.page.board import Boards
+from fcil_server.web.page.event_stream import Hub
+from fcil_server.web.page.server import LIMITS
+from fcil_server.web.page.watch import Watch
 from server.web_kit import ask, door, get
 
 KEY = bytes(range(32))

@@ -11,29 +11,29 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from fcil_client.downloads import Downloads
-from fcil_client.home import Enrolment, Home
+from fcil_client.link.downloads import Downloads
+from fcil_client.state.home import Enrolment, Home
 from fcil_protocol import PROTOCOL_VERSION
-from fcil_protocol.certificate import RootKey
-from fcil_protocol.channel import Channel
-from fcil_protocol.envelope import Core, seal, unwrap_key, wrap_key
+from fcil_protocol.envelopes.envelope import Core, seal, unwrap_key, wrap_key
+from fcil_protocol.envelopes.transfer import runs
 from fcil_protocol.errors import FcilError
-from fcil_protocol.frames import parse
-from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.link import LinkNews
-from fcil_protocol.messages import Chunk, Hello, Nack, PartRef, Parts, Want
-from fcil_protocol.payload import Payload, pack
+from fcil_protocol.link.interface import LinkNews
+from fcil_protocol.messages.frames import parse
+from fcil_protocol.messages.messages import Chunk, Hello, Nack, PartRef, Parts, Want
+from fcil_protocol.messages.signed_session import Channel
+from fcil_protocol.payloads.payload import Payload, pack
 from fcil_protocol.testing import MemoryRouter
-from fcil_protocol.transfer import runs
-from fcil_server.accounts import Accounts
-from fcil_server.doorkeeper import Doorkeeper
-from fcil_server.lanes import Lanes
-from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_words import Role
-from fcil_server.relay import Relay
-from fcil_server.relay_cache import Cache
-from fcil_server.relay_home import Record
-from fcil_server.roster import Roster
+from fcil_protocol.trust.certificate import RootKey
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.federation.allow_list import Doorkeeper
+from fcil_server.federation.roster import Roster
+from fcil_server.ledger.enums import Role
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.sessions.byte_meter import Accounts
+from fcil_server.sessions.relay.cache import Cache
+from fcil_server.sessions.relay.home import Record
+from fcil_server.sessions.relay.relay import Relay
+from fcil_server.sessions.relayed import Lanes
 
 RUN = "r20260102-030405-0a0b"
 CHUNK = 16_384

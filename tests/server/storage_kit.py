@@ -16,17 +16,17 @@ from pathlib import Path
 import numpy as np
 
 from byte_counts import add_bytes
-from fcil_protocol.envelope import Core, seal, wrap_key
+from fcil_protocol.envelopes.envelope import Core, seal, wrap_key
 from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, UpdateId, new_run_id
-from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.payload import Payload, pack
-from fcil_protocol.spool import Spool
-from fcil_server.classes import ClassRegistry
-from fcil_server.config import load, to_toml
-from fcil_server.federation import Federation
-from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_words import OPENING, Cause, Direction, Outcome
-from fcil_server.store import StateStore, states_folder
+from fcil_protocol.payloads.payload import Payload, pack
+from fcil_protocol.storage.spool import Spool
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.aggregation.store import StateStore, states_folder
+from fcil_server.federation.config import load, to_toml
+from fcil_server.federation.directory import Federation
+from fcil_server.ledger.enums import OPENING, Cause, Direction, Outcome
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.rounds.classes import ClassRegistry
 
 ALICE, BOB = (ClientId(c * 26) for c in "ab")
 TASKS = (("ant", "bee"), ("cat", "dog"), ("eel", "fox"))
@@ -207,10 +207,10 @@ def killed_at(call: int, what: str) -> bool:
     code = f"""
 import os, signal, sys
 from pathlib import Path as P
-from fcil_server.backup import backup
-from fcil_server.restore import Keys, restore
-from fcil_server.fork import fork
-from fcil_server.ledger import Ledger
+from fcil_server.storage.backup import backup
+from fcil_server.storage.restore import Keys, restore
+from fcil_server.runs.fork import fork
+from fcil_server.ledger.ledger import Ledger
 calls = 0
 def plant(name):
     real = getattr(os, name)

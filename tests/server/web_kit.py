@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from fcil_server.addresses import Certificate
-from fcil_server.web_door import Limits, make_server, open_door
+from fcil_server.federation.addresses import Certificate
+from fcil_server.web.http_server import Limits, make_server, open_door
 
 NO_CERTIFICATE = Certificate()
 

@@ -6,16 +6,16 @@ import signal
 import numpy as np
 
 from adapters.frozen_kit import exact_ridge
-from fcil_adapters.backbone import load_backbone
-from fcil_adapters.images import open_source
+from fcil_adapters.backbones.backbone import load_backbone
+from fcil_adapters.images.decoding import open_source
 from fcil_adapters.methods.analytic.lift import make_lift
 from fcil_adapters.methods.analytic.options import AnalyticHparams
-from fcil_client.home import Home, data_digest
-from fcil_client.local_data import LocalData
-from fcil_client.manifest import scan
-from fcil_protocol import control
-from fcil_server.rundata import collect
-from fcil_server.store import StateStore, states_folder
+from fcil_client.data.local_data import LocalData
+from fcil_client.data.manifest import scan
+from fcil_client.state.home import Home, data_digest
+from fcil_protocol.process import control_socket
+from fcil_server.aggregation.store import StateStore, states_folder
+from fcil_server.reports.results.run_data import collect
 from system.kit import open_ledger, settings
 
 WIDTH = 300  # of the random projection
@@ -78,14 +78,14 @@ def learn(federation, folders, tasks, *more, late=None, env=None, engine=ENGINE)
     ``env`` has by client what is added to its environment.
     """
     federation.serve("--until-done", *more, *options(tasks, len(folders)))
-    control.ask(federation.federation, "pause")
+    control_socket.ask(federation.federation, "pause")
     for folder in folders:
         federation.join(folder.name, folder, *engine, env=(env or {}).get(folder.name))
     for _ in folders:
         federation.until("announced", timeout_s=300)
     if late:
         os.kill(federation.clients[late].pid, signal.SIGSTOP)
-    control.ask(federation.federation, "resume")
+    control_socket.ask(federation.federation, "resume")
     if late:
         for _ in folders[1:]:
             federation.until("update")

@@ -9,8 +9,8 @@ from PIL import Image
 from watchfiles import watch
 
 from digits import load_digits
-from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.local import LocalFederation
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
 
 def write_client(folder: Path, classes, *, per_class=12, offset=0, names=None) -> Path:

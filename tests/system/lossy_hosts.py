@@ -25,9 +25,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from fcil_server.ledger_words import Direction, UpdateStatus  # noqa: E402
-from fcil_server.local import LocalFederation  # noqa: E402
-from fcil_server.rundata import collect  # noqa: E402
+from fcil_server.lab.local.federation import LocalFederation  # noqa: E402
+from fcil_server.ledger.enums import Direction, UpdateStatus  # noqa: E402
+from fcil_server.reports.results.run_data import collect  # noqa: E402
 from system.kit import open_ledger, write_client  # noqa: E402
 from system.payload_kit import ENV, one_round  # noqa: E402
 

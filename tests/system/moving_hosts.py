@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from fcil_server.local import LocalFederation  # noqa: E402
+from fcil_server.lab.local.federation import LocalFederation  # noqa: E402
 from system.kit import settings, write_client  # noqa: E402
 
 HERE, THERE, MOVED, ELSEWHERE = "10.98.0.1", "10.98.0.2", "10.98.0.3", "10.98.0.4"

@@ -4,8 +4,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from fcil_server.ledger_words import RunStatus, UpdateStatus
-from fcil_server.local import LocalFederation
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import RunStatus, UpdateStatus
 from system.bad_link import DOWN, UP, BadLink
 from system.kit import open_ledger, settings, write_client
 from system.test_wire import free_port

@@ -8,16 +8,16 @@ from collections import deque
 import numpy as np
 
 import fcil_protocol
-from fcil_protocol import control
-from fcil_protocol.certificate import Certificate
-from fcil_protocol.channel import Channel
-from fcil_protocol.envelope import Core, parse_header, seal, wrap_key
-from fcil_protocol.frames import parse
-from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.messages import Ack, Chunk, Hello, Nack, RoundOpen, Update, Welcome
-from fcil_protocol.payload import Payload, pack
-from fcil_protocol.transport import Dealer, LinkNews
-from fcil_protocol.wellknown import INVENTORY
+from fcil_protocol.envelopes.envelope import Core, parse_header, seal, wrap_key
+from fcil_protocol.link.zmq_link import Dealer, LinkNews
+from fcil_protocol.messages.frames import parse
+from fcil_protocol.messages.messages import Ack, Chunk, Hello, Nack, RoundOpen, Update, Welcome
+from fcil_protocol.messages.signed_session import Channel
+from fcil_protocol.payloads.builtin import INVENTORY
+from fcil_protocol.payloads.payload import Payload, pack
+from fcil_protocol.process import control_socket
+from fcil_protocol.trust.certificate import Certificate
+from fcil_protocol.trust.keys import PrivateKeys
 
 WAIT_S = 60
 
@@ -31,7 +31,7 @@ class RawClient:
     def __init__(self, federation, name="raw"):
         keys = PrivateKeys.generate()
         public = {k: v.hex() for k, v in keys.public.to_fields().items()}
-        reply = control.ask(federation.federation, "enrol_local", name=name, keys=public)
+        reply = control_socket.ask(federation.federation, "enrol_local", name=name, keys=public)
         certificate = bytes.fromhex(reply["certificate"])
         self._be(keys, reply["client_id"], certificate, reply["addresses"][0])
 
@@ -188,4 +188,4 @@ def good_update(order, dim=64):
 
 def events(federation):
     """Return the server's notes so far."""
-    return control.ask(federation.federation, "status")["notes"]
+    return control_socket.ask(federation.federation, "status")["notes"]

@@ -4,8 +4,8 @@ import asyncio
 import os
 from dataclasses import dataclass
 
-from fcil_protocol import control
-from fcil_server.ledger_words import Outcome, UpdateStatus
+from fcil_protocol.process import control_socket
+from fcil_server.ledger.enums import Outcome, UpdateStatus
 from system.kit import open_ledger, settings, write_client
 
 HONEST = ("ann", "bob")
@@ -132,7 +132,7 @@ class Siege:
 
     def _written(self):
         """Have the server write down what it has heard of."""
-        control.ask(self.federation.federation, "status")
+        control_socket.ask(self.federation.federation, "status")
 
     # --- what is written down ---------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fcil_server.local import LocalFederation
+from fcil_server.lab.local.federation import LocalFederation
 from system.analytic_kit import TOLERANCE, learn
 from system.kit import write_client
 

@@ -11,17 +11,17 @@ import msgpack
 import numpy as np
 import pytest
 
-from fcil_protocol import control
-from fcil_protocol.certificate import RootKey
-from fcil_protocol.envelope import Sealed
-from fcil_protocol.frames import parse
+from fcil_protocol.envelopes.envelope import Sealed
 from fcil_protocol.ids import RoundKey
-from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.messages import Ack, Bye, Hello, Nack, Progress, Update, Want
-from fcil_protocol.payload import Payload
-from fcil_protocol.transport import LinkNews
-from fcil_protocol.wellknown import REGISTRY
-from fcil_server.local import LocalFederation
+from fcil_protocol.link.zmq_link import LinkNews
+from fcil_protocol.messages.frames import parse
+from fcil_protocol.messages.messages import Ack, Bye, Hello, Nack, Progress, Update, Want
+from fcil_protocol.payloads.builtin import REGISTRY
+from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.process import control_socket
+from fcil_protocol.trust.certificate import RootKey
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.lab.local.federation import LocalFederation
 from sealed_header import header_of
 from system.kit import open_ledger, settings
 from system.raw_client import WAIT_S, RawClient, good_update
@@ -68,7 +68,7 @@ def play(federation):
         finally:
             for _ in clients:
                 federation.until("left")
-            control.ask(federation.federation, "close_round")
+            control_socket.ask(federation.federation, "close_round")
         assert "Traceback" not in federation.log("server").read_text()
 
     return run

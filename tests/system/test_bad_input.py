@@ -11,9 +11,9 @@ import pytest
 import safetensors.numpy
 
 import fcil_adapters
-from fcil_protocol import control
-from fcil_server.ledger import LEDGER_NAME
-from fcil_server.local import LocalFederation
+from fcil_protocol.process import control_socket
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.ledger import LEDGER_NAME
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = pytest.mark.processes
@@ -85,7 +85,7 @@ def test_a_task_that_nobody_has_data_for_waits_and_says_so(tmp_path):
         )
         federation.join("a", write_client(tmp_path / "a", [0]))
         federation.until("announced")
-        status = control.ask(federation.federation, "status")
+        status = control_socket.ask(federation.federation, "status")
         assert "zebra" in status["now"]["waiting_for"]
 
 

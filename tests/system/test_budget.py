@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 
-from fcil_adapters.registry import load_method
-from fcil_adapters.vit_sizes import backbone_by_name
-from fcil_server.budget import choose, known_settings
-from fcil_server.config import load
-from fcil_server.ledger_words import Cause, Source
-from fcil_server.local import LocalFederation
+from fcil_adapters.backbones.known import backbone_by_name
+from fcil_adapters.contract.registry import load_method
+from fcil_server.federation.config import load
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Cause, Source
+from fcil_server.reports.traffic.budget import choose, known_settings
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = pytest.mark.processes

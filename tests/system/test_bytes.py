@@ -5,9 +5,9 @@ from collections import defaultdict
 
 import pytest
 
-from fcil_server.ledger_words import Direction
-from fcil_server.local import LocalFederation
-from fcil_server.rundata import Bytes, collect
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Direction
+from fcil_server.reports.results.run_data import Bytes, collect
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = [

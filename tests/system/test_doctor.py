@@ -7,12 +7,13 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from fcil_client import cli, connection
-from fcil_client.doctor import look_engines
-from fcil_client.doctor.engines import EngineFacts, TorchFacts
-from fcil_protocol import control
+from fcil_client.cli import main as cli
+from fcil_client.doctor.checks.engines import EngineFacts, TorchFacts
+from fcil_client.doctor.probes import engines as look_engines
+from fcil_client.link import connection
 from fcil_protocol.errors import WorkerDied
-from fcil_server.local import LocalFederation
+from fcil_protocol.process import control_socket
+from fcil_server.lab.local.federation import LocalFederation
 from system.kit import settings, write_client
 
 pytestmark = pytest.mark.processes
@@ -86,7 +87,7 @@ def test_the_doctor_finds_what_is_well_and_what_was_broken(tmp_path, look, monke
         assert lines["backbone.which"]["text"].startswith("the method uses no backbone")
         assert lines["images.sides"]["state"] == "ok"
         assert ticket not in done.stdout + done.stderr
-        words = [note["text"] for note in control.ask(home, "status")["notes"]]
+        words = [note["text"] for note in control_socket.ask(home, "status")["notes"]]
         assert not [text for text in words if "connection is gone" in text]
         lines, failed, code = look("--data", str(data), "--ticket", "-", stdin=ticket)
         assert (failed, code) == ([], 0)

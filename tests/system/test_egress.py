@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fcil_server.ledger_words import Cause, Direction, UpdateStatus
-from fcil_server.local import LocalFederation
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Cause, Direction, UpdateStatus
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = pytest.mark.processes

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from fcil_adapters.exported import ExportedModel
-from fcil_protocol import control
-from fcil_server.ledger_words import Outcome, RunStatus, UpdateStatus
-from fcil_server.local import LocalFederation
+from fcil_adapters.export.exported_model import ExportedModel
+from fcil_protocol.process import control_socket
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Outcome, RunStatus, UpdateStatus
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = pytest.mark.processes
@@ -200,7 +200,7 @@ def test_discovered_classes_open_tasks_by_themselves(tmp_path):
         write_client(a, [7])  # a new folder on a running client
         federation.until("task_opened", text="7")
         federation.until("task_done", text="task 1")
-        status = control.ask(federation.federation, "status")
+        status = control_socket.ask(federation.federation, "status")
         assert {c["name"]: c["task"] for c in status["classes"]} == {"0": 0, "1": 0, "7": 1}
 
 
@@ -217,7 +217,7 @@ def test_classes_of_a_client_that_left_again_do_not_hold_up_the_others(tmp_path)
         federation.kill_client("c")
         write_client(tmp_path / "a", [6])
         federation.until("task_done", text="task 1")
-        status = control.ask(federation.federation, "status")
+        status = control_socket.ask(federation.federation, "status")
         tasks = {c["name"]: c["task"] for c in status["classes"]}
         assert tasks == {"0": 0, "6": 1, "5": None}
 
@@ -244,7 +244,7 @@ def test_an_operator_can_close_a_round_that_nobody_can_answer(tmp_path):
         federation.serve("--until-done", *arguments)
         federation.join("a", write_client(tmp_path / "a", [0]))
         federation.until("announced")
-        control.ask(federation.federation, "close_round")
+        control_socket.ask(federation.federation, "close_round")
         assert federation.server.wait(60) == 0, federation.last_words("server")
     with open_ledger(federation) as ledger:
         [row] = ledger.rounds(ledger.newest_run().run_id)

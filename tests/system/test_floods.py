@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import pytest
 
 from attack_kit import newcomers, notes, relays
-from fcil_protocol import control
-from fcil_protocol.dialling import dial
-from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.redemption import show
-from fcil_protocol.ticket import Ticket
-from fcil_server.conduct import MOST
-from fcil_server.ledger import LEDGER_NAME
-from fcil_server.local import LocalFederation
-from fcil_server.note_budget import BURST
+from fcil_protocol.link.dial import dial
+from fcil_protocol.link.enrol_with_ticket import show
+from fcil_protocol.process import control_socket
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_protocol.trust.ticket import Ticket
+from fcil_server.daemon.note_budget import BURST
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.ledger import LEDGER_NAME
+from fcil_server.sessions.conduct import MOST
 from system.kit import open_ledger
 from system.raw_client import RawClient
 from system.siege import Siege, size_of
@@ -94,7 +94,7 @@ def member(siege, name):
 
 def rows(siege, client):
     """Return how many lines the ledger has of a client: code -> events, code -> refusals."""
-    control.ask(siege.federation.federation, "status")  # what waits to be written is written
+    control_socket.ask(siege.federation.federation, "status")  # what waits to be written is written
     with open_ledger(siege.federation) as ledger:
         events = Counter(e.code for e in ledger.events(limit=100_000) if e.client == client)
         refusals = Counter(r.code for r in ledger.refusals_of(client, limit=100_000))
@@ -103,7 +103,7 @@ def rows(siege, client):
 
 
 def state(siege, client):
-    clients = control.ask(siege.federation.federation, "status")["clients"]
+    clients = control_socket.ask(siege.federation.federation, "status")["clients"]
     return next(c for c in clients if c["id"] == client)
 
 
@@ -152,7 +152,9 @@ def test_a_flood_of_refusals_is_counted_and_a_few_lines(siege, endure, attack):
 def test_a_relay_that_floods_and_does_not_read_stops_nobody(siege, endure):
     federation = siege.federation
     keys = PrivateKeys.generate()
-    reply = control.ask(federation.federation, "enrol", name="deaf", lasts_s=600.0, relay=True)
+    reply = control_socket.ask(
+        federation.federation, "enrol", name="deaf", lasts_s=600.0, relay=True
+    )
     ticket = Ticket.from_text(reply["ticket"])
     address = ticket.addresses[0]
 
@@ -173,7 +175,7 @@ def test_former_members_keep_no_newcomer_out(siege):
     hostile = []
     for number in range(6):
         client = RawClient(federation, f"former-{number}")
-        control.ask(federation.federation, "revoke", name=f"former-{number}")
+        control_socket.ask(federation.federation, "revoke", name=f"former-{number}")
         hostile.append(client)
     address, server = hostile[0].address, hostile[0].server
 
@@ -187,7 +189,11 @@ def test_former_members_keep_no_newcomer_out(siege):
             names = []
             for number in range(8):
                 reply = await asyncio.to_thread(
-                    control.ask, federation.federation, "enrol", name=f"new-{number}", lasts_s=600.0
+                    control_socket.ask,
+                    federation.federation,
+                    "enrol",
+                    name=f"new-{number}",
+                    lasts_s=600.0,
                 )
                 ticket = Ticket.from_text(reply["ticket"])
                 enrolled, _ = await show(ticket, PrivateKeys.generate(), address, dial)

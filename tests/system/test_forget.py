@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from fcil_protocol import control
-from fcil_server.local import LocalFederation
+from fcil_protocol.process import control_socket
+from fcil_server.lab.local.federation import LocalFederation
 from system.analytic_kit import ENGINE, TOLERANCE, options, outcome
 from system.kit import open_ledger, settings, until_all_hold, write_client
 
@@ -34,7 +34,7 @@ def member(federation, folder):
 
 
 def stop(federation):
-    control.ask(federation.federation, "stop")
+    control_socket.ask(federation.federation, "stop")
     assert federation.server.wait(60) == 0, federation.last_words("server")
 
 
@@ -72,11 +72,11 @@ def test_a_run_goes_on_as_if_a_client_had_never_been_there(tmp_path):
         assert (done["updates"], done["tasks"], done["vanished"]) == (2, [0, 1], [])
         assert_exact(federation, [a, b])
         federation.serve(*given)
-        control.ask(federation.federation, "pause")  # until both have said what they bring
+        control_socket.ask(federation.federation, "pause")  # until both have said what they bring
         for i, folder in enumerate((a, b)):
             write_client(folder, (3,), per_class=12, offset=12 * i)
         until_all_hold(federation, "ab", 4)
-        control.ask(federation.federation, "resume")
+        control_socket.ask(federation.federation, "resume")
         federation.until("task_done", text="task 2", timeout_s=300)
         assert_exact(federation, [a, b])
         federation.check_clients()

@@ -5,9 +5,9 @@ The clients stay; the second run begins under them, and they follow it into the 
 
 import pytest
 
-from fcil_server.ledger_words import Direction, Outcome
-from fcil_server.local import LocalFederation
-from fcil_server.rundata import collect
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Direction, Outcome
+from fcil_server.reports.results.run_data import collect
 from system.kit import open_ledger, settings, write_client
 
 # Every federation in test_methods.py runs in half precision; this one compares it with single.

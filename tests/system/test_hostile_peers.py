@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import fcil_protocol
-from fcil_protocol.channel import Channel
-from fcil_protocol.frames import parse
-from fcil_protocol.messages import (
+from fcil_protocol.envelopes.transfer import MAX_SPOILED
+from fcil_protocol.link.zmq_link import MAX_MESSAGE_BYTES, LinkNews
+from fcil_protocol.messages.frames import parse
+from fcil_protocol.messages.messages import (
     Ack,
     Chunk,
     Hello,
@@ -26,11 +27,10 @@ from fcil_protocol.messages import (
     Update,
     Want,
 )
-from fcil_protocol.payload import Payload
-from fcil_protocol.transfer import MAX_SPOILED
-from fcil_protocol.transport import MAX_MESSAGE_BYTES, LinkNews
-from fcil_protocol.wellknown import INVENTORY
-from fcil_server.local import LocalFederation
+from fcil_protocol.messages.signed_session import Channel
+from fcil_protocol.payloads.builtin import INVENTORY
+from fcil_protocol.payloads.payload import Payload
+from fcil_server.lab.local.federation import LocalFederation
 from system.raw_client import WAIT_S, RawClient, good_update
 from system.siege import Siege
 

@@ -6,13 +6,13 @@ import itertools
 import numpy as np
 import pytest
 
+from fcil_protocol.envelopes.transfer import MAX_SPOILED
 from fcil_protocol.errors import UnknownClient
-from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.messages import Ack, Chunk, Decline, Nack, Update, Want
-from fcil_protocol.payload import Payload, pack
-from fcil_protocol.transfer import MAX_SPOILED
-from fcil_protocol.transport import Dealer, LinkNews
-from fcil_server.local import LocalFederation
+from fcil_protocol.link.zmq_link import Dealer, LinkNews
+from fcil_protocol.messages.messages import Ack, Chunk, Decline, Nack, Update, Want
+from fcil_protocol.payloads.payload import Payload, pack
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.lab.local.federation import LocalFederation
 from system.kit import open_ledger, settings, write_client
 from system.raw_client import WAIT_S, RawClient, good_update
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from fcil_protocol.errors import EXIT_USAGE, LinkError
-from fcil_protocol.messages import Ack, RoundClosed
-from fcil_protocol.payload import Payload, unpack
-from fcil_server.ledger_words import UpdateStatus
-from fcil_server.local import LocalFederation
+from fcil_protocol.messages.messages import Ack, RoundClosed
+from fcil_protocol.payloads.payload import Payload, unpack
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import UpdateStatus
 from system.kit import open_ledger, settings
 from system.raw_client import RawClient
 

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from fcil_protocol import control
-from fcil_server.local import LocalFederation
+from fcil_protocol.process import control_socket
+from fcil_server.lab.local.federation import LocalFederation
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = pytest.mark.processes
@@ -276,7 +276,7 @@ def test_status_says_so_if_the_daemon_hangs(tmp_path):
         hung = [federation.server, federation.clients["a"]]
         for process in hung:
             # A client whose server hangs answers; then it is stopped too.
-            assert control.ask(enrolment.parent, "status")["name"].endswith("a")
+            assert control_socket.ask(enrolment.parent, "status")["name"].endswith("a")
             process.send_signal(signal.SIGSTOP)
             wait_until_stopped(process.pid)
         looks = [

@@ -11,11 +11,11 @@ import sys
 import pytest
 
 from attack_kit import floods
-from fcil_protocol import control
-from fcil_protocol.messages import Ack
-from fcil_protocol.ticket import Ticket
-from fcil_protocol.transport import MAX_MESSAGE_BYTES
-from fcil_server.local import LocalFederation
+from fcil_protocol.link.zmq_link import MAX_MESSAGE_BYTES
+from fcil_protocol.messages.messages import Ack
+from fcil_protocol.process import control_socket
+from fcil_protocol.trust.ticket import Ticket
+from fcil_server.lab.local.federation import LocalFederation
 from system.raw_client import RawClient
 from system.siege import Siege
 from system.test_wire import free_port
@@ -51,7 +51,7 @@ def guest(federation, name):
 def revoked(federation, name):
     """Return the keys of somebody who was a member."""
     client = RawClient(federation, name)
-    control.ask(federation.federation, "revoke", name=name)
+    control_socket.ask(federation.federation, "revoke", name=name)
     return client.keys
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fcil_protocol import control
-from fcil_server.ledger_words import Outcome, UpdateStatus
-from fcil_server.local import LocalFederation
-from fcil_server.rundata import collect
+from fcil_protocol.process import control_socket
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Outcome, UpdateStatus
+from fcil_server.reports.results.run_data import collect
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -183,5 +183,5 @@ def test_without_what_matters_most_it_forgets_more(case, tmp_path):
 
 
 def ask_stop(federation):
-    control.ask(federation.federation, "stop")
+    control_socket.ask(federation.federation, "stop")
     assert federation.server.wait(60) == 0, federation.last_words("server")

@@ -15,8 +15,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fcil_protocol.errors import LinkError
-from fcil_server.ledger_words import Source, UpdateStatus
-from fcil_server.local import LocalFederation
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Source, UpdateStatus
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = pytest.mark.processes

@@ -178,7 +178,7 @@ STEPS = [
         README, "fcil-client swarm --data cifar100.zip --partition partition.json", "study",
         "10 of 10 connected", stays=True, full=True,
     ),
-    Step(README, "scripts/reproduce experiments/digits.toml", "takes minutes: tests/lab/test_reproduce.py"),
+    Step(README, "scripts/reproduce experiments/digits.toml", "takes minutes: tests/server/lab/test_reproduce.py"),
 ]  # fmt: skip
 STORIES = ("home", "others", "study")
 # Blocks without a language that show what a command prints: as that step does.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fcil_server.ledger_words import Answer
-from fcil_server.local import LocalFederation
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Answer
 from system.kit import open_ledger, settings, until_log, write_client
 
 pytestmark = pytest.mark.processes

@@ -7,39 +7,45 @@ from types import SimpleNamespace
 import numpy as np
 
 import fcil_protocol
-from fcil_adapters import registry
-from fcil_adapters.contract import Context, Part, TaskInfo, Update
-from fcil_adapters.describe import NO_BACKBONE
-from fcil_adapters.images import open_source
+from fcil_adapters.contract import Context, Part, TaskInfo, Update, registry
+from fcil_adapters.contract.backbone_info import NO_BACKBONE
+from fcil_adapters.images.decoding import open_source
 from fcil_adapters.methods.running_mean import METHOD
-from fcil_adapters.update_list import UpdateList
-from fcil_client import manifest
-from fcil_client.downloads import Downloads, open_part
-from fcil_client.greeting import Terms
-from fcil_client.home import Enrolment, Home
-from fcil_client.local_data import LocalData
-from fcil_client.outbox import Outbox
-from fcil_protocol.certificate import RootKey
-from fcil_protocol.channel import Channel
-from fcil_protocol.envelope import Core, open_body, parse_header, seal, unwrap_key, wrap_key
-from fcil_protocol.frames import parse
+from fcil_adapters.numerics.update_list import UpdateList
+from fcil_client.data import manifest
+from fcil_client.data.local_data import LocalData
+from fcil_client.link.downloads import Downloads, open_part
+from fcil_client.link.handshake import Terms
+from fcil_client.state.home import Enrolment, Home
+from fcil_client.state.outbox import Outbox
+from fcil_protocol.envelopes.envelope import (
+    Core,
+    open_body,
+    parse_header,
+    seal,
+    unwrap_key,
+    wrap_key,
+)
+from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
 from fcil_protocol.ids import RoundKey, new_client_id, new_run_id
-from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.messages import Ack, Chunk, Parts, Want
-from fcil_protocol.messages import Update as UpdateMessage
-from fcil_protocol.payload import pack, unpack
-from fcil_protocol.spool import Spool
-from fcil_protocol.stored import StoredEnvelope
+from fcil_protocol.link.zmq_link import LinkNews
+from fcil_protocol.messages.frames import parse
+from fcil_protocol.messages.messages import Ack, Chunk, Parts, Want
+from fcil_protocol.messages.messages import Update as UpdateMessage
+from fcil_protocol.messages.signed_session import Channel
+from fcil_protocol.payloads.payload import pack, unpack
+from fcil_protocol.storage.spool import Spool
 from fcil_protocol.testing import MemoryRouter
-from fcil_protocol.transport import LinkNews
-from fcil_server import round as machine
-from fcil_server.broadcast import Publisher, Stamp
-from fcil_server.intake import Intake
-from fcil_server.ledger import Ledger
-from fcil_server.ledger_words import Outcome
-from fcil_server.peers import Peer
-from fcil_server.store import PartStore, StateStore
-from fcil_server.uploads import Expectation
+from fcil_protocol.trust.certificate import RootKey
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.aggregation.publisher import Publisher, Stamp
+from fcil_server.aggregation.store import PartStore, StateStore
+from fcil_server.ledger.enums import Outcome
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.rounds import machine
+from fcil_server.sessions.intake import Intake
+from fcil_server.sessions.peers import Peer
+from fcil_server.sessions.uploads import Expectation
 from system.kit import write_client
 
 TASK = TaskInfo(0, (0, 1))

@@ -9,10 +9,10 @@ from http.client import HTTPConnection
 
 import pytest
 
-from fcil_protocol import control
-from fcil_server.ledger_words import Outcome, UpdateStatus
-from fcil_server.local import LocalFederation
-from fcil_server.page.stream import MAX_STREAMS
+from fcil_protocol.process import control_socket
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Outcome, UpdateStatus
+from fcil_server.web.page.event_stream import MAX_STREAMS
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = [pytest.mark.processes, pytest.mark.full]
@@ -26,7 +26,7 @@ def host_of(federation: LocalFederation) -> str:
 
 def enter(federation: LocalFederation) -> str:
     """Let a browser in by a link; return its cookie."""
-    token = control.ask(federation.federation, "page_link")["url"].partition("#")[2]
+    token = control_socket.ask(federation.federation, "page_link")["url"].partition("#")[2]
     host = host_of(federation)
     browser = HTTPConnection(host, timeout=60)
     headers = {"Content-Type": "application/json", "Origin": f"http://{host}"}

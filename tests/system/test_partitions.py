@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 
-from fcil_adapters.images import open_source
-from fcil_client.partition_file import save
-from fcil_client.partition_make import Request, make
-from fcil_server.local import LocalFederation
+from fcil_adapters.images.decoding import open_source
+from fcil_client.data.partition_file import save
+from fcil_client.data.partition_make import Request, make
+from fcil_server.lab.local.federation import LocalFederation
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = [pytest.mark.processes, pytest.mark.full]

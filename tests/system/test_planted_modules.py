@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from event_files import events
-from fcil_server.local import LocalFederation
+from fcil_server.lab.local.federation import LocalFederation
 from planted import plant
 from system.kit import open_ledger, settings, write_client
 from system.test_metrics import get

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from fcil_client import current_model
-from fcil_client.home import Home, data_digest
-from fcil_client.manifest import NAME, load
-from fcil_server.local import LocalFederation
-from fcil_server.store import StateStore, states_folder
+from fcil_client.data.manifest import NAME, load
+from fcil_client.state import current_model
+from fcil_client.state.home import Home, data_digest
+from fcil_server.aggregation.store import StateStore, states_folder
+from fcil_server.lab.local.federation import LocalFederation
 from system.kit import open_ledger, settings, write_client
 from tiers import sampled
 
@@ -46,7 +46,7 @@ def shots(tmp_path_factory):
 NO_TORCH = (
     "import sys\n"
     "sys.modules.update(dict.fromkeys(('torch', 'timm', 'torchvision')))\n"
-    "from fcil_client.cli import main\n"
+    "from fcil_client.cli.main import main\n"
     "main()\n"
 )
 

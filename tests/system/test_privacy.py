@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from fcil_client.privacy import gaussian_epsilon
+from fcil_client.state.privacy_budget import gaussian_epsilon
 from fcil_protocol.errors import LinkError
-from fcil_server.local import LocalFederation
+from fcil_server.lab.local.federation import LocalFederation
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = pytest.mark.processes

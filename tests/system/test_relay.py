@@ -9,23 +9,24 @@ from pathlib import Path
 import pytest
 
 import fcil_protocol
-from fcil_protocol import control, lanes
-from fcil_protocol.certificate import Certificate
-from fcil_protocol.channel import Channel
-from fcil_protocol.dialling import dial
-from fcil_protocol.envelope import StoredEnvelope, unwrap_key
+from fcil_protocol.envelopes.envelope import StoredEnvelope, unwrap_key
 from fcil_protocol.errors import FcilError
-from fcil_protocol.frames import parse
 from fcil_protocol.ids import RoundKey
-from fcil_protocol.keys import PrivateKeys
-from fcil_protocol.link import LinkNews
-from fcil_protocol.messages import Ack, Admit, Hello, Nack, Update, Uplink
-from fcil_protocol.payload import Payload
-from fcil_protocol.redemption import show
-from fcil_protocol.ticket import Ticket
-from fcil_protocol.wellknown import REGISTRY
-from fcil_server.ledger_words import Cause, Direction, RunStatus
-from fcil_server.local import LocalFederation
+from fcil_protocol.link.dial import dial
+from fcil_protocol.link.enrol_with_ticket import show
+from fcil_protocol.link.interface import LinkNews
+from fcil_protocol.messages import relay_frames
+from fcil_protocol.messages.frames import parse
+from fcil_protocol.messages.messages import Ack, Admit, Hello, Nack, Update, Uplink
+from fcil_protocol.messages.signed_session import Channel
+from fcil_protocol.payloads.builtin import REGISTRY
+from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.process import control_socket
+from fcil_protocol.trust.certificate import Certificate
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_protocol.trust.ticket import Ticket
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Cause, Direction, RunStatus
 from system.kit import open_ledger, settings, write_client
 from system.raw_client import WAIT_S, RawClient, good_update
 from system.test_wire import NAMES, free_port, secrets
@@ -63,7 +64,7 @@ class Site:
         self.federation.join(name, folder, "--ticket", str(path))
 
     def status(self):
-        return control.ask(self.directory, "status")
+        return control_socket.ask(self.directory, "status")
 
     def memory(self):
         """Return what the process holds in memory that it can write."""
@@ -104,7 +105,7 @@ def test_a_broadcast_crosses_the_uplink_once_and_the_relay_learns_nothing_of_it(
             join(name, folders[name])
         federation.until("run_done")
         counts, memory = site.status(), site.memory()
-        status = control.ask(federation.federation, "status")
+        status = control_socket.ask(federation.federation, "status")
         assert Counter(c["state"] for c in status["clients"]) == {"ready": 5}
         with open_ledger(federation) as ledger:
             run = ledger.newest_run().run_id
@@ -197,7 +198,9 @@ class HostileRelay:
         self.last = 0
 
     def ticket(self, name, **extra):
-        reply = control.ask(self.federation.federation, "enrol", name=name, lasts_s=600.0, **extra)
+        reply = control_socket.ask(
+            self.federation.federation, "enrol", name=name, lasts_s=600.0, **extra
+        )
         return Ticket.from_text(reply["ticket"])
 
     async def connect(self):
@@ -229,8 +232,8 @@ class HostileRelay:
             frames = await self.link.recv()
             if isinstance(frames, LinkNews):
                 continue
-            if lanes.is_laned(frames):
-                laned = lanes.read_down(frames)
+            if relay_frames.is_laned(frames):
+                laned = relay_frames.read_down(frames)
                 self.queues[laned.number].put_nowait(laned.frames)
             else:
                 message = self.channel.check(parse(frames))
@@ -265,10 +268,10 @@ class LaneLink:
         return await self.relay.queues[self.number].get()
 
     def send(self, frames):
-        return self.relay.link.send(lanes.up(self.number, self.key, frames))
+        return self.relay.link.send(relay_frames.up(self.number, self.key, frames))
 
     def close(self):
-        self.relay.link.send(lanes.up(self.number, self.key))
+        self.relay.link.send(relay_frames.up(self.number, self.key))
 
 
 class Behind(RawClient):

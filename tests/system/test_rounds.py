@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from fcil_protocol import control
-from fcil_server.ledger_words import Answer, Outcome, RunStatus, UpdateStatus
-from fcil_server.local import LocalFederation
-from fcil_server.rundata import collect
-from fcil_server.status import round_rows
+from fcil_protocol.process import control_socket
+from fcil_server.daemon.status import round_rows
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Answer, Outcome, RunStatus, UpdateStatus
+from fcil_server.reports.results.run_data import collect
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = pytest.mark.processes
@@ -31,7 +31,7 @@ def command(federation, *arguments):
 
 
 def operate(federation, op, **fields):
-    return control.ask(federation.federation, op, **fields)
+    return control_socket.ask(federation.federation, op, **fields)
 
 
 def together(federation, tmp_path, held):

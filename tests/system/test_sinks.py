@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from event_files import events
-from fcil_server.local import LocalFederation
+from fcil_server.lab.local.federation import LocalFederation
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = pytest.mark.processes
@@ -30,7 +30,7 @@ def learn(federation, tmp_path, *sinks, between=lambda _: None):
 def followers(federation):
     """Return the processes of the server's sinks."""
     found = psutil.Process(federation.server.pid).children()
-    return [p for p in found if "fcil_server.sinks.follow" in p.cmdline()]
+    return [p for p in found if "fcil_server.reports.sinks.follower" in p.cmdline()]
 
 
 @pytest.mark.full

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fcil_protocol import control
-from fcil_server.ledger_words import Answer, Outcome, RunStatus, UpdateStatus
-from fcil_server.local import LocalFederation
+from fcil_protocol.process import control_socket
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Answer, Outcome, RunStatus, UpdateStatus
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = pytest.mark.processes
@@ -37,14 +37,14 @@ def odd(tmp_path, *, learner=None, aggregator=None, clock=None):
 
 def together(federation, tmp_path, digits, names="ab", *, start=True, **joins):
     """Join clients before any round opens; then let rounds open."""
-    control.ask(federation.federation, "pause")
+    control_socket.ask(federation.federation, "pause")
     for k, name in enumerate(names):
         arguments, env = joins.get(name, ((), None))
         folder = write_client(tmp_path / name, digits, offset=12 * k)
         federation.join(name, folder, *arguments, env=env)
         federation.until("announced", text=f":{name}")
     if start:
-        control.ask(federation.federation, "resume")
+        control_socket.ask(federation.federation, "resume")
 
 
 def ends(federation, code=0):
@@ -133,12 +133,12 @@ def test_an_update_at_which_the_servers_worker_hangs_is_left_out_and_named(tmp_p
     with LocalFederation(tmp_path) as federation:
         arguments = settings(tasks__classes=[["0", "1"]], run__work_timeout_s=4.0)
         federation.serve("--until-done", *arguments, env=env)
-        control.ask(federation.federation, "pause")
+        control_socket.ask(federation.federation, "pause")
         together(federation, tmp_path, range(2), start=False)
         with open_ledger(federation) as ledger:
             (culprit,) = [c.client_id for c in ledger.clients() if c.name.endswith(":b")]
         (tmp_path / "aggregator").write_text(f"always aggregate hang {culprit}")
-        control.ask(federation.federation, "resume")
+        control_socket.ask(federation.federation, "resume")
         note = federation.until("excluded")
         ends(federation)
     assert "made no progress for 4 s" in note["text"]
@@ -156,21 +156,21 @@ def test_a_machine_that_slept_comes_back_by_itself_and_goes_on(tmp_path):
             round__grace_s=0.5, federation__heartbeat_s=0.3,
         )  # fmt: skip
         federation.serve("--until-done", *arguments)
-        control.ask(federation.federation, "pause")
+        control_socket.ask(federation.federation, "pause")
         sleepy = (("--work-timeout", "2"), None)
         together(federation, tmp_path, range(4), a=sleepy)
-        control.ask(federation.federation, "pause")
+        control_socket.ask(federation.federation, "pause")
         processes = family(federation.clients["a"].pid)
         for pid in processes:
             os.kill(pid, signal.SIGSTOP)
         federation.until("left", text=":a")
-        control.ask(federation.federation, "resume")
+        control_socket.ask(federation.federation, "resume")
         federation.until("task_done", text="task 0")
-        control.ask(federation.federation, "pause")
+        control_socket.ask(federation.federation, "pause")
         for pid in processes:
             os.kill(pid, signal.SIGCONT)
         federation.until("announced", text=":a")
-        control.ask(federation.federation, "resume")
+        control_socket.ask(federation.federation, "resume")
         ends(federation)
         assert "Traceback" not in federation.log("a").read_text()
     status, rows = history(federation)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fcil_server.ledger import LEDGER_NAME
-from fcil_server.local import LocalFederation
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.ledger import LEDGER_NAME
 
 pytestmark = pytest.mark.processes
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from fcil_protocol import control
-from fcil_server.ledger_words import OPENING, RunStatus
-from fcil_server.local import LocalFederation
+from fcil_protocol.process import control_socket
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import OPENING, RunStatus
 from system.kit import open_ledger, settings, until_all_hold, write_client
 
 pytestmark = pytest.mark.processes
@@ -94,10 +94,10 @@ def bring(tmp_path, digit):
 
 def bring_running(federation, tmp_path, digit):
     """Let running clients have one more class, and no round open before both have said so."""
-    control.ask(federation.federation, "pause")
+    control_socket.ask(federation.federation, "pause")
     bring(tmp_path, digit)
     until_all_hold(federation, "ab", digit + 1)
-    control.ask(federation.federation, "resume")
+    control_socket.ask(federation.federation, "resume")
 
 
 @pytest.mark.full

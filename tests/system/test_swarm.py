@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 
-from fcil_client.home import Home
-from fcil_client.show_status import all_status, one_status
-from fcil_protocol import control
-from fcil_server.local import LocalFederation
+from fcil_client.cli.show_status import all_status, one_status
+from fcil_client.state.home import Home
+from fcil_protocol.process import control_socket
+from fcil_server.lab.local.federation import LocalFederation
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = pytest.mark.processes
@@ -101,7 +101,7 @@ def test_a_swarm_ends_in_the_very_state_in_which_separate_clients_end(tmp_path):
         federation.until("announced")
         federation.until("announced")
         (directory,) = (federation.directory / "state/fcil/swarms").iterdir()
-        status = control.ask(directory, "status")
+        status = control_socket.ask(directory, "status")
         assert status["members"] == 2
     for name in ("swarm", "joins"):
         shutil.copytree(tmp_path / "first", tmp_path / name, symlinks=True)

@@ -10,8 +10,8 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from fcil_client import cli
-from fcil_server.local import LocalFederation
+from fcil_client.cli import main as cli
+from fcil_server.lab.local.federation import LocalFederation
 from system.kit import open_ledger, settings, until_log, write_client
 
 pytest.importorskip("ray", reason="needs fcil[ray]")
@@ -35,7 +35,7 @@ def groups_of(federation):
     found = {}
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "fcil_client.swarm_group" in words and str(federation.directory.parent) in " ".join(
+        if "fcil_client.cli.swarm_child" in words and str(federation.directory.parent) in " ".join(
             words
         ):
             found[words[words.index("--slots") + 1]] = process

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from fcil_protocol.errors import MethodMismatch
-from fcil_server.ledger_words import Outcome
-from fcil_server.local import LocalFederation
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Outcome
 from system.kit import open_ledger, settings, write_client
 from system.third_party_kit import install
 
@@ -153,7 +153,7 @@ def test_the_contract_of_all_methods_holds_for_it(sites):
     """As docs/method-guide.md tells authors to check theirs."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, "tests/adapters/test_contract_kit.py", "-k", "thumbnail_lda"],
+        [*command, "tests/adapters/methods/test_contract_kit.py", "-k", "thumbnail_lda"],
         cwd=ROOT, capture_output=True, text=True, check=False,
         env={**os.environ, **sites["right"], "FCIL_METHODS": "thumbnail_lda"},
     )  # fmt: skip

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fcil_protocol import control
-from fcil_protocol.certificate import Certificate
-from fcil_server.ledger_words import RunStatus, UpdateStatus
-from fcil_server.local import LocalFederation
+from fcil_protocol.process import control_socket
+from fcil_protocol.trust.certificate import Certificate
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import RunStatus, UpdateStatus
 from system.kit import open_ledger, settings, write_client
 
 pytestmark = pytest.mark.processes
@@ -108,7 +108,7 @@ def test_every_way_in_which_a_ticket_is_no_good_is_said_in_a_sentence(tmp_path):
 def _at(text, port):
     from dataclasses import replace
 
-    from fcil_protocol.ticket import Ticket
+    from fcil_protocol.trust.ticket import Ticket
 
     return replace(Ticket.from_text(text), addresses=(f"127.0.0.1:{port}",)).to_text()
 
@@ -127,7 +127,7 @@ def test_an_expired_ticket_is_judged_by_the_servers_clock(tmp_path):
 
 
 def _ledger_to_write(federation):
-    from fcil_server.ledger import LEDGER_NAME, Ledger
+    from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
     return Ledger(federation.federation / LEDGER_NAME)
 
@@ -146,14 +146,14 @@ def test_a_revoked_client_is_cut_told_why_and_left_out_and_comes_back_with_a_new
         os.kill(federation.clients["c"].pid, signal.SIGSTOP)  # the round waits for it
         federation.until("update")
         federation.until("update")
-        control.ask(federation.federation, "revoke", name="b", why="the device was stolen")
+        control_socket.ask(federation.federation, "revoke", name="b", why="the device was stolen")
         code, said = words(federation, "b")
         assert code == 2
         assert "[revoked]" in said
         assert "the device was stolen" in said
         join(federation, tmp_path / "b", data["b"], enrol(federation, "b"))  # made anew
         federation.until("announced", text="b holds")
-        control.ask(federation.federation, "close_round")
+        control_socket.ask(federation.federation, "close_round")
         assert federation.server.wait(120) == 0, federation.last_words("server")
         federation.kill_client("c")
     with open_ledger(federation) as ledger:
@@ -256,7 +256,7 @@ def test_keys_change_on_both_sides_and_a_sleeper_finds_the_way_back(tmp_path):
         after = _public_keys(federation)
         assert after["a"] == before["a"]
         assert not set(after["b"]) & set(before["b"])
-        control.ask(federation.federation, "stop")
+        control_socket.ask(federation.federation, "stop")
         assert federation.server.wait(120) == 0
         done = command(federation, "fcil_server", "rotate-keys")
         assert done.returncode == 0, done.stderr
@@ -355,13 +355,13 @@ def test_an_open_ticket_is_withdrawn_by_its_name(tmp_path):
 def test_a_server_runs_while_its_root_key_is_kept_elsewhere(tmp_path):
     with LocalFederation(tmp_path) as federation:
         federation.serve(*settings())
-        control.ask(federation.federation, "stop")
+        control_socket.ask(federation.federation, "stop")
         assert federation.server.wait(120) == 0
         root = federation.federation / "keys" / "root.json"
         root.rename(tmp_path / "root.json")
         federation.serve(*settings())
         assert not root.exists()  # above all, no other root is drawn
-        control.ask(federation.federation, "stop")
+        control_socket.ask(federation.federation, "stop")
         assert federation.server.wait(120) == 0
         done = command(federation, "fcil_server", "rotate-keys")
         assert done.returncode == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fcil_server.local import LocalFederation
+from fcil_server.lab.local.federation import LocalFederation
 from system.analytic_kit import TOLERANCE, learn
 from system.kit import settings, write_client
 
@@ -59,7 +59,7 @@ def test_clients_with_and_without_torch_give_the_classifier_of_torch_alone(tmp_p
     assert log.count("CPUExecutionProvider") >= 2, "the server's log shows what computes"
     assert log.count("agree to ") >= 3
     notes = notes_of(torch_free)
-    assert notes.count("-m fcil_client.worker") == 2, "their workers were such processes too"
+    assert notes.count("-m fcil_client.rounds.worker") == 2, "their workers were such processes too"
     assert "refused torch" in notes, "they looked for it"
 
 
@@ -75,7 +75,7 @@ def test_a_client_without_torch_describes_classes_by_gaussians(tmp_path, torch_f
         run = next((federation.federation / "runs").iterdir())
         summary = json.loads((run / "summary.json").read_text())["data"]
     assert summary["faa"] > 90
-    assert "-m fcil_client.worker" in notes_of(torch_free)
+    assert "-m fcil_client.rounds.worker" in notes_of(torch_free)
 
 
 @pytest.mark.full

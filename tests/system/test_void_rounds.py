@@ -7,8 +7,8 @@ import threading
 import pytest
 from watchfiles import watch
 
-from fcil_server.ledger_words import Outcome, UpdateStatus
-from fcil_server.local import LocalFederation
+from fcil_server.lab.local.federation import LocalFederation
+from fcil_server.ledger.enums import Outcome, UpdateStatus
 from system.kit import open_ledger, settings, write_client
 from system.third_party_kit import change, install
 

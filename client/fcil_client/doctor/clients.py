@@ -7,20 +7,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fcil_adapters import registry
-from fcil_adapters.describe import backbone_from_fields
-from fcil_adapters.embedded import EMBEDDED, EMBEDDED_DIGEST
-from fcil_client import current_model
-from fcil_client.doctor import look_client, look_disk, look_network
-from fcil_client.doctor.backbone import Wanted
-from fcil_client.doctor.daemon import DaemonFacts
-from fcil_client.doctor.disk import HoldingFacts
-from fcil_client.doctor.membership import MemberFacts, TicketFacts
-from fcil_client.doctor.network import NetworkFacts, ServerFacts
-from fcil_client.enrolment import find_server
-from fcil_client.greeting import Terms
-from fcil_client.home import Home
-from fcil_client.inquiry import look as look_at_run
+from fcil_adapters.backbones.known import EMBEDDED, EMBEDDED_DIGEST
+from fcil_adapters.contract import registry
+from fcil_adapters.contract.backbone_info import backbone_from_fields
+from fcil_client.doctor.checks.backbone import Wanted
+from fcil_client.doctor.checks.daemon import DaemonFacts
+from fcil_client.doctor.checks.disk import HoldingFacts
+from fcil_client.doctor.checks.membership import MemberFacts, TicketFacts
+from fcil_client.doctor.checks.network import NetworkFacts, ServerFacts
+from fcil_client.doctor.probes import (
+    client as look_client,
+)
+from fcil_client.doctor.probes import (
+    disk as look_disk,
+)
+from fcil_client.doctor.probes import (
+    network as look_network,
+)
+from fcil_client.link.handshake import Terms
+from fcil_client.membership.ask_terms import look as look_at_run
+from fcil_client.membership.enrol import find_server
+from fcil_client.state import current_model
+from fcil_client.state.home import Home
 from fcil_protocol.errors import FcilError
 
 _WITHOUT_SESSION = ("offline", "greeting")

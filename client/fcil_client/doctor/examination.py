@@ -12,34 +12,44 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.embedded import EMBEDDED_DIGEST, embedded_file
-from fcil_client import swarm_status
-from fcil_client.doctor import (
+from fcil_adapters.backbones.known import EMBEDDED_DIGEST, embedded_file
+from fcil_client.doctor import clients
+from fcil_client.doctor.checks import (
     backbone,
-    clients,
     daemon,
     disk,
     engines,
     images,
-    look_client,
-    look_disk,
-    look_engines,
-    look_images,
-    look_machine,
     machine,
     membership,
     network,
 )
-from fcil_client.doctor.backbone import BackboneFacts, Loaded, Wanted
+from fcil_client.doctor.checks.backbone import BackboneFacts, Loaded, Wanted
+from fcil_client.doctor.checks.engines import EngineFacts
+from fcil_client.doctor.checks.images import ImageFacts
+from fcil_client.doctor.checks.line import IDS, Line, guarded, of_client
+from fcil_client.doctor.checks.machine import JetsonNeed, MachineFacts, MemoryNeed
 from fcil_client.doctor.clients import ClientFacts
-from fcil_client.doctor.engines import EngineFacts
-from fcil_client.doctor.images import ImageFacts
-from fcil_client.doctor.lines import IDS, Line, guarded, of_client
-from fcil_client.doctor.look_engines import Bench
-from fcil_client.doctor.machine import JetsonNeed, MachineFacts, MemoryNeed
-from fcil_client.enrolment import join_files
-from fcil_client.home import Home
-from fcil_client.resources import resources
+from fcil_client.doctor.probes import (
+    client as look_client,
+)
+from fcil_client.doctor.probes import (
+    disk as look_disk,
+)
+from fcil_client.doctor.probes import (
+    engines as look_engines,
+)
+from fcil_client.doctor.probes import (
+    images as look_images,
+)
+from fcil_client.doctor.probes import (
+    machine as look_machine,
+)
+from fcil_client.doctor.probes.engines import Bench
+from fcil_client.membership.enrol import join_files
+from fcil_client.rounds.resources import resources
+from fcil_client.state.home import Home
+from fcil_client.swarm import status as swarm_status
 from fcil_protocol.errors import FcilError
 
 FORWARD_S = 90.0  # for a backbone to be loaded and to run: a cold disk and a small board are slow

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from fcil_server.page import charts, frozen
-from fcil_server.page.accuracy import look_of
-from fcil_server.page.spec import STYLES
-from fcil_server.report_page import NOTHING, folded, table
+from fcil_server.reports.charts import charts
+from fcil_server.reports.charts.spec import STYLES
+from fcil_server.reports.results.format import NOTHING, folded, table
+from fcil_server.reports.sections import static_page
+from fcil_server.reports.sections.accuracy import look_of
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def _triangle(rows: Sequence[Sequence[float | None]]) -> str:
 
 def html(title: str, blocks: Iterable[Block]) -> str:
     """Write blocks as one page that makes no request."""
-    return frozen.plain(title, "".join(map(_html, blocks)))
+    return static_page.plain(title, "".join(map(_html, blocks)))
 
 
 def _html(block: Block) -> str:

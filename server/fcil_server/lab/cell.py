@@ -15,16 +15,16 @@ from typing import Any
 import psutil
 
 from fcil_protocol.errors import FcilError, RunFailed, Timeout
-from fcil_protocol.files import storage_errors
 from fcil_protocol.ids import digest_of
-from fcil_server import config as configuration
-from fcil_server import rundir
+from fcil_protocol.storage.atomic_files import storage_errors
+from fcil_server.federation import config as configuration
+from fcil_server.lab.local.federation import LocalFederation
 from fcil_server.lab.plan import Cell, server_config
-from fcil_server.ledger import LEDGER_NAME, Ledger
-from fcil_server.ledger_words import Direction, Outcome
-from fcil_server.local import LocalFederation
-from fcil_server.rundata import RunData, collect
-from fcil_server.traffic_parts import TRAIN
+from fcil_server.ledger.enums import Direction, Outcome
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.reports import run_directory
+from fcil_server.reports.results.run_data import RunData, collect
+from fcil_server.reports.traffic.broadcast_parts import TRAIN
 
 SWARM = "swarm"
 LOOK_S = 0.5  # between looks at processes and the server's status
@@ -197,7 +197,7 @@ def numbers(data: RunData) -> dict[str, Any]:
     m = data.central
     if m is None or m.tasks != len(data.tasks):
         raise RunFailed("the run ended without an accuracy after each task.")
-    whole = rundir.summary(data)["data"]
+    whole = run_directory.summary(data)["data"]
     environment = dict(data.run.environment)
     return {
         "faa": m.faa,

@@ -11,15 +11,14 @@ import typer
 
 from fcil_protocol.errors import EXIT_RUN_FAILED, ConfigError
 from fcil_protocol.ids import digest_of
-from fcil_protocol.terminal import errors, run_app
+from fcil_protocol.process.terminal import errors, run_app
 from fcil_server.lab import data, report
-from fcil_server.lab.budget import Budget, plan_words
 from fcil_server.lab.engine import Engine
 from fcil_server.lab.experiment import load
 from fcil_server.lab.plan import Cell
+from fcil_server.lab.progress import Budget, Show, plan_words
 from fcil_server.lab.results import PLAN
-from fcil_server.lab.show import Show
-from fcil_server.report_page import duration
+from fcil_server.reports.results.format import duration
 
 PROGRAM = "scripts/reproduce"
 

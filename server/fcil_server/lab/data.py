@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from fcil_adapters.embedded import EMBEDDED_DIGEST, EMBEDDED_NAMES
-from fcil_adapters.image_source import Entry, ImageSource, open_source
-from fcil_protocol.children import module_command
+from fcil_adapters.backbones.known import EMBEDDED_DIGEST, EMBEDDED_NAMES
+from fcil_adapters.images.sources import Entry, ImageSource, open_source
 from fcil_protocol.errors import ConfigError, CorruptFile, DataError
-from fcil_protocol.files import storage_errors, write_atomic
+from fcil_protocol.process.children import module_command
+from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 from fcil_server.lab.experiment import Data, Experiment, Setting
 from fcil_server.lab.plan import Cell, Split
 

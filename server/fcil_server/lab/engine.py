@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fcil_protocol.files import DirectoryLock
+from fcil_protocol.storage.atomic_files import DirectoryLock
 from fcil_server.lab import data, plan, report, runner
-from fcil_server.lab.budget import Budget, plan_words
 from fcil_server.lab.cell import Work
 from fcil_server.lab.experiment import Experiment
 from fcil_server.lab.plan import Cell
+from fcil_server.lab.progress import Budget, Show, plan_words
 from fcil_server.lab.results import Known, Results
-from fcil_server.lab.show import Show
 
 RESULTS = Path("results")  # in the current directory; a folder of the experiment's name in it
 

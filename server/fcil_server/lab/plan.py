@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fcil_adapters import registry
-from fcil_adapters.contract import Hparams, Method
+from fcil_adapters.contract import Hparams, Method, registry
 from fcil_protocol.errors import ConfigError, FcilError
 from fcil_protocol.ids import digest_of
-from fcil_server import config as configuration
-from fcil_server.config import Config
+from fcil_server.federation import config as configuration
+from fcil_server.federation.config import Config
 from fcil_server.lab.experiment import AnyPartition, Experiment, Iid, Row
 
 RESULT_VERSION = 1  # of a cell's file; another one is computed anew

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fcil_protocol.files import write_atomic
+from fcil_protocol.storage.atomic_files import write_atomic
 from fcil_server.lab.blocks import (
     Block,
     Code,
@@ -22,9 +22,9 @@ from fcil_server.lab.experiment import Claim, Experiment, Figure
 from fcil_server.lab.plan import Cell
 from fcil_server.lab.records import cells_csv
 from fcil_server.lab.summary import Content, Entry, Stat, entries, judge
-from fcil_server.page.spec import STYLES
-from fcil_server.report_page import NOTHING, duration
-from fcil_server.rundata import format_bytes
+from fcil_server.reports.charts.spec import STYLES
+from fcil_server.reports.results.format import NOTHING, duration
+from fcil_server.reports.results.run_data import format_bytes
 
 FILES = ("report.md", "report.html", "cells.csv")
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from fcil_protocol.errors import NotYet
-from fcil_protocol.files import storage_errors
 from fcil_protocol.ids import digest_of
+from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_server.lab.data import Partition, save_json
 from fcil_server.lab.plan import RESULT_VERSION, Cell
 

@@ -15,11 +15,10 @@ from typing import Any
 
 from fcil_protocol.errors import FcilError
 from fcil_server.lab import cell as cells_of
-from fcil_server.lab.budget import Budget
 from fcil_server.lab.cell import Stopped, Work
 from fcil_server.lab.plan import Cell
+from fcil_server.lab.progress import Budget, Show
 from fcil_server.lab.results import Known, Results
-from fcil_server.lab.show import Show
 
 TICK_S = 1.0
 CellRun = Callable[[Cell, Work, threading.Event, Callable[[str], None]], dict[str, Any]]

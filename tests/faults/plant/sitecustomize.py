@@ -97,7 +97,7 @@ class Planter:
             code = frame.f_code
             if "/fcil_" in code.co_filename:
                 module = os.path.basename(code.co_filename)[:-3]
-                if module != "ledger_file":  # every statement comes from there
+                if module != "database":  # every statement comes from there
                     found.append(f"{module}.{code.co_qualname}")
             frame = frame.f_back
         return "<".join(found)
@@ -323,8 +323,8 @@ def _pipe(module, planter):
 class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, planter):
         self.patches = {
-            "fcil_protocol.transport": lambda m: _transport(m, planter),
-            "fcil_adapters.worker_pipe": lambda m: _pipe(m, planter),
+            "fcil_protocol.link.zmq_link": lambda m: _transport(m, planter),
+            "fcil_adapters.worker.pipe": lambda m: _pipe(m, planter),
         }
 
     def find_spec(self, name, path, target=None):

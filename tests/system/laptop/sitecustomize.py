@@ -18,7 +18,7 @@ psutil.sensors_battery = sensors_battery
 psutil.sensors_temperatures = dict
 
 if "join" in sys.orig_argv:
-    from fcil_client import manners_facts, manners_loop
+    from fcil_client.policy import sensors, watch
 
-    manners_facts.read_zones = lambda _: []
-    manners_loop.READ_S = 0.1
+    sensors.read_zones = lambda _: []
+    watch.READ_S = 0.1

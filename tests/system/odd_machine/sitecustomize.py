@@ -22,7 +22,7 @@ def plant_learner(script):
     import numpy as np
 
     from fcil_adapters.methods.running_mean import learner
-    from fcil_protocol.payload import Payload
+    from fcil_protocol.payloads.payload import Payload
 
     real = learner.Learner.run
 
@@ -52,7 +52,7 @@ def plant_learner(script):
 
 def plant_aggregator(script):
     from fcil_adapters.methods.running_mean import aggregator
-    from fcil_adapters.update_list import UpdateList
+    from fcil_adapters.numerics.update_list import UpdateList
 
     def strike(operation, clients):
         lines = script.read_text().splitlines()
@@ -98,7 +98,7 @@ def plant_clock(shift):
 
 if "FCIL_CLOCK" in os.environ:
     plant_clock(Path(os.environ["FCIL_CLOCK"]))
-if "FCIL_AGGREGATOR" in os.environ and "fcil_server.worker" in sys.orig_argv:
+if "FCIL_AGGREGATOR" in os.environ and "fcil_server.aggregation.worker" in sys.orig_argv:
     plant_aggregator(Path(os.environ["FCIL_AGGREGATOR"]))
-if "FCIL_LEARNER" in os.environ and "fcil_client.worker" in sys.orig_argv:
+if "FCIL_LEARNER" in os.environ and "fcil_client.rounds.worker" in sys.orig_argv:
     plant_learner(Path(os.environ["FCIL_LEARNER"]))

@@ -6,9 +6,9 @@ from thumbnail_lda import METHOD, check_upload
 from thumbnail_lda.features import areas, thumbnails
 
 from adapters.kit import SIZE, Federation, Images, make_tasks, toy_backbone, toy_images
-from fcil_adapters.export import export_model
-from fcil_adapters.exported import ExportedModel, Origin
-from fcil_protocol.payload import Payload
+from fcil_adapters.export.exported_model import ExportedModel, Origin
+from fcil_adapters.export.model_file import export_model
+from fcil_protocol.payloads.payload import Payload
 
 ALONE = toy_images({0: 20, 1: 9, 2: 1, 3: 12, 4: 8}, 1)
 OTHER = toy_images({0: 4, 2: 30, 4: 5}, 2)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.array_scores import unit_rows
 from fcil_adapters.methods.analytic.options import AnalyticHparams
+from fcil_adapters.numerics.scores import unit_rows
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -46,7 +46,7 @@ def lift_matrices(h: AnalyticHparams, d: int, seed: I64) -> tuple[F64, ...]:
 
 
 def lift(features: Any, *matrices: Any) -> Any:
-    """Return phi (B, D) of features (B, d); arrays or tensors, see `array_scores`."""
+    """Return phi (B, D) of features (B, d); arrays or tensors, see `numerics.scores`."""
     rows = unit_rows(features)
     for matrix in matrices:
         rows = (rows @ matrix).clip(0.0)

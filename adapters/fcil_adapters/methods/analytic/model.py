@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from fcil_adapters.backbones.frozen_features import Extractor, FeatureScorer
 from fcil_adapters.contract import Context, Predictor
-from fcil_adapters.frozen_features import Extractor, FeatureScorer
 from fcil_adapters.methods.analytic.lift import lift, lift_matrices
 from fcil_adapters.methods.analytic.parts import read_seed
-from fcil_adapters.tasks import CURRENT, find_part
-from fcil_protocol.payload import Payload
+from fcil_adapters.numerics.task_parts import CURRENT, find_part
+from fcil_protocol.payloads.payload import Payload
 
 
 class Model:

@@ -12,16 +12,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fcil_adapters.cadence import Cadence, Largest
 from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
-from fcil_adapters.gaussian_reports import (
+from fcil_adapters.contract.privacy import Statistic
+from fcil_adapters.contract.traffic import Cadence, Largest
+from fcil_adapters.methods.ccvr.options import ECONOMIES, PRESETS, CcvrHparams
+from fcil_adapters.methods.ccvr.parts import CALIBRATED
+from fcil_adapters.numerics.task_parts import CURRENT
+from fcil_adapters.toolkit.gaussians.reports import (
     gaussian_dims,
     gaussian_exchange,
     gaussian_largest,
     gaussian_statistics,
 )
-from fcil_adapters.head_rows import row_specs
-from fcil_adapters.lora_head import (
+from fcil_adapters.toolkit.heads.rows import row_specs
+from fcil_adapters.toolkit.lora.manifest import (
     broadcast_schemas,
     lora_dims,
     lora_largest,
@@ -29,11 +33,7 @@ from fcil_adapters.lora_head import (
     lora_statistics,
     train_exchange,
 )
-from fcil_adapters.methods.ccvr.options import ECONOMIES, PRESETS, CcvrHparams
-from fcil_adapters.methods.ccvr.parts import CALIBRATED
-from fcil_adapters.privacy import Statistic
-from fcil_adapters.tasks import CURRENT
-from fcil_protocol.schema import PayloadSchema
+from fcil_protocol.payloads.schema import PayloadSchema
 
 NAME = "ccvr"
 _FACTORS = "factors"  # symbol of the covariances' rows; ``rows`` are the head's

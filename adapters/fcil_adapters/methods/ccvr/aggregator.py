@@ -7,16 +7,6 @@ from dataclasses import replace
 import numpy as np
 
 from fcil_adapters.contract import Context, Part, State, Updates
-from fcil_adapters.gaussian_mixture import make_mixture
-from fcil_adapters.gaussian_store import entry_tensors, merge_entries, read_entries, sent_entries
-from fcil_adapters.head_rows import HeadRows
-from fcil_adapters.lora_head_rounds import (
-    average_round,
-    first_state,
-    open_task,
-    parts_of,
-    rows_of,
-)
 from fcil_adapters.methods.ccvr.options import CcvrHparams
 from fcil_adapters.methods.ccvr.parts import (
     calibrated_parts,
@@ -25,9 +15,24 @@ from fcil_adapters.methods.ccvr.parts import (
     with_calibrated,
 )
 from fcil_adapters.methods.ccvr.pooling import pooled
-from fcil_adapters.rebalance import fit_to_mixture
-from fcil_adapters.statistics import class_positions
-from fcil_adapters.tasks import current_task
+from fcil_adapters.numerics.class_means import class_positions
+from fcil_adapters.numerics.task_parts import current_task
+from fcil_adapters.toolkit.gaussians.mixture import make_mixture
+from fcil_adapters.toolkit.gaussians.rebalance import fit_to_mixture
+from fcil_adapters.toolkit.gaussians.store import (
+    entry_tensors,
+    merge_entries,
+    read_entries,
+    sent_entries,
+)
+from fcil_adapters.toolkit.heads.rows import HeadRows
+from fcil_adapters.toolkit.lora.server import (
+    average_round,
+    first_state,
+    open_task,
+    parts_of,
+    rows_of,
+)
 
 _SAMPLES, _ORDER = 3, 4  # purposes of the random streams
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.backbone import Backbone
+from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.contract import Context, Predictor
-from fcil_adapters.lora_head import read_parts
-from fcil_adapters.lora_head_model import linear_scorer
-from fcil_adapters.lora_head_views import merged_view
 from fcil_adapters.methods.ccvr.parts import scoring_rows
-from fcil_protocol.payload import Payload
+from fcil_adapters.toolkit.lora.manifest import read_parts
+from fcil_adapters.toolkit.lora.model import linear_scorer
+from fcil_adapters.toolkit.lora.views import merged_view
+from fcil_protocol.payloads.payload import Payload
 
 
 class Model:

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fcil_adapters.economies import Economy
-from fcil_adapters.lora_head import LORA_ECONOMIES, SHORT
-from fcil_adapters.lora_head_options import LoraHparams, PastRows
+from fcil_adapters.contract.traffic import Economy
+from fcil_adapters.toolkit.lora.manifest import LORA_ECONOMIES, SHORT
+from fcil_adapters.toolkit.lora.options import LoraHparams, PastRows
 
 
 class CcvrHparams(LoraHparams):

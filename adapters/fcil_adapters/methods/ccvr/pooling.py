@@ -16,8 +16,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fcil_adapters.gaussian_mixture import F64, Mixture
-from fcil_adapters.gaussians import Gaussian
+from fcil_adapters.toolkit.gaussians.gaussian import Gaussian
+from fcil_adapters.toolkit.gaussians.mixture import F64, Mixture
 
 
 def pooled(mixture: Mixture) -> Mixture:

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.claims import Claim
+from fcil_adapters.backbones.blocks import check_blocks
 from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
+from fcil_adapters.contract.traffic import Claim
 from fcil_adapters.methods.coda_prompt.options import ECONOMIES, PRESETS, CodaPromptHparams
-from fcil_adapters.placement import check_blocks
-from fcil_adapters.prompt_parts import component_names
-from fcil_adapters.prompt_schemas import (
+from fcil_adapters.toolkit.prompts.manifest import (
     PROMPT_CADENCE,
     head_schemas,
     prompt_method,
@@ -26,7 +25,8 @@ from fcil_adapters.prompt_schemas import (
     sizes,
     train_exchange,
 )
-from fcil_protocol.schema import PayloadSchema
+from fcil_adapters.toolkit.prompts.parts import component_names
+from fcil_protocol.payloads.schema import PayloadSchema
 
 
 def exchanges(hparams: CodaPromptHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:

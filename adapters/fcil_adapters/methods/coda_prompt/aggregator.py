@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from fcil_adapters.contract import Context, Part, State, Updates
-from fcil_adapters.prompt_parts import component_names, head_parts, prompt_parts
-from fcil_adapters.prompt_rounds import averaged, no_rows, with_new_components, with_new_rows
-from fcil_adapters.tasks import current_task
+from fcil_adapters.numerics.task_parts import current_task
+from fcil_adapters.toolkit.prompts.parts import component_names, head_parts, prompt_parts
+from fcil_adapters.toolkit.prompts.server import (
+    averaged,
+    no_rows,
+    with_new_components,
+    with_new_rows,
+)
 
 
 class Aggregator:
-    """The state: ``task.<t>.prompt.<block>`` and keys of each task, the head (`prompt_rounds`)."""
+    """The state: ``task.<t>.prompt.<block>`` and keys of each task, the head (`prompts.server`)."""
 
     def init(self, ctx: Context) -> State:
         """Return the state before the first task."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fcil_adapters.contract import Context, ImageSet, State
-from fcil_adapters.local_passes import class_counts
 from fcil_adapters.methods.coda_prompt.options import CodaPromptHparams
-from fcil_adapters.prompt_learning import component_bench, learn, with_orthogonality
-from fcil_adapters.prompt_parts import read_parts, upload
-from fcil_protocol.payload import Payload
+from fcil_adapters.toolkit.prompts.client import component_bench, learn, with_orthogonality
+from fcil_adapters.toolkit.prompts.parts import read_parts, upload
+from fcil_adapters.toolkit.training.optimise import class_counts
+from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from fcil_adapters.economies import Economy
-from fcil_adapters.prompt_options import ComponentHparams
+from fcil_adapters.contract.traffic import Economy
+from fcil_adapters.toolkit.prompts.options import ComponentHparams
 
 
 class CodaPromptHparams(ComponentHparams):

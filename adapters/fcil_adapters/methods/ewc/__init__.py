@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.cadence import Cadence, Largest
-from fcil_adapters.class_reports import count_faults, count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
-from fcil_adapters.lora_head import (
+from fcil_adapters.contract.traffic import Cadence, Largest
+from fcil_adapters.methods.ewc.options import EwcHparams
+from fcil_adapters.methods.ewc.parts import IMPORTANCE, LARGEST, fisher_name
+from fcil_adapters.numerics.class_reports import count_faults, count_spec
+from fcil_adapters.numerics.task_parts import CURRENT
+from fcil_adapters.toolkit.lora.manifest import (
     SHORT,
     broadcast_schemas,
     lora_largest,
@@ -21,12 +24,9 @@ from fcil_adapters.lora_head import (
     train_exchange,
     trained_names,
 )
-from fcil_adapters.lora_tensors import lora_specs
-from fcil_adapters.methods.ewc.options import EwcHparams
-from fcil_adapters.methods.ewc.parts import IMPORTANCE, LARGEST, fisher_name
-from fcil_adapters.tasks import CURRENT
-from fcil_protocol.payload import Payload
-from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
+from fcil_adapters.toolkit.lora.tensors import lora_specs
+from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
 
 def exchanges(h: EwcHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from fcil_adapters.averaging import average
 from fcil_adapters.contract import Context, Part, State, Updates
-from fcil_adapters.lora_head import trained_names
-from fcil_adapters.lora_head_rounds import (
+from fcil_adapters.methods.ewc.options import EwcHparams
+from fcil_adapters.methods.ewc.parts import IMPORTANCE, LARGEST, fisher_name
+from fcil_adapters.numerics.averaging import average
+from fcil_adapters.numerics.task_parts import current_task
+from fcil_adapters.toolkit.lora.manifest import trained_names
+from fcil_adapters.toolkit.lora.server import (
     average_round,
     client_weights,
     first_state,
     open_task,
     parts_of,
 )
-from fcil_adapters.methods.ewc.options import EwcHparams
-from fcil_adapters.methods.ewc.parts import IMPORTANCE, LARGEST, fisher_name
-from fcil_adapters.tasks import current_task
-from fcil_protocol.payload import Payload
+from fcil_protocol.payloads.payload import Payload
 
 
 class Aggregator:

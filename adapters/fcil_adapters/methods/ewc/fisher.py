@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fcil_adapters.lora_head_training import Bench
-from fcil_adapters.lora_linear import PLACES, LoRALinear
+from fcil_adapters.toolkit.lora.client import Bench
+from fcil_adapters.toolkit.lora.layer import PLACES, LoRALinear
 
 
 def squared_gradients(bench: Bench, pixels: Tensor, rows: Tensor) -> dict[str, Tensor]:

@@ -9,18 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fcil_adapters.bridge import to_numpy, to_torch
 from fcil_adapters.contract import Context, ImageSet, Progress, State
-from fcil_adapters.loading import plain_batches
-from fcil_adapters.local_passes import class_counts, schedule_factor
-from fcil_adapters.lora_head import Received, read_parts
-from fcil_adapters.lora_head_training import Bench, lora_tensors, train_round
 from fcil_adapters.methods.ewc.fisher import squared_gradients
 from fcil_adapters.methods.ewc.options import EwcHparams
 from fcil_adapters.methods.ewc.parts import IMPORTANCE, fisher_name
-from fcil_adapters.statistics import class_positions
-from fcil_adapters.tasks import find_part
-from fcil_protocol.payload import Array, Payload
+from fcil_adapters.numerics.class_means import class_positions
+from fcil_adapters.numerics.task_parts import find_part
+from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
+from fcil_adapters.toolkit.lora.client import Bench, lora_tensors, train_round
+from fcil_adapters.toolkit.lora.manifest import Received, read_parts
+from fcil_adapters.toolkit.training.optimise import class_counts, schedule_factor
+from fcil_adapters.toolkit.training.prefetch import plain_batches
+from fcil_protocol.payloads.payload import Array, Payload
 
 
 class Learner:

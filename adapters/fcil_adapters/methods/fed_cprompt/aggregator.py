@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from fcil_adapters.contract import Context, Part, State, Updates
 from fcil_adapters.methods.fed_cprompt.options import FIRST, FedCPromptHparams
-from fcil_adapters.prompt_parts import HEAD, component_names, head_parts, prompt_parts
-from fcil_adapters.prompt_rounds import averaged, no_rows, with_new_components, with_new_rows
-from fcil_adapters.tasks import current_task
-from fcil_protocol.payload import Payload
+from fcil_adapters.numerics.task_parts import current_task
+from fcil_adapters.toolkit.prompts.parts import HEAD, component_names, head_parts, prompt_parts
+from fcil_adapters.toolkit.prompts.server import (
+    averaged,
+    no_rows,
+    with_new_components,
+    with_new_rows,
+)
+from fcil_protocol.payloads.payload import Payload
 
 
 class Aggregator:
-    """The state: components of each task, the head (`prompt_rounds`), ``first.head.*`` (c, ...).
+    """The state: components of each task, the head (`prompts.server`), ``first.head.*`` (c, ...).
 
     ``first`` is what makes the previous task's server whole: its rows of classes that it never
     saw, as they were drawn.

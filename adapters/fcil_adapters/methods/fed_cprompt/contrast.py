@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fcil_adapters.backbone import Backbone
-from fcil_adapters.bridge import to_torch
-from fcil_adapters.local_passes import Batch, Piece
+from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.methods.fed_cprompt.options import FedCPromptHparams
-from fcil_adapters.prompt_learning import (
+from fcil_adapters.numerics.torch_numpy import to_torch
+from fcil_adapters.toolkit.prompts.client import (
     Bench,
     Features,
     component_features,
     own_cross_entropy,
 )
-from fcil_adapters.prompt_parts import F32, PromptModel
-from fcil_adapters.prompt_pools import TaskPrompts
-from fcil_adapters.prompts import Queries
+from fcil_adapters.toolkit.prompts.parts import F32, PromptModel
+from fcil_adapters.toolkit.prompts.pools import TaskPrompts
+from fcil_adapters.toolkit.prompts.prefix import Queries
+from fcil_adapters.toolkit.training.optimise import Batch, Piece
 
 
 @dataclass(frozen=True)

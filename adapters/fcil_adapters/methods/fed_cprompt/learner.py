@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fcil_adapters.contract import Context, ImageSet, State
-from fcil_adapters.local_passes import class_counts
 from fcil_adapters.methods.fed_cprompt.contrast import Contrast
 from fcil_adapters.methods.fed_cprompt.options import FIRST, FedCPromptHparams
-from fcil_adapters.prompt_learning import (
+from fcil_adapters.numerics.task_parts import find_part
+from fcil_adapters.toolkit.prompts.client import (
     component_bench,
     learn,
     plain_objective,
     with_orthogonality,
 )
-from fcil_adapters.prompt_parts import HEAD, read_parts, upload
-from fcil_adapters.tasks import find_part
-from fcil_protocol.payload import Payload
+from fcil_adapters.toolkit.prompts.parts import HEAD, read_parts, upload
+from fcil_adapters.toolkit.training.optimise import class_counts
+from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import Field
 
-from fcil_adapters.economies import Economy
-from fcil_adapters.prompt_options import ComponentHparams
+from fcil_adapters.contract.traffic import Economy
+from fcil_adapters.toolkit.prompts.options import ComponentHparams
 
 FIRST = "first"  # the part with the head rows that the current task's classes began with
 

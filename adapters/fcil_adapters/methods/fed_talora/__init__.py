@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.averaging_rules import AveragingRule, mean_only
-from fcil_adapters.cadence import Cadence
-from fcil_adapters.claims import Claim
 from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
-from fcil_adapters.lora_head import (
+from fcil_adapters.contract.averaging import AveragingRule, mean_only
+from fcil_adapters.contract.traffic import Cadence, Claim
+from fcil_adapters.methods.fed_talora.options import ECONOMIES, PRESETS, FedTaloraHparams
+from fcil_adapters.methods.fed_talora.traffic import largest
+from fcil_adapters.toolkit.lora.manifest import (
     TASK_META,
     broadcast_schemas,
     lora_averagings,
@@ -24,10 +25,8 @@ from fcil_adapters.lora_head import (
     places,
     train_exchange,
 )
-from fcil_adapters.lora_tensors import module_of, module_shape
-from fcil_adapters.methods.fed_talora.options import ECONOMIES, PRESETS, FedTaloraHparams
-from fcil_adapters.methods.fed_talora.traffic import largest
-from fcil_protocol.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
+from fcil_adapters.toolkit.lora.tensors import module_of, module_shape
+from fcil_protocol.payloads.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
 
 NAME = "fed_talora"
 _VERSION = MetaSpec("version", "int")

@@ -9,8 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.contract import Context, Part, State, Update, Updates
-from fcil_adapters.lora_head import places, trained_names
-from fcil_adapters.lora_head_rounds import (
+from fcil_adapters.methods.fed_talora.history import extended, position, residual_parts
+from fcil_adapters.methods.fed_talora.options import FedTaloraHparams
+from fcil_adapters.methods.fed_talora.residuals import Residual
+from fcil_adapters.toolkit.lora.manifest import places, trained_names
+from fcil_adapters.toolkit.lora.server import (
     Told,
     average_round,
     client_weights,
@@ -18,14 +21,11 @@ from fcil_adapters.lora_head_rounds import (
     open_task,
     parts_of,
 )
-from fcil_adapters.methods.fed_talora.history import extended, position, residual_parts
-from fcil_adapters.methods.fed_talora.options import FedTaloraHparams
-from fcil_adapters.methods.fed_talora.residuals import Residual
 from fcil_protocol.ids import ClientId
 
 
 class Aggregator:
-    """The state is the room's (`lora_head_rounds`), with the residuals (`history`)."""
+    """The state is the room's (`lora.server`), with the residuals (`history`)."""
 
     def init(self, ctx: Context) -> State:
         """Return the state before the first task: nothing yet."""

@@ -11,9 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fcil_adapters.bridge import to_numpy, to_torch
 from fcil_adapters.contract import BackboneInfo, Part, State
-from fcil_adapters.lora_head import places
 from fcil_adapters.methods.fed_talora.options import FedTaloraHparams
 from fcil_adapters.methods.fed_talora.parts import (
     F32,
@@ -22,7 +20,9 @@ from fcil_adapters.methods.fed_talora.parts import (
     residual_part,
 )
 from fcil_adapters.methods.fed_talora.residuals import Residual
-from fcil_protocol.payload import Payload
+from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
+from fcil_adapters.toolkit.lora.manifest import places
+from fcil_protocol.payloads.payload import Payload
 
 
 def position(state: State) -> tuple[int, int]:

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fcil_adapters.economies import Economy
-from fcil_adapters.lora_head import SHORT
-from fcil_adapters.lora_head_options import CrossEntropyHparams
+from fcil_adapters.contract.traffic import Economy
+from fcil_adapters.toolkit.lora.manifest import SHORT
+from fcil_adapters.toolkit.lora.options import CrossEntropyHparams
 
 
 class FedTaloraHparams(CrossEntropyHparams):

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters import lora_head
 from fcil_adapters.contract import BackboneInfo
-from fcil_adapters.lora_head import places
-from fcil_adapters.lora_tensors import module_of, module_shape
 from fcil_adapters.methods.fed_talora.options import FedTaloraHparams
-from fcil_adapters.tasks import CURRENT, find_part, meta_number
-from fcil_protocol.payload import Payload
+from fcil_adapters.numerics.task_parts import CURRENT, find_part, meta_number
+from fcil_adapters.toolkit.lora import manifest as lora_head
+from fcil_adapters.toolkit.lora.manifest import places
+from fcil_adapters.toolkit.lora.tensors import module_of, module_shape
+from fcil_protocol.payloads.payload import Payload
 
 F32 = NDArray[np.float32]
 FLOAT_BYTES = 4
@@ -54,7 +54,7 @@ class Received:
 
     @property
     def lora(self) -> Mapping[str, F32]:
-        """`lora_head.factor_names` -> (r, in) or (out, r)."""
+        """`lora.manifest.factor_names` -> (r, in) or (out, r)."""
         return self.room.lora
 
 

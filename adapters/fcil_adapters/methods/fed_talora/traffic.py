@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fcil_adapters.cadence import Largest
 from fcil_adapters.contract import BackboneInfo, TaskInfo
-from fcil_adapters.lora_head import places
-from fcil_adapters.lora_tensors import module_of, module_shape
+from fcil_adapters.contract.traffic import Largest
 from fcil_adapters.methods.fed_talora.options import FedTaloraHparams
 from fcil_adapters.methods.fed_talora.parts import is_wide
+from fcil_adapters.toolkit.lora.manifest import places
+from fcil_adapters.toolkit.lora.tensors import module_of, module_shape
 
 
 def largest(h: FedTaloraHparams, backbone: BackboneInfo, task: TaskInfo, clients: int) -> Largest:

@@ -7,23 +7,23 @@ from typing import Any
 
 from torch import Tensor
 
-from fcil_adapters import lora_head_views
-from fcil_adapters.backbone import Backbone
+from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.methods.fed_talora.history import total
 from fcil_adapters.methods.fed_talora.options import FedTaloraHparams
 from fcil_adapters.methods.fed_talora.parts import Received
+from fcil_adapters.toolkit.lora import views
 
 
 def training_view(backbone: Backbone, h: FedTaloraHparams, received: Received) -> Any:
     """Return a view on W + W_res (Eq. 5) with trainable LoRA, never on the backbone."""
     dense = partial(_residual, received, backbone.device)
-    return lora_head_views.training_view(backbone, h, received.lora, dense)
+    return views.training_view(backbone, h, received.lora, dense)
 
 
 def merged_view(backbone: Backbone, h: FedTaloraHparams, received: Received) -> Any:
     """Return a view on W + W_res + B A, merged into copies of the adapted weights alone."""
     dense = partial(_residual, received, backbone.device)
-    return lora_head_views.merged_view(backbone, h, received.lora, dense)
+    return views.merged_view(backbone, h, received.lora, dense)
 
 
 def _residual(received: Received, device: str, place: str) -> Tensor | None:

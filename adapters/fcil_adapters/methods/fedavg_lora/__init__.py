@@ -9,8 +9,8 @@ Manifest (no torch). The way from the equations to the functions is in NOTES.md.
 
 from __future__ import annotations
 
-from fcil_adapters.lora_head import SHORT, lora_method
 from fcil_adapters.methods.fedavg_lora.options import FedavgLoraHparams
+from fcil_adapters.toolkit.lora.manifest import SHORT, lora_method
 
 METHOD = lora_method(
     "fedavg_lora",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fcil_adapters.lora_head_options import CrossEntropyHparams
+from fcil_adapters.toolkit.lora.options import CrossEntropyHparams
 
 
 class FedavgLoraHparams(CrossEntropyHparams):

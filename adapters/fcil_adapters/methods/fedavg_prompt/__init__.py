@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.claims import Claim
+from fcil_adapters.backbones.blocks import check_blocks
 from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
+from fcil_adapters.contract.traffic import Claim
 from fcil_adapters.methods.fedavg_prompt.options import ECONOMIES, PRESETS, FedAvgPromptHparams
-from fcil_adapters.placement import check_blocks
-from fcil_adapters.prompt_parts import pool_names
-from fcil_adapters.prompt_schemas import (
+from fcil_adapters.toolkit.prompts.manifest import (
     POOL_CADENCE,
     head_schemas,
     pool_schema,
@@ -24,7 +23,8 @@ from fcil_adapters.prompt_schemas import (
     sizes,
     train_exchange,
 )
-from fcil_protocol.schema import PayloadSchema
+from fcil_adapters.toolkit.prompts.parts import pool_names
+from fcil_protocol.payloads.schema import PayloadSchema
 
 
 def exchanges(hparams: FedAvgPromptHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from fcil_adapters.contract import Context, Part, State, Updates
-from fcil_adapters.prompt_drawing import draw_uniform_pools
-from fcil_adapters.prompt_parts import head_parts, pool_names, pool_part
-from fcil_adapters.prompt_rounds import averaged, no_rows, with_new_rows
-from fcil_adapters.tasks import current_task
+from fcil_adapters.numerics.task_parts import current_task
+from fcil_adapters.toolkit.prompts.initial import draw_uniform_pools
+from fcil_adapters.toolkit.prompts.parts import head_parts, pool_names, pool_part
+from fcil_adapters.toolkit.prompts.server import averaged, no_rows, with_new_rows
 
 _POOLS = 1  # purpose of the random stream
 
 
 class Aggregator:
-    """The state: ``prompt.<block>``, ``key.<block>``, and the head (`prompt_rounds`)."""
+    """The state: ``prompt.<block>``, ``key.<block>``, and the head (`prompts.server`)."""
 
     def init(self, ctx: Context) -> State:
         """Return the state before the first task."""

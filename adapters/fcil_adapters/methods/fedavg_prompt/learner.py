@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fcil_adapters.contract import Context, ImageSet, State
-from fcil_adapters.local_passes import class_counts
-from fcil_adapters.prompt_learning import learn_pools
-from fcil_adapters.prompt_parts import read_parts, upload
-from fcil_protocol.payload import Payload
+from fcil_adapters.toolkit.prompts.client import learn_pools
+from fcil_adapters.toolkit.prompts.parts import read_parts, upload
+from fcil_adapters.toolkit.training.optimise import class_counts
+from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

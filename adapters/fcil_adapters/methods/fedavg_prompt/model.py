@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.backbone import Backbone
+from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.contract import Context, Predictor
-from fcil_adapters.prompt_learning import pool_scorer
-from fcil_adapters.prompt_parts import read_parts
-from fcil_protocol.payload import Payload
+from fcil_adapters.toolkit.prompts.client import pool_scorer
+from fcil_adapters.toolkit.prompts.parts import read_parts
+from fcil_protocol.payloads.payload import Payload
 
 
 class Model:

@@ -10,19 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.cadence import Cadence
 from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
-from fcil_adapters.lora_head import (
+from fcil_adapters.contract.privacy import Statistic
+from fcil_adapters.contract.traffic import Cadence
+from fcil_adapters.methods.fedclm.options import FedclmHparams
+from fcil_adapters.numerics.task_parts import CURRENT
+from fcil_adapters.toolkit.lora.class_means import (
+    MEANS,
+    means_exchange,
+    means_schemas,
+    means_statistics,
+)
+from fcil_adapters.toolkit.lora.manifest import (
     broadcast_schemas,
     lora_method,
     lora_statistics,
     train_exchange,
 )
-from fcil_adapters.lora_head_means import MEANS, means_exchange, means_schemas, means_statistics
-from fcil_adapters.methods.fedclm.options import FedclmHparams
-from fcil_adapters.privacy import Statistic
-from fcil_adapters.tasks import CURRENT
-from fcil_protocol.schema import PayloadSchema
+from fcil_protocol.payloads.schema import PayloadSchema
 
 NAME = "fedclm"
 

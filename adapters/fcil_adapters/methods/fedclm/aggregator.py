@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fcil_adapters.contract import Context, Part, State, Updates
-from fcil_adapters.lora_head_means import means_parts
-from fcil_adapters.lora_head_nearest import merge_reports
-from fcil_adapters.lora_head_rounds import average_round, first_state, open_task, parts_of
+from fcil_adapters.toolkit.lora.class_means import means_parts
+from fcil_adapters.toolkit.lora.nearest_mean import merge_reports
+from fcil_adapters.toolkit.lora.server import average_round, first_state, open_task, parts_of
 
 
 class Aggregator:
-    """The state is the room's (`lora_head_rounds`), with ``means.<t>...`` of every ended task."""
+    """The state is the room's (`lora.server`), with ``means.<t>...`` of every ended task."""
 
     def init(self, ctx: Context) -> State:
         """Return the state before the first task."""

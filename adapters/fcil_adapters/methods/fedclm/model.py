@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.backbone import Backbone
+from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.contract import Context, Predictor
-from fcil_adapters.lora_head import read_parts
-from fcil_adapters.lora_head_means import read_means
-from fcil_adapters.lora_head_nearest import nearest_scorer
-from fcil_adapters.lora_head_views import merged_view
 from fcil_adapters.methods.fedclm.options import FedclmHparams
-from fcil_protocol.payload import Payload
+from fcil_adapters.toolkit.lora.class_means import read_means
+from fcil_adapters.toolkit.lora.manifest import read_parts
+from fcil_adapters.toolkit.lora.nearest_mean import nearest_scorer
+from fcil_adapters.toolkit.lora.views import merged_view
+from fcil_protocol.payloads.payload import Payload
 
 
 class Model:

@@ -6,11 +6,18 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.arrays import class_weights
 from fcil_adapters.contract import Context, Part, State, Updates
-from fcil_adapters.statistics import merge_means
-from fcil_adapters.tasks import CURRENT, current_task, of_task, tagged, task_part, with_task
-from fcil_protocol.payload import Array
+from fcil_adapters.numerics.class_means import merge_means
+from fcil_adapters.numerics.client_weights import class_weights
+from fcil_adapters.numerics.task_parts import (
+    CURRENT,
+    current_task,
+    of_task,
+    tagged,
+    task_part,
+    with_task,
+)
+from fcil_protocol.payloads.payload import Array
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fcil_adapters.backbones.frozen_features import feature_batches
 from fcil_adapters.contract import Context, ImageSet, State
-from fcil_adapters.frozen_features import feature_batches
-from fcil_adapters.statistics import class_means, class_sums
-from fcil_protocol.payload import Payload
+from fcil_adapters.numerics.class_means import class_means, class_sums
+from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.averaging_rules import mean_only
-from fcil_adapters.cadence import Cadence
-from fcil_adapters.class_reports import count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
-from fcil_adapters.lora_head import (
+from fcil_adapters.contract.averaging import mean_only
+from fcil_adapters.contract.privacy import Statistic
+from fcil_adapters.contract.traffic import Cadence
+from fcil_adapters.methods.fedproto.options import FedprotoHparams
+from fcil_adapters.methods.fedproto.parts import PROTO
+from fcil_adapters.numerics.class_reports import count_spec
+from fcil_adapters.toolkit.lora.manifest import (
     broadcast_schemas,
     lora_method,
     lora_statistics,
     train_exchange,
 )
-from fcil_adapters.methods.fedproto.options import FedprotoHparams
-from fcil_adapters.methods.fedproto.parts import PROTO
-from fcil_adapters.privacy import Statistic
-from fcil_protocol.payload import Payload
-from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
+from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
 
 def exchanges(h: FedprotoHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from fcil_adapters.class_reports import federated_means
 from fcil_adapters.contract import Context, Part, State, Updates
-from fcil_adapters.lora_head_aggregator import LoraAggregator
 from fcil_adapters.methods.fedproto.parts import NAMES, proto_part
-from fcil_adapters.tasks import current_task
-from fcil_protocol.payload import Array, Payload
+from fcil_adapters.numerics.class_reports import federated_means
+from fcil_adapters.numerics.task_parts import current_task
+from fcil_adapters.toolkit.lora.aggregator import LoraAggregator
+from fcil_protocol.payloads.payload import Array, Payload
 
 
 class Aggregator(LoraAggregator):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from fcil_adapters.lora_head_options import CrossEntropyHparams
+from fcil_adapters.toolkit.lora.options import CrossEntropyHparams
 
 
 class FedprotoHparams(CrossEntropyHparams):

@@ -8,8 +8,8 @@ Manifest (no torch). The way from the equations to the functions is in NOTES.md.
 
 from __future__ import annotations
 
-from fcil_adapters.lora_head import SHORT, lora_method
 from fcil_adapters.methods.ffa_lora.options import FfaLoraHparams
+from fcil_adapters.toolkit.lora.manifest import SHORT, lora_method
 
 METHOD = lora_method(
     "ffa_lora",

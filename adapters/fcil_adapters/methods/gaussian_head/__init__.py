@@ -12,20 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.cadence import Cadence, Largest
-from fcil_adapters.class_reports import count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
-from fcil_adapters.economies import Economy
-from fcil_adapters.forgetting import separable
-from fcil_adapters.gaussian_reports import (
+from fcil_adapters.contract.forgetting import separable
+from fcil_adapters.contract.privacy import Statistic
+from fcil_adapters.contract.traffic import Cadence, Economy, Largest
+from fcil_adapters.methods.gaussian_head.options import GaussianHeadHparams
+from fcil_adapters.numerics.class_reports import count_spec
+from fcil_adapters.toolkit.gaussians.reports import (
     gaussian_dims,
     gaussian_exchange,
     gaussian_largest,
     gaussian_statistics,
 )
-from fcil_adapters.methods.gaussian_head.options import GaussianHeadHparams
-from fcil_adapters.privacy import Statistic
-from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
+from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
 _LARGEST = 1e12  # of a head: classes whose images are all alike have steep posteriors
 

@@ -7,13 +7,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.contract import Context, Part, State, Updates
-from fcil_adapters.gaussian_mixture import Mixture, make_mixture
-from fcil_adapters.gaussian_store import entry_tensors, merge_entries, read_entries, sent_entries
 from fcil_adapters.methods.gaussian_head.discriminant import discriminant
 from fcil_adapters.methods.gaussian_head.options import GaussianHeadHparams
-from fcil_adapters.rebalance import fit_to_mixture
-from fcil_adapters.tasks import CURRENT, current_task, tagged
-from fcil_protocol.payload import Array
+from fcil_adapters.numerics.task_parts import CURRENT, current_task, tagged
+from fcil_adapters.toolkit.gaussians.mixture import Mixture, make_mixture
+from fcil_adapters.toolkit.gaussians.rebalance import fit_to_mixture
+from fcil_adapters.toolkit.gaussians.store import (
+    entry_tensors,
+    merge_entries,
+    read_entries,
+    sent_entries,
+)
+from fcil_protocol.payloads.payload import Array
 
 _SAMPLES, _ORDER = 1, 2  # purposes of the random streams
 _HEAD = ("weight", "bias", "classes")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fcil_adapters.gaussian_mixture import Mixture
-from fcil_adapters.gaussians import F64
+from fcil_adapters.toolkit.gaussians.gaussian import F64
+from fcil_adapters.toolkit.gaussians.mixture import Mixture
 
 
 def discriminant(mixture: Mixture, shrinkage: float) -> tuple[F64, F64]:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fcil_adapters.backbones.frozen_features import feature_batches
 from fcil_adapters.contract import Context, ImageSet, State
-from fcil_adapters.frozen_features import feature_batches
-from fcil_adapters.gaussian_reports import report_gaussians
 from fcil_adapters.methods.gaussian_head.options import GaussianHeadHparams
-from fcil_protocol.payload import Payload
+from fcil_adapters.toolkit.gaussians.reports import report_gaussians
+from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

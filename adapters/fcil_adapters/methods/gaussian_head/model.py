@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fcil_adapters.array_scores import linear
+from fcil_adapters.backbones.frozen_features import Extractor, FeatureScorer
 from fcil_adapters.contract import Context, Predictor
-from fcil_adapters.frozen_features import Extractor, FeatureScorer
-from fcil_adapters.tasks import CURRENT, find_part
-from fcil_protocol.payload import Payload
+from fcil_adapters.numerics.scores import linear
+from fcil_adapters.numerics.task_parts import CURRENT, find_part
+from fcil_protocol.payloads.payload import Payload
 
 
 class Model:

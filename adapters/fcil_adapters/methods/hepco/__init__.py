@@ -13,21 +13,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fcil_adapters.cadence import Cadence
-from fcil_adapters.claims import Claim
-from fcil_adapters.class_reports import count_spec
+from fcil_adapters.backbones.blocks import check_blocks
 from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
+from fcil_adapters.contract.traffic import Cadence, Claim
 from fcil_adapters.methods.hepco.options import ECONOMIES, PRESETS, HepcoHparams
 from fcil_adapters.methods.hepco.parts import check_upload
-from fcil_adapters.placement import check_blocks
-from fcil_adapters.prompt_parts import POOLS, pool_names
-from fcil_adapters.prompt_schemas import (
+from fcil_adapters.numerics.class_reports import count_spec
+from fcil_adapters.toolkit.prompts.manifest import (
     head_specs,
     pool_schema,
     prompt_method,
     prompt_specs,
 )
-from fcil_protocol.schema import MetaSpec, PayloadSchema, TensorSpec
+from fcil_adapters.toolkit.prompts.parts import POOLS, pool_names
+from fcil_protocol.payloads.schema import MetaSpec, PayloadSchema, TensorSpec
 
 
 def exchanges(hparams: HepcoHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:

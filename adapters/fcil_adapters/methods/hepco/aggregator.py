@@ -10,11 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fcil_adapters.arrays import sample_weights
-from fcil_adapters.averaging import average
-from fcil_adapters.bridge import to_torch
 from fcil_adapters.contract import Context, Part, State, Updates
-from fcil_adapters.heads import draw_linear, mean_row
 from fcil_adapters.methods.hepco.consolidation import (
     Model,
     Source,
@@ -25,12 +21,16 @@ from fcil_adapters.methods.hepco.consolidation import (
 from fcil_adapters.methods.hepco.options import HepcoHparams
 from fcil_adapters.methods.hepco.parts import image_counts
 from fcil_adapters.methods.hepco.teachers import Head, Teachers, capped_counts, label_shares
-from fcil_adapters.prompt_drawing import draw_uniform_pools
-from fcil_adapters.prompt_parts import HEAD, POOLS, pool_names
-from fcil_adapters.tasks import CURRENT, current_task, tagged, task_part
+from fcil_adapters.numerics.averaging import average
+from fcil_adapters.numerics.client_weights import sample_weights
+from fcil_adapters.numerics.task_parts import CURRENT, current_task, tagged, task_part
+from fcil_adapters.numerics.torch_numpy import to_torch
+from fcil_adapters.toolkit.heads.distances import draw_linear, mean_row
+from fcil_adapters.toolkit.prompts.initial import draw_uniform_pools
+from fcil_adapters.toolkit.prompts.parts import HEAD, POOLS, pool_names
 from fcil_protocol.errors import ConfigError
-from fcil_protocol.payload import Array, Payload
-from fcil_protocol.schema import Kind
+from fcil_protocol.payloads.payload import Array, Payload
+from fcil_protocol.payloads.schema import Kind
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fcil_adapters.arrays import allowed_counts, class_weights
 from fcil_adapters.methods.hepco.options import HepcoHparams
+from fcil_adapters.numerics.client_weights import allowed_counts, class_weights
 
 F64 = NDArray[np.float64]
 

@@ -7,27 +7,27 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.arrays import sample_weights
-from fcil_adapters.averaging import average
 from fcil_adapters.contract import Context, Part, State, Updates
-from fcil_adapters.gaussian_mixture import Mixture, make_mixture
-from fcil_adapters.gaussian_store import (
+from fcil_adapters.methods.hgp.options import HgpHparams
+from fcil_adapters.methods.hgp.parts import pool_names
+from fcil_adapters.numerics.averaging import average
+from fcil_adapters.numerics.class_means import class_positions
+from fcil_adapters.numerics.client_weights import sample_weights
+from fcil_adapters.numerics.task_parts import CURRENT, current_task, of_task, tagged, task_part
+from fcil_adapters.toolkit.gaussians.mixture import Mixture, make_mixture
+from fcil_adapters.toolkit.gaussians.rebalance import fit_to_mixture
+from fcil_adapters.toolkit.gaussians.store import (
     Entry,
     entry_tensors,
     merge_entries,
     read_entries,
     sent_entries,
 )
-from fcil_adapters.heads import draw_linear, mean_row
-from fcil_adapters.methods.hgp.options import HgpHparams
-from fcil_adapters.methods.hgp.parts import pool_names
-from fcil_adapters.prompt_drawing import draw_pool
-from fcil_adapters.prompt_parts import HEAD
-from fcil_adapters.rebalance import fit_to_mixture
-from fcil_adapters.statistics import class_positions
-from fcil_adapters.tasks import CURRENT, current_task, of_task, tagged, task_part
-from fcil_protocol.payload import Array
-from fcil_protocol.schema import Kind
+from fcil_adapters.toolkit.heads.distances import draw_linear, mean_row
+from fcil_adapters.toolkit.prompts.initial import draw_pool
+from fcil_adapters.toolkit.prompts.parts import HEAD
+from fcil_protocol.payloads.payload import Array
+from fcil_protocol.payloads.schema import Kind
 
 F32 = NDArray[np.float32]
 Head = tuple[F32, F32]  # weight (C, d), bias (C,)

@@ -12,20 +12,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fcil_adapters.backbone import Backbone
-from fcil_adapters.bridge import to_numpy, to_torch
+from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.contract import Context, ImageSet, Progress, State
-from fcil_adapters.gaussians import pack_gaussians
-from fcil_adapters.loading import plain_batches
-from fcil_adapters.local_passes import I64, Batch, class_counts, optimise
 from fcil_adapters.methods.hgp.options import HgpHparams
 from fcil_adapters.methods.hgp.parts import read_parts
 from fcil_adapters.methods.hgp.pools import Pools
-from fcil_adapters.private_gaussians import describe_with
-from fcil_adapters.prompt_parts import PromptModel
-from fcil_adapters.prompts import PromptedView, Queries, with_pixels
-from fcil_adapters.statistics import class_positions
-from fcil_protocol.payload import Array, Payload
+from fcil_adapters.numerics.class_means import class_positions
+from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
+from fcil_adapters.toolkit.gaussians.gaussian import pack_gaussians
+from fcil_adapters.toolkit.gaussians.noised import describe_with
+from fcil_adapters.toolkit.prompts.parts import PromptModel
+from fcil_adapters.toolkit.prompts.prefix import PromptedView, Queries, with_pixels
+from fcil_adapters.toolkit.training.optimise import I64, Batch, class_counts, optimise
+from fcil_adapters.toolkit.training.prefetch import plain_batches
+from fcil_protocol.payloads.payload import Array, Payload
 
 
 class Learner:

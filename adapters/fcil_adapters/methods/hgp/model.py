@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.backbone import Backbone
+from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.contract import Context, Predictor
 from fcil_adapters.methods.hgp.options import HgpHparams
 from fcil_adapters.methods.hgp.parts import read_parts
 from fcil_adapters.methods.hgp.pools import Pools
-from fcil_adapters.prompt_learning import scorer
-from fcil_adapters.prompt_pools import Prompted
-from fcil_adapters.prompts import with_pixels
-from fcil_protocol.payload import Payload
+from fcil_adapters.toolkit.prompts.client import scorer
+from fcil_adapters.toolkit.prompts.pools import Prompted
+from fcil_adapters.toolkit.prompts.prefix import with_pixels
+from fcil_protocol.payloads.payload import Payload
 
 
 class Model:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fcil_adapters.methods.hgp.options import HgpHparams
-from fcil_adapters.prompt_parts import F32
-from fcil_adapters.prompt_pools import TaskPrompts
-from fcil_adapters.prompts import select
+from fcil_adapters.toolkit.prompts.parts import F32
+from fcil_adapters.toolkit.prompts.pools import TaskPrompts
+from fcil_adapters.toolkit.prompts.prefix import select
 
 
 @dataclass(frozen=True)

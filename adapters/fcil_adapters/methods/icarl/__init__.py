@@ -12,16 +12,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fcil_adapters.averaging_rules import mean_only
-from fcil_adapters.cadence import Cadence
-from fcil_adapters.class_reports import count_faults, count_spec
 from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
-from fcil_adapters.lora_head import broadcast_schemas, lora_method, train_exchange
+from fcil_adapters.contract.averaging import mean_only
+from fcil_adapters.contract.traffic import Cadence
 from fcil_adapters.methods.icarl.options import IcarlHparams
 from fcil_adapters.methods.icarl.parts import MEANS
-from fcil_adapters.tasks import CURRENT
-from fcil_protocol.payload import Payload
-from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
+from fcil_adapters.numerics.class_reports import count_faults, count_spec
+from fcil_adapters.numerics.task_parts import CURRENT
+from fcil_adapters.toolkit.lora.manifest import broadcast_schemas, lora_method, train_exchange
+from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
 _LONGEST = 1.001  # a mean of features of length 1, as float32 has it
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from fcil_adapters.arrays import class_weights
 from fcil_adapters.contract import Context, Part, State, Updates
-from fcil_adapters.lora_head_aggregator import LoraAggregator
 from fcil_adapters.methods.icarl.parts import MEANS
-from fcil_adapters.statistics import class_positions
-from fcil_protocol.payload import Array, Payload
+from fcil_adapters.numerics.class_means import class_positions
+from fcil_adapters.numerics.client_weights import class_weights
+from fcil_adapters.toolkit.lora.aggregator import LoraAggregator
+from fcil_protocol.payloads.payload import Array, Payload
 
 
 class Aggregator(LoraAggregator):

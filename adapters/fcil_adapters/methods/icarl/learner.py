@@ -9,19 +9,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fcil_adapters.array_scores import unit_rows
-from fcil_adapters.backbone import cls_features
-from fcil_adapters.bridge import to_numpy
+from fcil_adapters.backbones.backbone import cls_features
 from fcil_adapters.contract import Context, ImageSet, Progress, State
-from fcil_adapters.distillation import SigmoidTargets
-from fcil_adapters.exemplars import Joined, class_share, herd, with_exemplars
-from fcil_adapters.loading import plain_batches
-from fcil_adapters.local_passes import class_counts
-from fcil_adapters.lora_head import read_parts
-from fcil_adapters.lora_head_training import Bench, train_round
-from fcil_adapters.lora_head_views import merged_view
+from fcil_adapters.contract.exemplars import Joined, class_share, herd, with_exemplars
 from fcil_adapters.methods.icarl.options import IcarlHparams
-from fcil_protocol.payload import Array, Payload
+from fcil_adapters.numerics.scores import unit_rows
+from fcil_adapters.numerics.torch_numpy import to_numpy
+from fcil_adapters.toolkit.lora.client import Bench, train_round
+from fcil_adapters.toolkit.lora.distillation import SigmoidTargets
+from fcil_adapters.toolkit.lora.manifest import read_parts
+from fcil_adapters.toolkit.lora.views import merged_view
+from fcil_adapters.toolkit.training.optimise import class_counts
+from fcil_adapters.toolkit.training.prefetch import plain_batches
+from fcil_protocol.payloads.payload import Array, Payload
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from fcil_adapters.lora_head_options import LoraHparams, PastRows
+from fcil_adapters.toolkit.lora.options import LoraHparams, PastRows
 
 
 class IcarlHparams(LoraHparams):

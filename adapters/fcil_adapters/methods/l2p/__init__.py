@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.claims import Claim
 from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
+from fcil_adapters.contract.traffic import Claim
 from fcil_adapters.methods.l2p.options import ECONOMIES, NAMES, PRESETS, L2pHparams
-from fcil_adapters.prompt_schemas import (
+from fcil_adapters.toolkit.prompts.manifest import (
     POOL_CADENCE,
     head_schemas,
     pool_schema,
@@ -23,7 +23,7 @@ from fcil_adapters.prompt_schemas import (
     sizes,
     train_exchange,
 )
-from fcil_protocol.schema import PayloadSchema
+from fcil_protocol.payloads.schema import PayloadSchema
 
 
 def exchanges(_hparams: L2pHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:

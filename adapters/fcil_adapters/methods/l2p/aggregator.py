@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from fcil_adapters.contract import Context, Part, State, Updates
 from fcil_adapters.methods.l2p.options import NAMES, L2pHparams
-from fcil_adapters.prompt_parts import head_parts, pool_part
-from fcil_adapters.prompt_rounds import averaged, no_rows, with_new_rows
-from fcil_adapters.tasks import current_task
+from fcil_adapters.numerics.task_parts import current_task
+from fcil_adapters.toolkit.prompts.parts import head_parts, pool_part
+from fcil_adapters.toolkit.prompts.server import averaged, no_rows, with_new_rows
 
 _POOL = 1  # purpose of the random stream
 
 
 class Aggregator:
-    """The state: ``prompt.pool`` (M, L, d), ``key.pool`` (M, d), the head (`prompt_rounds`)."""
+    """The state: ``prompt.pool`` (M, L, d), ``key.pool`` (M, d), the head (`prompts.server`)."""
 
     def init(self, ctx: Context) -> State:
         """Return the state before the first task."""

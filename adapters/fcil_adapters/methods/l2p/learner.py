@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from fcil_adapters.bridge import to_torch
 from fcil_adapters.contract import Context, ImageSet, State
-from fcil_adapters.local_passes import Batch, class_counts
 from fcil_adapters.methods.l2p.options import L2pHparams
 from fcil_adapters.methods.l2p.pool import Pool
-from fcil_adapters.prompt_learning import Bench, learn, own_cross_entropy
-from fcil_adapters.prompt_parts import read_parts, upload
-from fcil_adapters.prompts import Queries, with_pixels
-from fcil_protocol.payload import Payload
+from fcil_adapters.numerics.torch_numpy import to_torch
+from fcil_adapters.toolkit.prompts.client import Bench, learn, own_cross_entropy
+from fcil_adapters.toolkit.prompts.parts import read_parts, upload
+from fcil_adapters.toolkit.prompts.prefix import Queries, with_pixels
+from fcil_adapters.toolkit.training.optimise import Batch, class_counts
+from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.backbone import Backbone
-from fcil_adapters.bridge import to_torch
+from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.contract import Context, Predictor
 from fcil_adapters.methods.l2p.options import L2pHparams
 from fcil_adapters.methods.l2p.pool import Pool
-from fcil_adapters.prompt_learning import scorer
-from fcil_adapters.prompt_parts import read_parts
-from fcil_adapters.prompts import with_pixels
-from fcil_protocol.payload import Payload
+from fcil_adapters.numerics.torch_numpy import to_torch
+from fcil_adapters.toolkit.prompts.client import scorer
+from fcil_adapters.toolkit.prompts.parts import read_parts
+from fcil_adapters.toolkit.prompts.prefix import with_pixels
+from fcil_protocol.payloads.payload import Payload
 
 
 class Model:

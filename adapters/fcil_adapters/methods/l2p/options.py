@@ -8,8 +8,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fcil_adapters.economies import Economy
-from fcil_adapters.prompt_options import PromptHparams
+from fcil_adapters.contract.traffic import Economy
+from fcil_adapters.toolkit.prompts.options import PromptHparams
 
 NAMES = ("prompt.pool", "key.pool")
 

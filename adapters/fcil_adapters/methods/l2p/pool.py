@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fcil_adapters.backbone import Backbone
+from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.methods.l2p.options import L2pHparams
 from fcil_adapters.methods.l2p.sequence import SequenceView, chosen, key_cosines
 

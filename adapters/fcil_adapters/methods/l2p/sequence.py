@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fcil_adapters.backbone import Backbone, leading_tokens
+from fcil_adapters.backbones.backbone import Backbone, leading_tokens
 from fcil_protocol.errors import DataError
 
 Feature = Literal["prompts", "token", "token_and_prompts"]

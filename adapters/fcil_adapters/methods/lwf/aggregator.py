@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fcil_adapters.lora_head_aggregator import LoraAggregator
+from fcil_adapters.toolkit.lora.aggregator import LoraAggregator
 
 
 class Aggregator(LoraAggregator):

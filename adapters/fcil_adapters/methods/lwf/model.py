@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fcil_adapters.lora_head_model import LinearModel
+from fcil_adapters.toolkit.lora.model import LinearModel
 
 
 class Model(LinearModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from fcil_adapters.lora_head_options import CrossEntropyHparams
+from fcil_adapters.toolkit.lora.options import CrossEntropyHparams
 
 
 class LwfHparams(CrossEntropyHparams):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fcil_adapters.contract import Context, ImageSet, State
-from fcil_adapters.distillation import SigmoidTargets
-from fcil_adapters.lora_head import read_parts
-from fcil_adapters.lora_head_training import Bench, train_round
-from fcil_protocol.payload import Payload
+from fcil_adapters.toolkit.lora.client import Bench, train_round
+from fcil_adapters.toolkit.lora.distillation import SigmoidTargets
+from fcil_adapters.toolkit.lora.manifest import read_parts
+from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fcil_adapters.lora_head_options import LoraHparams, PastRows
+from fcil_adapters.toolkit.lora.options import LoraHparams, PastRows
 
 
 class LwfMcHparams(LoraHparams):

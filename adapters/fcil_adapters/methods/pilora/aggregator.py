@@ -7,16 +7,23 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.arrays import sample_weights
-from fcil_adapters.averaging import average
 from fcil_adapters.contract import Context, Part, State, Updates
-from fcil_adapters.lora_tensors import draw_lora, lora_names, lora_places
 from fcil_adapters.methods.pilora.options import PiloraHparams
-from fcil_adapters.prototype_rounds import combine, committed, start_at_means
-from fcil_adapters.prototype_rows import ROW_TENSORS, PrototypeRows, draw_prototypes
-from fcil_adapters.tasks import CURRENT, current_task, of_task, tagged, task_part, with_task
+from fcil_adapters.numerics.averaging import average
+from fcil_adapters.numerics.client_weights import sample_weights
+from fcil_adapters.numerics.task_parts import (
+    CURRENT,
+    current_task,
+    of_task,
+    tagged,
+    task_part,
+    with_task,
+)
+from fcil_adapters.toolkit.lora.tensors import draw_lora, lora_names, lora_places
+from fcil_adapters.toolkit.prototypes.rows import ROW_TENSORS, PrototypeRows, draw_prototypes
+from fcil_adapters.toolkit.prototypes.server import combine, committed, start_at_means
 from fcil_protocol.errors import ConfigError
-from fcil_protocol.schema import Kind
+from fcil_protocol.payloads.schema import Kind
 
 F32 = NDArray[np.float32]
 

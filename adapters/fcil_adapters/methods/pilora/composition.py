@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fcil_adapters.backbone import Backbone
-from fcil_adapters.lora import Pairs, attach_qv, read_pairs, sum_pairs
+from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.methods.pilora.options import PiloraHparams
 from fcil_adapters.methods.pilora.parts import TaskPart
+from fcil_adapters.toolkit.lora.qv_layer import Pairs, attach_qv, read_pairs, sum_pairs
 
 
 def inference_view(backbone: Backbone, h: PiloraHparams, tasks: Sequence[TaskPart]) -> Any:

@@ -9,18 +9,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fcil_adapters.backbone import Backbone, cls_features
-from fcil_adapters.bridge import to_torch
+from fcil_adapters.backbones.backbone import Backbone, cls_features
 from fcil_adapters.contract import Context, ImageSet, State
-from fcil_adapters.lora import adapter_params
-from fcil_adapters.lora_tensors import lora_places
 from fcil_adapters.methods.pilora.composition import training_view
 from fcil_adapters.methods.pilora.losses import l1_norm, orthogonality
 from fcil_adapters.methods.pilora.options import PiloraHparams
 from fcil_adapters.methods.pilora.parts import TaskPart, future_rows, read_parts
-from fcil_adapters.prototype_learning import Trainee, answer
-from fcil_adapters.prototype_rows import known
-from fcil_protocol.payload import Payload
+from fcil_adapters.numerics.torch_numpy import to_torch
+from fcil_adapters.toolkit.lora.qv_layer import adapter_params
+from fcil_adapters.toolkit.lora.tensors import lora_places
+from fcil_adapters.toolkit.prototypes.client import Trainee, answer
+from fcil_adapters.toolkit.prototypes.rows import known
+from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

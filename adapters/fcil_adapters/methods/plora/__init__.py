@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.averaging_rules import every_rule
-from fcil_adapters.cadence import Cadence
-from fcil_adapters.claims import Claim
+from fcil_adapters.backbones.blocks import check_blocks
 from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
-from fcil_adapters.lora_tensors import lora_names, lora_places, lora_specs
+from fcil_adapters.contract.averaging import every_rule
+from fcil_adapters.contract.traffic import Cadence, Claim
 from fcil_adapters.methods.plora.options import ECONOMIES, PRESETS, PloraHparams
-from fcil_adapters.placement import check_blocks
-from fcil_adapters.prototype_rows import prototype_exchanges, prototype_statistics, row_specs
-from fcil_protocol.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
+from fcil_adapters.toolkit.lora.tensors import lora_names, lora_places, lora_specs
+from fcil_adapters.toolkit.prototypes.rows import (
+    prototype_exchanges,
+    prototype_statistics,
+    row_specs,
+)
+from fcil_protocol.payloads.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
 
 
 def exchanges(hparams: PloraHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from fcil_adapters.arrays import sample_weights
-from fcil_adapters.averaging import average
 from fcil_adapters.contract import Context, Part, State, Updates
-from fcil_adapters.lora_tensors import draw_lora, lora_names, lora_places
 from fcil_adapters.methods.plora.options import PloraHparams
 from fcil_adapters.methods.plora.parts import lora_part
-from fcil_adapters.prototype_rounds import combine, committed, start_at_means
-from fcil_adapters.prototype_rows import ROW_TENSORS, PrototypeRows, draw_prototypes
-from fcil_adapters.tasks import (
+from fcil_adapters.numerics.averaging import average
+from fcil_adapters.numerics.client_weights import sample_weights
+from fcil_adapters.numerics.task_parts import (
     CURRENT,
     current_task,
     meta_number,
@@ -19,7 +16,10 @@ from fcil_adapters.tasks import (
     task_part,
     with_task,
 )
-from fcil_protocol.payload import Payload
+from fcil_adapters.toolkit.lora.tensors import draw_lora, lora_names, lora_places
+from fcil_adapters.toolkit.prototypes.rows import ROW_TENSORS, PrototypeRows, draw_prototypes
+from fcil_adapters.toolkit.prototypes.server import combine, committed, start_at_means
+from fcil_protocol.payloads.payload import Payload
 
 _LORA, _PROTOTYPES = 1, 2  # purposes of the random streams
 

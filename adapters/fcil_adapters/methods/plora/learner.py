@@ -7,16 +7,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fcil_adapters.backbone import Backbone
-from fcil_adapters.bridge import to_torch
+from fcil_adapters.backbones.backbone import Backbone
 from fcil_adapters.contract import Context, ImageSet, State
-from fcil_adapters.lora import adapter_params
 from fcil_adapters.methods.plora.options import PloraHparams
 from fcil_adapters.methods.plora.parts import Received, read_parts
 from fcil_adapters.methods.plora.views import Student, Teacher, training_view
-from fcil_adapters.prototype_learning import Trainee, answer
-from fcil_adapters.prototype_rows import known
-from fcil_protocol.payload import Payload
+from fcil_adapters.numerics.torch_numpy import to_torch
+from fcil_adapters.toolkit.lora.qv_layer import adapter_params
+from fcil_adapters.toolkit.prototypes.client import Trainee, answer
+from fcil_adapters.toolkit.prototypes.rows import known
+from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fcil_adapters.economies import Economy
-from fcil_adapters.placement import Blocks
-from fcil_adapters.prototype_options import PrototypeHparams
+from fcil_adapters.backbones.blocks import Blocks
+from fcil_adapters.contract.traffic import Economy
+from fcil_adapters.toolkit.prototypes.options import PrototypeHparams
 
 
 class PloraHparams(PrototypeHparams):

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fcil_adapters.backbone import Backbone, cls_features, leading_tokens
-from fcil_adapters.lora import attach_qv, read_pairs
+from fcil_adapters.backbones.backbone import Backbone, cls_features, leading_tokens
 from fcil_adapters.methods.plora.options import PloraHparams
+from fcil_adapters.toolkit.lora.qv_layer import attach_qv, read_pairs
 
 Lora = Mapping[str, NDArray[np.float32]]
 

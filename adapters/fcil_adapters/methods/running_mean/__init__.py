@@ -12,13 +12,12 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from fcil_adapters.cadence import Cadence
 from fcil_adapters.contract import BackboneInfo, Exchange, Hparams, Method, TaskInfo
-from fcil_adapters.economies import Economy
-from fcil_adapters.forgetting import separable
-from fcil_adapters.privacy import Statistic
-from fcil_protocol.payload import Payload
-from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
+from fcil_adapters.contract.forgetting import separable
+from fcil_adapters.contract.privacy import Statistic
+from fcil_adapters.contract.traffic import Cadence, Economy
+from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
 
 class RunningMeanHparams(Hparams):

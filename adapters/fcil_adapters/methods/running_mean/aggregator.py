@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from fcil_adapters.contract import Context, Part, State, Updates
-from fcil_adapters.statistics import merge_means
+from fcil_adapters.numerics.class_means import merge_means
 
 
 class Aggregator:

@@ -17,7 +17,7 @@ def thumbnails(images: NDArray[np.uint8], side: int) -> F64:
 
 
 def grey_areas(images: Any, areas: Any) -> Any:
-    """Return grey thumbnails by `area_weights`; arrays or tensors, see `array_scores`."""
+    """Return grey thumbnails by `area_weights`; arrays or tensors, see `numerics.scores`."""
     grey = images.mean(axis=3) / 255  # (B, S, S)
     small = areas @ grey @ areas.T  # (B, side, side)
     return small.reshape(-1, len(areas) ** 2)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.contract import Context, ImageSet, Part, Predictor, State, Updates
-from fcil_protocol.payload import Payload
+from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from fcil_adapters.contract import Context, ImageSet, State
-from fcil_adapters.gaussians import describe, pack_gaussians
 from fcil_adapters.methods.hgp import learner
-from fcil_protocol.payload import Payload
+from fcil_adapters.toolkit.gaussians.gaussian import describe, pack_gaussians
+from fcil_protocol.payloads.payload import Payload
 
 IMAGES = 400  # of a class; a triangle is sent from 386 on at width 768
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from fcil_adapters.cadence import Cadence
 from fcil_adapters.contract import BackboneInfo, Exchange, Hparams, Method, TaskInfo
-from fcil_protocol.payload import Payload
-from fcil_protocol.schema import Kind, PayloadSchema, TensorSpec
+from fcil_adapters.contract.traffic import Cadence
+from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
 
 class Options(Hparams):

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from fcil_adapters.arrays import sample_weights, weighted_mean
 from fcil_adapters.contract import Context, Part, State, Updates
-from fcil_adapters.statistics import merge_means
+from fcil_adapters.numerics.class_means import merge_means
+from fcil_adapters.numerics.client_weights import sample_weights, weighted_mean
 
 
 class Aggregator:

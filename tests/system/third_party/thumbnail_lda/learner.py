@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fcil_adapters.contract import Context, ImageSet, Progress, State
-from fcil_adapters.statistics import class_means, class_positions, class_sums
-from fcil_protocol.payload import Payload
+from fcil_adapters.numerics.class_means import class_means, class_positions, class_sums
+from fcil_protocol.payloads.payload import Payload
 from thumbnail_lda.features import areas, thumbnails
 
 BATCH = 256  # decoded images in memory at a time

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from fcil_adapters.backbones.frozen_features import FeatureScorer
 from fcil_adapters.contract import Context, Predictor
-from fcil_adapters.frozen_features import FeatureScorer
-from fcil_protocol.payload import Payload
+from fcil_protocol.payloads.payload import Payload
 from thumbnail_lda.features import areas, thumbnails
 
 

@@ -1,0 +1,71 @@
+"""Features of the frozen backbone for methods without a gradient (torch-free).
+
+Such a method sees of the backbone what `Extractor` says and nothing else, so any engine that can
+compute the features will do. Its learner and its model import no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fcil_adapters.contract import Context, ImageSet, Progress
+
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+
+_BATCH = 256  # images in memory and in one pass, unless the device takes fewer
+
+
+class Extractor(Protocol):
+    """A loaded backbone, whatever computes it."""
+
+    def features(self, images: NDArray[np.uint8]) -> F32:
+        """Return the CLS features (B, d) of preprocessed images (B, S, S, 3)."""
+        ...
+
+
+def feature_batches(ctx: Context, data: ImageSet) -> Iterator[tuple[F32, I64]]:
+    """Yield features (B, d) and class ids (B,) of all images, in order."""
+    extractor: Extractor = ctx.backbone
+    size = ctx.micro_batch or _BATCH
+    for start in range(0, len(data), size):
+        index = np.arange(start, min(start + size, len(data)), dtype=np.int64)
+        yield extractor.features(data.take(index)), data.labels[index]
+        ctx.progress(Progress(int(index[-1]) + 1, len(data)))
+
+
+@dataclass(frozen=True)
+class FeatureScorer:
+    """A classifier on frozen features (`contract.Predictor`).
+
+    Its score is written with what numpy's arrays and torch's tensors share (`numerics.scores`), so
+    that the same function is computed here with numpy and goes into an export with torch.
+
+    Attributes:
+        classes: candidate ids, one per column.
+        extractor: gives the features; None: the pixels themselves, (b, S, S, 3) in [0, 255].
+        score: features (b, d) and the weights -> scores (b, C); it asks nobody for b.
+        weights: the numbers of the score, float64; in an export they are float32.
+        micro_batch: largest b; None: as many as fit one pass by default.
+    """
+
+    classes: tuple[int, ...]
+    extractor: Extractor | None
+    score: Callable[..., Any]
+    weights: tuple[NDArray[np.float64], ...]
+    micro_batch: int | None
+
+    def logits(self, images: NDArray[np.uint8]) -> F32:
+        """Score preprocessed images (B, S, S, 3): (B, C)."""
+        scores = np.zeros((len(images), len(self.classes)), dtype=np.float32)
+        size = self.micro_batch or _BATCH
+        for start in range(0, len(images), size):
+            some = slice(start, start + size)
+            seen = images[some] if self.extractor is None else self.extractor.features(images[some])
+            scores[some] = self.score(seen.astype(np.float64), *self.weights)
+        return scores

@@ -1,0 +1,104 @@
+"""Import timm and torchvision where operators are missing, and without torch's compiler.
+
+timm imports torchvision. The public torchvision wheel cannot load its C++ operators on a
+CPU-only torch, and then fails while it describes one of them ("operator torchvision::nms
+does not exist"). fcil never calls these operators, so declaring them is enough.
+
+fcil never compiles a model. torchvision and timm load torch's compiler while they are imported,
+for marks that say "do not compile this". That is 1.0 of the 2.9 s that a process computes until it
+has its first features, and 69 of 372 MB (torch 2.13 on x86-64). A mark that waits until its
+function is called does the same. The first step of an optimiser loads it all the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+_SYMPTOM = "operator torchvision::nms does not exist"
+_SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+_MISSING = ("nms", "qnms")
+
+# torch.library takes declarations back when the library object is collected.
+_kept: list[torch.library.Library] = []
+
+
+def ensure_torchvision() -> bool:
+    """Import torchvision; declare its missing operators when, and only when, that fails.
+
+    Call it before ``import timm``.
+
+    Returns:
+        Whether the operators had to be declared now.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if _SYMPTOM not in str(error):
+            raise
+    else:
+        return False
+    _forget_half_imported()
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for name in _MISSING:
+        library.define(name + _SIGNATURE)  # type: ignore[no-untyped-call]
+    _kept.append(library)
+    importlib.import_module("torchvision")
+    return True
+
+
+def _forget_half_imported() -> None:
+    for name in [n for n in sys.modules if n == "torchvision" or n.startswith("torchvision.")]:
+        del sys.modules[name]
+
+
+_UTILS = "torch._dynamo.utils"
+
+
+class _Utils(ModuleType):
+    """Stands in for the compiler's helpers, and makes room for them as soon as one is used."""
+
+    @staticmethod
+    def is_compile_supported(device: str) -> Any:
+        return _real_utils().is_compile_supported(device)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what the import system asks a module about itself
+            raise AttributeError(name)
+        return getattr(_real_utils(), name)
+
+
+def _real_utils() -> Any:
+    if isinstance(sys.modules.get(_UTILS), _Utils):
+        del sys.modules[_UTILS]
+    return importlib.import_module(_UTILS)
+
+
+def _mark(function: Callable[..., Any] | None = None, recursive: bool = True, **_kw: Any) -> Any:
+    """`torch.compiler.disable`, which loads the compiler once the function is called."""
+    return torch._disable_dynamo(function, recursive)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Within this, imports of torchvision and timm do not load the compiler.
+
+    Where it is loaded already, or torch has another way to mark, nothing is changed.
+    """
+    if _UTILS in sys.modules or not hasattr(torch, "_disable_dynamo"):
+        yield
+        return
+    real, sys.modules[_UTILS] = torch.compiler.disable, _Utils(_UTILS)
+    torch.compiler.disable = _mark  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compiler.disable = real
+        if isinstance(sys.modules.get(_UTILS), _Utils):
+            del sys.modules[_UTILS]

@@ -1,0 +1,244 @@
+"""In which form tensors travel: kinds that go in half precision, both ways (torch-free).
+
+Methods compute with float32 and declare F32. Workers narrow what leaves them and widen what
+comes, so a daemon, the spool and the wire see the half form, and a method never does. What a
+server broadcasts it has rounded before, in its state (`Forms.commit`): so state, broadcast and
+what every client decodes are equal to the bit, and nothing is lost when parts are narrowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fcil_protocol.errors import ConfigError, DoesNotFit, InternalError
+from fcil_protocol.payloads.payload import WIRE_DTYPES, Array, Payload
+from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
+
+F32 = NDArray[np.float32]
+
+WEIGHTS: Final = "weights"  # short for all kinds that a method offers
+NOTHING: Final = "none"
+LARGEST = float(np.finfo(np.float16).max)  # 65,504
+MUCH = 0.25  # a loss of a round's step of which a client is told
+
+# Others compute further with these, or they have no room: why each is sent as it is.
+EXACT_KINDS: Mapping[Kind, str] = MappingProxyType(
+    {
+        Kind.GAUSSIAN: "means and covariances are merged and drawn from",
+        Kind.GRAM: "sums of products are solved, and small errors of them grow",
+        Kind.RESIDUAL: "it makes averages exact, and its own rounding would add up over rounds",
+        Kind.IMPORTANCE: "squared gradients are smaller than half precision can tell from 0",
+        Kind.COUNT: "counts are whole numbers",
+        Kind.METRIC: "results are told exactly",
+    }
+)
+_HALF, _FULL = WIRE_DTYPES["F16"], WIRE_DTYPES["F32"]
+
+
+@dataclass(frozen=True)
+class Forms:
+    """How a run's tensors travel.
+
+    Attributes:
+        half: the kinds whose float32 tensors travel as F16; statistics among them
+            (`TensorSpec.exact`) do not.
+    """
+
+    half: frozenset[Kind] = frozenset()
+
+    @property
+    def names(self) -> list[str]:
+        """The kinds by name, sorted: how they are told to others."""
+        return sorted(kind.value for kind in self.half)
+
+    def schema(self, schema: PayloadSchema) -> PayloadSchema:
+        """Return a method's schema as its payloads travel."""
+        if not self.half:
+            return schema
+        return replace(schema, tensors=tuple(self._spec(spec) for spec in schema.tensors))
+
+    def _spec(self, spec: TensorSpec) -> TensorSpec:
+        if spec.kind not in self.half or spec.exact or spec.dtype != "F32":
+            return spec
+        return replace(spec, dtype="F16", max_abs=min(spec.max_abs, LARGEST))
+
+    def narrow(self, payload: Payload, schema: PayloadSchema) -> Payload:
+        """Return a learner's upload as it travels.
+
+        Args:
+            payload: of the learner.
+            schema: of what travels.
+
+        Raises:
+            DoesNotFit: a number is too large. Nothing of the payload may be sent then.
+        """
+        tensors = dict(payload.tensors)
+        for name in self._halved(payload, schema):
+            array = np.asarray(tensors[name], dtype=np.float32)
+            _must_fit(array, f"tensor {name!r}")
+            tensors[name] = array.astype(_HALF)
+        return Payload(tensors, payload.meta)
+
+    def narrow_exactly(self, payload: Payload, schema: PayloadSchema) -> Payload:
+        """Return a part as it travels: what its readers decode is what the state holds.
+
+        Raises:
+            InternalError: the method broadcasts numbers that it has not committed.
+        """
+        tensors = dict(payload.tensors)
+        for name in self._halved(payload, schema):
+            half = _rounded(tensors[name])
+            if not np.array_equal(half, tensors[name], equal_nan=True):
+                raise InternalError(
+                    f"tensor {name!r} is broadcast in half precision and holds numbers that this "
+                    "would change: the method must commit them (`ctx.forms.commit`)."
+                )
+            tensors[name] = half
+        return Payload(tensors, payload.meta)
+
+    def _halved(self, payload: Payload, schema: PayloadSchema) -> Iterable[str]:
+        """Yield the payload's tensors that the schema wants in half precision."""
+        for spec in schema.tensors if self.half else ():
+            array = payload.tensors.get(spec.name)
+            if spec.dtype == "F16" and array is not None and array.dtype == _FULL:
+                yield spec.name
+
+    def lost(self, trained: Payload, sent: Payload, parts: Iterable[Payload]) -> dict[str, float]:
+        """Return how much of a round's training the rounding of an upload takes away, by kind.
+
+        A half has 11 bits: a step of less than 1/4,000 of the number that it changes is lost.
+
+        Args:
+            trained: what the learner returned.
+            sent: the same, narrowed.
+            parts: the broadcast that it started from, widened. What an upload does not share
+                with one of them, by name and shape, is left out; of several the nearest counts.
+
+        Returns:
+            Kind as names begin with it -> length of the rounding over length of the step.
+        """
+        rounding: dict[str, float] = {}
+        step: dict[str, float] = {}
+        starts = list(parts)
+        for name, half in sent.tensors.items():
+            full = trained.tensors[name]
+            near = [p.tensors[name] for p in starts if name in p.tensors]
+            steps = [_length(full, one) for one in near if one.shape == full.shape]
+            if half.dtype == _HALF and full.dtype == _FULL and steps:
+                kind = name.partition(".")[0]
+                rounding[kind] = np.hypot(rounding.get(kind, 0.0), _length(full, half))
+                step[kind] = np.hypot(step.get(kind, 0.0), min(steps))
+        return {kind: rounding[kind] / length for kind, length in step.items() if length}
+
+    def widen(self, payload: Payload) -> Payload:
+        """Return a payload as methods compute with it: in float32, without any loss."""
+        if not self.half:
+            return payload
+        tensors = {
+            name: array.astype(np.float32) if array.dtype == _HALF else array
+            for name, array in payload.tensors.items()
+        }
+        return Payload(tensors, payload.meta)
+
+    def commit(self, kind: Kind, array: Array) -> F32:
+        """Return numbers as clients will decode them; what enters a state and is broadcast.
+
+        Raises:
+            DoesNotFit: a number is too large for the form.
+        """
+        values = np.asarray(array, dtype=np.float32)
+        if kind not in self.half:
+            return values
+        _must_fit(values, f"a tensor of kind {kind.value!r}")
+        return _rounded(values).astype(np.float32)
+
+    def commit_named(self, tensors: Mapping[str, Array]) -> dict[str, F32]:
+        """Commit tensors whose names begin with their kind, such as ``lora.0.q.A``."""
+        return {n: self.commit(Kind(n.partition(".")[0]), array) for n, array in tensors.items()}
+
+
+EXACT = Forms()
+
+
+def read_half(value: object) -> str | list[Kind]:
+    """Read what ``[wire] half`` may be: `WEIGHTS`, `NOTHING`, or a list of kinds.
+
+    Raises:
+        ValueError: it is something else, or names a kind that always travels as it is.
+    """
+    if value in (WEIGHTS, NOTHING):
+        return str(value)
+    names = {kind.value for kind in Kind}
+    listed: list[Any] = list(value) if isinstance(value, list | tuple) else [None]
+    if not all(isinstance(k, str) and k in names for k in listed):
+        known = ", ".join(f'"{kind}"' for kind in Kind if kind not in EXACT_KINDS)
+        raise ValueError(f'should be "{WEIGHTS}", "{NOTHING}" or a list of some of {known}')
+    kinds = [Kind(kind) for kind in listed]
+    exact = [f"{kind.value} ({EXACT_KINDS[kind]})" for kind in kinds if kind in EXACT_KINDS]
+    if exact:
+        raise ValueError(f"these kinds always travel as they are: {', '.join(exact)}")
+    return kinds
+
+
+def forms_of(half: object, method: str, offered: tuple[Kind, ...]) -> Forms:
+    """Return the forms that ``[wire] half`` asks for (`read_half`).
+
+    Args:
+        half: the setting.
+        method: the method's name.
+        offered: the kinds that it commits.
+
+    Raises:
+        ConfigError: it is no such setting, or the method cannot send one of the kinds so.
+    """
+    try:
+        wanted = read_half(half)
+    except ValueError as error:
+        raise ConfigError(f"wire.half {error}.") from error
+    if isinstance(wanted, str):
+        return Forms(frozenset(offered if wanted == WEIGHTS else ()))
+    wrong = [kind for kind in wanted if kind not in offered]
+    if wrong:
+        known = ", ".join(kind.value for kind in offered) or "none"
+        raise ConfigError(
+            f"wire.half names {', '.join(wrong)}, but the method {method} can send in half "
+            f"precision: {known}.",
+            action=f'Set wire.half to kinds of that list, to "{WEIGHTS}" for all of them, or to '
+            f'"{NOTHING}".',
+        )
+    return Forms(frozenset(wanted))
+
+
+def lost_words(lost: Mapping[str, float]) -> list[str]:
+    """Say what rounding took away of a round's training (`Forms.lost`), where it is much."""
+    return [
+        f"half precision took {min(share, 1):.0%} of this round's step of {kind}: the steps are "
+        f"small beside the numbers; a run without {kind} in [wire] half would keep them"
+        for kind, share in lost.items()
+        if share >= MUCH
+    ]
+
+
+def _length(one: Array, other: Array) -> float:
+    return float(np.linalg.norm(one.astype(np.float64) - other.astype(np.float64)))
+
+
+def _rounded(array: Array) -> NDArray[np.float16]:
+    with np.errstate(over="ignore"):  # callers look at what does not fit
+        return array.astype(_HALF)
+
+
+def _must_fit(array: F32, what: str) -> None:
+    """Refuse finite numbers beyond the form; NaN and infinity are for the checks of values."""
+    largest = float(np.max(np.abs(array), initial=0.0, where=np.isfinite(array)))
+    if largest > LARGEST:
+        raise DoesNotFit(
+            f"{what} travels in half precision and holds {largest:.3g}; the largest number there "
+            f"is {LARGEST:g}."
+        )

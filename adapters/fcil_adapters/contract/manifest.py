@@ -1,0 +1,105 @@
+"""The manifest of a method: its exchanges, schemas, options and limits (torch-free)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from fcil_adapters.contract.averaging import AveragingRule, capped, mean_only
+from fcil_adapters.contract.backbone_info import BackboneInfo
+from fcil_adapters.contract.context import Hparams, TaskInfo
+from fcil_adapters.contract.exemplars import none_kept
+from fcil_adapters.contract.forgetting import entangled
+from fcil_adapters.contract.half_precision import EXACT, Forms
+from fcil_adapters.contract.privacy import Statistic, no_statistics
+from fcil_adapters.contract.traffic import Cadence, Claim, Economy, Largest
+from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.payloads.schema import Kind, PayloadSchema
+
+
+def _no_faults(_payload: Payload, _task: TaskInfo) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One kind of round of a method.
+
+    Attributes:
+        kind: ``prepare``, ``train`` or ``finish``.
+        upload: what a client may send. It must hold ``n``, int64 (1,): the samples used.
+        rounds: how many per task; None: ``[round] rounds_per_task``.
+        check: further consistency rules, one sentence per fault.
+        keeps_state: whether the learner's new state is kept once the update is counted.
+    """
+
+    kind: str
+    upload: PayloadSchema
+    rounds: int | None = None
+    check: Callable[[Payload, TaskInfo], list[str]] = _no_faults
+    keeps_state: bool = False
+
+
+def _as_schemas(_h: Any, _b: BackboneInfo, _t: TaskInfo, _clients: int) -> Largest:
+    return Largest()
+
+
+@dataclass(frozen=True)
+class Method:
+    """The torch-free manifest of a method, found through the entry-point group ``fcil.methods``.
+
+    Attributes:
+        exchanges: (hparams, backbone) -> exchanges in the order in which a task runs them.
+        broadcast: (hparams, backbone) -> schema per part kind.
+        dims: (hparams, backbone, task) -> values of the schemas' known symbols.
+        learner, aggregator, model: ``package.module:Class``.
+        presets: name -> overrides of the defaults.
+        cadence: part kind -> when it changes; ``ROUND`` for kinds that are not named.
+        largest: (hparams, backbone, task, clients) -> what travels where schemas allow more.
+        averagings: hparams -> the rules of `Averaging` that it can work with; those beyond the
+            mean take effect where it calls `averaging.average`.
+        uncapped: hparams -> why no weight is capped at ``ctx.max_weight_share`` and what would
+            cap it, for the operator who set one; empty: weights are capped.
+        forgets: hparams -> why no client can be forgotten exactly; empty: one can (`forgetting`).
+        statistics: (hparams, kind of exchange, task) -> what the learner makes of noised sums when
+            ``ctx.privacy`` is on; other tensors, apart from counts, it does not protect. May raise
+            ConfigError for options that do not go with noise.
+        needs_backbone: False for methods that work on pixels or numbers alone.
+        frozen: learner and model see of the backbone what `frozen_features.Extractor` says and
+            nothing else, and import no torch: any engine will do for a client.
+        half: the kinds of tensors that its aggregator commits (`Forms.commit`), which may
+            therefore travel in half precision.
+        forms: in which form its tensors travel; `registry.in_forms` sets it for a run.
+        claim: what its paper says it sends; None where it says nothing of it.
+        economies: how it can send less, the least costly in accuracy first.
+        exemplars: hparams -> most images of past classes that a client may look at again
+            (`exemplars`); 0: none, and its learners never meet one.
+    """
+
+    name: str
+    version: str
+    title: str
+    citation: str
+    hparams: type[Hparams]
+    exchanges: Callable[[Any, BackboneInfo], tuple[Exchange, ...]]
+    broadcast: Callable[[Any, BackboneInfo], Mapping[str, PayloadSchema]]
+    dims: Callable[[Any, BackboneInfo, TaskInfo], dict[str, int]]
+    learner: str
+    aggregator: str
+    model: str
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
+    needs_backbone: bool = True
+    frozen: bool = False
+    cadence: Mapping[str, Cadence] = field(default_factory=lambda: MappingProxyType({}))
+    largest: Callable[[Any, BackboneInfo, TaskInfo, int], Largest] = _as_schemas
+    averagings: Callable[[Any], tuple[AveragingRule, ...]] = mean_only
+    uncapped: Callable[[Any], str] = capped
+    forgets: Callable[[Any], str] = entangled
+    statistics: Callable[[Any, str, TaskInfo], tuple[Statistic, ...]] = no_statistics
+    half: tuple[Kind, ...] = ()
+    forms: Forms = EXACT
+    claim: Claim | None = None
+    economies: tuple[Economy, ...] = ()
+    exemplars: Callable[[Any], int] = none_kept

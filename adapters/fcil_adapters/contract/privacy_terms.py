@@ -1,0 +1,73 @@
+"""Which terms of privacy a method can keep, and what they leave unprotected (torch-free)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fcil_adapters.contract.backbone_info import BackboneInfo
+from fcil_adapters.contract.context import Hparams, TaskInfo
+from fcil_adapters.contract.manifest import Method
+from fcil_protocol.errors import ConfigError
+from fcil_protocol.messages.messages import PrivacyTerms
+from fcil_protocol.payloads.schema import Kind
+
+_USUAL, _SINGLE = TaskInfo(0, (0, 1)), TaskInfo(0, (0,))
+
+
+def unprotected(method: Method, hparams: Hparams, backbone: BackboneInfo) -> tuple[str, ...]:
+    """Return the kinds of tensors that a method sends and noise does not cover, sorted.
+
+    Counts are left out: they are told exactly, as docs/privacy.md says.
+
+    Raises:
+        ConfigError: the method's options do not go with noise.
+    """
+    return tuple(sorted(set(_unprotected(method, hparams, backbone))))
+
+
+def _unprotected(method: Method, hparams: Hparams, backbone: BackboneInfo) -> Iterator[str]:
+    for exchange in method.exchanges(hparams, backbone):
+        covered, sometimes = (
+            {n for s in method.statistics(hparams, exchange.kind, task) for n in s.tensors}
+            for task in (_USUAL, _SINGLE)
+        )
+        for spec in exchange.upload.tensors:
+            known = spec.name in covered or (spec.optional and spec.name in sometimes)
+            if not known and spec.kind is not Kind.COUNT:
+                yield str(spec.kind)
+
+
+def check_privacy(
+    method: Method, hparams: Hparams, backbone: BackboneInfo, terms: PrivacyTerms
+) -> None:
+    """Check that a method can keep the terms.
+
+    Raises:
+        ConfigError: with noise, it would send what noise does not cover, and the terms do not
+            say that this is meant; or its options do not go with noise.
+    """
+    if terms.noise_multiplier == 0:
+        return
+    open_kinds = unprotected(method, hparams, backbone)
+    if open_kinds and not terms.partial:
+        raise ConfigError(
+            f"privacy.noise_multiplier is {terms.noise_multiplier:g}, but the method {method.name} "
+            f"also sends what is trained on images and noise does not cover: "
+            f"{', '.join(open_kinds)}.",
+            action="Choose a method that sends statistics only, such as running_mean, or set "
+            "privacy.partial to true if noise on the statistics alone is what you mean.",
+        )
+
+
+def describe_terms(terms: PrivacyTerms) -> str:
+    """Return the terms in one line, for people."""
+    parts = []
+    if terms.min_count > 1:
+        parts.append(f"classes with at least {terms.min_count} images")
+    if terms.noise_multiplier > 0:
+        parts.append(f"noise {terms.noise_multiplier:g} x clip {terms.clip:g}")
+        limit = f"{terms.max_epsilon:g}" if terms.max_epsilon else "no limit"
+        parts.append(f"epsilon at delta {terms.delta:g}: {limit}")
+        if terms.partial:
+            parts.append("on statistics only: what is trained is not protected")
+    return "; ".join(parts) or "no noise, and no least number of images"

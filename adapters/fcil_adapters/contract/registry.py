@@ -1,0 +1,287 @@
+"""Find methods by name, built-in and third-party alike, through entry points."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fcil_adapters.contract.backbone_info import BackboneInfo
+from fcil_adapters.contract.context import Hparams, TaskInfo
+from fcil_adapters.contract.half_precision import Forms
+from fcil_adapters.contract.halves import Part
+from fcil_adapters.contract.manifest import Exchange, Method
+from fcil_protocol.errors import ConfigError, EgressRefused, MethodMismatch
+from fcil_protocol.messages.messages import NO_PRIVACY, PrivacyTerms
+from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.payloads.schema import PayloadSchema
+from fcil_protocol.payloads.upload_rules import schema_faults
+
+GROUP = "fcil.methods"
+_TORCH = ("torch", "timm", "torchvision")
+
+
+def installed() -> EntryPoints:
+    """Return the doors of all installed methods.
+
+    Every installed package is read for it; again only when one has come or gone since.
+    """
+    return _doors(entry_points, tuple(_stamp(place) for place in sys.path))
+
+
+@lru_cache(maxsize=1)
+def _doors(look: Callable[..., EntryPoints], _places: tuple[tuple[str, int], ...]) -> EntryPoints:
+    return look(group=GROUP)
+
+
+def _stamp(place: str) -> tuple[str, int]:
+    """Return a place where packages lie, and when the last one came or went there."""
+    try:
+        return place, Path(place).stat().st_mtime_ns
+    except OSError:
+        return place, 0
+
+
+def method_names() -> list[str]:
+    """Return the names of all installed methods, sorted."""
+    return sorted({e.name for e in installed()})
+
+
+def load_method(name: str, doors: EntryPoints | None = None) -> Method:
+    """Load a manifest (no torch).
+
+    Args:
+        name: of the method.
+        doors: what `installed` returned, where several methods are loaded.
+
+    Raises:
+        ConfigError: no installed package offers the name, or two do, or its door leads to no
+            manifest.
+    """
+    entries = _entries(name, doors)
+    if len({e.value for e in entries}) > 1:
+        packages = " and ".join(sorted(_package(e) for e in entries))
+        raise ConfigError(
+            f"{packages} both offer a method {name[:80]!r}.", action="Uninstall one of them."
+        )
+    if entries:
+        return _load(entries[0])
+    known = method_names()
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known are: {', '.join(known)}."
+    raise ConfigError(f"no installed package offers the method {name[:80]!r}.", action=hint)
+
+
+def package_of(name: str) -> str:
+    """Return the installed package that brings a method and its version; "" if unknown."""
+    entries = _entries(name)
+    return _package(entries[0]) if entries else ""
+
+
+def _entries(name: str, doors: EntryPoints | None = None) -> list[EntryPoint]:
+    return [e for e in (installed() if doors is None else doors) if e.name == name]
+
+
+def _package(entry: EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else ""
+
+
+def _load(entry: EntryPoint) -> Method:
+    try:
+        manifest = entry.load()
+    except Exception as error:  # whatever a stranger's module does when it is imported
+        raise ConfigError(
+            f"the method {entry.name!r} ({entry.value}) cannot be imported: "
+            f"{type(error).__name__}: {error}.",
+            action="Install its package again.",
+        ) from error
+    if not isinstance(manifest, Method) or manifest.name != entry.name:
+        raise ConfigError(
+            f"the entry point {entry.name!r} leads to {entry.value}, which is not its manifest.",
+            action="It must be a fcil_adapters.contract.Method of the same name.",
+        )
+    return manifest
+
+
+def load_half(path: str) -> Any:
+    """Instantiate a learner, aggregator or model given as ``package.module:Class``.
+
+    Raises:
+        ConfigError: it needs torch, and torch is not installed.
+    """
+    module, _, name = path.partition(":")
+    try:
+        half = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _TORCH:
+            raise
+        raise ConfigError(
+            f"{module} needs {missing}, which is not installed here.",
+            action="Install it: pip install 'fcil[client]'",
+        ) from error
+    return half()
+
+
+def make_hparams(method: Method, options: dict[str, Any]) -> Hparams:
+    """Build hyper-parameters from defaults, a preset and single options, in this order.
+
+    Raises:
+        ConfigError: names every unknown or wrong option at once.
+    """
+    options = dict(options)
+    preset = options.pop("preset", None)
+    if preset is not None and preset not in method.presets:
+        known = ", ".join(sorted(method.presets)) or "none"
+        raise ConfigError(f"method {method.name} has no preset {preset!r}; it has: {known}.")
+    merged = _merge(method.presets[preset] if preset else {}, options)
+    try:
+        return method.hparams.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_fault(method, e) for e in error.errors()) + ".") from error
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay options over a preset; nested sections are merged key by key."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        nested = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merge(old, value) if nested else value  # type: ignore[arg-type]
+    return merged
+
+
+def _fault(method: Method, error: Any) -> str:
+    key = ".".join(str(x) for x in error["loc"])
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, method.hparams.model_fields, 1)
+        hint = f", did you mean {near[0]!r}?" if near else ""
+        return f"method {method.name} has no option {key!r}{hint}"
+    return f"option {key!r} of method {method.name}: {error['msg']}, got {error['input']!r}"
+
+
+def schema_digest(
+    method: Method,
+    hparams: Hparams,
+    backbone: BackboneInfo,
+    privacy: PrivacyTerms = NO_PRIVACY,
+) -> str:
+    """Return the SHA-256 that both sides of a federation must agree on (hex).
+
+    It covers the method's name and version, its hyper-parameters and all its schemas, and terms
+    of privacy if there are any: a client that does not know them cannot take part then.
+    """
+    extra = {} if privacy == NO_PRIVACY else {"privacy": privacy.model_dump(mode="json")}
+    text = json.dumps(
+        {
+            **extra,
+            "name": method.name,
+            "version": method.version,
+            "hparams": hparams.model_dump(mode="json"),
+            "exchanges": [
+                [e.kind, e.rounds, e.keeps_state, e.upload.digest()]
+                for e in method.exchanges(hparams, backbone)
+            ],
+            "broadcast": {
+                kind: schema.digest()
+                for kind, schema in method.broadcast(hparams, backbone).items()
+            },
+        },
+        sort_keys=True,
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def in_forms(method: Method, forms: Forms) -> Method:
+    """Return a method whose schemas say how its tensors travel in a run.
+
+    Whoever checks, predicts or shows what travels works with this one; its halves do not
+    notice, because workers narrow and widen.
+    """
+    if not forms.half:
+        return method
+
+    def exchanges(hparams: Any, backbone: BackboneInfo) -> tuple[Exchange, ...]:
+        return tuple(_in_forms(e, forms) for e in method.exchanges(hparams, backbone))
+
+    def broadcast(hparams: Any, backbone: BackboneInfo) -> dict[str, PayloadSchema]:
+        parts = method.broadcast(hparams, backbone)
+        return {kind: forms.schema(schema) for kind, schema in parts.items()}
+
+    return replace(method, exchanges=exchanges, broadcast=broadcast, forms=forms)
+
+
+def _in_forms(exchange: Exchange, forms: Forms) -> Exchange:
+    def check(payload: Payload, task: TaskInfo) -> list[str]:
+        return exchange.check(forms.widen(payload), task)
+
+    return replace(exchange, upload=forms.schema(exchange.upload), check=check)
+
+
+def check_averaging(method: Method, hparams: Hparams, rule: str) -> None:
+    """Check that a method can work with a rule of averaging.
+
+    Raises:
+        ConfigError: it cannot; the message names the rules that it can work with.
+    """
+    offered = method.averagings(hparams)
+    if rule not in offered:
+        raise ConfigError(
+            f"trust.averaging is {rule!r}, but the method {method.name} with these options works "
+            f"only with: {', '.join(offered)}.",
+            action=f"Set trust.averaging to {offered[0]!r}, or choose another method or options.",
+        )
+
+
+def check_uploads(method: Method, hparams: Hparams, backbone: BackboneInfo) -> None:
+    """Check that a method declares nothing in its uploads that may not leave a client.
+
+    Raises:
+        EgressRefused: names every such tensor and field.
+    """
+    first = TaskInfo(0, (0,))  # which symbols are known is the same in every task
+    known = method.dims(hparams, backbone, first)
+    faults = [
+        f"{exchange.kind}: {fault}"
+        for exchange in method.exchanges(hparams, backbone)
+        for fault in schema_faults(exchange.upload, known)
+    ]
+    if faults:
+        raise EgressRefused(
+            f"method {method.name!r} declares what may not leave a client: "
+            f"{'; '.join(faults[:10])}.",
+            action="Report it to the method's author: nothing is sent with it.",
+        )
+
+
+def part_faults(
+    method: Method, hparams: Hparams, backbone: BackboneInfo, task: TaskInfo, part: Part
+) -> list[str]:
+    """Return every way in which a part breaks the broadcast schema of its kind."""
+    schema = method.broadcast(hparams, backbone).get(part.kind)
+    if schema is None:
+        return [f"method {method.name} has no broadcast part {part.name!r}"]
+    faults = schema.check(part.payload, method.dims(hparams, backbone, task))
+    return [f"part {part.name!r}: {fault}" for fault in faults]
+
+
+def find_exchange(method: Method, hparams: Hparams, backbone: BackboneInfo, kind: str) -> Exchange:
+    """Return the method's exchange of one kind.
+
+    Raises:
+        MethodMismatch: the method has no such exchange with these hyper-parameters.
+    """
+    for exchange in method.exchanges(hparams, backbone):
+        if exchange.kind == kind:
+            return exchange
+    raise MethodMismatch(f"method {method.name} has no exchange {kind!r}.")

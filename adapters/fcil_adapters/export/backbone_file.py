@@ -1,0 +1,204 @@
+"""Write a backbone's graph as an ONNX file whose weights stay in the safetensors file (torch).
+
+A safetensors file is raw numbers behind a header, and that is what an ONNX file may point into:
+so the weights exist once, under the names that the digest is made of.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from fcil_adapters.backbones.backbone import Backbone, cls_features, load_backbone
+from fcil_adapters.backbones.engines import installed
+from fcil_adapters.backbones.onnx_backbone import (
+    FEATURES,
+    FORMAT,
+    METADATA,
+    PIXELS,
+    load_onnx_backbone,
+)
+from fcil_adapters.backbones.probes import TOLERANCE, compare_probes, probe_features
+from fcil_adapters.backbones.weights import HEAD, StoredTensor, WeightsFile
+from fcil_adapters.contract import BackboneInfo
+from fcil_adapters.contract.backbone_info import backbone_fields
+from fcil_adapters.export.trace import trace, undress
+from fcil_protocol.errors import BackboneMismatch, DataError, FcilError
+from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
+
+_MODULE = "vit"
+
+
+class _Features(nn.Module):
+    """From preprocessed pixels to features, as `Backbone.features` computes them."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.vit = backbone.module
+        self.mean = backbone.mean
+        self.std = backbone.std
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = pixels.to(torch.float32).permute(0, 3, 1, 2)  # (B, 3, S, S)
+        return cls_features(self.vit, (x / 255 - self.mean) / self.std)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What `export_backbone` wrote.
+
+    Attributes:
+        agreement: largest relative error of onnxruntime's features of the probe images from
+            torch's; None: there is no onnxruntime to compute them.
+        checked: what computed them.
+    """
+
+    info: BackboneInfo
+    graph: Path
+    weights: Path
+    agreement: float | None
+    checked: str
+
+
+def export_backbone(name: str, weights: Path | None, folder: Path) -> Exported:
+    """Write a backbone's weights and graph, and compare its features with torch's.
+
+    Args:
+        name: ``embedded``, or a timm vision transformer.
+        weights: a local safetensors file; None: those that come with the name.
+        folder: gets ``NAME.safetensors`` and ``NAME.onnx``, where NAME is the model's.
+
+    Raises:
+        DataError, ConfigError: it cannot be loaded or exported; the message says why.
+        BackboneMismatch: onnxruntime computes other features than torch; no graph is left.
+        StorageError: it cannot be written.
+    """
+    backbone = load_backbone(name, weights)
+    info = backbone.info
+    with storage_errors("create the folder", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    file = _weights_in(folder, backbone)
+    graph = folder / f"{info.name}.onnx"
+    write_graph(backbone, file, graph)
+    try:
+        agreement, checked = _check(backbone, graph)
+    except FcilError:
+        graph.unlink()
+        raise
+    return Exported(info, graph, file.path, agreement, checked)
+
+
+def _weights_in(folder: Path, backbone: Backbone) -> WeightsFile:
+    """Return the file of a backbone's weights in a folder, written unless it is there."""
+    target = folder / f"{backbone.info.name}.safetensors"
+    if not target.exists():
+        return write_weights(backbone, target)
+    file = WeightsFile.open(target)
+    same = file.digest() == backbone.info.digest
+    if not same or any(tensor.dtype != "F32" for tensor in file.tensors.values()):
+        raise DataError(
+            f"{target} is there already, with other weights or another precision.",
+            action="Choose another folder: --out FOLDER",
+        )
+    return file
+
+
+def _check(backbone: Backbone, graph: Path) -> tuple[float | None, str]:
+    if not installed().onnxruntime:
+        return None, ""
+    other = load_onnx_backbone(backbone.info.name, graph, "cpu")
+    error = compare_probes(probe_features(other), probe_features(backbone))
+    if not error <= TOLERANCE:
+        raise BackboneMismatch(
+            f"onnxruntime's features of the probe images differ from torch's by {error:.2g} "
+            f"relative, allowed is {TOLERANCE:g}.",
+            action="Use the versions of torch and onnxruntime that fcil's constraints.txt names.",
+        )
+    return error, other.description
+
+
+def write_weights(backbone: Backbone, target: Path) -> WeightsFile:
+    """Write the weights of a backbone, in float32, without a head.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    state = {
+        name: values.detach().to("cpu", torch.float32).contiguous()
+        for name, values in sorted(backbone.module.state_dict().items())
+        if not name.startswith(HEAD)
+    }
+    with storage_errors("write the weights", target):
+        write_atomic(target, safetensors.torch.save(state), mode=0o644)
+    return WeightsFile.open(target)
+
+
+def write_graph(backbone: Backbone, weights: WeightsFile, target: Path) -> None:
+    """Write the graph of a backbone beside the file of its weights.
+
+    Args:
+        backbone: on the CPU.
+        weights: the file that the graph points into, in the same folder.
+        target: the ONNX file.
+
+    Raises:
+        ConfigError: package onnx or onnxscript is missing.
+        DataError: the file has other weights than the backbone.
+        StorageError: it cannot be written.
+    """
+    if weights.digest() != backbone.info.digest:
+        raise DataError(
+            f"{weights.path} has other weights than the backbone {backbone.info.name}.",
+            action="Export both together.",
+        )
+    size = backbone.info.preprocessing.size
+    example = torch.zeros(2, size, size, 3, dtype=torch.uint8)
+    # Optimised, the graph would have weights without the names that the digest is made of.
+    model = trace(_Features(backbone), example, (PIXELS, FEATURES), optimize=False)
+    graph = model.graph
+    _rename(graph)
+    for tensor in graph.initializer:
+        if tensor.name in weights.tensors:
+            _point(tensor, weights.path.name, weights.tensors[tensor.name])
+    undress(model, "backbone")
+    claim = {"format": FORMAT, "backbone": backbone_fields(backbone.info)}
+    model.metadata_props.add(key=METADATA, value=json.dumps(claim, sort_keys=True))
+    with storage_errors("write the graph", target):
+        write_atomic(target, model.SerializeToString(deterministic=True), mode=0o644)
+
+
+def _rename(graph: Any) -> None:
+    """Give the weights the names that they have in the backbone."""
+    prefix = f"{_MODULE}."
+
+    def bare(name: str) -> str:
+        return name.removeprefix(prefix)
+
+    for tensor in (*graph.initializer, *graph.value_info):
+        tensor.name = bare(tensor.name)
+    for node in graph.node:
+        node.input[:] = [bare(name) for name in node.input]
+
+
+def _point(tensor: Any, location: str, stored: StoredTensor) -> None:
+    """Replace a tensor's numbers by the place where they lie."""
+    if tensor.data_type != tensor.FLOAT or tuple(tensor.dims) != stored.shape:
+        raise DataError(
+            f"the exporter changed the weight {tensor.name}.",
+            action="Use the versions of torch and onnxscript that fcil's constraints.txt names.",
+        )
+    tensor.ClearField("raw_data")
+    tensor.ClearField("float_data")
+    tensor.data_location = tensor.EXTERNAL
+    for key, value in (
+        ("location", location),
+        ("offset", stored.offset),
+        ("length", stored.length),
+    ):
+        tensor.external_data.add(key=key, value=str(value))

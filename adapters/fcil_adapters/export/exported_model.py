@@ -1,0 +1,306 @@
+"""A model in one ONNX file, as `export` writes it: what it says of itself, and its scores.
+
+Torch-free. The file is an ONNX model with the input `INPUT` and the output `OUTPUT`; under the
+metadata key `KEY` stands an `ExportInfo` as JSON. The last `SEAL_BYTES` of the file are one more
+metadata entry, the SHA-256 of all bytes before it, so that a damaged file is known as one: ONNX
+itself has no such sum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fcil_adapters.backbones.onnx_session import Runtime, open_session
+from fcil_adapters.contract import Preprocessing
+from fcil_protocol.errors import CorruptFile, DataError
+
+FORMAT = 1
+KEY = "fcil"
+SEAL_KEY = "fcil.sha256"
+INPUT = "pixels"  # uint8 (B, S, S, 3), RGB, as `images.decoding.preprocess` returns them
+OUTPUT = "logits"  # float32 (B, C)
+
+Precision = Literal["fp32", "fp16", "int8"]
+
+_ACTION = "Give a file that fcil-server export or fcil-client export has made."
+_HEX = 64  # characters of a SHA-256
+_PIECE = 1 << 20
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class BackboneName(_Model):
+    """Which backbone is inside: its name, and the digest of its weights before any merging."""
+
+    name: str
+    digest: str
+
+
+class Tolerance(_Model):
+    """What was demanded of the file before it was written.
+
+    Attributes:
+        error: largest difference of a score from the torch model's, as a share of the scores'
+            spread; None: not limited in this precision.
+        agreement: least share of images whose likeliest class is the torch model's.
+    """
+
+    error: float | None
+    agreement: float
+
+
+class Checked(_Model):
+    """What was found when the file was compared with the torch model, image by image.
+
+    Attributes:
+        images: how many.
+        provider: what of onnxruntime computed the file's scores.
+        error, agreement: see `Tolerance`.
+    """
+
+    images: int
+    provider: str
+    error: float
+    agreement: float
+
+
+class ExportInfo(_Model):
+    """What an exported model says of itself.
+
+    Attributes:
+        federation, run, task, state: where the model comes from; the task is the last one in it.
+        classes: class ids, one for each column of the scores.
+        names: of the classes; "" where the exporting side did not know one.
+        temperature: what to divide scores by before a softmax; None: nobody has measured it.
+        opset: of ONNX' own operators.
+        created: ISO 8601, UTC.
+    """
+
+    format: int
+    method: str
+    method_version: str
+    federation: str
+    run: str
+    task: int = Field(ge=0)
+    state: int = Field(ge=0)
+    classes: tuple[int, ...]
+    names: tuple[str, ...]
+    preprocessing: Preprocessing
+    backbone: BackboneName
+    precision: Precision
+    opset: int
+    temperature: float | None = Field(default=None, gt=1e-9)  # less overflows
+    tolerance: Tolerance
+    checked: Checked
+    created: str
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ExportInfo:
+        if len(self.names) != len(self.classes):
+            raise ValueError("there are not as many names as classes")
+        if not self.classes:
+            raise ValueError("there is no class")
+        p = self.preprocessing
+        if not 1 <= p.size <= 4096 or not 0.1 <= p.crop_pct <= 1:
+            raise ValueError("images of this size are not possible")
+        return self
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a model comes from, for what its file says of itself.
+
+    Attributes:
+        task: index of the last task in it.
+        state: number of the state.
+        names: class id -> name, of those that are known.
+        temperature: see `ExportInfo`.
+    """
+
+    federation: str
+    run: str
+    task: int
+    state: int
+    names: Mapping[int, str]
+    temperature: float | None = None
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """A loaded file.
+
+    Attributes:
+        runtime: what computes it, and why nothing better does.
+    """
+
+    info: ExportInfo
+    runtime: Runtime
+    _session: Any
+
+    @property
+    def provider(self) -> str:
+        """What of onnxruntime computes it, such as ``CPUExecutionProvider``."""
+        return self.runtime.provider
+
+    @classmethod
+    def load(cls, path: Path, device: str = "auto", threads: int = 0) -> ExportedModel:
+        """Check a file and load it.
+
+        Args:
+            path: the ONNX file.
+            device: auto, cpu, cuda, cuda:N or tensorrt; see `onnx_session.open_session`.
+            threads: of one operator on the CPU; 0: this process's share.
+
+        Raises:
+            DataError: it is no file, no ONNX model, none that fcil exported, or a newer one's; or
+                onnxruntime cannot use it.
+            CorruptFile: it is not as it was written.
+            ConfigError: there is no onnxruntime, or it has no such device.
+        """
+        digest = read_seal(path)
+        session, runtime = open_session(path, device, threads, cache=digest)
+        metadata = session.get_modelmeta().custom_metadata_map
+        if KEY not in metadata:
+            raise DataError(
+                f"{path} is an ONNX model, but none that fcil exported.", action=_ACTION
+            )
+        info = read_info(metadata[KEY], path)
+        if not digest:
+            raise _changed(path)
+        if not _fits(session, info):
+            raise CorruptFile(
+                f"the graph in {path} is of another form than the file says of itself.",
+                action=_ACTION,
+            )
+        return cls(info, runtime, session)
+
+    def logits(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Score preprocessed images (B, S, S, 3): (B, C), larger is likelier."""
+        if not len(images):  # some operators do not take nothing
+            return np.zeros((0, len(self.info.classes)), np.float32)
+        scores: NDArray[np.float32] = self._session.run([OUTPUT], {INPUT: images})[0]
+        return scores
+
+
+def _fits(session: Any, info: ExportInfo) -> bool:
+    """Say whether a graph takes the pixels and returns the scores that a file speaks of."""
+    size = info.preprocessing.size
+    takes = [(i.name, i.type, i.shape[1:]) for i in session.get_inputs()]
+    gives = [(o.name, o.type, len(o.shape), o.shape[-1:]) for o in session.get_outputs()]
+    return takes == [(INPUT, "tensor(uint8)", [size, size, 3])] and gives == [
+        (OUTPUT, "tensor(float)", 2, [len(info.classes)])
+    ]
+
+
+def check_target(target: Path) -> None:
+    """Refuse a place where no model file can be written, before any work.
+
+    Raises:
+        DataError: it is something else than a file, such as a device or a link, or in no folder.
+    """
+    try:
+        free = target.parent.is_dir() and not target.is_symlink()
+        free = free and (target.is_file() or not target.exists())
+    except OSError:  # too long a name, or none that this user may see
+        free = False
+    if not free:
+        raise DataError(
+            f"{str(target)[:200]} cannot be written: expected a file in a folder that exists.",
+            action="Give the path of a file: --onnx model.onnx",
+        )
+
+
+def read_info(text: str, path: Path) -> ExportInfo:
+    """Read what a file says of itself.
+
+    Raises:
+        DataError: a newer fcil wrote it.
+        CorruptFile: it says something else than an `ExportInfo`.
+    """
+    try:
+        fields = json.loads(text)
+        number = fields["format"]
+        if number == FORMAT:
+            return ExportInfo.model_validate(fields)
+    except (ValueError, TypeError, KeyError) as error:  # pydantic's and JSON's are ValueErrors
+        reason = (
+            "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:4])
+            if isinstance(error, ValidationError)
+            else repr(error)[:200]
+        )
+        raise CorruptFile(f"what {path} says of itself cannot be read ({reason}).") from error
+    raise DataError(
+        f"{path} has format {number!r}, this fcil reads format {FORMAT}.",
+        action="Install the version of fcil that exported it, or export the model again.",
+    )
+
+
+# --- the seal -------------------------------------------------------------------------------
+
+
+def seal(digest: str) -> bytes:
+    """Return the end of a file whose bytes before have this SHA-256 (hex).
+
+    It is the field 14 (``metadata_props``) of an ONNX ``ModelProto``: fields of a protobuf
+    message may come in any order, so this one is simply appended.
+    """
+    key, value = SEAL_KEY.encode(), digest.encode()
+    entry = b"\x0a" + bytes([len(key)]) + key + b"\x12" + bytes([len(value)]) + value
+    return b"\x72" + bytes([len(entry)]) + entry
+
+
+SEAL_BYTES = len(seal("0" * _HEX))
+
+
+def sealed(*pieces: bytes) -> tuple[bytes, ...]:
+    """Return the pieces of a file with its seal as the last one."""
+    sha = hashlib.sha256()
+    for piece in pieces:
+        sha.update(piece)
+    return (*pieces, seal(sha.hexdigest()))
+
+
+def read_seal(path: Path) -> str:
+    """Return the SHA-256 (hex) that a file ends with, after comparing it; "" if it has none.
+
+    Raises:
+        DataError: it cannot be read.
+        CorruptFile: it does, but its bytes are others.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(size - SEAL_BYTES, 0))
+            end = file.read()
+            file.seek(0)
+            if end[:-_HEX] != seal("0" * _HEX)[:-_HEX]:
+                return ""
+            sha, left = hashlib.sha256(), size - SEAL_BYTES
+            while left > 0 and (piece := file.read(min(left, _PIECE))):
+                sha.update(piece)
+                left -= len(piece)
+    except OSError as error:
+        raise DataError(
+            f"the model file {path} cannot be read: {error.strerror or error}.",
+            action=_ACTION,
+        ) from error
+    if end != seal(sha.hexdigest()):
+        raise _changed(path)
+    return sha.hexdigest()
+
+
+def _changed(path: Path) -> CorruptFile:
+    return CorruptFile(
+        f"the model file {path} is not as it was written.", action="Copy or export it again."
+    )

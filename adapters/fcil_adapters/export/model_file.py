@@ -1,0 +1,269 @@
+"""The current global model of any method as one ONNX file: merged, checked, described (torch).
+
+What is exported is the very function that evaluates (`heads.scorer.Scorer.score`,
+`frozen_features.FeatureScorer.score`), from the pixels on. `exported` reads the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fcil_adapters.backbones.backbone import Backbone, cls_features
+from fcil_adapters.backbones.frozen_features import FeatureScorer
+from fcil_adapters.backbones.probes import probe_images
+from fcil_adapters.contract import BackboneInfo, Context, Method, Predictor, registry
+from fcil_adapters.contract.backbone_info import backbone_fields
+from fcil_adapters.export.check import TOLERANCES, compare, judge, run_graph
+from fcil_adapters.export.exported_model import (
+    FORMAT,
+    INPUT,
+    KEY,
+    OUTPUT,
+    Checked,
+    ExportInfo,
+    Origin,
+    Precision,
+    sealed,
+)
+from fcil_adapters.export.precision import halved, quantised
+from fcil_adapters.export.trace import OPSET, OPSETS, share_equal, trace, undress
+from fcil_adapters.numerics.torch_numpy import to_torch
+from fcil_adapters.toolkit.heads.scorer import Scorer
+from fcil_protocol.errors import ConfigError, DataError
+from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.storage.atomic_files import write_atomic
+
+U8 = NDArray[np.uint8]
+
+# int8: half of the images tell the ranges, the other half whether the result is any good.
+LEAST_IMAGES = 16
+_EXAMPLES = 2
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a file is to be.
+
+    Attributes:
+        precision: of weights and arithmetic; pixels stay uint8 and scores float32.
+        opset: of ONNX's own operators.
+        force: write it although fp16 or int8 changes more than is allowed. The file says so.
+    """
+
+    precision: Precision = "fp32"
+    opset: int = OPSET
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what does not exist.
+
+        Raises:
+            ConfigError: the precision or the opset is unknown.
+        """
+        known = get_args(Precision)
+        if self.precision not in known:
+            raise ConfigError(
+                f"unknown precision {self.precision!r}; known are {', '.join(known)}."
+            )
+        if self.opset not in OPSETS:
+            raise ConfigError(
+                f"opset {self.opset} is not possible; expected {OPSETS[0]} to {OPSETS[-1]}."
+            )
+
+
+def export_model(
+    method: Method,
+    ctx: Context,
+    parts: Mapping[str, Payload],
+    origin: Origin,
+    target: Path,
+    options: Options = Options(),
+    images: U8 | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> ExportInfo:
+    """Write the model of a broadcast as one ONNX file; all of it or nothing.
+
+    Args:
+        method: whose model.
+        ctx: with the backbone loaded on the CPU, if the method needs one.
+        parts: the broadcast, in float32.
+        origin: where it comes from.
+        target: the file; one that exists is replaced.
+        options: how it is to be.
+        images: (N, S, S, 3), preprocessed: of the kind that the model will see. They calibrate
+            int8, and the file is compared with the torch model on them, beside the probe images.
+        tell: is told in words what is done next.
+
+    Returns:
+        What the file says of itself.
+
+    Raises:
+        DataError: the model has no classes yet, cannot be exported, or does not stand the
+            precision; there are too few images to calibrate with.
+        ConfigError: a package is missing.
+        InternalError: the graph does not compute what the model computes.
+        DiskFull, StorageError: it cannot be written.
+    """
+    tell("putting the model together")
+    predictor: Predictor = registry.load_half(method.model).compose(ctx, parts, ctx.backbone)
+    if not predictor.classes:
+        raise DataError(
+            "the model knows no class yet.", action="Export it when a first round is over."
+        )
+    given = images if images is not None else np.zeros((0, *_shape(ctx)), np.uint8)
+    used, checks = _shared_out(given, options.precision)
+    tell(f"writing its graph (opset {options.opset})")
+    graph = _graph(predictor, method.name, ctx.backbone_info, options.opset)
+    if options.precision == "fp16":
+        graph = halved(graph, ctx.backbone_info)
+    elif options.precision == "int8":
+        tell(f"measuring ranges on {len(used)} images")
+        graph = quantised(graph, ctx.backbone_info, used)
+    body = _serialised(graph)
+    looked = np.concatenate([probe_images(ctx.backbone_info), checks])
+    tell(f"comparing it with the torch model on {len(looked)} images")
+    checked = compare(run_graph(body, looked), predictor.logits(looked))
+    if not (options.force and options.precision != "fp32"):
+        judge(checked, options.precision)
+    info = _info(method, ctx.backbone_info, predictor.classes, origin, options, checked)
+    write_atomic(target, *sealed(body, _entry(info)), mode=0o644)
+    return info
+
+
+def torch_score(predictor: Predictor) -> Callable[[Tensor], Tensor]:
+    """Return a predictor's scores as a torch function of pixels (B, S, S, 3), uint8.
+
+    Raises:
+        DataError: the predictor is of a kind that says nothing of the sort.
+    """
+    if isinstance(predictor, Scorer):
+        return predictor.score
+    if isinstance(predictor, FeatureScorer):
+        extractor, score = predictor.extractor, predictor.score
+        weights = [to_torch(w, dtype=torch.float32) for w in predictor.weights]
+        if extractor is None:
+            return lambda pixels: score(pixels.to(torch.float32), *weights)
+        if isinstance(extractor, Backbone):
+            backbone = extractor
+
+            def of_features(pixels: Tensor) -> Tensor:
+                features = cls_features(backbone.module, backbone.normalise(pixels))
+                scores: Tensor = score(features, *weights)
+                return scores
+
+            return of_features
+    raise DataError(
+        f"a model of the class {type(predictor).__name__} cannot be exported.",
+        action="Its method must return a Scorer or a FeatureScorer: docs/method-guide.md.",
+    )
+
+
+class _Graph(nn.Module):
+    def __init__(self, score: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.score = score
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.score(pixels).to(torch.float32)
+
+
+def _graph(predictor: Predictor, name: str, info: BackboneInfo, opset: int) -> Any:
+    size = info.preprocessing.size
+    example = torch.zeros((_EXAMPLES, size, size, 3), dtype=torch.uint8)
+    score = torch_score(predictor)
+    try:
+        model = trace(_Graph(score), example, (INPUT, OUTPUT), opset=opset)
+    except torch.onnx.OnnxExporterError as error:
+        raise _not_a_graph(name, str(error.__cause__ or error)) from error
+    if not model.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
+        raise _not_a_graph(name, "it was made for one number of images")
+    share_equal(model.graph)
+    undress(model, name)
+    return model
+
+
+def _not_a_graph(name: str, why: str) -> DataError:
+    return DataError(
+        f"the model of {name} has a step that cannot be written as a graph: "
+        f"{' '.join(why.split())[:300]}.",
+        action="Its score must not ask for the number of images: docs/method-guide.md.",
+    )
+
+
+def _shape(ctx: Context) -> tuple[int, int, int]:
+    size = ctx.backbone_info.preprocessing.size
+    return size, size, 3
+
+
+def _shared_out(images: U8, precision: Precision) -> tuple[U8, U8]:
+    """Return the images to calibrate with and those to compare on."""
+    if precision != "int8":
+        return images[:0], images
+    if len(images) < LEAST_IMAGES:
+        raise DataError(
+            f"int8 needs images to measure the ranges of numbers on: expected at least "
+            f"{LEAST_IMAGES}, got {len(images)}.",
+            action="Give a folder of images such as the model will see, some hundred of them.",
+        )
+    return images[::2], images[1::2]
+
+
+def _serialised(model: Any) -> bytes:
+    try:
+        body: bytes = model.SerializeToString(deterministic=True)
+    except ValueError as error:  # protobuf's limit
+        raise DataError(
+            "the model has more than 2 GiB, which one ONNX file cannot hold.",
+            action="Export fp16, or use a smaller backbone.",
+        ) from error
+    return body
+
+
+def _info(
+    method: Method,
+    backbone: BackboneInfo,
+    classes: tuple[int, ...],
+    origin: Origin,
+    options: Options,
+    checked: Checked,
+) -> ExportInfo:
+    return ExportInfo.model_validate(
+        {
+            "format": FORMAT,
+            "method": method.name,
+            "method_version": method.version,
+            "federation": origin.federation,
+            "run": origin.run,
+            "task": origin.task,
+            "state": origin.state,
+            "classes": classes,
+            "names": [origin.names.get(c, "") for c in classes],
+            "preprocessing": backbone_fields(backbone)["preprocessing"],
+            "backbone": {"name": backbone.name, "digest": backbone.digest},
+            "precision": options.precision,
+            "opset": options.opset,
+            "temperature": origin.temperature,
+            "tolerance": TOLERANCES[options.precision],
+            "checked": checked,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+    )
+
+
+def _entry(info: ExportInfo) -> bytes:
+    """Return the metadata as appended to a serialised model (`exported_model.seal`)."""
+    import onnx
+
+    text = json.dumps(info.model_dump(mode="json"), sort_keys=True, ensure_ascii=False)
+    pair = onnx.StringStringEntryProto(key=KEY, value=text)
+    return bytes(onnx.ModelProto(metadata_props=[pair]).SerializeToString())

@@ -1,0 +1,244 @@
+"""Decoded images for learners and evaluators: kept up to a bound, decoded anew beyond it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fcil_adapters.contract import Preprocessing
+from fcil_adapters.images.decoding import Entry, ImageSource, decode, digest, preprocess
+from fcil_adapters.resources import machine
+from fcil_protocol.errors import DataError
+
+U8 = NDArray[np.uint8]
+I64 = NDArray[np.int64]
+
+
+class Picture(Protocol):
+    """An image file and the SHA-256 of its content (hex)."""
+
+    @property
+    def entry(self) -> Entry:
+        """Where it lies."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """By which it is known, whatever its name."""
+        ...
+
+
+class Shelf:
+    """Decoded images up to one bound, and the threads that decode them.
+
+    Images are known by their content, so stores that prepare them alike can share a shelf.
+    """
+
+    def __init__(self, preprocessing: Preprocessing, memory_bytes: int, threads: int = 0) -> None:
+        """Decode with ``threads`` threads (0: one per core, at most 8); keep so many bytes."""
+        self.kept = _Kept(memory_bytes // (3 * preprocessing.size**2))
+        self.pool = ThreadPoolExecutor(threads or min(8, machine.cores()))
+
+    def close(self) -> None:
+        """Give back threads and memory."""
+        self.pool.shutdown(cancel_futures=True)
+        self.kept = _Kept(0)
+
+
+class ImageStore:
+    """The images of one source, decoded for one backbone.
+
+    Attributes:
+        source: where files are read; may be replaced by a newer look at the same images.
+        faults: one sentence per image that vanished, changed or broke since it was listed.
+        alive: called for every image that is decoded for a door, and whenever one is asked for
+            images: a worker tells its daemon so.
+    """
+
+    def __init__(
+        self,
+        source: ImageSource,
+        preprocessing: Preprocessing,
+        *,
+        memory_bytes: int,
+        threads: int = 0,
+        shelf: Shelf | None = None,
+    ) -> None:
+        """Keep decoded images on a shelf of its own, as `Shelf` says, or on a shared one."""
+        self.source = source
+        self.preprocessing = preprocessing
+        self.faults: list[str] = []
+        self.alive: Callable[[], None] = _nobody
+        self._shelf = shelf or Shelf(preprocessing, memory_bytes, threads)
+        self._owns = shelf is None
+
+    @property
+    def _kept(self) -> _Kept:
+        return self._shelf.kept
+
+    def close(self) -> None:
+        """Give back files, and threads and memory that nobody shares."""
+        if self._owns:
+            self._shelf.close()
+        self.source.close()
+
+    def door(self, wanted: Sequence[tuple[Picture, int]]) -> Door:
+        """Open labelled images; those that are gone or changed are left out and named."""
+        good = self._warm([picture for picture, _ in wanted])
+        pairs = [pair for pair, fine in zip(wanted, good, strict=True) if fine]
+        labels = np.array([label for _, label in pairs], dtype=np.int64)
+        return Door(self, [picture for picture, _ in pairs], labels)
+
+    def _warm(self, pictures: Sequence[Picture]) -> list[bool]:
+        """Decode what there is room for, look whether the rest is still there."""
+        self._kept.next_door()
+        missing = dict.fromkeys(i.digest for i in pictures if not self._kept.touch(i.digest))
+        room = set(list(missing)[: self._kept.room()])
+        first = {i.digest: i for i in reversed(pictures) if i.digest in room}
+        for one, array in zip(
+            first, self._shelf.pool.map(self._decode, first.values()), strict=True
+        ):
+            self.alive()
+            if array is not None:
+                self._kept.put(one, array)
+        return [self._kept.has(i.digest) or self._still_there(i, room) for i in pictures]
+
+    def _still_there(self, picture: Picture, tried: set[str]) -> bool:
+        if picture.digest in tried:
+            return False
+        if self.source.unchanged(picture.entry):
+            return True
+        self._fault(f"image {picture.entry.name!r} is gone or changed since it was listed.")
+        return False
+
+    def arrays(self, pictures: Sequence[Picture]) -> list[U8 | None]:
+        """Return decoded images (S, S, 3), kept or decoded now; None for those now broken."""
+        self.alive()
+        found = {i.digest: self._kept.get(i.digest) for i in pictures}
+        missing = {i.digest: i for i in pictures if found[i.digest] is None}
+        found.update(
+            zip(missing, self._shelf.pool.map(self._decode, missing.values()), strict=True)
+        )
+        return [found[i.digest] for i in pictures]
+
+    def _decode(self, picture: Picture) -> U8 | None:
+        try:
+            data = self.source.read(picture.entry)
+            if digest(data).hex() == picture.digest:
+                return preprocess(decode(data), self.preprocessing)
+            self._fault(f"image {picture.entry.name!r} changed since it was listed.")
+        except DataError as error:
+            self._fault(error.message)
+        return None
+
+    def _fault(self, sentence: str) -> None:
+        if sentence not in self.faults:
+            self.faults.append(sentence)
+
+
+def _nobody() -> None:
+    return None
+
+
+class Door:
+    """An `ImageSet`: labelled images in a fixed order."""
+
+    def __init__(self, store: ImageStore, pictures: Sequence[Picture], labels: I64) -> None:
+        self._store = store
+        self._pictures = pictures
+        self._labels = labels
+
+    @property
+    def labels(self) -> I64:
+        """Global class ids, (N,)."""
+        return self._labels
+
+    @property
+    def size(self) -> int:
+        """Side of the images in pixels, S."""
+        return self._store.preprocessing.size
+
+    @property
+    def digests(self) -> list[str]:
+        """SHA-256 (hex) of each image's content, N of them."""
+        return [picture.digest for picture in self._pictures]
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def take(self, index: I64) -> U8:
+        """Return images (len(index), S, S, 3).
+
+        In place of an image that broke after the door was opened comes the next readable
+        one of its class; the image is named in the faults.
+
+        Raises:
+            DataError: a class has no readable image left.
+        """
+        out = np.empty((len(index), self.size, self.size, 3), dtype=np.uint8)
+        arrays = self._store.arrays([self._pictures[i] for i in index])
+        for row, (i, array) in enumerate(zip(index, arrays, strict=True)):
+            out[row] = self._instead_of(int(i)) if array is None else array
+        return out
+
+    def _instead_of(self, broken: int) -> U8:
+        same = np.flatnonzero(self._labels == self._labels[broken])
+        for i in np.roll(same, -int(np.searchsorted(same, broken))).tolist():
+            (array,) = self._store.arrays([self._pictures[i]])
+            if array is not None:
+                return array
+        raise DataError(
+            f"class {self._pictures[broken].entry.class_name!r} has no readable image left.",
+            action="Restore its images; the client scans again when the folder changes.",
+        )
+
+
+class _Kept:
+    """Decoded images by digest, least recently used first, at most ``capacity``.
+
+    Images of the current door are never evicted for one another: a set that is larger than
+    the bound is visited in turns, and strict eviction would then lose each image just
+    before it is needed again.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._arrays: OrderedDict[str, U8] = OrderedDict()
+        self._current: set[str] = set()
+
+    def next_door(self) -> None:
+        """Let everything that is kept give way to a new door."""
+        self._current.clear()
+
+    def has(self, key: str) -> bool:
+        """Say whether an image is kept."""
+        return key in self._arrays
+
+    def touch(self, key: str) -> bool:
+        """Claim an image for the current door; False if it is not kept."""
+        if key not in self._arrays:
+            return False
+        self._arrays.move_to_end(key)
+        self._current.add(key)
+        return True
+
+    def get(self, key: str) -> U8 | None:
+        """Return an image if it is kept."""
+        return self._arrays.get(key)
+
+    def room(self) -> int:
+        """Return how many more images the current door may keep."""
+        return self._capacity - len(self._current)
+
+    def put(self, key: str, array: U8) -> None:
+        """Keep an image for the current door, in place of the oldest of earlier doors."""
+        self._arrays[key] = array
+        self._current.add(key)
+        while len(self._arrays) > self._capacity:
+            # Images of the current door were moved to the end, so the first is an older one.
+            self._arrays.popitem(last=False)

@@ -1,0 +1,335 @@
+"""Where images lie: class folders, or a zip of them, read in place.
+
+Layouts: ``<class>/<image>``, or ``train/<class>/<image>`` and ``test/<class>/<image>``.
+Images may lie deeper below their class folder. Hidden files and files that are no images
+by their suffix are passed over.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from fcil_adapters.images.folder_walk import FolderWalk
+from fcil_protocol.errors import DataError
+from fcil_protocol.payloads.schema import class_key, class_name_fault, normalise_class_name
+
+IMAGE_SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+)
+MAX_FILE_BYTES = 256 << 20  # above any photograph; below what would fill a small device
+LAYOUT = (
+    "Lay images out as FOLDER/<class>/<image>, or FOLDER/train/<class>/<image> and "
+    "FOLDER/test/<class>/<image>, or as a zip file of either."
+)
+
+SourcePart = Literal["train", "select", "test"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One image file of a source.
+
+    Attributes:
+        name: path inside the source, with ``/``.
+        class_name: normalised name of its class.
+        part: the side that the layout gives it, or a partition; None without either.
+        size: bytes.
+        stamp: changes when the file changes: modification time in ns, or the CRC-32 of a
+            zip member.
+    """
+
+    name: str
+    class_name: str
+    part: SourcePart | None
+    size: int
+    stamp: int
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a source holds: its images by name, and one sentence per thing left out."""
+
+    entries: tuple[Entry, ...]
+    faults: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Member:
+    """An image file before its place in the layout is known; ``parts`` from the layout's root."""
+
+    name: str
+    parts: tuple[str, ...]
+    size: int
+    stamp: int
+
+
+class ImageSource(ABC):
+    """Read access to labelled images."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @abstractmethod
+    def listing(self) -> Listing:
+        """Look at the source as it is now.
+
+        Raises:
+            DataError: it cannot be read, or holds no image in a class folder.
+        """
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield the images of `listing`, by name."""
+        yield from self.listing().entries
+
+    @abstractmethod
+    def read(self, entry: Entry) -> bytes:
+        """Return a file's bytes; may be called from several threads.
+
+        Raises:
+            DataError: the file is gone, unreadable or too large.
+        """
+
+    @abstractmethod
+    def unchanged(self, entry: Entry) -> bool:
+        """Say, without reading it, whether the file still looks as it did when listed."""
+
+    def close(self) -> None:
+        """Give back what the source holds open."""
+        return
+
+
+def open_source(path: Path) -> ImageSource:
+    """Open a folder or a zip file of images.
+
+    Raises:
+        DataError: there is neither at ``path``; the expected layout is named.
+    """
+    if path.is_dir():
+        return FolderSource(path)
+    if path.is_file():
+        return ZipSource(path)
+    raise DataError(f"there is no folder or zip file {path}.", action=LAYOUT)
+
+
+class _Files(ImageSource):
+    """A source that is laid out as this module says."""
+
+    def listing(self) -> Listing:
+        """Look at the source as it is now."""
+        faults: list[str] = []
+        members = [m for m in self._members(faults) if _wanted(m, faults)]
+        listing = _arrange(self._rooted(members), faults)
+        if not listing.entries:
+            loose = sum(len(m.parts) == 1 for m in members)
+            found = f"{loose} images in no class folder" if loose else "no images"
+            why = f" ({listing.faults[0]})" if listing.faults and not loose else ""
+            raise DataError(f"{self.path} holds {found}{why}.", action=LAYOUT)
+        return listing
+
+    @abstractmethod
+    def _members(self, faults: list[str]) -> Iterator[_Member]:
+        """Yield all files; add a sentence for each thing that cannot be used."""
+
+    def _rooted(self, members: list[_Member]) -> list[_Member]:
+        return members
+
+
+class FolderSource(_Files):
+    """Class folders on disk; links are followed, to each folder once in a class."""
+
+    def read(self, entry: Entry) -> bytes:
+        """Return a file's bytes."""
+        try:
+            with (self.path / entry.name).open("rb") as file:
+                # Python sets aside as much as is asked for.
+                size = min(os.fstat(file.fileno()).st_size, MAX_FILE_BYTES)
+                return _bounded(file.read(size + 1), entry.name)
+        except (OSError, ValueError) as error:
+            raise _unreadable(entry.name, error) from error
+
+    def unchanged(self, entry: Entry) -> bool:
+        """Compare size and modification time."""
+        try:
+            status = (self.path / entry.name).stat()
+        except (OSError, ValueError):
+            return False
+        return (status.st_size, status.st_mtime_ns) == (entry.size, entry.stamp)
+
+    def _members(self, faults: list[str]) -> Iterator[_Member]:
+        walk = FolderWalk(self.path)
+        for parts, files in walk:
+            for file in files:
+                yield from self._member((*parts, file), faults)
+        faults.extend(walk.sentences())
+
+    def _member(self, parts: tuple[str, ...], faults: list[str]) -> Iterator[_Member]:
+        if not _is_image(parts[-1]):
+            return
+        try:
+            status = self.path.joinpath(*parts).stat()
+        except OSError as error:
+            faults.append(f"image {'/'.join(parts)!r} cannot be read ({error.strerror})")
+            return
+        if stat.S_ISREG(status.st_mode):
+            yield _Member("/".join(parts), parts, status.st_size, status.st_mtime_ns)
+
+
+class ZipSource(_Files):
+    """A zip file, read in place. One folder around everything else is looked through."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+            raise DataError(f"{path} is not a readable zip file ({error}).", action=LAYOUT) from (
+                error
+            )
+        # A member without a name is none; zipfile itself stumbles over it.
+        named = (i for i in self._zip.infolist() if i.filename)
+        self._infos = {i.filename: i for i in named if not i.is_dir()}
+
+    def read(self, entry: Entry) -> bytes:
+        """Return a member's bytes; never more than it declares, and checked by its CRC."""
+        try:
+            with self._zip.open(self._infos[entry.name]) as file:
+                return _bounded(file.read(MAX_FILE_BYTES + 1), entry.name)
+        except (OSError, KeyError, EOFError, ValueError, RuntimeError) as error:
+            raise _unreadable(entry.name, error) from error
+        except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+            raise _unreadable(entry.name, error) from error
+
+    def unchanged(self, entry: Entry) -> bool:
+        """Compare size and CRC-32 of the archive's directory, as read when it was opened."""
+        info = self._infos.get(entry.name)
+        return info is not None and (info.file_size, info.CRC) == (entry.size, entry.stamp)
+
+    def close(self) -> None:
+        """Close the zip file."""
+        self._zip.close()
+
+    def _members(self, faults: list[str]) -> Iterator[_Member]:
+        for name, info in self._infos.items():
+            if not _is_image(name):
+                continue
+            if _escapes(name):
+                faults.append(f"zip member {name[:120]!r} points outside the archive")
+            elif info.flag_bits & 0x1:
+                faults.append(f"zip member {name[:120]!r} is encrypted")
+            else:
+                yield _Member(name, PurePosixPath(name).parts, info.file_size, info.CRC)
+
+    def _rooted(self, members: list[_Member]) -> list[_Member]:
+        tops = {m.parts[0] for m in members}
+        wrapped = len(tops) == 1 and all(len(m.parts) >= 3 for m in members)
+        if not wrapped or tops & {"train", "test"}:
+            return members
+        return [replace(m, parts=m.parts[1:]) for m in members]
+
+
+def _is_image(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES
+
+
+def _escapes(name: str) -> bool:
+    first, *_ = parts = name.split("/")
+    return not first or ":" in first or "\\" in name or ".." in parts
+
+
+def _wanted(member: _Member, faults: list[str]) -> bool:
+    if any(part.startswith(".") or part == "__MACOSX" for part in member.parts):
+        return False
+    if member.size > MAX_FILE_BYTES:
+        faults.append(f"image {member.name!r} has {member.size} bytes, more than {MAX_FILE_BYTES}")
+        return False
+    return True
+
+
+def _bounded(data: bytes, name: str) -> bytes:
+    if len(data) > MAX_FILE_BYTES:
+        raise DataError(f"image {name!r} has more than {MAX_FILE_BYTES} bytes.")
+    return data
+
+
+def _unreadable(name: str, error: Exception) -> DataError:
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return DataError(f"image {name!r} cannot be read ({str(reason)[:120]}).")
+
+
+def _arrange(members: Iterable[_Member], faults: list[str]) -> Listing:
+    """Find the class and the part of every file."""
+    ordered = sorted(members, key=lambda m: m.parts)
+    by_top: dict[str, list[_Member]] = {}
+    loose = [m for m in ordered if len(m.parts) == 1]
+    for member in ordered:
+        if len(member.parts) > 1:
+            by_top.setdefault(member.parts[0], []).append(member)
+    if loose and by_top:
+        faults.append(f"{len(loose)} images lie in no class folder, such as {loose[0].name!r}")
+    # A class may itself be called "train": then images lie directly in its folder.
+    sides: list[SourcePart] = [
+        side
+        for side in ("train", "test")
+        if side in by_top and all(len(m.parts) > 2 for m in by_top[side])
+    ]
+    names = _ClassNames(faults)
+    entries: list[Entry] = []
+    if not sides:
+        for top, inside in by_top.items():
+            entries.extend(_class_entries(names, top, inside, None))
+        return Listing(tuple(entries), tuple(faults))
+    faults.extend(
+        f"folder {top!r} beside {' and '.join(f'{s}/' for s in sides)} is left out"
+        for top in by_top
+        if top not in sides
+    )
+    for side in sides:
+        by_class: dict[str, list[_Member]] = {}
+        for member in by_top[side]:
+            by_class.setdefault(member.parts[1], []).append(member)
+        for folder, inside in by_class.items():
+            entries.extend(_class_entries(names, folder, inside, side))
+    return Listing(tuple(entries), tuple(faults))
+
+
+class _ClassNames:
+    """Class names met so far, matched as the federation matches them."""
+
+    def __init__(self, faults: list[str]) -> None:
+        self._faults = faults
+        self._names: dict[str, str] = {}
+        self._folders: dict[tuple[str | None, str], str] = {}
+
+    def of(self, folder: str, part: SourcePart | None) -> str | None:
+        """Return the class of a folder, or None, with a sentence, if it cannot be one."""
+        name = normalise_class_name(folder)
+        fault = class_name_fault(name)
+        if fault:
+            self._faults.append(f"folder {folder!r} is left out: {fault}")
+            return None
+        key = class_key(name)
+        first = self._folders.setdefault((part, key), folder)
+        if first != folder:
+            self._faults.append(
+                f"folder {folder!r} is left out: it names the same class as {first!r}; "
+                "move its images there"
+            )
+            return None
+        return self._names.setdefault(key, name)
+
+
+def _class_entries(
+    names: _ClassNames, folder: str, members: list[_Member], part: SourcePart | None
+) -> Iterator[Entry]:
+    class_name = names.of(folder, part)
+    if class_name is not None:
+        for m in members:
+            yield Entry(m.name, class_name, part, m.size, m.stamp)

@@ -1,0 +1,58 @@
+"""A method's tasks in states and broadcasts: names of tensors and of parts (torch-free)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fcil_adapters.contract import State
+from fcil_protocol.errors import SchemaMismatch
+from fcil_protocol.payloads.payload import Array, Payload
+
+CURRENT = "current"  # the part with what the task being learned still changes
+
+
+def task_part(task: int) -> str:
+    """Return the name of the part with what stays of a finished task."""
+    return f"task/{task}"
+
+
+def find_part(broadcast: Mapping[str, Payload], name: str) -> Payload:
+    """Return a part of a broadcast.
+
+    Raises:
+        SchemaMismatch: it is missing.
+    """
+    if name not in broadcast:
+        raise SchemaMismatch(
+            f"the broadcast lacks the part {name!r}.",
+            action="Fetch all parts of the state that the round starts from.",
+        )
+    return broadcast[name]
+
+
+def meta_number(payload: Payload, name: str) -> int:
+    """Return a whole number of a payload's or state's metadata."""
+    value = payload.meta[name]
+    assert isinstance(value, int)
+    return value
+
+
+def current_task(payload: Payload) -> int:
+    """Return the index of a state's or part's task, -1 before the first."""
+    return meta_number(payload, "task")
+
+
+def tagged(tensors: Mapping[str, Array], task: int) -> Payload:
+    """Return a state or part of a task."""
+    return Payload(tensors, {"task": task})
+
+
+def of_task(state: State, task: int, names: Iterable[str]) -> dict[str, Array]:
+    """Return tensors that a state keeps for a task (``task.<t>.<name>``), by name."""
+    return {name: state.tensors[f"task.{task}.{name}"] for name in names}
+
+
+def with_task(state: State, task: int, tensors: Mapping[str, Array]) -> State:
+    """Return the state with tensors of a task replaced or added."""
+    named = {f"task.{task}.{name}": array for name, array in tensors.items()}
+    return State({**state.tensors, **named}, state.meta)

@@ -1,0 +1,1 @@
+"""Cores, memory and priority of this machine."""

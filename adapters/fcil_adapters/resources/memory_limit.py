@@ -1,0 +1,128 @@
+"""A bound on the memory of this worker, so that too much is refused to it and not to others.
+
+Torch-free. The kernel refuses private memory beyond the bound (RLIMIT_DATA), which Python, numpy
+and torch report as a lack of memory; then the images in one pass are halved (`worker.retry`).
+A library that is being loaded cannot bear a refusal: it aborts. So the bound is set when the
+libraries are loaded and the weights are not, and what the libraries take is looked at instead.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from fcil_protocol.errors import ConfigError
+from fcil_protocol.process.sizes import show_size
+
+LEAST_ROOM = 32_000_000  # below that not even a small backbone's weights find a place
+TORCH_ROOM = 110_000_000  # nor, with torch, what a first step of training loads and takes
+_STATUS = Path("/proc/self/status")
+
+DAEMON_BYTES = 120_000_000  # a daemon at work grows to that
+
+
+@dataclass
+class _Bound:
+    """The limit of this process: there is one, however many ask."""
+
+    bound: int = 0
+    others: int = 0
+    enforced: bool = False
+
+
+_mine = _Bound()
+
+
+def configure(bound: int, others: int) -> None:
+    """Say how much the client may take, and how much of that is not this process's.
+
+    Args:
+        bound: bytes; 0: no bound.
+        others: bytes that the daemon has.
+    """
+    _mine.bound, _mine.others, _mine.enforced = bound, others, False
+
+
+def enforce(device: str = "cpu", least: int = LEAST_ROOM) -> None:
+    """Hold this process to its bound from here on; called when its libraries are loaded.
+
+    On a GPU it is torch's share of the GPU's memory that is bounded: the driver maps more of
+    main memory than it uses, so that no such limit can be set there.
+
+    Args:
+        device: as torch calls it.
+        least: bytes that must be left for the work itself.
+
+    Raises:
+        ConfigError: the libraries alone leave too little.
+    """
+    if not _mine.bound or _mine.enforced:
+        return
+    if device.startswith("cuda"):
+        torch = sys.modules["torch"]  # by name: this module is torch-free, and it is loaded
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, _mine.bound / total), device)
+        _mine.enforced = True
+        return
+    taken = _taken()
+    if taken is None:
+        return
+    data, files = taken
+    room = _mine.bound - _mine.others - files
+    if room < data + least:
+        raise ConfigError(
+            f"--max-memory is {show_size(_mine.bound)}, and what is loaded here needs at least "
+            f"{show_size(needed(data + files + least))}.",
+            action="Raise --max-memory, or take a smaller --max-threads.",
+        )
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard == resource.RLIM_INFINITY or room < hard:  # a tighter one of the system's stays
+        resource.setrlimit(resource.RLIMIT_DATA, (room, room))
+    _mine.enforced = True
+
+
+def own_memory() -> int:
+    """Return what this process, a daemon, is counted with beside its worker, in bytes."""
+    import psutil
+
+    return max(DAEMON_BYTES, int(psutil.Process().memory_info().rss))
+
+
+def hint(words: str) -> str:
+    """Return what to say beside a lack of memory under a bound; empty without one.
+
+    Args:
+        words: of the error, which may name what was asked for.
+    """
+    taken = _taken()
+    if not _mine.enforced or taken is None:
+        return ""
+    least = needed(sum(taken) + max(asked(words), 1))
+    return f" It needs --max-memory {show_size(least)} at least, and has {show_size(_mine.bound)}."
+
+
+def needed(own: int) -> int:
+    """Return the bound under which this process could have so many bytes, in whole 10 MB."""
+    return -(-max(own + _mine.others, _mine.bound + 1) // 10_000_000) * 10_000_000
+
+
+def asked(words: str) -> int:
+    """Return the bytes that an error says were asked for; 0 where it does not say."""
+    found = re.search(r"allocate (\d+(?:\.\d*)?) (bytes|KiB|MiB|GiB)", words)
+    if found is None:
+        return 0
+    return int(float(found[1]) * {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[found[2]])
+
+
+def _taken() -> tuple[int, int] | None:
+    """Return private memory that is mapped, and files in memory; None where it is not known."""
+    try:
+        lines = _STATUS.read_text()
+        rows = dict(re.findall(r"^(VmData|RssFile|RssShmem):\s+(\d+) kB$", lines, re.MULTILINE))
+        return int(rows["VmData"]) << 10, (int(rows["RssFile"]) + int(rows["RssShmem"])) << 10
+    except (OSError, KeyError):  # not Linux
+        return None

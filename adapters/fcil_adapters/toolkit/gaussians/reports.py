@@ -1,0 +1,95 @@
+"""What clients tell of a task's classes as Gaussians: schema, payload, checks (torch-free).
+
+A class leaves a client only if it has enough images there (`Described.min_count_upload`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fcil_adapters.contract import BackboneInfo, Context, Exchange, ImageSet, TaskInfo
+from fcil_adapters.contract.privacy import Statistic
+from fcil_adapters.contract.traffic import Largest
+from fcil_adapters.numerics.class_means import class_positions
+from fcil_adapters.numerics.class_reports import count_faults, count_spec
+from fcil_adapters.toolkit.gaussians.gaussian import (
+    Described,
+    gaussian_faults,
+    gaussian_specs,
+    max_factor_rows,
+    pack_gaussians,
+    triangle_size,
+)
+from fcil_adapters.toolkit.gaussians.noised import describe_with
+from fcil_protocol.payloads.payload import Array, Payload
+from fcil_protocol.payloads.schema import PayloadSchema
+
+
+def gaussian_exchange(h: Described, kind: str, rows: str = "rows") -> Exchange:
+    """Return an exchange of one round: Gaussians of the task's classes, and counts.
+
+    Args:
+        h: the method's options.
+        kind: of the exchange.
+        rows: symbol of the factors' rows, where the method has another use for ``rows``.
+    """
+    counts = (count_spec("classes", "c"), count_spec("count", "c"), count_spec("n", 1))
+    upload = PayloadSchema(
+        (*gaussian_specs(h.cov, rows), *counts),
+        at_most=(("owned", "c"), (rows, "factor_rows"), ("tall", "c")),
+    )
+    return Exchange(kind, upload, rounds=1, check=partial(report_faults, h))
+
+
+def report_faults(h: Described, payload: Payload, task: TaskInfo) -> list[str]:
+    """Return one sentence for every way in which a report contradicts itself or the task."""
+    described = [n for n in payload.i64("count").tolist() if n >= h.min_count_upload]
+    return count_faults(payload, task) + gaussian_faults(payload, described, h.cov, h.cov_rank)
+
+
+def gaussian_dims(h: Described, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
+    """Return the bounds of what Gaussians send: rows of their factors, numbers of a triangle."""
+    c, d = len(task.classes), backbone.dim
+    rows = h.cov_rank if h.cov == "lowrank" else max_factor_rows(d)
+    return {"factor_rows": c * min(rows, d), "triangle": triangle_size(d)}
+
+
+def gaussian_largest(h: Described, task: TaskInfo, rows: str = "rows") -> Largest:
+    """Return that a full covariance is a triangle or a factor, which is never the larger."""
+    return Largest({rows: 0, "tall": len(task.classes)}) if h.cov == "full" else Largest()
+
+
+def gaussian_statistics(h: Described) -> tuple[Statistic, ...]:
+    """Return what noise protects: all of a report but counts."""
+    covariance = tuple(spec.name for spec in gaussian_specs(h.cov)[1:])
+    return (
+        Statistic("class means", ("gauss.mean",)),
+        Statistic("class covariances", covariance),
+    )
+
+
+def report_gaussians(
+    ctx: Context, h: Described, features: NDArray[np.float32], data: ImageSet
+) -> dict[str, Array]:
+    """Return a client's report; noise is added here.
+
+    Args:
+        ctx: task and privacy.
+        h: the method's options.
+        features: (N, d), of all images.
+        data: the images.
+    """
+    classes = ctx.task.classes
+    rows = class_positions(data.labels, classes)  # (N,)
+    counts = np.bincount(rows, minlength=len(classes)).astype(np.int64)  # (c,)
+    owned = np.flatnonzero(counts >= h.min_count_upload)
+    gaussians = [describe_with(ctx.privacy, features[rows == c], h.cov, h.cov_rank) for c in owned]
+    return {
+        **pack_gaussians(gaussians, features.shape[1], h.cov),
+        "classes": np.asarray(classes, dtype=np.int64),
+        "count": counts,
+        "n": counts.sum(dtype=np.int64).reshape(1),
+    }

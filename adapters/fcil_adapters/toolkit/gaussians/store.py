@@ -1,0 +1,109 @@
+"""The server's Gaussians: one entry per client and class, kept from the last time it was sent.
+
+Of HGP, and of every method that draws features of old classes from Gaussians.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fcil_adapters.contract import State, Update, Updates
+from fcil_adapters.toolkit.gaussians.batches import unpack_gaussians
+from fcil_adapters.toolkit.gaussians.gaussian import (
+    I64,
+    Described,
+    Gaussian,
+    store_gaussians,
+    stored_gaussians,
+)
+from fcil_protocol.payloads.payload import Array
+
+_NAMES = ("count", "mean", "rest", "rows", "factor", "label", "client")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one client said last about one class.
+
+    Attributes:
+        task: the task that added the class.
+        label: the class id.
+        client: the client's id.
+    """
+
+    task: int
+    label: int
+    client: str
+    gaussian: Gaussian
+
+
+def read_entries(state: State, tasks: Iterable[int]) -> list[Entry]:
+    """Return the entries of some tasks in their order in the state."""
+    return [entry for task in tasks for entry in _of_task(state, task)]
+
+
+def sent_entries(h: Described, updates: Updates, task: int, device: str) -> tuple[list[Entry], I64]:
+    """Return what this round's clients sent of the task's classes, and their image counts (K, c).
+
+    One update is open at a time; of it stay its Gaussians, which the state will hold anyway.
+    """
+    entries: list[Entry] = []
+    counts: list[I64] = []
+    for update in updates:
+        entries += _of_update(h, update, task, device)
+        counts.append(update.payload.i64("count"))
+    return entries, np.stack(counts)
+
+
+def merge_entries(
+    old: Sequence[Entry], new: Sequence[Entry], classes: Sequence[int], *, drop_stale: bool
+) -> list[Entry]:
+    """Put new entries in the place of old ones, ordered by class and client.
+
+    Args:
+        old: entries of the task so far.
+        new: entries of this round; one per client and class.
+        classes: the task's class ids, in order.
+        drop_stale: forget the old ones of each class of which there are new ones.
+    """
+    renewed = {e.label for e in new} if drop_stale else set()
+    kept = {(e.label, e.client): e for e in old if e.label not in renewed}
+    kept.update({(e.label, e.client): e for e in new})
+    position = {c: i for i, c in enumerate(classes)}
+    return sorted(kept.values(), key=lambda e: (position[e.label], e.client))
+
+
+def entry_tensors(entries: Sequence[Entry], task: int, d: int) -> dict[str, Array]:
+    """Return the state's tensors that hold a task's entries (d: width of a feature)."""
+    clients = [np.frombuffer(e.client.encode("ascii"), dtype=np.uint8) for e in entries]
+    tensors: dict[str, Array] = {
+        **store_gaussians([e.gaussian for e in entries], d),
+        "label": np.array([e.label for e in entries], dtype=np.int64),
+        "client": np.stack(clients) if clients else np.zeros((0, 0), dtype=np.uint8),
+    }
+    return {_name(task, name): array for name, array in tensors.items()}
+
+
+def _name(task: int, name: str) -> str:
+    return f"gauss.{task}.{name}"
+
+
+def _of_task(state: State, task: int) -> list[Entry]:
+    tensors = {name: state.tensors[_name(task, name)] for name in _NAMES}
+    clients = [row.tobytes().decode("ascii") for row in tensors["client"]]
+    labels = np.asarray(tensors["label"], dtype=np.int64).tolist()
+    gaussians = stored_gaussians(tensors)
+    return [Entry(task, c, k, g) for c, k, g in zip(labels, clients, gaussians, strict=True)]
+
+
+def _of_update(h: Described, update: Update, task: int, device: str) -> list[Entry]:
+    counts = update.payload.i64("count").tolist()
+    labels = update.payload.i64("classes").tolist()
+    owned = [(c, n) for c, n in zip(labels, counts, strict=True) if n >= h.min_count_upload]
+    gaussians = unpack_gaussians(update.payload, [n for _, n in owned], h.cov, h.cov_rank, device)
+    return [
+        Entry(task, c, str(update.client), g) for (c, _), g in zip(owned, gaussians, strict=True)
+    ]

@@ -1,0 +1,5 @@
+"""What methods with LoRA and a linear head share.
+
+A *layer* adds a product of two small *factors* to a frozen weight; a *view* is a backbone with such
+layers.
+"""

@@ -1,0 +1,261 @@
+"""A client's training of LoRA and a linear head, and what methods add to it (torch; `manifest`).
+
+A learner of the room is three calls::
+
+    received = read_parts(ctx.hparams, broadcast)
+    bench = Bench.of(ctx, received)
+    return state, Payload(train_round(ctx, bench, data))
+
+Further losses and targets are a `Loss` of its own, regularisers a ``penalty``; what else a
+method sends it adds to the dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fcil_adapters.backbones.backbone import Backbone, cls_features
+from fcil_adapters.contract import Context, ImageSet
+from fcil_adapters.contract.exemplars import Joined
+from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
+from fcil_adapters.toolkit.heads.rows import F32, HeadRows
+from fcil_adapters.toolkit.lora.layer import trained_params
+from fcil_adapters.toolkit.lora.manifest import Received
+from fcil_adapters.toolkit.lora.options import LoraHparams
+from fcil_adapters.toolkit.lora.views import merged_view, training_view
+from fcil_adapters.toolkit.training.optimise import (
+    Batch,
+    Piece,
+    class_counts,
+    optimise,
+    schedule_factor,
+    sum_features,
+)
+from fcil_protocol.payloads.payload import Array
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What came of the images of a step, or of a piece of them that fits the device.
+
+    Attributes:
+        piece: the images, and each one's own column of the logits (`Piece.rows`).
+        features: (b, d).
+        logits: (b, columns): the trained rows first, in the order of `Bench.classes`, then frozen
+            ones; -inf for past classes that nobody ever had.
+        images: B, of the whole step.
+    """
+
+    piece: Piece
+    features: Tensor
+    logits: Tensor
+    images: int
+
+
+Loss = Callable[[Pass], Tensor]  # the sum over the b images; the room divides by B
+
+
+def cross_entropy(seen: Pass) -> Tensor:
+    """Return the summed cross-entropy over all columns."""
+    return functional.cross_entropy(seen.logits, seen.piece.rows, reduction="sum")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What one round works on.
+
+    Attributes:
+        lora: `trained_params` of the view.
+        weight, bias: the head's trainable rows: (rows, d) and (rows,).
+        classes: their ids; the task's are the last.
+        barred: past rows of classes that nobody ever had, (rows,); they are no columns.
+        frozen: past rows that are columns besides: weight (f, d) and bias (f,).
+    """
+
+    h: LoraHparams
+    backbone: Backbone
+    view: Any
+    lora: dict[str, nn.Parameter]
+    weight: nn.Parameter
+    bias: nn.Parameter
+    classes: tuple[int, ...]
+    barred: Tensor
+    frozen: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(cls, ctx: Context, received: Received, view: Any = None) -> Bench:
+        """Lay out a broadcast.
+
+        Args:
+            ctx: backbone, options and task.
+            received: the broadcast.
+            view: of the backbone with the LoRA to train; None: what the room makes.
+        """
+        h: LoraHparams = ctx.hparams
+        device = ctx.backbone.device
+        *past, rows = received.tasks
+        if view is None:
+            view = training_view(ctx.backbone, h, received.lora)
+        own = np.isin(rows.classes, ctx.task.classes)
+        frozen = HeadRows.joined((*past, rows.chosen(np.zeros(len(own), dtype=bool))))
+        known = frozen.seen & h.frozen_columns
+        return cls(
+            h=h,
+            backbone=ctx.backbone,
+            view=view,
+            lora=trained_params(view, h.blocks),
+            weight=nn.Parameter(to_torch(rows.weight, device)),
+            bias=nn.Parameter(to_torch(rows.bias, device)),
+            classes=tuple(rows.classes.tolist()),
+            barred=to_torch(~own & ~rows.seen, device),
+            frozen=(
+                to_torch(frozen.weight[known], device),
+                to_torch(frozen.bias[known], device),
+            ),
+        )
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """Return the features (B, d) of images (B, S, S, 3) in [0, 255]."""
+        return cls_features(self.view, self.backbone.normalise(pixels))
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Score features (B, d): trained rows first, then frozen ones."""
+        trained = functional.linear(features, self.weight, self.bias)
+        frozen = functional.linear(features, *self.frozen)
+        return torch.cat([trained.masked_fill(self.barred, -torch.inf), frozen], 1)
+
+    def trained(self) -> dict[str, Array]:
+        """Return what the server averages."""
+        lora: dict[str, Array] = {f"lora.{name}": to_numpy(p) for name, p in self.lora.items()}
+        return {**lora, "head.weight": to_numpy(self.weight), "head.bias": to_numpy(self.bias)}
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """The model of the last task's end, without gradients.
+
+    Attributes:
+        classes: the C past ids that anybody had, in the order of their tasks.
+        weight, bias: their rows as they were, (C, d) and (C,).
+    """
+
+    backbone: Backbone
+    view: Any
+    classes: tuple[int, ...]
+    weight: Tensor
+    bias: Tensor
+
+    @classmethod
+    def of(cls, ctx: Context, received: Received) -> Teacher | None:
+        """Read the broadcast's teacher; the first task has none."""
+        if received.teacher is None:
+            return None
+        lora, rows = received.teacher
+        rows = rows.chosen(rows.seen)
+        device = ctx.backbone.device
+        return cls(
+            backbone=ctx.backbone,
+            view=merged_view(ctx.backbone, ctx.hparams, lora),
+            classes=tuple(rows.classes.tolist()),
+            weight=to_torch(rows.weight, device),
+            bias=to_torch(rows.bias, device),
+        )
+
+    @torch.no_grad()
+    def features(self, pixels: Tensor) -> Tensor:
+        """Return the features (B, d) of images (B, S, S, 3) in [0, 255]."""
+        with self.backbone.training():
+            features = cls_features(self.view, self.backbone.normalise(pixels))
+        return features.float()
+
+    @torch.no_grad()
+    def logits(self, pixels: Tensor) -> Tensor:
+        """Return the scores (B, C) of images."""
+        return functional.linear(self.features(pixels), self.weight, self.bias)
+
+
+def train_round(
+    ctx: Context,
+    bench: Bench,
+    data: ImageSet,
+    *,
+    loss: Loss = cross_entropy,
+    penalty: Callable[[Bench], Tensor] | None = None,
+    beside: ImageSet | None = None,
+) -> dict[str, Array]:
+    """Train on the task's images and return what `manifest.train_exchange` says a client sends.
+
+    A task whose loss has one column is answered with the mean feature instead. Images ``beside``
+    are of past classes; they are trained on with the others, and not counted.
+    """
+    counts = class_counts(data, ctx.task.classes)
+    sent: dict[str, Array] = {
+        "classes": np.asarray(ctx.task.classes, dtype=np.int64),
+        "count": counts,
+        "n": counts.sum(dtype=np.int64).reshape(1),
+    }
+    if not bench.h.single_column(ctx.task):
+        images = data if beside is None else Joined(data, beside)
+        train(ctx, bench, images, loss=loss, penalty=penalty)
+    elif len(data) >= bench.h.min_count_upload:
+        sums = sum_features(ctx, bench.features, data, batch_size=bench.h.batch_size, report=True)
+        sent["mean"] = sums.means.astype(np.float32)  # (1, d)
+    return sent | bench.trained()
+
+
+def train(
+    ctx: Context,
+    bench: Bench,
+    data: ImageSet,
+    *,
+    loss: Loss = cross_entropy,
+    penalty: Callable[[Bench], Tensor] | None = None,
+) -> None:
+    """Run the local epochs by SGD; the bench's parameters change.
+
+    Args:
+        ctx: seed, round, micro-batch and progress.
+        bench: what is trained.
+        data: images of `Bench.classes`.
+        loss: summed over a pass's images.
+        penalty: once per step, whatever the images.
+    """
+    h = bench.h
+    factor = schedule_factor(h.schedule, ctx.round, ctx.rounds)
+    groups = [
+        {"params": [bench.weight, bench.bias], "lr": h.lr_head * factor},
+        {"params": list(bench.lora.values()), "lr": h.lr_lora * factor},
+    ]
+    optimiser = torch.optim.SGD(groups, momentum=h.momentum, weight_decay=h.weight_decay)
+
+    def objective(batch: Batch) -> None:
+        _backward(bench, batch, loss)
+        if penalty is not None:
+            batch.backward(penalty(bench))
+
+    optimise(
+        ctx, data, optimiser, objective, epochs=h.epochs, batch_size=h.batch_size,
+        view=h.augment, classes=bench.classes,
+    )  # fmt: skip
+
+
+def _backward(bench: Bench, batch: Batch, loss: Loss) -> None:
+    """Add the gradient of one batch's mean loss."""
+    for piece in batch.pieces():
+        with bench.backbone.training():
+            features = bench.features(piece.pixels)
+        features = features.float()
+        seen = Pass(piece, features, bench.logits(features), len(batch))
+        batch.backward(loss(seen) / len(batch))
+
+
+def lora_tensors(bench: Bench, received: Mapping[str, F32]) -> dict[str, Tensor]:
+    """Return what a broadcast has for each trained LoRA tensor, by the names of `Bench.lora`."""
+    return {n: to_torch(received[f"lora.{n}"], bench.backbone.device) for n in bench.lora}

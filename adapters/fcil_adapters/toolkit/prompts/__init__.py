@@ -1,0 +1,5 @@
+"""What methods with prompts share.
+
+A *prompt* is a set of learned tokens; a *pool* holds several, and a *prefix* puts them before keys
+and values of an attention.
+"""

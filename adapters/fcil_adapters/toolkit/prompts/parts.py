@@ -1,0 +1,126 @@
+"""Names and layout of what prompt methods send: prompts, a linear head, image counts (torch-free).
+
+A broadcast holds the rows of the head in one part per task (``current``, ``task/0``, ...), and
+the prompts in parts of their own: one for all tasks (``pools``), or one per task (``prompts/0``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fcil_adapters.contract import Part, State
+from fcil_adapters.numerics.task_parts import (
+    CURRENT,
+    current_task,
+    find_part,
+    of_task,
+    tagged,
+    task_part,
+)
+from fcil_protocol.payloads.payload import Array, Payload
+
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+
+HEAD = ("head.weight", "head.bias")
+ROWS = (*HEAD, "classes", "seen")  # what is told of the classes of one task
+POOLS = "pools"  # the part with prompts of all tasks, which a task's opening leaves as they are
+PROMPTS = "prompts"  # kind of the parts with the prompts of one task
+
+
+def pool_names(blocks: Iterable[int]) -> tuple[str, ...]:
+    """Return ``prompt.<block>`` and ``key.<block>`` for every pool, in a fixed order."""
+    return tuple(f"{kind}.{b}" for b in sorted(blocks) for kind in ("prompt", "key"))
+
+
+def component_names(blocks: Iterable[int]) -> tuple[str, ...]:
+    """Return the same and ``key.<block>.attention``, in a fixed order."""
+    kinds = ("prompt.{}", "key.{}", "key.{}.attention")
+    return tuple(kind.format(b) for b in sorted(blocks) for kind in kinds)
+
+
+@dataclass(frozen=True)
+class PromptModel:
+    """What a broadcast holds.
+
+    Attributes:
+        prompts: sets of prompts and keys, by name; the last one is trained. One for methods that
+            have one for all tasks, else one per task, the current one last.
+        weight: (C, d), head rows of all classes up to the current task, in order of tasks.
+        bias: (C,).
+        classes: (C,) global ids.
+        seen: (C,), whether anybody ever had an image of the class.
+    """
+
+    prompts: tuple[Mapping[str, F32], ...]
+    weight: F32
+    bias: F32
+    classes: I64
+    seen: NDArray[np.bool_]
+
+
+def prompts_of(payload: Payload) -> dict[str, F32]:
+    """Return the prompts and keys of a part."""
+    return {n: payload.f32(n) for n in payload.tensors if n.startswith(("prompt.", "key."))}
+
+
+def read_parts(broadcast: Mapping[str, Payload]) -> PromptModel:
+    """Read a broadcast: the head's rows task by task, and the prompts.
+
+    Raises:
+        SchemaMismatch: a part that the current state needs is missing.
+    """
+    now = find_part(broadcast, CURRENT)
+    t = current_task(now)
+    rows = [*(find_part(broadcast, task_part(s)) for s in range(t)), now]
+    if POOLS in broadcast:
+        sets = [broadcast[POOLS]]
+    else:
+        sets = [find_part(broadcast, f"{PROMPTS}/{s}") for s in range(t + 1)]
+    return PromptModel(
+        prompts=tuple(prompts_of(part) for part in sets),
+        weight=np.concatenate([part.f32("head.weight") for part in rows]),
+        bias=np.concatenate([part.f32("head.bias") for part in rows]),
+        classes=np.concatenate([part.i64("classes") for part in rows]),
+        seen=np.concatenate([part.i64("seen") for part in rows]).astype(bool),
+    )
+
+
+def head_parts(state: State) -> tuple[Part, ...]:
+    """Return the rows of each task; those of the last task still change."""
+    t = current_task(state)
+    task_of = state.i64("task_of")
+    parts = []
+    for s in range(t + 1):
+        rows = task_of == s
+        tensors = {name: state.tensors[name][rows] for name in ROWS}
+        parts.append(Part(CURRENT if s == t else task_part(s), tagged(tensors, s)))
+    return tuple(parts)
+
+
+def pool_part(state: State, names: Iterable[str]) -> Part:
+    """Return the prompts that all tasks share."""
+    return Part(POOLS, Payload({name: state.tensors[name] for name in names}))
+
+
+def prompt_parts(state: State, names: Iterable[str]) -> tuple[Part, ...]:
+    """Return the prompts of each task; those of the last task still change."""
+    wanted = tuple(names)
+    return tuple(
+        Part(f"{PROMPTS}/{t}", tagged(of_task(state, t, wanted), t))
+        for t in range(current_task(state) + 1)
+    )
+
+
+def upload(trained: Mapping[str, Array], classes: Iterable[int], counts: I64) -> Payload:
+    """Return what a client sends: what it trained, and its images of each class (c,)."""
+    facts: dict[str, Array] = {
+        "classes": np.asarray(tuple(classes), dtype=np.int64),
+        "count": counts,
+        "n": counts.sum(dtype=np.int64).reshape(1),
+    }
+    return Payload({**trained, **facts})

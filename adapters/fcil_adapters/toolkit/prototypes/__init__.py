@@ -1,0 +1,5 @@
+"""What PILoRA and PLoRA share.
+
+A *prototype* is one learned vector for each class; the server reweights the clients' prototypes
+by their distance to the class's mean.
+"""

@@ -1,0 +1,115 @@
+"""What PILoRA's and PLoRA's clients do in a round: train LoRA and prototypes, report (torch)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fcil_adapters.contract import Context, ImageSet
+from fcil_adapters.numerics.class_reports import report_tensors
+from fcil_adapters.numerics.torch_numpy import to_numpy
+from fcil_adapters.toolkit.heads.distances import prototype_distances, prototype_losses
+from fcil_adapters.toolkit.prototypes.options import PrototypeHparams
+from fcil_adapters.toolkit.training.optimise import (
+    Batch,
+    FeatureSums,
+    class_counts,
+    optimise,
+    schedule_factor,
+    sum_features,
+)
+from fcil_protocol.payloads.payload import Array, Payload
+
+
+@dataclass(frozen=True)
+class Trainee:
+    """What a client trains, and the terms of its method's objective beside l_dce and l_pl.
+
+    Attributes:
+        lora: name -> trainable tensor, such as ``0.q.A``.
+        proto: (c, d), the trainable prototypes of the task's classes.
+        fixed: (m, d), prototypes that are columns of the softmax besides.
+        features: images (b, S, S, 3) in [0, 255] -> (b, d).
+        losses: the same images -> features and each image's further loss (b,), if any.
+        penalty: () -> the terms of a batch that no image enters, if any.
+    """
+
+    lora: dict[str, nn.Parameter]
+    proto: nn.Parameter
+    fixed: Tensor
+    features: Callable[[Tensor], Tensor]
+    losses: Callable[[Tensor], tuple[Tensor, Tensor | None]]
+    penalty: Callable[[], Tensor | None]
+
+
+def answer(ctx: Context, trainee: Trainee, data: ImageSet) -> Payload:
+    """Answer ``prepare`` with class means and counts, and ``train`` with what was trained too."""
+    h: PrototypeHparams = ctx.hparams
+    trained: dict[str, Array] = {}
+    seen: FeatureSums | None = None
+    # Noise covers means of the model as it came: one that was trained here depends on each image.
+    if ctx.privacy.on:
+        seen = _sum(ctx, trainee, data)
+    if ctx.kind == "train":
+        seen = _train(ctx, trainee, data) or seen
+        trained = {f"lora.{name}": to_numpy(p) for name, p in trainee.lora.items()}
+        trained["proto"] = to_numpy(trainee.proto)
+    seen = seen or _sum(ctx, trainee, data)
+    counts = class_counts(data, ctx.task.classes)
+    facts = report_tensors(ctx.task.classes, seen.means, counts, h.min_count_upload)
+    return Payload({**trained, **facts})
+
+
+def _sum(ctx: Context, trainee: Trainee, data: ImageSet) -> FeatureSums:
+    size = ctx.hparams.batch_size
+    report = ctx.kind == "prepare"
+    return sum_features(ctx, trainee.features, data, batch_size=size, report=report)
+
+
+def _train(ctx: Context, trainee: Trainee, data: ImageSet) -> FeatureSums | None:
+    """Run the local epochs; return the sums of the features on the way if they are wanted."""
+    h: PrototypeHparams = ctx.hparams
+    factor = schedule_factor(h.schedule, ctx.round, ctx.rounds)
+    groups = [
+        {"params": [trainee.proto], "lr": h.lr_prototype * factor},
+        {"params": list(trainee.lora.values()), "lr": h.lr_lora * factor},
+    ]
+    optimiser = torch.optim.Adam(groups, weight_decay=h.weight_decay)
+    wanted = h.mean_from == "training" and not ctx.privacy.on
+    seen = FeatureSums.zero(*trainee.proto.shape) if wanted else None
+
+    def objective(batch: Batch) -> None:
+        _backward(ctx, trainee, batch, seen)
+
+    optimise(
+        ctx, data, optimiser, objective, epochs=h.epochs, batch_size=h.batch_size, view=h.augment
+    )
+    return seen
+
+
+def _backward(ctx: Context, trainee: Trainee, batch: Batch, seen: FeatureSums | None) -> None:
+    """Add the gradient of one batch's objective, and its features to the sums if they are wanted.
+
+    ``mean(l_dce + lambda l_pl + further losses) + penalty``
+    """
+    h: PrototypeHparams = ctx.hparams
+    # Means that leave the client are of float32 features.
+    precise = contextlib.nullcontext() if seen is not None else ctx.backbone.training()
+    for piece in batch.pieces():
+        with precise:
+            features, further = trainee.losses(piece.pixels)  # (b, d), (b,)
+        features = features.float()
+        prototypes = torch.cat([trainee.proto, trainee.fixed])  # (c + m, d)
+        distances = prototype_distances(features, prototypes, h.dce)  # (b, c + m)
+        dce, pull = prototype_losses(distances, piece.rows, h.delta)
+        losses = dce + h.lambda_pl * pull
+        batch.backward((losses if further is None else losses + further).sum() / len(batch))
+        if seen is not None:
+            seen.add(to_numpy(features), piece.rows.cpu().numpy())
+    penalty = trainee.penalty()
+    if penalty is not None:
+        batch.backward(penalty)

@@ -1,0 +1,1 @@
+"""Local optimisation: batches, augmentation and prefetch."""

@@ -1,0 +1,365 @@
+"""The daemon's hold on its worker process: start, call, cancel, release, survive its death.
+
+Torch-free. A worker is started at the first call and again after it died or was released;
+so every call carries all that it needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import IO
+
+from fcil_adapters.contract import Progress
+from fcil_adapters.resources.memory_limit import own_memory
+from fcil_adapters.worker.exit_reason import End, why
+from fcil_adapters.worker.memory_files import Blob
+from fcil_adapters.worker.pipe import AsyncPipe, Blobs, Fields
+from fcil_adapters.worker.suspend import Rest
+from fcil_adapters.worker.watchdog import Quiet, oom_kills
+from fcil_protocol.errors import FcilError, InternalError, WireError, WorkerError, from_code
+from fcil_protocol.process.children import module_command
+from fcil_protocol.storage.atomic_files import storage_errors
+
+MAX_LOG_BYTES = 1 << 20  # then the log starts anew; one older log is kept
+TRACE_S = 0.3  # for a worker that hangs to write down where
+STOP_S = 5.0  # a worker that was told to end gets so long before it is killed
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
+Answer = tuple[Fields, Blobs]
+OnRequest = Callable[[Fields], Answer | Awaitable[Answer]]
+
+
+class WorkerHost:
+    """One worker process at a time, and one call at a time; further calls wait.
+
+    Attributes:
+        starts, deaths: how often one was started, and how often it ended unasked.
+        rest: lets it stand still; time at rest is no time without progress.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *,
+        name: str,
+        env: Mapping[str, str] | None = None,
+        threads: int | None = None,
+        nice: int = 0,
+        memory_bytes: int = 0,
+        idle_s: float | None = None,
+        stall_s: float | None = None,
+        log: Path | None = None,
+    ) -> None:
+        """Describe a worker; nothing starts yet.
+
+        Args:
+            module: run as ``python -m MODULE --fd N``.
+            name: how messages call it.
+            env: added to this process's environment.
+            threads: threads of its numeric libraries; None or 0: theirs to choose.
+            nice: added to its niceness.
+            memory_bytes: what it and this process may take together; 0: no bound.
+            idle_s: without a call for so long it is released; None: never.
+            stall_s: without a word in a call for so long it is ended; None: never.
+            log: file (0600) for its output; None: this process's stderr.
+        """
+        self.name = name
+        self._module = module
+        self._nice = nice
+        self._memory = memory_bytes
+        self._idle_s = idle_s
+        self._stall_s = stall_s
+        self._log = log
+        numbers = {} if not threads else dict.fromkeys(_THREAD_VARIABLES, str(threads))
+        self._env = {**os.environ, **numbers, **(env or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: AsyncPipe | None = None
+        self._lock = asyncio.Lock()
+        self._idle: asyncio.TimerHandle | None = None
+        self._stopped_by_us = False
+        self._stalled = ""  # why it was ended, if it was silent for too long
+        self._oom_kills: int | None = None  # in the system, when it was started
+        self.rest = Rest()
+        self.starts = 0
+        self.deaths = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while a worker runs."""
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else None
+
+    @property
+    def busy(self) -> bool:
+        """True while a call is under way."""
+        return self._lock.locked()
+
+    async def call(
+        self,
+        op: str,
+        fields: Fields,
+        payloads: Blobs = (),
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        on_request: OnRequest | None = None,
+    ) -> tuple[Fields, list[Blob]]:
+        """Let the worker carry out one operation.
+
+        A cancelled call kills the worker. An error that ``on_request`` raises is told to the
+        worker, which gives up the operation, and is raised here.
+
+        Raises:
+            WorkerDied: the process ended without an answer.
+            WorkerStalled: it said nothing for too long, and was ended.
+            OutOfMemory: the kernel ended it for lack of memory.
+            FcilError: what the worker reported, by its own class.
+        """
+        async with self._lock:
+            self._hold()
+            self._rotate()
+            await self.rest.allowed.wait()
+            quiet = Quiet(self._stall_s or float("inf"))
+            watch = asyncio.ensure_future(self._watch(quiet)) if self._stall_s else None
+            try:
+                pipe = self._pipe if self._alive() else None
+                if pipe is None:
+                    pipe = self._start()
+                    quiet.heard("starting")
+                await pipe.send({"op": op, "fields": fields}, payloads)
+                return await self._converse(pipe, quiet, on_progress, on_request)
+            except _Reported as reported:
+                raise reported.cause from None
+            except (EOFError, ConnectionError) as error:
+                raise await self._died() from error
+            except BaseException:
+                # Cancelled, or what stands in the pipe is unknown: there is no going on.
+                self.kill()
+                self._forget()
+                raise
+            finally:
+                if watch is not None:
+                    watch.cancel()
+                self._stalled = ""
+                self._release_later()
+
+    async def stop(self) -> None:
+        """Wait for the call under way, end the worker and wait until it is gone."""
+        async with self._lock:
+            self._hold()
+            await self._end()
+
+    def kill(self) -> None:
+        """End the worker now; a call under way fails. The next call starts another."""
+        self._stopped_by_us = True
+        process, pipe = self._process, self._pipe
+        if pipe is not None:
+            pipe.hang_up()
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            # The end of a process with much memory takes a while; the loop does not wait.
+            threading.Thread(target=process.wait, daemon=True).start()
+        if not self.busy:
+            self._forget()
+
+    # --- one conversation -------------------------------------------------------------------
+
+    async def _watch(self, quiet: Quiet) -> None:
+        """End a worker that says nothing for too long; also one that was stopped (SIGSTOP)."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            before = clock() - self.rest.rested_s
+            await asyncio.sleep(quiet.step_s)
+            if quiet.passed(clock() - self.rest.rested_s - before):
+                what = f" while {quiet.doing}" if quiet.doing else ""
+                self._stalled = f"made no progress for {quiet.allowed_s:.0f} s{what}"
+                if self._process is not None:  # where it hangs, into its log
+                    self._process.send_signal(signal.SIGUSR1)
+                    await asyncio.sleep(TRACE_S)
+                self.kill()
+                return
+
+    async def _converse(
+        self,
+        pipe: AsyncPipe,
+        quiet: Quiet,
+        on_progress: Callable[[Progress], None] | None,
+        on_request: OnRequest | None,
+    ) -> tuple[Fields, list[Blob]]:
+        failure: FcilError | None = None
+        while True:
+            message, payloads = await pipe.recv()
+            quiet.heard(message.get("alive", ""))
+            if self._process is not None:
+                self.rest.spoke(self._process)
+            if "alive" in message:
+                continue
+            if "progress" in message:
+                if on_progress is not None:
+                    on_progress(Progress(**message["progress"]))
+            elif "request" in message:
+                blobs: Blobs = ()
+                quiet.ours(ours=True)
+                try:
+                    reply, blobs = await _answer(on_request, message["request"])
+                    told: Fields = {"reply": reply}
+                except FcilError as error:
+                    failure = error
+                    told = {"error": error.code, "message": error.message, "action": error.action}
+                quiet.ours(ours=False)
+                await pipe.send(told, blobs)
+            elif "error" in message:
+                reported = from_code(message["error"], message["message"], message["action"])
+                # Asked ahead, a failure here may stand beside another cause there.
+                same = failure is not None and failure.code == reported.code
+                raise _Reported(failure if failure is not None and same else reported)
+            elif "result" in message:
+                return message["result"], payloads
+            else:
+                raise WireError(f"the {self.name} worker sent a message of no known kind.")
+
+    # --- the process ------------------------------------------------------------------------
+
+    def _alive(self) -> bool:
+        """Say whether a worker waits for calls; forget one that died between two."""
+        if self._process is not None and (self._process.poll() is not None or self._stopped_by_us):
+            self.deaths += not self._stopped_by_us
+            self._forget()
+        return self._process is not None
+
+    def _start(self) -> AsyncPipe:
+        ours, theirs = socket.socketpair()
+        command = module_command(self._module, "--fd", str(theirs.fileno()))
+        if self._nice:
+            command += ["--nice", str(self._nice)]
+        if self._memory:
+            command += ["--memory", str(self._memory), "--others", str(own_memory())]
+        self._stopped_by_us, self._stalled, self._oom_kills = False, "", oom_kills()
+        try:
+            with theirs, contextlib.ExitStack() as stack:
+                output = self._open_log(stack)
+                # A session of its own: Ctrl-C is for the daemon, which then ends the worker.
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=self._env,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+        except OSError as error:
+            ours.close()
+            raise WorkerError(
+                f"the {self.name} worker cannot be started: {error.strerror}.",
+                action="Free memory or processes on this machine.",
+            ) from error
+        except BaseException:
+            ours.close()
+            raise
+        self.starts += 1
+        self._pipe = AsyncPipe(ours)
+        return self._pipe
+
+    def _open_log(self, stack: contextlib.ExitStack) -> IO[bytes] | int:
+        if self._log is None:
+            return sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL
+        with storage_errors("write the worker's log", self._log):
+            fd = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            return stack.enter_context(os.fdopen(fd, "ab"))
+
+    def _rotate(self) -> None:
+        """Set a long log aside; a running worker appends, so it goes on in the empty file."""
+        with contextlib.suppress(OSError):  # no log, or one that cannot be copied: it goes on
+            if self._log is not None and self._log.stat().st_size > MAX_LOG_BYTES:
+                shutil.copy2(self._log, self._log.with_name(f"{self._log.name}.1"))
+                os.truncate(self._log, 0)
+
+    async def _died(self) -> WorkerError:
+        ours, stalled = self._stopped_by_us, self._stalled
+        self.deaths += bool(stalled) or not ours
+        process = self._process
+        await self._end()
+        end = End(
+            self.name,
+            process.returncode if process is not None else None,
+            ours=ours,
+            stalled=stalled,
+            oom_killed=(oom_kills() or 0) > (self._oom_kills or 0),
+            bound=self._memory,
+        )
+        return why(end, self._log)
+
+    async def _end(self) -> None:
+        """Close the pipe, wait for the process, and kill it if it does not go."""
+        process, pipe = self._process, self._pipe
+        self.rest.release()
+        if pipe is not None:
+            pipe.hang_up()
+        if process is not None:
+            try:
+                await asyncio.to_thread(process.wait, STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                # One that hangs in the kernel (a dead network disk) ends when it can.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    await asyncio.to_thread(process.wait, STOP_S)
+            finally:
+                if process.poll() is None:
+                    process.kill()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.rest.release()
+        if self._pipe is not None:
+            self._pipe.close()
+        self._process, self._pipe = None, None
+
+    # --- idle release -----------------------------------------------------------------------
+
+    def _hold(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    def _release_later(self) -> None:
+        if self._idle_s is not None and self._process is not None:
+            loop = asyncio.get_running_loop()
+            self._idle = loop.call_later(self._idle_s, self._release)
+
+    def _release(self) -> None:
+        """Free the memory of a worker that nobody needed for a while."""
+        self._idle = None
+        if not self.busy:
+            self.kill()
+
+
+class _Reported(Exception):
+    """Carries an error that the worker reported; the worker itself goes on."""
+
+    def __init__(self, cause: FcilError) -> None:
+        super().__init__(cause.message)
+        self.cause = cause
+
+
+async def _answer(on_request: OnRequest | None, fields: Fields) -> Answer:
+    if on_request is None:
+        raise InternalError("the worker asked for something in a call that offers nothing.")
+    answer = on_request(fields)
+    return await answer if inspect.isawaitable(answer) else answer

@@ -1,0 +1,135 @@
+"""What both workers do with backbones and models; torch is imported at the first need only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fcil_adapters.backbones import engines
+from fcil_adapters.backbones.probes import probe_features
+from fcil_adapters.contract import BackboneInfo, Context, ImageSet, Method, registry
+from fcil_adapters.contract.backbone_info import backbone_fields, preprocessing_digest
+from fcil_adapters.contract.half_precision import Forms
+from fcil_adapters.resources import memory_limit
+from fcil_adapters.worker import evaluation
+from fcil_adapters.worker.loop import Call, Reply, context_from
+from fcil_adapters.worker.memory_files import Blob
+from fcil_adapters.worker.pipe import Fields
+from fcil_protocol.errors import BackboneMismatch, WireError
+from fcil_protocol.payloads.payload import Payload, unpack
+
+
+class Engine:
+    """The one backbone that a worker keeps warm, and the device it is on.
+
+    Which backbone is meant stands in every call, under ``backbone``: ``{name, weights,
+    device}``, with ``weights`` a path or None and ``device`` also ``auto``; a client adds its
+    choice of ``precision`` and ``engine``, which is torch otherwise. So a worker that was started
+    anew loads it again by itself. Only the engine torch imports torch.
+    """
+
+    def __init__(self) -> None:
+        self._meant: tuple[str, str, str | None, str] | None = None
+        self._loaded: Any = None
+        self._methods: dict[str, Method] = {}  # to find one, every installed package is read
+
+    def backbone(self, call: Call) -> Reply:
+        """Load a backbone and describe it.
+
+        Fields: name, weights, device. Result: ``info`` (`contract.backbone_info.backbone_fields`),
+        ``device`` (torch's name), ``description`` (of the device, for people); payload:
+        ``probe``, the probe images' features (4, d).
+        """
+        loaded = self._load(call, call.fields)
+        fields = {
+            "info": backbone_fields(loaded.info),
+            "device": loaded.device,
+            "description": loaded.description,
+        }
+        return fields, [Payload({"probe": probe_features(loaded)})]
+
+    def prepare(self, call: Call) -> tuple[Method, Context]:
+        """Return the method that a call names, in the run's forms, and its context.
+
+        The context has the device and the backbone.
+
+        Fields: method, context (`loop.context_fields`), backbone (see the class).
+
+        Raises:
+            BackboneMismatch: the loaded backbone is not the one of the context.
+            ConfigError, WireError: the method or a field is wrong.
+        """
+        name = call.fields["method"]
+        method = self._methods.get(name) or registry.load_method(name)
+        self._methods[name] = method
+        if not method.needs_backbone:
+            memory_limit.enforce()
+            ctx = context_from(call.fields["context"], method, progress=call.progress)
+            return registry.in_forms(method, ctx.forms), ctx
+        loaded = self._load(call, call.fields["backbone"])
+        ctx = context_from(
+            call.fields["context"],
+            method,
+            device=loaded.device,
+            backbone=loaded,
+            progress=call.progress,
+        )
+        _check_same(loaded.info, ctx.backbone_info)
+        return registry.in_forms(method, ctx.forms), ctx
+
+    def _load(self, call: Call, wanted: Fields) -> Any:
+        name, weights, device = wanted["name"], wanted["weights"], wanted["device"]
+        engine = wanted.get("engine", "torch")
+        if (engine, name, weights, device) != self._meant:
+            call.alive(f"loading {name}")  # torch, the device and the weights take their time
+            self._loaded = self._meant = None  # two backbones need not fit at once
+            path = Path(weights) if weights else None
+            self._loaded = engines.load(engine, name, path, device)
+            self._meant = (engine, name, weights, device)
+            call.alive.over()
+        if engine == "torch":
+            self._loaded.choose_precision(wanted.get("precision", "fp32"))
+        self._loaded.alive = call.alive  # every pass through it is a sign of life
+        return self._loaded
+
+
+def evaluate(
+    method: Method, ctx: Context, parts: Mapping[str, Payload], images: ImageSet
+) -> Payload:
+    """Compose the global model and count right answers (``payloads.builtin.EVALUATE``)."""
+    predictor = registry.load_half(method.model).compose(ctx, parts, ctx.backbone)
+    batch = min(256, ctx.micro_batch or 256)
+    classes, correct, total = evaluation.evaluate(predictor, images, batch)
+    n = np.array([len(images)], dtype=np.int64)
+    return Payload({"classes": classes, "correct": correct, "total": total, "n": n})
+
+
+def read_parts(call: Call, payloads: Sequence[Blob], forms: Forms) -> dict[str, Payload]:
+    """Return the parts of a broadcast by the names in the call's ``parts``, in float32.
+
+    Raises:
+        WireError: there are not as many payloads as names, or one is no payload.
+    """
+    names = call.fields["parts"]
+    if len(names) != len(payloads):
+        raise WireError(f"{len(names)} parts are named, {len(payloads)} payloads came.")
+    return {name: forms.widen(unpack(data)) for name, data in zip(names, payloads, strict=True)}
+
+
+def _check_same(ours: BackboneInfo, theirs: BackboneInfo) -> None:
+    """Refuse to compute with a backbone that others do not have."""
+    if ours.digest != theirs.digest:
+        raise BackboneMismatch(
+            f"the loaded backbone has digest {ours.digest[:12]}, "
+            f"the run's {theirs.name!r} has {theirs.digest[:12]}.",
+            action="Use the same weights file on every device.",
+        )
+    if preprocessing_digest(ours.preprocessing) != preprocessing_digest(theirs.preprocessing):
+        raise BackboneMismatch(
+            f"the loaded backbone prepares images as {ours.preprocessing}, "
+            f"the run as {theirs.preprocessing}.",
+            action="Install the same version of timm on every device.",
+        )

@@ -1,0 +1,1 @@
+"""Commands of ``fcil-client``, their options and their text output."""

@@ -1,0 +1,324 @@
+"""``fcil-client``: join a federation with a folder of images, and look at the daemon."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from fcil_client.cli import member
+from fcil_client.cli import model as cli_model
+from fcil_client.cli import split as cli_split
+from fcil_client.cli.backbone import app as backbone_app
+from fcil_client.cli.doctor import doctor
+from fcil_client.cli.join_options import (
+    AllowPartialOption,
+    DeviceOption,
+    EngineOption,
+    MaxEpsilonOption,
+    MicroBatchOption,
+    MinCountOption,
+    MinNoiseOption,
+    PrecisionOption,
+    ServerOption,
+    WeightsOption,
+    WorkTimeoutOption,
+)
+from fcil_client.cli.partition_options import OwnSlotOption, PartitionOption, seat_of
+from fcil_client.cli.policy_options import (
+    HoursOption,
+    ImagesOption,
+    MaxMemoryOption,
+    MaxTemperatureOption,
+    MaxThreadsOption,
+    MinBatteryOption,
+    NiceOption,
+    OnMainsOption,
+    PatienceOption,
+    ThreadsOption,
+    WhenIdleOption,
+)
+from fcil_client.cli.swarm import swarm
+from fcil_protocol.errors import UsageError
+from fcil_protocol.process.cli_options import AliveOption, FormatOption, JsonOption, VersionOption
+from fcil_protocol.process.log_file import LogFormat, LogFormatOption, LogOption, LogSizeOption
+from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable, run_app
+
+if TYPE_CHECKING:
+    from fcil_client.notes import Note
+    from fcil_client.state.home import Enrolment, Home
+
+app = typer.Typer(
+    name="fcil-client",
+    help="Let a folder of images take part in federated class-incremental learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _root(version: VersionOption = False) -> None:
+    """Keep the verbs as sub-commands, and answer ``--version``."""
+
+
+@app.command()
+def join(
+    data: Annotated[
+        Path,
+        typer.Option(help="FOLDER/<class>/<image>, FOLDER/train/<class>/..., or a zip of either."),
+    ],
+    ticket: Annotated[
+        Path | None,
+        typer.Option(help="The ticket's file, or - to read it from standard input."),
+    ] = None,
+    server: ServerOption = None,
+    partition: PartitionOption = None,
+    slot: OwnSlotOption = -1,
+    engine: EngineOption = "auto",
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    weights: WeightsOption = None,
+    max_threads: MaxThreadsOption = 0,
+    threads: ThreadsOption = 0,
+    nice: NiceOption = 10,
+    max_memory: MaxMemoryOption = None,
+    memory_mb: ImagesOption = 0,
+    micro_batch: MicroBatchOption = 0,
+    work_timeout: WorkTimeoutOption = 1800,
+    only_on_mains: OnMainsOption = False,
+    min_battery: MinBatteryOption = 0,
+    only_when_idle: WhenIdleOption = False,
+    hours: HoursOption = None,
+    max_temperature: MaxTemperatureOption = 0.0,
+    patience: PatienceOption = 120.0,
+    min_noise: MinNoiseOption = 0.0,
+    max_epsilon: MaxEpsilonOption = 0.0,
+    min_count: MinCountOption = 1,
+    allow_partial: AllowPartialOption = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would leave this device; send nothing.")
+    ] = False,
+    method: Annotated[
+        str | None, typer.Option(help="Dry run: with this installed method; no server is asked.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("-c", metavar="KEY=VALUE", help="Dry run: method.OPTION or run.backbone."),
+    ] = None,
+    log: LogOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    log_mb: LogSizeOption = 10,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Join the federation and stay: learn when asked, until Ctrl-C.
+
+    Images, their names and everything else stay in the folder; what leaves is what the
+    method's schema names, and --dry-run shows it. Started again, the client goes on where it was.
+    """
+    form = chosen(form, json_flag)
+    if dry_run:
+        with errors(form):
+            if ticket is not None:
+                raise UsageError(
+                    "a dry run enrols nobody, so it uses no ticket.",
+                    action="Leave --ticket out, and name the method: --method NAME",
+                )
+            _dry_run(Part(data, partition, slot), server, method, overrides or [], form)
+        return
+    with errors():
+        if method is not None or overrides or form is not Format.TEXT:
+            raise UsageError("--method, -c and --format are for --dry-run.")
+        import asyncio
+
+        from fcil_adapters.backbones.engines import check_engine
+        from fcil_adapters.backbones.precision import check_choice
+        from fcil_client.cli.policy_options import rules
+        from fcil_client.membership.enrol import find
+        from fcil_client.membership.rotate_keys import finish
+        from fcil_client.rounds.options import Options
+        from fcil_client.rounds.resources import read_bound
+        from fcil_client.state.home import find_data
+        from fcil_client.state.privacy_budget import Limits
+        from fcil_protocol.process.log_file import Said, open_log
+        from fcil_protocol.process.supervisor import Service
+        from fcil_protocol.storage.atomic_files import DirectoryLock
+
+        check_choice(precision)
+        check_engine(engine)
+        bound = read_bound(max_memory)
+        manners = rules(
+            only_on_mains=only_on_mains,
+            min_battery=min_battery,
+            only_when_idle=only_when_idle,
+            hours=hours,
+            max_temperature=max_temperature,
+            patience=patience,
+        )
+        folder = find_data(str(data))
+        file = open_log(log, log_format, log_mb)
+        seat = seat_of(partition, slot)
+        asyncio.run(finish(folder, seat))
+        if ticket is not None:
+            home, enrolment = asyncio.run(_redeem(ticket, folder, seat))
+        else:
+            name = f"{folder.resolve().name}-{slot:03d}" if seat else ""
+            home, enrolment = find(folder, server, seat=seat, name=name)
+        options = Options(
+            data=folder,
+            engine=engine,
+            device=device,
+            precision=precision,
+            weights=weights,
+            threads=max_threads or threads,
+            nice=nice,
+            micro_batch=micro_batch or None,
+            max_memory=bound,
+            image_bytes=memory_mb * 1_000_000,
+            manners=manners,
+            work_timeout_s=work_timeout,
+            limits=Limits(min_noise, max_epsilon, min_count, allow_partial),
+            partition=partition.resolve() if partition else None,
+            slot=slot,
+        )
+        said, service = Said(file), Service(file)
+
+        async def run() -> None:
+            from fcil_client.daemon.client import Client
+
+            def say(note: Note) -> None:
+                said(note.at, note.level, note.text)
+                service.news()
+
+            await Client(home, enrolment, options, say=say, service=service).run()
+
+        with DirectoryLock.acquire(home.directory, "client"):
+            asyncio.run(run())
+
+
+class Part(NamedTuple):
+    """All images of a data set, or those of one slot of a partition of it."""
+
+    data: Path
+    partition: Path | None
+    slot: int
+
+
+def _dry_run(
+    part: Part, server: str | None, method: str | None, overrides: list[str], form: Format
+) -> None:
+    from fcil_client.cli.show_sent import show_dry_run
+    from fcil_client.membership.ask_terms import look
+    from fcil_client.membership.dry_run import count_images
+    from fcil_client.membership.dry_run import dry_run as predict
+    from fcil_client.state.home import find_data
+
+    folder = find_data(str(part.data))
+    outlook, home = look(folder, server, method, overrides, seat=seat_of(part.partition, part.slot))
+    fixed = home is not None or part.partition is not None
+    inventory = count_images(folder, home, part.partition, part.slot)
+    row = predict(folder, outlook, inventory, enrolled=fixed)
+    emit(row, form, lambda: show_dry_run(row))
+
+
+async def _redeem(source: Path, folder: Path, seat: str) -> tuple[Home, Enrolment]:
+    import io
+    import sys
+
+    from fcil_client.membership.enrol_with_ticket import redeem
+    from fcil_client.state.home import Home
+    from fcil_protocol.storage.atomic_files import DirectoryLock
+    from fcil_protocol.trust.ticket import read_ticket
+
+    def say(text: str) -> None:
+        typer.echo(printable(text), err=True)
+
+    if str(source) == "-" and sys.stdin is None:
+        raise UsageError("--ticket - reads standard input, which is closed.")
+    ticket = read_ticket(source, sys.stdin.buffer if sys.stdin else io.BytesIO())
+    with DirectoryLock.acquire(Home.of(ticket.federation, folder, seat).directory, "client"):
+        return await redeem(ticket, folder, say, seat=seat)
+
+
+@app.command()
+def status(
+    data: Annotated[Path | None, typer.Option(help="Only the client of this folder.")] = None,
+    members: Annotated[
+        bool, typer.Option("--members", help="Show the members of swarms one by one as well.")
+    ] = False,
+    alive: AliveOption = False,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Show what the clients of this machine and user are doing; a swarm is one of them."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_client.cli.show_status import all_status, check_alive, one_status, show_all
+        from fcil_client.state.home import Home
+
+        swarms, rows = all_status(members=members) if data is None else ([], [])
+        if data is not None:
+            rows = [one_status(home) for home in Home.known(data, None)]
+        if alive:
+            check_alive([*swarms, *rows])
+        told = {"clients": rows, "swarms": swarms}
+        emit(told, form, lambda: show_all(swarms, rows), rows=[*swarms, *rows])
+
+
+@app.command()
+def journal(
+    data: Annotated[Path | None, typer.Option(help="Only the client of this folder.")] = None,
+    since: Annotated[
+        datetime | None, typer.Option(help="Only what left, or was answered, from then on (UTC).")
+    ] = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Show what has left this device: every sealed envelope, what is in it, and its answer."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_client.cli.show_sent import show_journal
+        from fcil_client.cli.show_status import one_journal
+        from fcil_client.state.home import Home
+
+        journals = [one_journal(home, since) for home in Home.with_journal(data)]
+        rows = [{"client": j["client"], **row} for j in journals for row in j["envelopes"]]
+        emit({"journals": journals}, form, lambda: show_journal(journals), rows=rows)
+
+
+@app.command()
+def privacy(
+    data: Annotated[Path | None, typer.Option(help="Only the client of this folder.")] = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Show how much privacy the noised statistics have spent, and what remains."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_client.cli.show_privacy import one_privacy, show_privacy
+        from fcil_client.cli.show_status import one_status
+        from fcil_client.state.home import Home
+
+        homes = Home.known(data, None) if data is not None else Home.all()
+        rows = [one_privacy(home, one_status(home)) for home in homes]
+        emit({"clients": rows}, form, lambda: show_privacy(rows), rows=rows)
+
+
+app.command()(member.leave)
+app.command("rotate-keys")(member.rotate_keys)
+app.command()(doctor)
+app.command()(swarm)
+app.add_typer(backbone_app, name="backbone")
+
+
+app.command()(cli_split.split)
+app.command()(cli_model.predict)
+app.command()(cli_model.export)
+
+
+def main() -> None:
+    """Run the command line."""
+    run_app(app)

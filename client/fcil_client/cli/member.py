@@ -1,0 +1,107 @@
+"""``fcil-client leave`` and ``rotate-keys``: what a member does about its membership."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fcil_client.cli.join_options import ServerOption
+from fcil_client.cli.partition_options import SlotOption
+from fcil_protocol.errors import UsageError
+from fcil_protocol.process.cli_options import FormatOption, JsonOption
+from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable
+
+if TYPE_CHECKING:
+    from fcil_client.state.home import Enrolment, Home
+
+
+def leave(
+    data: Annotated[Path, typer.Option(help="The folder whose client leaves.")],
+    server: ServerOption = None,
+    slot: SlotOption = None,
+    without_server: Annotated[
+        bool, typer.Option("--without-server", help="Remove the files though no server was told.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Leave the federation for good: the server is told, and keys and caches are removed.
+
+    Images stay, and the journal of what left this device. What the server has averaged into the
+    model stays in it. To come back, join with a new ticket.
+    """
+    form = chosen(form, json_flag)
+    with errors(form):
+        import asyncio
+
+        from fcil_client.link.visit import stop_daemon
+        from fcil_client.membership import leave as leaving
+
+        home, enrolment = _enrolled(data, server, slot)
+        _confirm(enrolment, yes=yes)
+        with stop_daemon(home):
+            if not without_server:
+                asyncio.run(leaving.tell(home, enrolment))
+            kept = leaving.clear(home)
+        data_kept = {"name": enrolment.name, "kept": [str(path) for path in kept]}
+        emit(data_kept, form, lambda: None)
+        name = printable(enrolment.name)
+        typer.echo(f"{name} has left; its keys and caches are removed.", err=True)
+        for path in kept:
+            typer.echo(f"The journal of what left this device stays: {path}", err=True)
+
+
+def _confirm(enrolment: Enrolment, *, yes: bool) -> None:
+    """Ask whether the client is to leave.
+
+    Raises:
+        UsageError: there is no terminal to ask on.
+        typer.Abort: it is not.
+    """
+    if yes:
+        return
+    name = printable(enrolment.name)
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError(
+            f"{name} would leave its federation for good, and there is no terminal to ask on.",
+            action="Give --yes.",
+        )
+    typer.confirm(f"Take {name} out of its federation for good?", abort=True, err=True)
+
+
+def rotate_keys(
+    data: Annotated[Path, typer.Option(help="The folder whose client gets new keys.")],
+    server: ServerOption = None,
+    slot: SlotOption = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Give the client new keys; it stays the same member. Start its daemon again afterwards."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        import asyncio
+
+        from fcil_client.link.visit import stop_daemon
+        from fcil_client.membership.rotate_keys import rotate
+
+        home, enrolment = _enrolled(data, server, slot)
+        with stop_daemon(home):
+            keys = asyncio.run(rotate(home, enrolment))
+        emit({"name": enrolment.name, "fingerprint": keys.fingerprint}, form, lambda: None)
+        typer.echo(f"{printable(enrolment.name)} has the key {keys.fingerprint} now.", err=True)
+
+
+def _enrolled(data: Path, server: str | None, slot: int | None) -> tuple[Home, Enrolment]:
+    from fcil_client.membership.enrol import find_member
+
+    found = find_member(data, server, slot)
+    if found is None:
+        raise UsageError(
+            f"{data} is not enrolled with a federation.",
+            action="See which folders are: fcil-client status",
+        )
+    return found

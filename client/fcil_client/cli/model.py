@@ -1,0 +1,304 @@
+"""``fcil-client predict`` and ``export``: use the model on this device."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fcil_client.cli.join_options import ServerOption
+from fcil_client.cli.partition_options import SlotOption
+from fcil_protocol.errors import EXIT_RUN_FAILED, UsageError
+from fcil_protocol.process.cli_options import FormatOption, JsonOption
+from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fcil_client.predict.predict import Current, Means, Ready, Wanted
+    from fcil_client.state.home import Home
+
+PROGRESS_S = 2.0
+
+DataOption = Annotated[
+    Path | None, typer.Option(help="Whose model: the client's folder, if this user has several.")
+]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+WeightsOption = Annotated[
+    Path | None, typer.Option(help="The backbone's file, if not the one that the client uses.")
+]
+
+
+def predict(
+    images: Annotated[
+        list[str],
+        typer.Argument(metavar="IMAGE|FOLDER|-...", help="- is one image on standard input."),
+    ],
+    model: Annotated[
+        Path | None, typer.Option(help="An exported model; else the client's current one.")
+    ] = None,
+    data: DataOption = None,
+    server: ServerOption = None,
+    slot: SlotOption = None,
+    top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 3,
+    unknown: Annotated[
+        bool, typer.Option("--unknown", help="Give a score, 0 to 1, for being of no known class.")
+    ] = False,
+    unknown_above: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Call images above this score unknown.")
+    ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Stay, and name each image that comes into FOLDER.")
+    ] = False,
+    engine: Annotated[
+        str, typer.Option(help="auto, torch or onnx, for the current model's backbone.")
+    ] = "auto",
+    device: DeviceOption = "auto",
+    weights: WeightsOption = None,
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0: all cores.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, help="Images in one pass.")] = 32,
+    calibrate: Annotated[
+        bool, typer.Option(help="Fit probabilities to the client's own held-out images, once.")
+    ] = True,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Name images with the client's current model, or an exported one; works offline.
+
+    Images that cannot be read are named, and the others go on; the exit code is 1 then.
+    """
+    form = chosen(form, json_flag)
+    failed = 0
+    with errors(form):
+        from fcil_adapters.backbones.onnx_session import default_threads
+        from fcil_client.predict.predict import Current, Means, Wanted
+
+        if model is not None and (
+            data or server or slot is not None or weights or engine != "auto"
+        ):
+            raise UsageError("--model FILE holds everything: no --data, --weights or --engine.")
+        means = Means(engine, device, weights, threads or default_threads(), batch, calibrate)
+        wanted = Wanted(top, unknown, unknown_above)
+        current = None
+        if model is None:
+            current = Current(find_home(data, server, slot), means, _progress("calibrating"))
+        if watch:
+            _watch(images, current or model, means, wanted, form)
+        else:
+            failed = _predict(images, current or model, means, wanted, form)
+    if failed:
+        raise typer.Exit(EXIT_RUN_FAILED)
+
+
+def export(
+    onnx: Annotated[Path, typer.Option(help="The file to write; one that exists is replaced.")],
+    data: DataOption = None,
+    server: ServerOption = None,
+    slot: SlotOption = None,
+    precision: Annotated[
+        str, typer.Option(help="fp32, fp16, or int8, which is measured on the client's images.")
+    ] = "fp32",
+    opset: Annotated[
+        int | None, typer.Option(help="Of ONNX's operators, where a device needs another.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write fp16 or int8 though it differs by much.")
+    ] = False,
+    weights: WeightsOption = None,
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0: all cores.")] = 0,
+    calibrate: Annotated[
+        bool, typer.Option(help="Fit probabilities to the client's own held-out images.")
+    ] = True,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Write the client's current model as one ONNX file, checked against torch; works offline."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_adapters.backbones.onnx_session import default_threads
+        from fcil_client.predict.export import export_current
+        from fcil_client.predict.predict import Means
+
+        cores = threads or default_threads()
+        means = Means(weights=weights, threads=cores, calibrate=calibrate)
+        info = export_current(
+            find_home(data, server, slot),
+            onnx,
+            precision=precision,
+            opset=opset,
+            force=force,
+            means=means,
+            tell=_say,
+        )
+        told = {"file": str(onnx), "bytes": onnx.stat().st_size, **info.model_dump(mode="json")}
+        emit(told, form, lambda: None)
+        _say(
+            f"{onnx}: {info.method}, {len(info.classes)} classes, {info.precision}, "
+            f"{told['bytes'] / 1e6:.1f} MB; on {info.checked.images} images its largest difference "
+            f"from torch is {info.checked.error:.1e} of the scores' spread, and "
+            f"{info.checked.agreement:.1%} of the likeliest classes are the same"
+        )
+
+
+def find_home(data: Path | None, server: str | None, slot: int | None) -> Home:
+    """Return the client that is meant: of a folder, or the only one of this user.
+
+    Raises:
+        UsageError: there is none, or several could be meant.
+    """
+    from fcil_client.membership.enrol import find_member
+    from fcil_client.state.home import Home
+
+    if data is not None:
+        found = find_member(data, server, slot)
+        if found is None:
+            raise UsageError(
+                f"{data} is not enrolled with a federation.",
+                action="See which folders are: fcil-client status. Without a client, give an "
+                "exported model: --model FILE.onnx",
+            )
+        return found[0]
+    if slot is not None:
+        raise UsageError(
+            "--slot names a client of a data set that a partition divides.",
+            action="Say which data set: --data DATA",
+        )
+    homes = Home.all()
+    if len(homes) == 1:
+        return homes[0]
+    if not homes:
+        raise UsageError(
+            "no folder of this user is enrolled, so there is no current model.",
+            action="Give an exported model: --model FILE.onnx, or join: fcil-client join "
+            "--data FOLDER",
+        )
+    raise UsageError(
+        f"this user has {len(homes)} clients.",
+        action="Say whose model: --data FOLDER. See them with: fcil-client status",
+    )
+
+
+def _open(model: Current | Path | None, means: Means) -> Ready:
+    from fcil_client.predict.predict import open_file
+
+    assert model is not None, "there is one or the other"
+    ready = open_file(model, means) if isinstance(model, Path) else model.open()
+    _say(ready.line)
+    return ready
+
+
+def _stdin(images: list[str]) -> bytes | None:
+    from fcil_adapters.images.decoding import MAX_FILE_BYTES
+    from fcil_client.predict.images import STDIN
+
+    if STDIN not in images:
+        return None
+    if images.count(STDIN) > 1:
+        raise UsageError("standard input is one image: give - once.")
+    if sys.stdin is None:
+        raise UsageError("- reads standard input, which is closed.")
+    return sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+
+
+def _say(text: str) -> None:
+    typer.echo(printable(text), err=True)
+
+
+def _progress(doing: str) -> Callable[[int, int], None]:
+    """Return what tells on stderr, about once in two seconds, how far long work is."""
+    import time
+
+    last = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PROGRESS_S:
+            last = time.monotonic()
+            _say(f"{doing}: {done} of {total} images")
+
+    return tell
+
+
+def _predict(
+    asked: list[str], model: Current | Path | None, means: Means, wanted: Wanted, form: Format
+) -> int:
+    """Name images, and say how many could not be."""
+    from fcil_client.predict.images import batches, find
+    from fcil_client.predict.predict import answers
+
+    pictures, faults = find(asked, _stdin(asked))
+    ready = _open(model, means)
+    for fault in faults:
+        _say(f"error: {fault}")
+    decoded = batches(pictures, ready.preprocessing, size=means.batch, threads=means.threads)
+    tell = _progress("predicting")
+    show = _shower(form)
+    rows, failed, unnamed = [], len(faults), False
+    for done, row in enumerate(answers(ready, decoded, wanted), 1):
+        failed += "error" in row
+        unnamed |= any(not one["name"] for one in row.get("top", ()))
+        if form is Format.JSON:
+            rows.append(row)
+        else:
+            show(row)
+        if form is not Format.TEXT or not sys.stdout.isatty():
+            tell(done, len(pictures))
+    _tell_nameless(unnamed, form)
+    if form is Format.JSON:
+        told = {"model": ready.about, "images": rows, "failed": failed}
+        emit(told, form, lambda: None, status="error" if failed else "ok")
+    return failed
+
+
+def _tell_nameless(unnamed: bool, form: Format) -> None:
+    if unnamed and form is Format.TEXT:
+        _say(
+            "class and a number: a class whose name this model does not have. The server's "
+            "operator can share names: [privacy] share_names"
+        )
+
+
+def _shower(form: Format) -> Callable[[dict[str, Any]], None]:
+    """Return what writes one row at once."""
+
+    def show(row: dict[str, Any]) -> None:
+        if form is Format.TEXT and "error" in row:
+            _say(f"error: {row['image']}: {row['error']}")
+        else:
+            emit(row, form, lambda: typer.echo(printable(words(row))))
+
+    return show
+
+
+def words(row: dict[str, Any]) -> str:
+    """Say a row in one line."""
+    top = ", ".join(
+        f"{one['name'] or 'class ' + str(one['class'])} {one['probability']:.3f}"
+        for one in row["top"]
+    )
+    if "unknown" not in row:
+        return f"{row['image']}: {top}"
+    called = "unknown; " if row.get("is_unknown") else ""
+    return f"{row['image']}: {called}{top}; unknown {row['unknown']:.3f}"
+
+
+# --- watching -------------------------------------------------------------------------------
+
+
+def _watch(
+    asked: list[str], model: Current | Path | None, means: Means, wanted: Wanted, form: Format
+) -> None:
+    """Name images as they come, until Ctrl-C."""
+    if len(asked) != 1 or not Path(asked[0]).is_dir():
+        raise UsageError("--watch takes one folder.")
+    if form is Format.JSON:
+        raise UsageError("a watch has no end, so it writes lines: --format jsonl, or text.")
+    import asyncio
+
+    from fcil_client.predict.live import Live
+
+    current = None if isinstance(model, Path) else model
+    live = Live(Path(asked[0]), _open(model, means), current, means, wanted, _say)
+    asyncio.run(live.run(_shower(form)))

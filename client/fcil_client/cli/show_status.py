@@ -1,0 +1,219 @@
+"""What ``fcil-client status`` and ``journal`` say of clients, whatever state they are in."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import typer
+
+from fcil_adapters.contract import exemplars
+from fcil_adapters.contract.privacy_terms import describe_terms
+from fcil_client.cli.show_privacy import describe_limits
+from fcil_client.state import current_model, sent_journal
+from fcil_client.state.home import Home
+from fcil_client.swarm import status as swarm_status
+from fcil_protocol.errors import FcilError, Starting, StorageError, Timeout, Unreachable
+from fcil_protocol.messages.messages import PrivacyTerms
+from fcil_protocol.process import control_socket
+from fcil_protocol.process.terminal import printable
+
+STATUS_S = 5.0  # for a daemon to say how it is
+
+
+def who(home: Home) -> dict[str, Any]:
+    """Return whose directory it is; one that is damaged, or of a client that left, as well.
+
+    ``damaged`` is what is wrong with it, empty if nothing is; ``left`` says that the client has
+    left its federation.
+    """
+    damaged, enrolment = "", None
+    try:
+        enrolment = home.enrolment()
+    except StorageError as error:
+        damaged = str(error)
+    left = enrolment is None and not damaged
+    enrolment = enrolment or home.former()
+    known = {
+        "client": enrolment.client_id if enrolment else "",
+        "name": enrolment.name if enrolment else "unknown",
+        "federation": enrolment.federation if enrolment else home.directory.parent.name,
+        "data": enrolment.data if enrolment else str(home.directory),
+    }
+    return {**known, "damaged": damaged, "left": left}
+
+
+def one_status(home: Home) -> dict[str, Any]:
+    """Return what a client's daemon says, or what is known without it."""
+    model = current_model.summary(home)
+    try:
+        said = swarm_status.ask(home, STATUS_S)
+    except (Unreachable, Timeout) as error:
+        known = {k: v for k, v in who(home).items() if k != "left"}
+        return {
+            **known,
+            "seat": home.seat,
+            "running": isinstance(error, Timeout),
+            "answers": False,
+            "starting": isinstance(error, Starting),
+            "server": _addresses(home),
+            "directory": str(home.directory),
+            "outbox": len(home.outbox()),
+            "model": model,
+        }
+    return {**said, "answers": True, "damaged": "", "model": model}
+
+
+def all_status(*, members: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return rows of all swarms, and of all clients that are in none (or ``members`` as well)."""
+    homes = Home.all()
+    inside = swarm_status.in_swarms(homes)
+    swarms = {record.directory: record for record in inside.values()}
+    # A member that was started with join runs alone for now.
+    alone = [
+        home
+        for home in homes
+        if members
+        or home.directory not in inside
+        or control_socket.socket_path(home.directory).exists()
+    ]
+    rows = [swarm_status.one_swarm(record, STATUS_S) for record in swarms.values()]
+    return rows, [one_status(home) for home in alone]
+
+
+def show_all(swarms: list[dict[str, Any]], clients: list[dict[str, Any]]) -> None:
+    """Print what swarms and clients are doing."""
+    swarm_status.show_swarms(swarms)
+    if clients or not swarms:
+        show_status(clients)
+
+
+def check_alive(rows: list[dict[str, Any]]) -> None:
+    """Refuse anything but daemons that answer, for who watches over them.
+
+    Raises:
+        Unreachable: one does not, or there is none.
+    """
+    silent = [str(row.get("data") or row["name"]) for row in rows if not row["answers"]]
+    if silent or not rows:
+        raise Unreachable(
+            f"no client's daemon answers{' for ' if silent else ''}{', '.join(silent)}."
+        )
+
+
+def _addresses(home: Home) -> list[str]:
+    try:
+        enrolment = home.enrolment()
+    except FcilError:
+        return []
+    return list(enrolment.addresses) if enrolment else []
+
+
+def one_journal(home: Home, since: datetime | None) -> dict[str, Any]:
+    """Return what left through one client.
+
+    Args:
+        home: its directory.
+        since: only envelopes that left or were answered from then on (UTC).
+    """
+    rows, damaged = sent_journal.read(home.directory)
+    if since is not None:
+        rows = [row for row in rows if sent_journal.last_event(row) >= since.replace(tzinfo=UTC)]
+    return {
+        **who(home),
+        "files": [str(path) for path in sent_journal.files(home.directory)],
+        "damaged_lines": damaged,
+        "envelopes": rows,
+    }
+
+
+def show_status(rows: list[dict[str, Any]]) -> None:
+    """Print what clients are doing."""
+    away = False
+    if not rows:
+        typer.echo("No folder of this user is enrolled. Join with: fcil-client join --data FOLDER")
+    for row in rows:
+        typer.echo(f"{printable(row['name'])}  ({printable(row['data'])})")
+        if row["damaged"]:
+            typer.echo(f"  {printable(row['damaged'])}")
+            continue
+        if row.get("starting"):
+            typer.echo("  starting, or ending; ask again in a moment")
+            continue
+        if row["running"] and not row["answers"]:
+            typer.echo("  running, but it does not answer: it is stopped, or its disk hangs")
+            continue
+        if not row["running"]:
+            waiting = f", {row['outbox']} update waits in the outbox" if row["outbox"] else ""
+            slot = row["seat"].rpartition("-")[2]
+            part = f" --partition FILE --slot {int(slot)}" if slot.isdecimal() else ""
+            data = printable(row["data"])
+            typer.echo(f"  not running{waiting}; start: fcil-client join --data {data}{part}")
+            _show_model(row)
+            away = True
+            continue
+        typer.echo(f"  link     {row['link']} to {', '.join(row['server'])}")
+        doing = f"{row['work']} {row['round']}" if row["round"] else row["work"]
+        if row["progress"] and row["round"]:
+            phase, done, total = row["progress"]
+            doing += f", {phase} {100 * done // max(total, 1)} %"
+        manners = row.get("manners")  # a daemon that an earlier version started has none
+        if manners and manners["share"] == 0:
+            doing += ", paused"
+        typer.echo(f"  work     {doing}")
+        if manners:
+            _show_manners(manners, row["resources"])
+        if row["run"]:
+            typer.echo(f"  run      {row['run']}, {row['method']} on {row['backbone']}")
+        if row["privacy"]:
+            typer.echo(f"  privacy  {_terms_line(row['privacy'])}")
+        if again := exemplars.told(row.get("exemplars") or 0):
+            typer.echo(f"  images   {again}")
+        typer.echo(f"  device   {row['device'] or 'not loaded yet'}")
+        for work, count in row["micro_batch"].items():
+            typer.echo(f"  memory   {work}: at most {count} images in one pass fit")
+        if row["classes"]:
+            train = [c["train"] for c in row["classes"].values() if c["train"]]
+            typer.echo(f"  images   {sum(train)} for training in {len(train)} classes")
+        typer.echo(f"  counted  {row['counted']} updates since the start")
+        _show_model(row)
+    if away:
+        typer.echo(
+            "To drop a client whose server is gone for good: "
+            "fcil-client leave --data FOLDER --without-server"
+        )
+
+
+def _show_model(row: dict[str, Any]) -> None:
+    typer.echo(f"  model    {printable(current_model.words(row['model']))}")
+
+
+def _show_manners(manners: dict[str, Any], resources: dict[str, Any]) -> None:
+    if manners["rules"] or manners["why"]:
+        typer.echo(f"  manners  {_manners_line(manners)}")
+    typer.echo(f"  takes    {resources['words']}; {_sensors_line(manners)}")
+
+
+def _manners_line(manners: dict[str, Any]) -> str:
+    rules = ", ".join(manners["rules"]) or "works at any time"
+    return f"{rules}; now {printable(manners['why']) or 'it may work'}"
+
+
+def _sensors_line(manners: dict[str, Any]) -> str:
+    power = {True: "on mains", False: "on battery", None: "no battery is told"}
+    said = [power[manners["on_mains"]]]
+    if manners["battery"] is not None:
+        said[0] += f" ({manners['battery']:.0f} %)"
+    hottest = manners["hottest"]
+    if hottest is None:
+        said.append("no temperature is told")
+    else:
+        name, now, mark = hottest
+        said.append(f"{printable(name)} {now:.0f} °C" + (f" of {mark:.0f} °C" if mark else ""))
+    return ", ".join(said)
+
+
+def _terms_line(fields: dict[str, Any]) -> str:
+    own = describe_limits(fields["own"])
+    terms = describe_terms(PrivacyTerms.model_validate(fields))
+    return f"{terms}; own limits: {own}" if own else terms

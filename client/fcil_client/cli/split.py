@@ -1,0 +1,350 @@
+"""``fcil-client split``: divide a data set between clients, as the papers do."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fcil_protocol.errors import UsageError
+from fcil_protocol.process.cli_options import FormatOption, JsonOption
+from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable
+
+if TYPE_CHECKING:
+    from fcil_client.data.partition_file import Partition
+    from fcil_client.data.partition_make import Request
+
+PROGRESS_S = 2.0
+
+
+class Kind(StrEnum):
+    """How images are divided."""
+
+    QUANTITY = "quantity"
+    DIRICHLET = "dirichlet"
+    HEPCO = "hepco"
+    IID = "iid"
+
+
+class Test(StrEnum):
+    """What becomes of the test images."""
+
+    DEALT = "dealt"
+    NONE = "none"
+
+
+# Which options belong to some kinds alone.
+_OF_KIND = {
+    "alpha": (Kind.QUANTITY,),
+    "beta": (Kind.DIRICHLET,),
+    "kappa": (Kind.HEPCO,),
+    "gamma": (Kind.HEPCO,),
+    "imbalance": (Kind.HEPCO,),
+    "rounds": (Kind.HEPCO,),
+    "min_images": (Kind.QUANTITY, Kind.DIRICHLET, Kind.IID),
+    "categorical": (Kind.QUANTITY, Kind.DIRICHLET),
+    "balance": (Kind.DIRICHLET,),
+}
+
+
+def split(
+    data: Annotated[
+        Path, typer.Option(help="FOLDER/<class>/<image>, FOLDER/train/<class>/..., or a zip.")
+    ],
+    clients: Annotated[int, typer.Option(help="How many clients.")],
+    out: Annotated[Path, typer.Option(help="The partition's file.")] = Path("partition.json"),
+    partition: Annotated[
+        Kind, typer.Option(help="How a task's images are divided (docs/partitions.md).")
+    ] = Kind.QUANTITY,
+    alpha: Annotated[
+        int | None, typer.Option(help="quantity: classes of each client in a task [2].")
+    ] = None,
+    beta: Annotated[float | None, typer.Option(help="dirichlet: concentration [0.5].")] = None,
+    kappa: Annotated[
+        float | None,
+        typer.Option(help="hepco: share of a task's classes that a client sees [0.6]."),
+    ] = None,
+    gamma: Annotated[
+        float | None, typer.Option(help="hepco: share of a class's images that it sees [0.1].")
+    ] = None,
+    imbalance: Annotated[
+        float | None, typer.Option(help="hepco: images of the last class over the first's [1].")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="hepco: rounds of a task that are drawn [10].")
+    ] = None,
+    tasks: Annotated[
+        int, typer.Option(help="How many tasks; 0: as --classes-per-task says, or else 10.")
+    ] = 0,
+    classes_per_task: Annotated[int, typer.Option(help="Classes in each task; 0: all over.")] = 0,
+    order: Annotated[
+        str, typer.Option(help="Of classes: pycil, natural, shuffled, or a file with their names.")
+    ] = "pycil",
+    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
+    per_class: Annotated[
+        int, typer.Option(help="Use so many train images of a class; 0: all.")
+    ] = 0,
+    test_per_class: Annotated[int, typer.Option(help="The same of test images; 0: all.")] = 0,
+    val_fraction: Annotated[
+        float, typer.Option(help="Share of the train images that is for tuning alone.")
+    ] = 0.0,
+    test: Annotated[
+        Test, typer.Option(help="Deal test images to the clients, or let nobody have any.")
+    ] = Test.DEALT,
+    test_fraction: Annotated[
+        float, typer.Option(help="Share that is kept for tests if the data has no test/ folder.")
+    ] = 0.2,
+    min_images: Annotated[
+        int | None, typer.Option(help="Images that a client should have of each task [1].")
+    ] = None,
+    categorical: Annotated[
+        bool | None, typer.Option("--categorical", help="An owner by lot for each image.")
+    ] = None,
+    balance: Annotated[
+        bool | None, typer.Option("--balance", help="dirichlet: nobody far above an equal share.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw who holds what: FILE.svg or FILE.png.")
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Also write a folder for each client, for other devices.")
+    ] = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Divide a data set between clients and tasks, and save who has what.
+
+    The same seed gives the same file. It says how to start server and clients with it.
+    """
+    form = chosen(form, json_flag)
+    given = {
+        "alpha": alpha, "beta": beta, "kappa": kappa, "gamma": gamma, "imbalance": imbalance,
+        "rounds": rounds, "min_images": min_images, "categorical": categorical, "balance": balance,
+    }  # fmt: skip
+    with errors(form):
+        from fcil_client.data.partition_make import Request
+
+        request = Request(
+            kind=partition.value,
+            clients=clients,
+            seed=seed,
+            order=_order(order),
+            tasks=tasks,
+            classes_per_task=classes_per_task,
+            per_class=per_class,
+            test_per_class=test_per_class,
+            val_fraction=val_fraction,
+            test=test is Test.DEALT,
+            test_fraction=test_fraction,
+            **_of_kind(partition, given),
+        )
+        made = _make(data, request, out, picture, export)
+        row = told(made, out, picture, export)
+        emit(row, form, lambda: show(made, row), rows=row["holdings"])
+        _say(f"{out} is written. The server needs its tasks, and each client its slot:")
+        for command in _commands(shlex.quote(str(data)), shlex.quote(str(out))):
+            _say(f"  {command}")
+
+
+def _commands(data: str, out: str) -> tuple[str, ...]:
+    """Return what is started with a partition; the server reads none."""
+    tasks = f'"tasks.classes=$(jq -c .tasks {out})"'
+    return (
+        f"fcil-server serve -c tasks.schedule=listed -c {tasks}",
+        f"fcil-client join --data {data} --partition {out} --slot K   # each on its own",
+        f"fcil-client swarm --data {data} --partition {out}           # or all in one process",
+    )
+
+
+def _of_kind(kind: Kind, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that were given, all of them of this kind."""
+    chosen_ = {name: value for name, value in given.items() if value is not None}
+    for name in chosen_:
+        if kind not in _OF_KIND[name]:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is for --partition "
+                f"{' or '.join(_OF_KIND[name])}, and this one is {kind}.",
+                action="Leave it out.",
+            )
+    return chosen_
+
+
+def _order(order: str) -> str | tuple[str, ...]:
+    """Return the name of a class order, or the names that a file lists."""
+    from fcil_client.data.partition_draws import ORDERS
+    from fcil_protocol.payloads.schema import normalise_class_name
+    from fcil_protocol.storage.atomic_files import storage_errors
+
+    path = Path(order)
+    if order in ORDERS or not path.is_file():
+        return order  # an unknown one is refused by who orders
+    with storage_errors("read the class order", path):
+        data = path.read_bytes()
+    try:
+        lines = data.decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the class order {path} is no text in UTF-8.") from error
+    return tuple(normalise_class_name(line) for line in lines if line.strip())
+
+
+def _make(
+    data: Path, request: Request, out: Path, picture: Path | None, export: Path | None
+) -> Partition:
+    from fcil_adapters.images.decoding import open_source
+    from fcil_client.data import partition_export, partition_file, partition_picture
+    from fcil_client.data.partition_make import make
+    from fcil_client.data.partition_source import Parts
+    from fcil_client.state.home import find_data
+
+    if picture is not None:
+        partition_picture.check_target(picture)
+    if export is not None:
+        partition_export.check_target(export, data)
+    source = open_source(find_data(str(data)))
+    try:
+        _say(f"looking through {data}")
+        listing = source.listing()
+        for fault in listing.faults:
+            _say(f"warning: {fault}")
+        made = make(listing, request, _progress("drawing", "tasks"))
+        _keep(out, made)
+        partition_file.save(out, made)
+        if picture is not None:
+            partition_picture.write(picture, made)
+        if export is not None:
+            parts = Parts(source, made)
+            partition_export.export(parts, export, _progress("writing", "clients"))
+    finally:
+        source.close()
+    return made
+
+
+def _keep(out: Path, made: Partition) -> None:
+    """Refuse to write over anything but this partition: clients may be at work by another."""
+    from fcil_client.data import partition_file
+    from fcil_protocol.errors import CorruptFile, DataError
+
+    if not out.exists():
+        return
+    try:
+        if partition_file.load(out).digest == made.digest:
+            return
+        found = "is another partition already, and clients may have joined with it"
+    except (CorruptFile, DataError):
+        found = "is there already, and is no whole partition"
+    raise UsageError(
+        f"{out} {found}.",
+        action="Give this one another name: --out FILE, or remove what is there.",
+    )
+
+
+def told(made: Partition, out: Path, picture: Path | None, export: Path | None) -> dict[str, Any]:
+    """Return what is said of a partition, as plain data."""
+    return {
+        "file": str(out),
+        "digest": made.digest,
+        "kind": made.kind,
+        "parameters": made.parameters,
+        "order": made.order,
+        "seed": made.seed,
+        "clients": made.clients,
+        "tasks": [list(task) for task in made.tasks],
+        "images": {
+            side: sum(map(len, by_class.values())) for side, by_class in made.images.items()
+        },
+        "notes": list(made.notes),
+        "holdings": [_holding(made, slot) for slot in range(made.clients)],
+        "picture": str(picture) if picture else None,
+        "export": str(export) if export else None,
+    }
+
+
+def _holding(made: Partition, slot: int) -> dict[str, Any]:
+    counts = made.counts(slot)
+    return {
+        "slot": slot,
+        "classes": len(counts),
+        "train": sum(counts.values()),
+        "select": len(made.select(slot)),
+        "test": len(made.test(slot)),
+        "tasks": [sum(counts.get(name, 0) for name in task) for task in made.tasks],
+    }
+
+
+MOST_ROWS = 24  # clients that the table shows
+
+
+def show(made: Partition, row: dict[str, Any]) -> None:
+    """Print who has how much."""
+    from statistics import median
+
+    from fcil_client.data.partition_picture import describe
+
+    images, holdings = row["images"], row["holdings"]
+    typer.echo(
+        f"{describe(made)}: {made.clients} clients, {len(made.tasks)} tasks of "
+        f"{_span([len(task) for task in made.tasks])} classes, order {made.order}, seed {made.seed}"
+    )
+    over = ", drawn anew for every round; here all rounds together" if made.redraws else ""
+    typer.echo(f"{images['train']} train images{over}")
+    tuning = f"{images['select']} for tuning, " if images["select"] else ""
+    tests = f"{images['test']} test images, dealt evenly" if images["test"] else "no test images"
+    typer.echo(f"{tuning}{tests}")
+    for note in made.notes:
+        typer.echo(f"note: {printable(note)}")
+    typer.echo("")
+    shown = holdings if len(holdings) <= MOST_ROWS else holdings[: MOST_ROWS - 4]
+    for line in _table(shown, len(made.tasks)):
+        typer.echo(line)
+    if len(shown) < len(holdings):
+        typer.echo(f"... and {len(holdings) - len(shown)} more (--format json has all)")
+    sizes, held = [h["train"] for h in holdings], [h["classes"] for h in holdings]
+    owners = [
+        sum(name in made.counts(slot) for slot in range(made.clients))
+        for task in made.tasks
+        for name in task
+    ]
+    typer.echo("")
+    typer.echo(
+        f"A client has {_span(sizes)} train images (median {median(sizes):g}) of {_span(held)} "
+        f"classes; a class is with {_span(owners)} clients."
+    )
+    for what in ("picture", "export"):
+        if row[what]:
+            typer.echo(f"{what:8} {row[what]}")
+
+
+def _table(holdings: list[dict[str, Any]], tasks: int) -> list[str]:
+    head = ["slot", "classes", "train", "test", *(f"t{n}" for n in range(tasks))]
+    rows = [[h["slot"], h["classes"], h["train"], h["test"], *h["tasks"]] for h in holdings]
+    cells = [head, *([str(value) for value in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    return ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in cells]
+
+
+def _span(numbers: list[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _progress(doing: str, what: str) -> Callable[[int, int], None]:
+    """Return what tells on stderr, about once in two seconds, how far it is."""
+    import time
+
+    last = time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PROGRESS_S:
+            last = time.monotonic()
+            _say(f"{doing}: {done} of {total} {what}")
+
+    return tell
+
+
+def _say(text: str) -> None:
+    typer.echo(printable(text), err=True)

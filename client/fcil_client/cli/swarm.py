@@ -1,0 +1,175 @@
+"""``fcil-client swarm``: many clients in one process over one backbone."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fcil_client.cli.join_options import (
+    AllowPartialOption,
+    DeviceOption,
+    EngineOption,
+    MaxEpsilonOption,
+    MicroBatchOption,
+    MinCountOption,
+    MinNoiseOption,
+    PrecisionOption,
+    ServerOption,
+    WeightsOption,
+    WorkTimeoutOption,
+)
+from fcil_client.cli.policy_options import (
+    HoursOption,
+    ImagesOption,
+    MaxMemoryOption,
+    MaxTemperatureOption,
+    MaxThreadsOption,
+    MinBatteryOption,
+    NiceOption,
+    OnMainsOption,
+    PatienceOption,
+    ThreadsOption,
+    WhenIdleOption,
+)
+from fcil_protocol.errors import UsageError
+from fcil_protocol.process.cli_options import FormatOption, JsonOption
+from fcil_protocol.process.log_file import LogFormat, LogFormatOption, LogOption, LogSizeOption
+from fcil_protocol.process.terminal import Format, chosen, errors
+
+
+class Spread(StrEnum):
+    """Where a swarm's members run."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+def swarm(
+    ctx: typer.Context,
+    data: Annotated[
+        Path,
+        typer.Option(help="A folder with one folder per client; with --partition: the data."),
+    ],
+    partition: Annotated[
+        Path | None, typer.Option(help="Who holds which images of the data: fcil-client split.")
+    ] = None,
+    slots: Annotated[
+        str | None, typer.Option(help="Only these clients of the partition.", metavar="0-9,12")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Members are called NAME-000, NAME-001 ...")] = "swarm",
+    until_done: Annotated[
+        bool,
+        typer.Option("--until-done", help="End with the run, or when the server stops."),
+    ] = False,
+    together: Annotated[
+        bool,
+        typer.Option("--together", help="End all as soon as one takes no further part."),
+    ] = False,
+    tickets: Annotated[
+        Path | None, typer.Option(help="A folder with MEMBER.ticket for each member.")
+    ] = None,
+    server: ServerOption = None,
+    engine: EngineOption = "auto",
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    weights: WeightsOption = None,
+    max_threads: MaxThreadsOption = 0,
+    threads: ThreadsOption = 0,
+    nice: NiceOption = 10,
+    max_memory: MaxMemoryOption = None,
+    memory_mb: ImagesOption = 0,
+    micro_batch: MicroBatchOption = 0,
+    work_timeout: WorkTimeoutOption = 1800,
+    only_on_mains: OnMainsOption = False,
+    min_battery: MinBatteryOption = 0,
+    only_when_idle: WhenIdleOption = False,
+    hours: HoursOption = None,
+    max_temperature: MaxTemperatureOption = 0.0,
+    patience: PatienceOption = 120.0,
+    min_noise: MinNoiseOption = 0.0,
+    max_epsilon: MaxEpsilonOption = 0.0,
+    min_count: MinCountOption = 1,
+    allow_partial: AllowPartialOption = False,
+    spread: Annotated[
+        Spread, typer.Option(help="In this process, or over a Ray cluster in groups of slots.")
+    ] = Spread.LOCAL,
+    groups: Annotated[int, typer.Option(min=1, help="With ray: processes with a worker each.")] = 1,
+    cpus_per_group: Annotated[
+        float, typer.Option(min=0.1, help="With ray: cores that a group takes.")
+    ] = 1.0,
+    gpus_per_group: Annotated[
+        float, typer.Option(min=0, help="With ray: GPUs that a group takes, or a part of one.")
+    ] = 0.0,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="With ray: a running cluster; else RAY_ADDRESS, else one made here."),
+    ] = None,
+    log: LogOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    log_mb: LogSizeOption = 10,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Run many clients in this process: each with keys, connection and home of its own.
+
+    One worker with one backbone computes for all of them in turn. Started again, every member
+    goes on where it was. The exit code is 1 if a member failed, or with --until-done if the
+    server stopped before the run was complete.
+    """
+    form = chosen(form, json_flag)
+    with errors(form):
+        if form is Format.JSON:
+            raise UsageError("a swarm tells as it goes on: use --format jsonl.")
+        import asyncio
+
+        from fcil_adapters.backbones.engines import check_engine
+        from fcil_adapters.backbones.precision import check_choice
+        from fcil_client.cli.policy_options import rules
+        from fcil_client.rounds.options import Options
+        from fcil_client.rounds.resources import read_bound
+        from fcil_client.state.privacy_budget import Limits
+        from fcil_client.swarm.screen import watched
+        from fcil_client.swarm.seats import Door, find_seats
+        from fcil_client.swarm.swarm import Ends
+        from fcil_protocol.process.log_file import open_log
+
+        check_choice(precision)
+        check_engine(engine)
+        options = Options(
+            data=data,
+            engine=engine,
+            device=device,
+            precision=precision,
+            weights=weights,
+            threads=max_threads or threads,
+            nice=nice,
+            micro_batch=micro_batch or None,
+            max_memory=read_bound(max_memory),
+            image_bytes=memory_mb * 1_000_000,
+            manners=rules(
+                only_on_mains=only_on_mains,
+                min_battery=min_battery,
+                only_when_idle=only_when_idle,
+                hours=hours,
+                max_temperature=max_temperature,
+                patience=patience,
+            ),
+            work_timeout_s=work_timeout,
+            limits=Limits(min_noise, max_epsilon, min_count, allow_partial),
+        )
+        seats = find_seats(data, partition, slots, name)
+        door = Door(server, tickets)
+        file = open_log(log, log_format, log_mb)
+        if spread is Spread.RAY:
+            from fcil_client.swarm.groups import Share
+            from fcil_client.swarm.spread import forwarded, watched_groups
+
+            words = forwarded(ctx)
+            share = Share(cpus_per_group, gpus_per_group)
+            raise SystemExit(watched_groups(seats, groups, words, share, ray_address, form, file))
+        ends = Ends(until_done, together)
+        code = asyncio.run(watched(seats, options, door, form, file, ends))
+    raise SystemExit(code)

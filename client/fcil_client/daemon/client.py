@@ -1,0 +1,293 @@
+"""The client's IO shell: link, worker, outbox, folder, signals. It decides nothing.
+
+`session.machine.Session` says what to do; here it is done. Long work (loading the backbone,
+scanning the folder, a round) runs as a task beside the loop and comes back as an event, so the
+daemon answers at any moment and training goes on while the link is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from importlib.metadata import version
+from typing import Any
+
+from fcil_client.daemon import status as telling
+from fcil_client.daemon.conversation import Conversation
+from fcil_client.daemon.host import Alone, Surroundings
+from fcil_client.daemon.jobs import Jobs, defect
+from fcil_client.daemon.progress import Reports
+from fcil_client.daemon.transfers import Transfers
+from fcil_client.data.inventory import Inventory
+from fcil_client.link import handshake
+from fcil_client.link.connection import Connection
+from fcil_client.link.handshake import Terms
+from fcil_client.notes import Note, Notes
+from fcil_client.policy.sensors import Sensors
+from fcil_client.rounds.compute import Workplace
+from fcil_client.rounds.options import Options
+from fcil_client.rounds.round_work import RoundWork
+from fcil_client.session import events
+from fcil_client.session.machine import Session
+from fcil_client.state.home import Enrolment, Home
+from fcil_protocol.errors import FcilError, StorageError
+from fcil_protocol.ids import RoundKey
+from fcil_protocol.link.dial import Dial, dial
+from fcil_protocol.messages.messages import Decline
+from fcil_protocol.process.supervisor import Service
+from fcil_protocol.trust.keys import PrivateKeys
+
+
+class Client:
+    """One data folder's membership in one federation.
+
+    Args:
+        say: shows a note in the terminal or the log.
+        make: starts a link to one of the server's addresses.
+        service: signals, and what a supervisor is told.
+        sensors: say whether this device may work; None: its own.
+        around: what a process gives to it that many clients share; None: it is alone in it, and
+            ``make``, ``service`` and ``sensors`` are its own.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        enrolment: Enrolment,
+        options: Options,
+        *,
+        say: Callable[[Note], None],
+        make: Dial = dial,
+        service: Service | None = None,
+        sensors: Sensors | None = None,
+        around: Surroundings | None = None,
+    ) -> None:
+        self.home = home
+        self.notes = Notes(say)
+        self._began = time.monotonic()
+        self.counted = 0
+        self._judged = ""
+        self._keys = PrivateKeys.load_or_new(home.keys_path)
+        self._limits = options.limits
+        self._around = around or Alone(home, options, make, service, sensors)
+        self._line = Connection(enrolment, self._keys, self._around.dial)
+        self._work = RoundWork(
+            home, enrolment, self._keys, options, self._around.place,
+            tell=lambda text: self.notes("warning", text),
+        )  # fmt: skip
+        self._jobs = Jobs(
+            self._work, self.notes, feed=self._feed, fail=self._fail, progress=self._trained
+        )
+        self._transfers = Transfers(
+            home, enrolment, self._keys, self._line, self._work.journal, self.notes, self._feed,
+            self._work.outbox,
+        )  # fmt: skip
+        self._session = Session.resume(*self._transfers.waiting())
+        self._session.patience_s = options.manners.patience_s
+        self._reports = Reports(self._line, self._session)
+        self._timers: dict[events.Event, asyncio.TimerHandle] = {}
+        self._talk = Conversation(
+            home, enrolment, self._line, self._session, self._work, self._transfers,
+            self._reports, self.notes, feed=self._feed, due=self._due, fail=self._fail,
+            goodbye=self._around.goodbye,
+        )  # fmt: skip
+        self._stopping = asyncio.Event()
+        self._failure: FcilError | None = None
+
+    # --- life -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take part until a signal or a refusal that trying again cannot mend.
+
+        Raises:
+            FcilError: why the client cannot take part.
+        """
+        await self._around.begin(self)
+        self._line.open()
+        for work in (self._talk.run(), self._transfers.watch(), *self._around.beside()):
+            self._jobs.spawn(work)
+        try:
+            await self._stopping.wait()
+        finally:
+            self._around.ending()
+            self._line.send(handshake.goodbye(self._failure))
+            for timer in self._timers.values():
+                timer.cancel()
+            self._talk.over()
+            await self._jobs.stop()
+            await asyncio.sleep(0.05)  # let the goodbye leave the socket
+            self._line.close()
+            self._around.over()
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail(self, error: FcilError) -> None:
+        self._failure = self._failure or error
+        self._stopping.set()
+
+    # --- events and instructions ------------------------------------------------------------
+
+    def _feed(self, event: events.Event) -> None:
+        unsettled: StorageError | None = None
+        for instruction in self._session.handle(event):
+            if unsettled is not None and isinstance(instruction, events.Fetch):
+                # Nothing true is learned from a state that lacks its last update. The server
+                # repeats its verdict, so a later round finds the state as it should be.
+                key = instruction.order.key
+                self._feed(events.FetchFailed(key, unsettled.code, str(unsettled)))
+                continue
+            try:
+                self._execute(instruction)
+            except StorageError as error:  # what was to be removed or kept: the rest goes on
+                self.notes("error", str(error))
+                if isinstance(instruction, events.Settle):
+                    unsettled = error
+        self._around.news()
+
+    def _execute(self, instruction: events.Instruction) -> None:
+        match instruction:
+            case events.Greet():
+                self._talk.greet()
+            case events.EnterRun(run):
+                self._enter(run)
+            case events.LoadBackbone():
+                self._jobs.load(self._talk.known_terms)
+            case events.Scan():
+                self._jobs.scan()
+            case events.Announce():
+                inventory = self._jobs.inventory or Inventory()
+                self._transfers.announce(self._work, inventory, self._talk.known_terms)
+            case events.HoldNothing():
+                self._jobs.inventory = Inventory()
+            case events.Fetch(order):
+                self._reports.now = ("fetching", 0, 1)
+                self._transfers.fetch(order)
+            case events.Train(order):
+                self._jobs.train(order, self._talk.known_terms, self._line.server)
+            case events.CancelWork(key):
+                self.notes("info", f"{key}: its work is stopped")
+                self._jobs.cancel_round()
+                self._transfers.stop()
+            case events.Offer(digest):
+                self._reports.now = ("sending", 0, 1)
+                self._transfers.offer(digest)
+            case events.Later(event, pause_s):
+                self._later(event, pause_s)
+            case events.Drop(digest, reason):
+                self.notes("info", f"an update was dropped: {reason}")
+                self.home.drop_outgoing(digest)
+                self.home.settle(digest, counted=False)
+            case events.Forget(digest):
+                self.home.drop_outgoing(digest)
+                self._reports.now = None
+            case events.Settle(verdict):
+                self._settle(verdict.update, verdict.counted, verdict.reason)
+            case events.Refuse(key, code, text):
+                self._decline(key, code, text)
+
+    def _later(self, event: events.Event, pause_s: float) -> None:
+        if event not in self._timers:
+            loop = asyncio.get_running_loop()
+            self._timers[event] = loop.call_later(pause_s, self._due, event)
+
+    def _due(self, event: events.Event) -> None:
+        self._timers.pop(event, None)
+        try:
+            self._feed(event)
+        except Exception as error:
+            self._fail(defect(error))
+
+    def _enter(self, run: str) -> None:
+        terms = self._talk.known_terms
+        self.place.enter(run)
+        try:
+            if self.home.enter_run(run):
+                self.notes("info", f"run {run}: {terms.method.name} on {terms.backbone.name}")
+        except StorageError as error:  # with another run's state nothing true can be learned
+            self._fail(error)
+
+    def _settle(self, digest: str, counted: bool, reason: str) -> None:
+        self.home.settle(digest, counted=counted)
+        if digest == self._judged:
+            return  # the server repeats its last verdict until there is another
+        self._judged = digest
+        self.counted += counted
+        if not counted:
+            self.notes("warning", f"the last update was not counted: {reason}")
+
+    def _decline(self, key: RoundKey, code: str, text: str) -> None:
+        # The sentence may name files and classes: it stays here, the server gets the code.
+        self._reports.now = None
+        self.notes("warning", f"declined {key}: {text}")
+        self._line.send(
+            Decline(run=key.run, task=key.task, kind=key.kind, round=key.round, reason=code)
+        )
+
+    # --- what the surroundings ask for ------------------------------------------------------
+
+    @property
+    def enrolment(self) -> Enrolment:
+        """Who it is, with the server's newest certificate."""
+        return self._talk.enrolment
+
+    @property
+    def terms(self) -> Terms | None:
+        """What the last Welcome said; None before the first."""
+        return self._talk.terms
+
+    @property
+    def session(self) -> Session:
+        """Where link and work stand."""
+        return self._session
+
+    @property
+    def place(self) -> Workplace:
+        """Where it computes."""
+        return self._work.place
+
+    @property
+    def application_bytes(self) -> tuple[int, int]:
+        """Bytes of messages sent and received since the start, before encryption of the link."""
+        return self._line.sent_bytes, self._line.received_bytes
+
+    def stop(self) -> None:
+        """End the client when what is being written is written."""
+        self._stopping.set()
+
+    def feed(self, event: events.Event) -> None:
+        """Let the session take an event from outside."""
+        self._feed(event)
+
+    def watch_folder(self) -> Coroutine[Any, Any, None]:
+        """Return what notices images that come and go."""
+        return self._jobs.watch()
+
+    def stood(self) -> None:
+        """Say at once that the work stands still, or goes on."""
+        self._around.news()
+        self._reports.again()
+
+    def _trained(self, done: int, total: int) -> None:
+        self._reports.report("working", done, total)
+
+    def status(self) -> dict[str, Any]:
+        """Return everything that one wants to know of a running client."""
+        inventory = self._jobs.inventory
+        return {
+            "running": True,
+            "package": version("fcil"),
+            "clock_s": self._line.clock_s,
+            **telling.membership(self.home, self.enrolment),
+            **telling.doing(self._session, self._reports.now),
+            **telling.terms_of(self.terms, self._limits),
+            "manners": self._around.manners(),
+            "resources": self._work.resources.told,
+            "up_s": round(time.monotonic() - self._began, 1),
+            "device": self._work.device,
+            "micro_batch": dict(self._work.effort.fits),
+            "classes": inventory.counts() if inventory else None,
+            "learned_before": sorted(self._jobs.learned.names),
+            "counted": self.counted,
+            "notes": self.notes.last(20),
+        }

@@ -1,0 +1,249 @@
+"""What a client and its server tell each other, apart from what is in envelopes."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import Callable
+from importlib.metadata import version
+
+from fcil_client.daemon import status as telling
+from fcil_client.daemon.progress import Reports
+from fcil_client.daemon.transfers import Transfers
+from fcil_client.link import handshake
+from fcil_client.link.connection import Connection
+from fcil_client.link.handshake import FATAL, Terms
+from fcil_client.membership.enrol import moved
+from fcil_client.notes import Notes
+from fcil_client.rounds.round_work import RoundWork
+from fcil_client.session import events
+from fcil_client.session.events import Link, Work
+from fcil_client.session.machine import Session
+from fcil_client.state.home import Enrolment, Home
+from fcil_protocol.errors import (
+    FcilError,
+    StorageError,
+    TrustError,
+    WireError,
+    WrongClock,
+    from_code,
+)
+from fcil_protocol.link.dial import ADDRESS_S, REFUSALS
+from fcil_protocol.link.interface import COME_AGAIN
+from fcil_protocol.link.zmq_link import LinkNews
+from fcil_protocol.messages.frames import Received, parse
+from fcil_protocol.messages.messages import (
+    Ack,
+    Bye,
+    Chunk,
+    Nack,
+    Parts,
+    RoundClosed,
+    RoundOpen,
+    Want,
+    Welcome,
+)
+
+ANSWER_S = 60.0  # for an answer to a Hello, which holds up to 130 kB, before another is said
+TWO_LINKS = "two_links"  # the code of a Bye: another connection with this client's key stays
+
+
+class Conversation:
+    """Greets the server, takes its messages and news of the link, and feeds them to the session.
+
+    Args:
+        feed: takes an event.
+        due: the same, of an event whose time has come.
+        fail: ends the client with an error.
+        goodbye: told the code of the server's goodbye.
+
+    Attributes:
+        enrolment: who we are, with the server's newest certificate.
+        terms: of the last Welcome; None before the first.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        enrolment: Enrolment,
+        line: Connection,
+        session: Session,
+        work: RoundWork,
+        transfers: Transfers,
+        reports: Reports,
+        notes: Notes,
+        *,
+        feed: Callable[[events.Event], None],
+        due: Callable[[events.Event], None],
+        fail: Callable[[FcilError], None],
+        goodbye: Callable[[str], None],
+    ) -> None:
+        self.enrolment = enrolment
+        self.terms: Terms | None = None
+        self._home = home
+        self._line = line
+        self._session = session
+        self._work = work
+        self._transfers = transfers
+        self._reports = reports
+        self._notes = notes
+        self._feed = feed
+        self._due = due
+        self._fail = fail
+        self._said_goodbye = goodbye
+        self._answer: asyncio.TimerHandle | None = None
+
+    @property
+    def known_terms(self) -> Terms:
+        """The terms, which are asked for after a Welcome only."""
+        assert self.terms is not None, "the session asks for this after a Welcome only"
+        return self.terms
+
+    def over(self) -> None:
+        """Wait for no answer any more."""
+        if self._answer is not None:
+            self._answer.cancel()
+
+    async def run(self) -> None:
+        """Take what comes, for ever."""
+        while True:
+            news = await self._line.recv()
+            if isinstance(news, LinkNews):
+                await self._link_news(news)
+                continue
+            try:
+                self._take(parse(news))
+            except FcilError as error:
+                level = "error" if isinstance(error, TrustError) else "warning"
+                self._notes(level, f"a message was refused: {error}")
+
+    async def _link_news(self, news: LinkNews) -> None:
+        address = self._line.address
+        if news.state == "up":
+            self._notes.over(address)
+            self._notes("info", f"connected to {address}")
+            self._feed(events.LinkUp())
+            return
+        if news.state == "refused":
+            again = " It is tried again by itself." if news.reason == COME_AGAIN else ""
+            self._notes.once(address, "error", REFUSALS[news.reason] + again)
+            return
+        self._line.lose()
+        self._transfers.lose()
+        self._feed(events.LinkDown())
+        if news.reason != "unreachable":
+            self._notes("info", "the connection is gone; trying again")
+            return
+        if self._follow():
+            return
+        self._notes.once(address, "warning", f"nobody answers at {address}; trying again")
+        if self._line.has_other_addresses:
+            await asyncio.sleep(ADDRESS_S)
+            self._line.turn()
+
+    def _follow(self) -> bool:
+        """Go where the server of this machine and user is now, if it says that it has moved."""
+        try:
+            fresh = moved(self._home, self.enrolment)
+        except StorageError as error:  # at the next try, or at the next start
+            self._notes.once("moved", "warning", str(error))
+            return False
+        if fresh is None:
+            return False
+        self.enrolment = fresh
+        self._notes("info", f"the server is at {', '.join(fresh.addresses)} now")
+        self._line.follow(fresh.addresses)
+        return True
+
+    def greet(self) -> None:
+        """Say Hello, and say it again if no answer comes."""
+        methods, faults = handshake.installed_methods()
+        for text in faults:
+            self._notes.once(text, "warning", text)
+        self._line.begin()
+        self.over()
+        loop = asyncio.get_running_loop()
+        self._answer = loop.call_later(ANSWER_S, self._due, events.TryAgain(Link.GREETING))
+        self._line.send(
+            handshake.hello(
+                self.enrolment,
+                nonce=self._line.nonce,
+                package=version("fcil"),
+                methods=methods,
+                device=self._work.device or f"{platform.system()} {platform.machine()}",
+                terms=self.terms,
+                claim=self._work.claim,
+                ready=self._session.backbone_ready,
+            )
+        )
+
+    def _take(self, received: Received) -> None:
+        message = received.message
+        if isinstance(message, Welcome):
+            self._welcome(received, message)
+            return
+        message = self._line.check(received)
+        match message:
+            case RoundOpen():
+                self._notes("info", f"asked for {message.key}")
+                self._feed(events.RoundOpened(message))
+            case RoundClosed():
+                if message.answer in telling.WITHOUT_US:
+                    self._notes("info", f"{message.key}: {telling.WITHOUT_US[message.answer]}")
+                self._feed(events.RoundOver(message.key, message.verdict))
+            case Parts() | Chunk():
+                self._transfers.part(received, message, self.known_terms)
+                if self._session.work is Work.FETCHING:
+                    self._reports.report("fetching", *self._transfers.progress)
+            case Want():
+                self._transfers.want(message)
+            case Ack():
+                self._transfers.acked(message.digest)
+            case Nack():
+                self._nacked(message)
+            case Bye():
+                self._goodbye(message)
+            case _:
+                raise WireError(f"a server does not send {message.type}.")
+
+    def _welcome(self, received: Received, welcome: Welcome) -> None:
+        if welcome.nonce != self._line.nonce or self._session.link is not Link.GREETING:
+            return  # the answer to an earlier Hello
+        try:
+            server = handshake.read_server(welcome, self.enrolment)
+            self._notes.over("clock")
+        except WrongClock as error:
+            self._notes.once("clock", "error", f"{error} Trying again")
+            self._feed(events.HelloRefused())
+            return
+        except FcilError as error:
+            self._fail(error)
+            return
+        self._line.accept(received, welcome, server)
+        try:
+            self.enrolment = self._home.keep_certificate(self.enrolment, welcome.certificate)
+        except StorageError as error:  # it comes with every Welcome
+            self._notes("warning", str(error))
+        try:
+            self.terms = handshake.read_terms(welcome)
+            self._work.choose_engine(self.terms)
+        except FcilError as error:
+            self._fail(error)  # in a session that stands, so the server learns why
+            return
+        self._feed(events.Welcomed(self.terms.run, welcome.ready, welcome.verdict))
+
+    def _nacked(self, nack: Nack) -> None:
+        error = from_code(nack.code, nack.text, nack.action)
+        if nack.digest:
+            self._transfers.nacked(nack)
+        elif nack.code in FATAL:
+            self._fail(error)
+        else:
+            self._notes("warning", f"the server refused a message: {error}")
+            self._feed(events.HelloRefused())  # what else, while a Hello waits for its answer
+
+    def _goodbye(self, bye: Bye) -> None:
+        if bye.code == TWO_LINKS:
+            self._fail(handshake.looks_copied())
+        self._notes("info", f"the server says goodbye: {bye.reason}")
+        self._said_goodbye(bye.code)

@@ -1,0 +1,256 @@
+"""Long work beside the daemon's loop: each job is a task that ends in an event."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from watchfiles import Change, awatch
+
+from fcil_adapters.images.folder_walk import FolderWalk
+from fcil_client.data.file_names import is_about_a_name, is_text
+from fcil_client.data.inventory import Inventory
+from fcil_client.link.handshake import Terms
+from fcil_client.notes import Notes
+from fcil_client.rounds.class_ids import Learned
+from fcil_client.rounds.round_work import RoundWork
+from fcil_client.session import events
+from fcil_protocol.errors import (
+    BackboneMismatch,
+    ConfigError,
+    DataError,
+    FcilError,
+    InternalError,
+    StaleUpdate,
+    UsageError,
+    WorkerError,
+)
+from fcil_protocol.messages.messages import RoundOpen
+from fcil_protocol.trust.keys import PublicKeys
+
+LOG = logging.getLogger("fcil_client")
+
+
+def defect(error: Exception) -> InternalError:
+    """Return an unexpected exception as an error with a sentence; its traceback is logged."""
+    LOG.error("an unexpected failure", exc_info=error)
+    internal = InternalError(
+        f"{type(error).__name__}: {error}.", action=InternalError.default_action()
+    )
+    internal.__cause__ = error
+    return internal
+
+
+async def changes(data: Path, notes: Notes) -> AsyncIterator[set[str]]:
+    """Yield the paths that changed in a folder; an empty set where it is not known which.
+
+    It ends when the folder cannot be watched (any more), which is told.
+    """
+    places = await asyncio.to_thread(_folders, data)
+    found = _watch(places)
+    while True:
+        paths: set[str] = set()
+        try:
+            paths = {path for _, path in await anext(found)}
+        except StopAsyncIteration:
+            return
+        except ExceptionGroup as group:
+            if not group.subgroup(is_about_a_name):
+                raise
+            found = _watch(places)
+        # Gone, or the system watches too much already.
+        except (OSError, RuntimeError) as error:
+            before, places = places, await asyncio.to_thread(_folders, data)
+            if places == before:
+                notes(
+                    "warning",
+                    f"the folder cannot be watched ({error}); images that come or go are noticed "
+                    "when the client is started again",
+                )
+                return
+            found = _watch(places)  # one of them went before it was watched
+        yield paths
+        if _about_folders(paths, places):
+            await found.aclose()
+            places = await asyncio.to_thread(_folders, data)
+            found = _watch(places)
+            yield set()  # what came into a new folder before it was watched
+
+
+def _folders(data: Path) -> list[str]:
+    """Return all folders of images; the watcher itself would follow links round in circles."""
+    names = ("/".join(parts) for parts, _ in FolderWalk(data))
+    return sorted({str(data), *(str(data / name) for name in names if is_text(name))})
+
+
+def _about_folders(paths: set[str], places: list[str]) -> bool:
+    """Say whether a folder came or went; another one of the same name is not watched yet."""
+    return not paths.isdisjoint(places) or any(Path(path).is_dir() for path in paths)
+
+
+def _watch(places: list[str]) -> AsyncGenerator[set[tuple[Change, str]], None]:
+    return awatch(*places, debounce=2000, step=500, recursive=False)
+
+
+class Jobs:
+    """Starts the worker's work and feeds its ends to the session.
+
+    Args:
+        feed: takes an event.
+        fail: ends the daemon with an error.
+        progress: told how far a round's work is.
+
+    Attributes:
+        inventory: what the last scan found; None before the first one.
+        learned: which of its images came after their class was learned.
+    """
+
+    def __init__(
+        self,
+        work: RoundWork,
+        notes: Notes,
+        *,
+        feed: Callable[[events.Event], None],
+        fail: Callable[[FcilError], None],
+        progress: Callable[[int, int], None],
+    ) -> None:
+        self.inventory: Inventory | None = None
+        self.learned = Learned()
+        self._work = work
+        self._notes = notes
+        self._feed = feed
+        self._fail = fail
+        self._progress = progress
+        self._run = ""  # whose backbone is asked for
+        self._loaded = False  # some backbone was
+        self._round: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task; an error that it lets out ends the daemon."""
+        task = asyncio.get_running_loop().create_task(self._guard(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except FcilError as error:
+            self._fail(error)
+        except Exception as error:
+            self._fail(defect(error))
+
+    async def stop(self) -> None:
+        """Cancel all tasks and end the worker."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._work.close()
+
+    # --- backbone and folder ----------------------------------------------------------------
+
+    def load(self, terms: Terms) -> None:
+        """Load the backbone that the server names."""
+        self._run = terms.run
+        self.spawn(self._load(terms))
+
+    async def _load(self, terms: Terms) -> None:
+        if terms.method.needs_backbone:
+            self._notes("info", f"loading {terms.backbone.name}")
+        try:
+            await self._work.load(terms)
+        except FcilError as error:
+            mine = terms.run == self._run  # and not what an earlier run asked for
+            if mine and not self._passes(error):
+                raise
+            self._notes.once("backbone", "error", f"the backbone cannot be loaded: {error}")
+            self._feed(events.BackboneFailed(terms.run))
+        else:
+            self._loaded = True
+            self._notes.over("backbone")
+            self._notes("info", f"ready on {self._work.device}")
+            self._feed(events.BackboneReady(terms.run))
+
+    def _passes(self, error: FcilError) -> bool:
+        """Say whether to try again: what never worked was asked for wrongly."""
+        if isinstance(error, BackboneMismatch | ConfigError | UsageError):
+            return False
+        return self._loaded or isinstance(error, WorkerError)
+
+    def scan(self) -> None:
+        """Look through the data folder."""
+        self.spawn(self._scan())
+
+    async def _scan(self) -> None:
+        try:
+            inventory = await self._work.scan()
+        except DataError as error:
+            if self.inventory is None:
+                raise  # a folder that never was one of images
+            self.inventory = Inventory()
+            self._unscanned(error)
+        except FcilError as error:
+            self._unscanned(error)
+        else:
+            for text in inventory.changes:
+                self._notes("info", text)
+            for text in inventory.faults:
+                self._notes("warning", text)
+            self.inventory = inventory
+            self._notes.over("scan")
+            self._feed(events.Scanned())
+
+    def _unscanned(self, error: FcilError) -> None:
+        self._notes.once("scan", "error", f"the folder cannot be looked through: {error}")
+        self._feed(events.ScanFailed())
+
+    async def watch(self) -> None:
+        """Notice images that come and go while the client runs."""
+        async for _ in changes(self._work.data, self._notes):
+            self._feed(events.FolderChanged())
+
+    # --- a round ----------------------------------------------------------------------------
+
+    def train(self, order: RoundOpen, terms: Terms, server: PublicKeys) -> None:
+        """Do the work of a round."""
+        self._round = self.spawn(self._train(order, terms, server))
+
+    def cancel_round(self) -> None:
+        """Stop the work of the current round; the worker ends with it if it was at it."""
+        if self._round is not None:
+            self._round.cancel()
+            self._round = None
+
+    async def _train(self, order: RoundOpen, terms: Terms, server: PublicKeys) -> None:
+        key = order.key
+        started = time.monotonic()
+        try:
+            digest = await self._work.run(order, terms, server, self._progress)
+        except StaleUpdate as error:
+            self._notes("warning", error.message)
+            self._feed(events.PartsLost(key, error.message))
+        except FcilError as error:
+            self._feed(events.WorkFailed(key, error.code, str(error)))
+        except Exception as error:
+            internal = defect(error)
+            self._feed(events.WorkFailed(key, internal.code, str(internal)))
+        else:
+            for text in self._work.faults:
+                self._notes("warning", text)
+            self._notes("info", f"{key} done in {time.monotonic() - started:.1f} s")
+            self._tell_learned(order)
+            self._feed(events.WorkDone(key, digest))
+
+    def _tell_learned(self, order: RoundOpen) -> None:
+        held = self.inventory.train if self.inventory is not None else {}
+        late = self.learned.news(order, self._work.names, held)
+        if late:
+            names = ", ".join(late[:8]) + (f" and {len(late) - 8} more" if len(late) > 8 else "")
+            text = "learned in an earlier task; new images of it are tested, not trained"
+            self._notes("info", f"{names}: {text}")

@@ -1,0 +1,62 @@
+"""What a running client says of itself: to ``status``, to who supervises it, and in its notes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fcil_client.link.handshake import Terms
+from fcil_client.session.machine import Session
+from fcil_client.state.home import Enrolment, Home
+from fcil_client.state.privacy_budget import Limits
+
+# How a round can end without this client's update, in words; the next one is asked anew.
+WITHOUT_US = {
+    "late": "closed at its deadline, or by the operator, before this client's update came",
+    "lost": "closed while this client was away for too long",
+    "surplus": "has as many updates as it takes; this client's is not needed",
+}
+
+_TERMS = ("run", "method", "backbone", "backbone_digest", "privacy", "exemplars")
+
+
+def line(session: Session, counted: int) -> str:
+    """Say in one line what the client does."""
+    doing = f"{session.work.value} {session.key}" if session.key else session.work.value
+    return f"link {session.link.value}; {doing}; {counted} updates counted"
+
+
+def membership(home: Home, enrolment: Enrolment) -> dict[str, Any]:
+    """Return whose client it is, of which federation, and what waits to be sent."""
+    return {
+        "client": enrolment.client_id,
+        "name": enrolment.name,
+        "federation": enrolment.federation,
+        "server": list(enrolment.addresses),
+        "data": enrolment.data,
+        "directory": str(home.directory),
+        "outbox": len(home.outbox()),
+    }
+
+
+def doing(session: Session, progress: tuple[str, int, int] | None) -> dict[str, Any]:
+    """Return where link and work stand."""
+    return {
+        "link": session.link.value,
+        "work": session.work.value,
+        "round": str(session.key) if session.key else None,
+        "progress": list(progress) if progress else None,
+    }
+
+
+def terms_of(terms: Terms | None, limits: Limits) -> dict[str, Any]:
+    """Return what the server's run is, and the terms of privacy beside the client's own limits."""
+    if terms is None:
+        return dict.fromkeys(_TERMS)
+    return {
+        "run": terms.run,
+        "method": terms.method.name,
+        "backbone": terms.backbone.name,
+        "backbone_digest": terms.backbone.digest if terms.method.needs_backbone else None,
+        "privacy": {**terms.privacy.model_dump(), "own": vars(limits)},
+        "exemplars": terms.method.exemplars(terms.hparams),
+    }

@@ -1,0 +1,264 @@
+"""What travels as envelopes: parts in, updates and inventories out. Their ends are events."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+from fcil_client.data.inventory import Inventory
+from fcil_client.link.connection import Connection
+from fcil_client.link.downloads import Downloads
+from fcil_client.link.handshake import Terms
+from fcil_client.notes import Notes
+from fcil_client.rounds.round_work import RoundWork
+from fcil_client.session import events
+from fcil_client.state.home import Enrolment, Home
+from fcil_client.state.outbox import Outbox
+from fcil_client.state.sent_journal import Journal
+from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
+from fcil_protocol.envelopes.window import PATIENCE_S
+from fcil_protocol.errors import CorruptFile, FcilError, RoundClosed, StorageError, from_code
+from fcil_protocol.ids import RoundKey
+from fcil_protocol.messages.frames import Received
+from fcil_protocol.messages.messages import Chunk, Nack, Parts, RoundOpen, Want
+from fcil_protocol.trust.keys import PrivateKeys
+
+RECENT = 8  # inventories of this process whose late answers are known as such, and offers
+WATCH_S = 10.0  # how often to look for what was lost on a connection that lives
+
+
+class Transfers:
+    """Moves envelopes over the connection, for the session.
+
+    Args:
+        journal: notes what goes out before it does.
+        feed: takes an event.
+        outbox: where updates are put.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        enrolment: Enrolment,
+        keys: PrivateKeys,
+        line: Connection,
+        journal: Journal,
+        notes: Notes,
+        feed: Callable[[events.Event], None],
+        outbox: Outbox,
+    ) -> None:
+        self._home = home
+        self._line = line
+        self._journal = journal
+        self._notes = notes
+        self._feed = feed
+        self._outbox = outbox
+        self._downloads = Downloads(home, enrolment, keys, line.send)
+        self._key: RoundKey | None = None  # of the order whose parts are fetched
+        self._inventories: deque[str] = deque(maxlen=RECENT)  # digests, the newest last
+        self._offered: deque[str] = deque(maxlen=RECENT)  # digests that have no answer yet
+        self._begun: deque[str] = deque(maxlen=RECENT)  # digests; the server may have some of them
+        self._heard: dict[str, float] = {}  # offered on this connection -> last word about it
+        self._last: tuple[object, str, StoredEnvelope] | None = None  # inventory: what it says
+
+    def waiting(self) -> tuple[RoundOpen | None, str]:
+        """Return what an earlier process left in the outbox: order and digest."""
+        order, digest = self._outbox.waiting()
+        if digest and not self._journal.has_sealed(digest):
+            # A power cut took the line, so it never left; the server asks for another one.
+            self._home.drop_outgoing(digest)
+            return None, ""
+        if digest:
+            self._begun.append(digest)
+        return order, digest
+
+    def lose(self) -> None:
+        """The connection is gone, and with it what was on its way."""
+        self._heard.clear()
+        self._downloads.lose()
+
+    async def watch(self) -> None:
+        """Look now and then whether something was lost on a connection that lives."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            self._downloads.revive()
+            for digest, heard in list(self._heard.items()):
+                if time.monotonic() - heard >= PATIENCE_S:
+                    self._say_again(digest)
+
+    def _say_again(self, digest: str) -> None:
+        """Offer once more what the server says nothing about, unless it was dropped meanwhile."""
+        if not self._held(digest):
+            del self._heard[digest]
+            return
+        self._heard[digest] = time.monotonic()
+        try:
+            self._send(digest)
+        except FcilError as error:
+            self._unsent(digest, error)
+
+    def _held(self, digest: str) -> bool:
+        return self._home.outbox_path(digest).exists() or digest in self._newest
+
+    # --- in ---------------------------------------------------------------------------------
+
+    def fetch(self, order: RoundOpen) -> None:
+        """Ask for the parts of an order that are not on disk."""
+        self._key = order.key
+        try:
+            complete = self._downloads.start(order.parts)
+        except StorageError as error:
+            self._unfetched(error)
+        else:
+            if complete:
+                self._feed(events.PartsReady(self._key))
+
+    def stop(self) -> None:
+        """Ask for nothing more."""
+        self._downloads.stop()
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Bytes here and bytes in total of the order's parts."""
+        return self._downloads.progress
+
+    def part(self, received: Received, message: Parts | Chunk, terms: Terms) -> None:
+        """Take a part's header or chunk.
+
+        Raises:
+            WireError: a chunk that fits nothing; what fits may still come.
+        """
+        try:
+            if isinstance(message, Chunk):
+                complete = self._downloads.chunk(received, message)
+            else:
+                complete = self._downloads.header(received, message, terms, self._line.server)
+        except FcilError as error:
+            if isinstance(message, Chunk) and not isinstance(error, StorageError):
+                raise
+            self._unfetched(error)
+        else:
+            if complete and self._key is not None:
+                self._feed(events.PartsReady(self._key))
+
+    def _unfetched(self, error: FcilError) -> None:
+        self._downloads.stop()
+        if self._key is not None:
+            text = f"a part is not to be had: {error}"
+            self._feed(events.FetchFailed(self._key, error.code, text))
+
+    # --- out --------------------------------------------------------------------------------
+
+    def announce(self, work: RoundWork, inventory: Inventory, terms: Terms) -> None:
+        """Seal which classes are held, and send it."""
+        try:
+            digest = self._inventory(work, inventory, terms)
+            self._offer(digest)
+        except FcilError as error:
+            self._notes("error", f"the classes cannot be announced: {error}")
+            self._feed(events.InventoryRefused(error.code))
+
+    def _inventory(self, work: RoundWork, inventory: Inventory, terms: Terms) -> str:
+        """Return the sealed inventory's digest; one that says the same goes on where it was."""
+        told = inventory.told(work.least(terms)).counts()
+        what = (told, terms.run, terms.method.name, terms.schema_digest, self._line.server)
+        if self._last is None or self._last[0] != what:
+            sealed, digest = work.seal_inventory(terms, self._line.server, inventory)
+            self._last = (what, digest, sealed)
+            self._inventories.append(digest)
+        self._outbox.hold(self._last[1], self._last[2])
+        return self._last[1]
+
+    def offer(self, digest: str) -> None:
+        """Send an update from the outbox (again)."""
+        try:
+            self._offer(digest)
+        except CorruptFile as error:
+            self._unreadable(digest, error)
+        except FcilError as error:
+            self._feed(events.OfferFailed(digest, error.code, str(error)))
+
+    def _offer(self, digest: str) -> None:
+        if digest in self._heard:
+            return  # on its way over this connection
+        self._outbox.load(digest)
+        self._journal.sent(digest)
+        if digest not in self._offered:
+            self._offered.append(digest)
+        self._heard[digest] = time.monotonic()
+        self._send(digest)
+
+    def _send(self, digest: str) -> None:
+        again = digest in self._begun
+        if not again:
+            self._begun.append(digest)
+        self._outbox.offer(digest, self._line.send, again=again)
+
+    def want(self, message: Want) -> None:
+        """Send the chunks that the server asks for; none of what is not offered or held."""
+        digest = message.digest
+        if digest not in self._offered:
+            return
+        if self._held(digest):
+            self._heard[digest] = time.monotonic()
+            try:
+                self._outbox.send_chunks(digest, message.chunks, self._line.send, span=message.span)
+            except FcilError as error:
+                self._unsent(digest, error)
+
+    @property
+    def _newest(self) -> list[str]:
+        return list(self._inventories)[-1:]
+
+    def _unsent(self, digest: str, error: FcilError) -> None:
+        """Nothing more goes out now: what is damaged is given up, the rest offered again later.
+
+        `offer`, which then opens the file anew, has the last word.
+        """
+        if isinstance(error, CorruptFile):
+            self._unreadable(digest, error)
+            return
+        self._heard.pop(digest, None)  # otherwise `offer` took it to be on its way
+        self._notes("warning", str(error))
+        self._feed(events.Nacked(digest, error.code))
+
+    def _unreadable(self, digest: str, error: FcilError) -> None:
+        """Give up an update whose file is damaged; the server asks for another one."""
+        self._notes("warning", str(error))
+        self._feed(events.Nacked(digest, "corrupt_file"))
+
+    def acked(self, digest: str) -> None:
+        """The server has an envelope."""
+        self._answered(digest, lambda: self._journal.acked(digest))
+        if digest in self._inventories:
+            self._feed(events.Announced())
+        else:
+            self._notes("info", "the server has the update")
+            self._feed(events.Acked(digest))
+
+    def nacked(self, nack: Nack) -> None:
+        """The server refuses an envelope, or has no such part."""
+        error = from_code(nack.code, nack.text, nack.action)
+        self._answered(nack.digest, lambda: self._journal.refused(nack.digest, nack.code))
+        if nack.digest in self._downloads.refs:
+            self._unfetched(error)
+        elif nack.digest not in self._inventories:
+            level = "info" if isinstance(error, RoundClosed) else "warning"
+            self._notes(level, f"the server refused the update: {error}")
+            self._feed(events.Nacked(nack.digest, nack.code))
+        elif nack.digest in self._newest:
+            self._notes("error", f"the server refused the list of classes: {error}")
+            self._feed(events.InventoryRefused(nack.code))
+
+    def _answered(self, digest: str, write: Callable[[], None]) -> None:
+        """Note the answer to an offer, once; the server cannot make this device write more."""
+        self._heard.pop(digest, None)
+        self._outbox.forget(digest)
+        if digest in self._offered:
+            self._offered.remove(digest)
+            try:
+                write()
+            except StorageError as error:  # it did leave, and this is written down
+                self._notes("warning", str(error))

@@ -1,0 +1,144 @@
+"""The images of all clients that a worker serves: one, or the members of a swarm."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+
+from fcil_adapters.contract import Preprocessing, Progress
+from fcil_adapters.images.cache import Shelf
+from fcil_adapters.images.decoding import ImageSource, open_source
+from fcil_adapters.worker.loop import Call
+from fcil_adapters.worker.pipe import Fields
+from fcil_client.data import manifest as manifests
+from fcil_client.data import partition_file
+from fcil_client.data.local_data import LocalData
+from fcil_client.data.manifest import Manifest
+from fcil_client.data.partition_file import Partition
+from fcil_client.data.partition_source import Parts
+from fcil_client.data.split import Fractions
+from fcil_protocol.errors import DataError
+
+MOST_IMAGES = 200_000  # in the lists that are kept: about 100 MB; others are read again from disk
+
+_Key = tuple[str, str, bytes]
+
+
+class HeldData:
+    """Lists of images, by client, and one shelf of decoded images for all of them.
+
+    A client's list costs about 500 bytes an image; when all are too many, those that were not
+    used for longest go, and come back with the next call from the client's manifest on disk.
+    """
+
+    def __init__(self) -> None:
+        self._manifests: OrderedDict[_Key, Manifest] = OrderedDict()  # the newest used last
+        self._data: dict[_Key, LocalData] = {}
+        self._parts: Parts | None = None
+        self._shelf: Shelf | None = None
+        self._shelf_of: tuple[Preprocessing, int, int] | None = None
+
+    def scan(self, call: Call) -> Manifest:
+        """Look through a client's images; fields as `ClientWorker.scan` has them."""
+        fields = call.fields
+        source, fractions = self._open(fields)
+        try:
+            manifest = manifests.scan(
+                source,
+                manifest_path(fields),
+                fields["salt"],
+                fractions,
+                threads=fields.get("threads", 0),
+                on_progress=lambda done, total: call.progress(Progress(done, total)),
+            )
+        except BaseException:
+            source.close()
+            raise
+        key = _key(fields)
+        if key in self._data:
+            self._data[key].refresh(source, manifest)
+        else:
+            source.close()
+        self._manifests[key] = manifest
+        self._use(key)
+        return manifest
+
+    def of(self, call: Call, preprocessing: Preprocessing) -> LocalData:
+        """Return a client's images, prepared for a backbone.
+
+        Fields: those of `scan`, ``memory_bytes`` (of decoded images, for all) and ``threads``.
+        """
+        key, fields = _key(call.fields), call.fields
+        manifest = self._manifests.get(key) or self.scan(call)
+        shelf = self._shelf_for(preprocessing, fields["memory_bytes"], fields.get("threads", 0))
+        if key not in self._data:
+            self._data[key] = LocalData(
+                self._open(fields)[0],
+                manifest,
+                preprocessing,
+                memory_bytes=fields["memory_bytes"],
+                shelf=shelf,
+            )
+        self._use(key)
+        self._data[key].tell(call.alive)
+        return self._data[key]
+
+    def _open(self, fields: Fields) -> tuple[ImageSource, Fractions]:
+        """Open a client's images; a data set that a partition divides is looked through once."""
+        data, partition = Path(fields["data"]), partition_of(fields)
+        if partition is None:
+            return open_source(data), Fractions()
+        if self._parts is None or not self._parts.are(data, partition):
+            self._parts = Parts(open_source(data), partition)
+        return self._parts.slot(fields["slot"]), partition.fractions
+
+    def _shelf_for(self, preprocessing: Preprocessing, memory_bytes: int, threads: int) -> Shelf:
+        """Return the shelf; another way to prepare images empties it."""
+        wanted = (preprocessing, memory_bytes, threads)
+        if self._shelf is None or self._shelf_of != wanted:
+            for key in list(self._data):
+                self._close(key)
+            if self._shelf is not None:
+                self._shelf.close()
+            self._shelf, self._shelf_of = Shelf(preprocessing, memory_bytes, threads), wanted
+        return self._shelf
+
+    def _use(self, key: _Key) -> None:
+        self._manifests.move_to_end(key)
+        images = sum(len(manifest.images) for manifest in self._manifests.values())
+        while images > MOST_IMAGES and len(self._manifests) > 1:
+            oldest, manifest = self._manifests.popitem(last=False)
+            images -= len(manifest.images)
+            self._close(oldest)
+
+    def _close(self, key: _Key) -> None:
+        data = self._data.pop(key, None)
+        if data is not None:
+            data.close()
+
+
+def manifest_path(fields: Fields) -> Path:
+    """Return where a client keeps the list of its images."""
+    return Path(fields["cache"]) / manifests.NAME
+
+
+def partition_of(fields: Fields) -> Partition | None:
+    """Return the partition that divides a client's data; None: all of it is the client's.
+
+    Raises:
+        DataError: the file holds another partition than the client began with.
+        CorruptFile, StorageError, UsageError: as `partition_file` says.
+    """
+    if not fields.get("partition"):
+        return None
+    partition = partition_file.load(Path(fields["partition"]))
+    if partition_file.seat(partition, fields["slot"]) != fields["seat"]:
+        raise DataError(
+            f"{fields['partition']} has become another partition since this client began.",
+            action="Put the one with which it began back, or start the clients of the new one.",
+        )
+    return partition
+
+
+def _key(fields: Fields) -> _Key:
+    return fields["data"], fields["cache"], fields["salt"]

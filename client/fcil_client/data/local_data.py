@@ -1,0 +1,106 @@
+"""The doors to a client's images: learner and evaluator, kept apart.
+
+Each door shows one side of the split and exactly the classes that were asked for, so the
+learner never meets a test image nor an image of an earlier task; those of earlier tasks that a
+method keeps as exemplars have a door of their own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from fcil_adapters.contract import Preprocessing
+from fcil_adapters.images.cache import Door, ImageStore, Shelf
+from fcil_adapters.images.decoding import ImageSource
+from fcil_client.data.manifest import Image, Manifest
+from fcil_client.data.split import Side
+from fcil_protocol.payloads.schema import class_key
+
+
+class LocalData:
+    """One client's images, decoded for one backbone and kept across rounds."""
+
+    def __init__(
+        self,
+        source: ImageSource,
+        manifest: Manifest,
+        preprocessing: Preprocessing,
+        *,
+        memory_bytes: int,
+        threads: int = 0,
+        shelf: Shelf | None = None,
+    ) -> None:
+        """Keep at most ``memory_bytes`` of decoded images; beyond that decode on access.
+
+        Clients that share a ``shelf`` share its bound and its threads.
+        """
+        self.manifest = manifest
+        self.preprocessing = preprocessing
+        self._store = ImageStore(
+            source, preprocessing, memory_bytes=memory_bytes, threads=threads, shelf=shelf
+        )
+
+    @property
+    def faults(self) -> list[str]:
+        """One sentence per image that vanished, changed or broke since the scan."""
+        return self._store.faults
+
+    def tell(self, alive: Callable[[], None]) -> None:
+        """Call this whenever images are decoded or asked for: a sign of life."""
+        self._store.alive = alive
+
+    def refresh(self, source: ImageSource, manifest: Manifest) -> None:
+        """Go on with a newer scan; images whose content is known stay decoded."""
+        if source is not self._store.source:
+            self._store.source.close()
+        self._store.source, self.manifest = source, manifest
+        self._store.faults.clear()
+
+    def close(self) -> None:
+        """Give back threads, files and memory."""
+        self._store.close()
+
+    def learner_door(
+        self, class_ids: Mapping[str, int], least: int = 1, only: Collection[str] | None = None
+    ) -> Door:
+        """Open the train images of exactly these classes.
+
+        Args:
+            class_ids: class name -> global id; names are matched as the federation does.
+            least: classes with fewer images are left out, so that nothing is learned of them.
+            only: names of the images that this round may show; None: all.
+        """
+        images = self._images("train", class_ids)
+        if only is not None:
+            images = [(image, label) for image, label in images if image.entry.name in only]
+        return self._store.door(_enough(images, least))
+
+    def exemplar_door(
+        self, class_ids: Mapping[str, int], digests: Sequence[str], least: int = 1
+    ) -> Door:
+        """Open the train images with these contents, in this order, each once.
+
+        Args:
+            class_ids: names of past classes -> global ids; images of others stay shut.
+            digests: SHA-256 (hex); what is no longer here is left out.
+            least: classes of which fewer are left are left out as well.
+        """
+        found = {image.digest: (image, label) for image, label in self._images("train", class_ids)}
+        wanted = [found[one] for one in dict.fromkeys(digests) if one in found]
+        return self._store.door(_enough(wanted, least))
+
+    def evaluator_door(self, class_ids: Mapping[str, int]) -> Door:
+        """Open the test images of exactly these classes."""
+        return self._store.door(self._images("test", class_ids))
+
+    def _images(self, side: Side, class_ids: Mapping[str, int]) -> list[tuple[Image, int]]:
+        ids = {class_key(name): number for name, number in class_ids.items()}
+        keyed = ((image, class_key(image.entry.class_name)) for image in self.manifest.images)
+        return [(i, ids[key]) for i, key in keyed if i.side == side and key in ids]
+
+
+def _enough(wanted: Sequence[tuple[Image, int]], least: int) -> list[tuple[Image, int]]:
+    """Return the images of classes with at least so many of them."""
+    counts = Counter(number for _, number in wanted)
+    return [(image, number) for image, number in wanted if counts[number] >= least]

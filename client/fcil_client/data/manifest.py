@@ -1,0 +1,311 @@
+"""The client's record of its images: what is readable, by digest, class and side."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fcil_adapters.images.decoding import Entry, ImageSource, decode, digest
+from fcil_adapters.resources import machine
+from fcil_client.data.split import SIDES, Fractions, Side, split
+from fcil_protocol.errors import CorruptFile, DataError, StorageError
+from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
+
+FORMAT = 1
+NAME = "manifest.json"  # in the client's directory
+DAMAGED = ".damaged"  # behind the name of one that could not be read
+
+
+@dataclass(frozen=True)
+class Image:
+    """A readable image with its content's digest (hex) and its side."""
+
+    entry: Entry
+    digest: str
+    side: Side
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All usable images of a source, by name.
+
+    Attributes:
+        faults: one sentence per file or folder that cannot be used.
+        notes: one sentence per rule of the split that the user should know of.
+    """
+
+    images: tuple[Image, ...] = ()
+    faults: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes that have a usable image, sorted."""
+        return tuple(sorted({image.entry.class_name for image in self.images}))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) over class, content and side of all images, whatever their names."""
+        rows = sorted([i.entry.class_name, i.digest, i.side] for i in self.images)
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+    def counts(self, part: Side) -> dict[str, int]:
+        """Return the number of images of each class on one side; classes without any lack."""
+        found = Counter(i.entry.class_name for i in self.images if i.side == part)
+        return dict(sorted(found.items()))
+
+
+@dataclass
+class _Record:
+    """The manifest's file: what was found out about each file, and all sides ever given."""
+
+    salt: str
+    files: dict[str, list[Any]] = field(default_factory=dict)  # name -> row of `_row`
+    sides: dict[str, Side] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def scan(
+    source: ImageSource,
+    cache: Path | None,
+    salt: bytes,
+    fractions: Fractions = Fractions(),  # noqa: B008  a NamedTuple of numbers
+    *,
+    threads: int = 0,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    keep: bool = True,
+) -> Manifest:
+    """Find all images, decode each new one once to see that it is readable, and split them.
+
+    Files that cannot be read are faults of the manifest, not errors.
+
+    Args:
+        source: where the images are.
+        cache: JSON file (0600) with the results of earlier scans; it also keeps the sides
+            that the hash alone does not give, so it should live as long as the salt. A
+            damaged one is set aside and made anew, with a note.
+        salt: this client's, drawn once.
+        fractions: expected shares of train, select and test.
+        threads: threads that decode; 0: one per core, at most 8.
+        on_progress: called with files done and files in all.
+        keep: write the cache. Where the disk is full, the images count all the same, with a
+            note, and are looked at again by the next scan.
+
+    Raises:
+        DataError: the source as a whole cannot be used.
+        CorruptFile: the cache is of another salt, or of a newer fcil.
+        StorageError: the cache cannot be read.
+    """
+    listing = source.listing()
+    old, damage = _load(cache, salt)
+    files = _examine(source, listing.entries, old, threads, on_progress)
+    readable = [(e, str(files[e.name][4])) for e in listing.entries if files[e.name][4]]
+    broken = [str(files[e.name][5]) for e in listing.entries if not files[e.name][4]]
+    if not readable:
+        raise DataError(
+            f"none of the {len(broken)} images in {source.path} can be used: {broken[0]}",
+            action="Replace them.",
+        )
+    result = split(readable, old.sides, salt, fractions)
+    record = _Record(_salt_mark(salt), files, result.sides, [*listing.faults, *broken])
+    record.notes = result.notes
+    for name in result.left_out:
+        files[name][6] = False
+    notes = [damage] if damage else []
+    if cache is not None and keep and record != old:
+        notes += _keep(cache, record, damaged=bool(damage))
+    manifest = _manifest(record)
+    return replace(manifest, notes=(*manifest.notes, *notes))
+
+
+def _keep(cache: Path, record: _Record, *, damaged: bool) -> list[str]:
+    """Write the manifest's file; returns a sentence if that is not possible now."""
+    try:
+        if damaged:
+            _set_aside(cache)
+        write_atomic(cache, json.dumps(vars(record) | {"format": FORMAT}).encode())
+    except StorageError as error:
+        # The next scan finds the same: sides follow from the images and the salt.
+        return [f"what is known of the images could not be kept: {error}"]
+    return []
+
+
+def load(cache: Path, salt: bytes) -> Manifest | None:
+    """Return the manifest of the last scan without looking at the images.
+
+    None before the first scan, and if it is damaged: the next scan makes it anew.
+
+    Raises:
+        CorruptFile: it is of another salt, or of a newer fcil.
+    """
+    record, _ = _load(cache, salt)
+    return _manifest(record) if record.files else None
+
+
+def diff(old: Manifest, new: Manifest) -> list[str]:
+    """Say in one sentence per class what came or went between two scans."""
+    before, after = _contents(old), _contents(new)
+    sentences = []
+    for name in sorted(before.keys() | after.keys()):
+        here, there = before.get(name, Counter()), after.get(name, Counter())
+        came, went = (there - here).total(), (here - there).total()
+        if not here:
+            sentences.append(f"new class {name!r}: {_images(came)}")
+        elif not there:
+            sentences.append(
+                f"class {name!r} is gone ({_images(went)}): what was learned of it stays in the "
+                "global model"
+            )
+        elif came or went:
+            parts = [f"{_images(came)} more"] * bool(came) + [f"{_images(went)} fewer"] * bool(went)
+            sentences.append(f"class {name!r}: {', '.join(parts)}")
+    return sentences
+
+
+def _contents(manifest: Manifest) -> dict[str, Counter[str]]:
+    found: dict[str, Counter[str]] = {}
+    for image in manifest.images:
+        found.setdefault(image.entry.class_name, Counter())[image.digest] += 1
+    return found
+
+
+def _images(n: int) -> str:
+    return f"{n} image{'' if n == 1 else 's'}"
+
+
+def _examine(
+    source: ImageSource,
+    entries: tuple[Entry, ...],
+    old: _Record,
+    threads: int,
+    on_progress: Callable[[int, int], None],
+) -> dict[str, list[Any]]:
+    """Return a row per entry; good files that did not change are taken from the cache."""
+    rows: dict[str, list[Any]] = {}
+    for entry in entries:
+        known = old.files.get(entry.name)
+        if known is not None and known[4] and known[2:4] == [entry.size, entry.stamp]:
+            rows[entry.name] = _row(entry, known[4], "")
+    fresh = [e for e in entries if e.name not in rows]
+    done = len(rows)
+    with ThreadPoolExecutor(threads or min(8, machine.cores())) as pool:
+        for entry, (content, fault) in zip(fresh, pool.map(_look(source), fresh), strict=True):
+            rows[entry.name] = _row(entry, content, fault)
+            done += 1
+            on_progress(done, len(entries))
+    return rows
+
+
+def _look(source: ImageSource) -> Callable[[Entry], tuple[str, str]]:
+    def look(entry: Entry) -> tuple[str, str]:
+        try:
+            data = source.read(entry)
+        except DataError as error:
+            return "", error.message
+        try:
+            decode(data)
+        except DataError as error:
+            return "", f"image {entry.name!r}: {error.message}"
+        except MemoryError:
+            return "", f"image {entry.name!r} does not fit into memory."
+        return digest(data).hex(), ""
+
+    return look
+
+
+def _row(entry: Entry, content: str, fault: str) -> list[Any]:
+    # class, layout part, size, stamp, digest or "", fault or "", used
+    return [entry.class_name, entry.part, entry.size, entry.stamp, content, fault, True]
+
+
+def _manifest(record: _Record) -> Manifest:
+    images = [
+        Image(Entry(name, row[0], row[1], row[2], row[3]), row[4], record.sides[row[4]])
+        for name, row in record.files.items()
+        if row[4] and row[6]
+    ]
+    # Training visits images in this order: by path, whatever order the files were found in.
+    images.sort(key=lambda image: image.entry.name)
+    return Manifest(tuple(images), tuple(record.faults), tuple(record.notes))
+
+
+def _salt_mark(salt: bytes) -> str:
+    return hashlib.sha256(b"fcil/1/salt\0" + salt).hexdigest()[:16]
+
+
+def _load(cache: Path | None, salt: bytes) -> tuple[_Record, str]:
+    """Return what is known, and one sentence if all of it is lost because the file is damaged."""
+    fresh = _Record(_salt_mark(salt))
+    if cache is None:
+        return fresh, ""
+    with storage_errors("read the manifest", cache):
+        text = cache.read_bytes() if cache.exists() else None
+    if text is None:
+        return fresh, ""
+    try:
+        record = _parse(text)
+    except _NewerFormat as error:
+        raise CorruptFile(
+            f"the manifest {cache} has format {error}; this fcil reads {FORMAT}.",
+            action="Use the fcil that wrote it, or a newer one.",
+        ) from error
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        # The salt's own check has passed: what the hash decides comes out as it was.
+        return fresh, (
+            f"the manifest {cache} was damaged and is made anew; it is kept as "
+            f"{cache.name}{DAMAGED}. Sides follow from the images and the salt, as before; only "
+            "images of very small classes, and those that came into or left a test/ folder after "
+            "an earlier scan, can have changed sides"
+        )
+    if record.salt != fresh.salt:
+        raise CorruptFile(
+            f"the salt in {cache.parent} is not the one that {cache} was made with: expected "
+            f"one with the mark {record.salt}, got {fresh.salt}.",
+            action="Put the file `salt` back from a backup. Without one, remove "
+            f"{cache.name}: the images are split anew, and images that were kept for tests "
+            "are then learned from.",
+        )
+    return record, ""
+
+
+def _set_aside(cache: Path) -> None:
+    with storage_errors("read the manifest", cache):
+        data = cache.read_bytes()
+    write_atomic(cache.with_name(cache.name + DAMAGED), data)
+
+
+class _NewerFormat(Exception):
+    """The file is whole as far as this fcil can tell, and not for it."""
+
+
+def _parse(text: bytes) -> _Record:
+    fields = json.loads(text)
+    number = fields.pop("format")
+    if isinstance(number, int) and number > FORMAT:
+        raise _NewerFormat(number)
+    if number != FORMAT:
+        raise ValueError("format")
+    record = _Record(**fields)
+    for name, row in record.files.items():
+        cls, part, size, stamp, content, fault, used = row
+        kinds = (cls, str), (size, int), (stamp, int), (content, str), (fault, str), (used, bool)
+        if not all(isinstance(value, kind) for value, kind in kinds):
+            raise TypeError(name)
+        if part not in (None, *SIDES) or (content and content not in record.sides):
+            raise ValueError(name)
+    if not set(record.sides.values()) <= set(SIDES):
+        raise ValueError("sides")
+    _all_text([record.salt, *record.faults, *record.notes, *record.sides])
+    return record
+
+
+def _all_text(values: Iterable[object]) -> None:
+    if not all(isinstance(value, str) for value in values):
+        raise TypeError("text")

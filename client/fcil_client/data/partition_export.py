@@ -1,0 +1,84 @@
+"""A partition as real folders, one for each client, to be carried to devices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+from fcil_adapters.images.decoding import Entry, ImageSource
+from fcil_client.data.partition_source import Parts
+from fcil_protocol.errors import UsageError
+from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
+
+
+def check_target(folder: Path, data: Path) -> None:
+    """Check that nothing is there yet that could be mixed with what is written.
+
+    Raises:
+        UsageError: the folder is not empty, or is inside the data, which would become another.
+    """
+    if folder.resolve().is_relative_to(data.resolve()):
+        raise UsageError(
+            f"{folder} is inside the data that is to be divided.",
+            action="Give the folders another place: --export DIR",
+        )
+    with storage_errors("look into", folder):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(
+                f"{folder} is there already, and not empty.",
+                action="Give the folders another place: --export DIR",
+            )
+
+
+def export(parts: Parts, folder: Path, progress: Callable[[int, int], None]) -> list[Path]:
+    """Write ``client-000/train/<class>/...`` and ``test/`` for every slot.
+
+    Files of a folder become hard links where the disk allows it, which take no room; else they
+    are copied. Images for tuning lie in ``train/``: a client keeps its own share of it apart.
+
+    Args:
+        parts: the data set and its partition.
+        folder: new or empty.
+        progress: told clients done and in all.
+
+    Raises:
+        UsageError: as `check_target`.
+        DataError: an image cannot be read any more.
+        StorageError: a file cannot be written.
+    """
+    check_target(folder, parts.source.path)
+    clients = parts.partition.clients
+    width = max(3, len(str(clients - 1)))
+    made = []
+    for slot in range(clients):
+        made.append(folder / f"client-{slot:0{width}d}")
+        _client(parts.source, parts.entries(slot), made[-1])
+        progress(slot + 1, clients)
+    return made
+
+
+def _client(source: ImageSource, entries: tuple[Entry, ...], folder: Path) -> None:
+    with storage_errors("create", folder):
+        folder.mkdir(parents=True)
+    taken: set[Path] = set()
+    for entry in entries:
+        side = "test" if entry.part == "test" else "train"
+        target = folder / side / entry.class_name / PurePosixPath(entry.name).name
+        number = 1
+        while target in taken:  # files of one name from folders below their class
+            target = target.with_stem(f"{PurePosixPath(entry.name).stem}-{number}")
+            number += 1
+        taken.add(target)
+        with storage_errors("create", target.parent):
+            target.parent.mkdir(parents=True, exist_ok=True)
+        if not _linked(source.path / entry.name, target):
+            write_atomic(target, source.read(entry), mode=0o644, sync=False)
+
+
+def _linked(origin: Path, target: Path) -> bool:
+    try:
+        os.link(origin.resolve(), target)
+    except OSError:  # a zip file, another disk, or a file system without links
+        return False
+    return True

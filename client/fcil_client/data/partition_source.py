@@ -1,0 +1,137 @@
+"""One client's images of a partitioned data set, as if they were all there is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from fcil_adapters.images.decoding import Entry, ImageSource, Listing, open_source
+from fcil_client.data import partition_file
+from fcil_client.data.partition_file import Partition, listing_digest
+from fcil_client.data.split import SIDES, Fractions
+from fcil_protocol.errors import DataError
+
+
+class Parts:
+    """A data set that several clients share: listed once, checked against its partition.
+
+    Raises:
+        DataError: it is not the data set that the partition was made of.
+    """
+
+    def __init__(self, source: ImageSource, partition: Partition) -> None:
+        self.source = source
+        self.partition = partition
+        listing = source.listing()
+        if listing_digest(listing) != partition.source.digest:
+            raise DataError(
+                f"{source.path} is not the data set that the partition was made of: expected "
+                f"{partition.source.images} images whose listing has the digest "
+                f"{partition.source.digest[:12]}, got {len(listing.entries)} images with "
+                f"{listing_digest(listing)[:12]}.",
+                action="Give the same data as to fcil-client split, or make the partition anew.",
+            )
+        self._entries = {entry.name: entry for entry in listing.entries}
+
+    def are(self, data: Path, partition: Partition) -> bool:
+        """Say whether they are this partition of this data."""
+        return self.source.path == data and self.partition.digest == partition.digest
+
+    def slot(self, number: int) -> ImageSource:
+        """Return the images of one client; closing it leaves the data set open.
+
+        Raises:
+            UsageError: there is no such slot.
+        """
+        return _Part(self, number, owned=False)
+
+    def entries(self, slot: int) -> tuple[Entry, ...]:
+        """Return one client's images by name, with the side that the partition gives them.
+
+        Raises:
+            DataError: the partition names an image that is not there.
+        """
+        self._check(slot)
+        found = [
+            replace(self._entries[name], part=side)
+            for side in SIDES
+            for name in getattr(self.partition, side)(slot)
+        ]
+        return tuple(sorted(found, key=lambda entry: entry.name))
+
+    def _check(self, slot: int) -> None:
+        held = frozenset().union(*(getattr(self.partition, side)(slot) for side in SIDES))
+        missing = held - self._entries.keys()
+        if missing:  # of a file that somebody wrote by hand
+            raise DataError(
+                f"the partition gives slot {slot} the image {min(missing)!r}, which is not in "
+                f"{self.source.path}.",
+                action="Make the partition anew: fcil-client split",
+            )
+
+    def close(self) -> None:
+        """Give back what the source holds open."""
+        self.source.close()
+
+
+class _Part(ImageSource):
+    """What one slot holds; files are read through the whole source."""
+
+    def __init__(self, parts: Parts, slot: int, *, owned: bool) -> None:
+        super().__init__(parts.source.path)
+        parts.partition.check_slot(slot)
+        self._parts = parts
+        self._slot = slot
+        self._owned = owned
+
+    def listing(self) -> Listing:
+        """Return the slot's images; the data set is not looked through again."""
+        entries = self._parts.entries(self._slot)
+        if not entries:
+            raise DataError(f"slot {self._slot} of the partition holds no image of {self.path}.")
+        return Listing(entries, ())
+
+    def read(self, entry: Entry) -> bytes:
+        """Return a file's bytes."""
+        return self._parts.source.read(entry)
+
+    def unchanged(self, entry: Entry) -> bool:
+        """Say whether the file still looks as it did when the data set was listed."""
+        return self._parts.source.unchanged(entry)
+
+    def close(self) -> None:
+        """Close the data set, if it is this client's alone."""
+        if self._owned:
+            self._parts.close()
+
+
+def part_source(source: ImageSource, partition: Partition, slot: int) -> ImageSource:
+    """Return the images of one client of a partition; closing it closes ``source``.
+
+    Raises:
+        DataError: it is not the data set that the partition was made of.
+        UsageError: there is no such slot.
+    """
+    return _Part(Parts(source, partition), slot, owned=True)
+
+
+def open_data(
+    data: Path, partition: Path | None = None, slot: int = -1
+) -> tuple[ImageSource, Fractions]:
+    """Open a client's images: all of ``data``, or what a partition gives to a slot.
+
+    Returns:
+        The source, and the shares by which a scan divides what has no side yet.
+
+    Raises:
+        DataError, CorruptFile, StorageError, UsageError: as the parts of it say.
+    """
+    if partition is None:
+        return open_source(data), Fractions()
+    loaded = partition_file.load(partition)
+    source = open_source(data)
+    try:
+        return part_source(source, loaded, slot), loaded.fractions
+    except BaseException:
+        source.close()
+        raise

@@ -1,0 +1,1 @@
+"""Facts to findings: each check is pure."""

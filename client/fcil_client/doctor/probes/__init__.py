@@ -1,0 +1,1 @@
+"""Collect the facts that the checks take from this machine."""

@@ -1,0 +1,124 @@
+"""Look through a folder of images as a client would, and leave no trace.
+
+Neither the folder nor the client's directory is written to: the manifest of an enrolled folder
+is only read, so that images that it knows are not decoded again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+from fcil_adapters.images.decoding import Entry, ImageSource, Listing, open_source
+from fcil_client.data import manifest as manifests
+from fcil_client.data.manifest import Manifest
+from fcil_client.doctor.checks.images import ImageFacts
+from fcil_client.state.home import SALT_BYTES, Home
+from fcil_protocol.errors import DataError, FcilError
+
+LOOK_S = 20.0  # for reading images; those that are left then are counted, not read
+_UNLOOKED = "not looked at"
+
+
+class _Hurried(ImageSource):
+    """A source that reads nothing more when its time is over."""
+
+    def __init__(self, source: ImageSource, limit_s: float) -> None:
+        super().__init__(source.path)
+        self._source = source
+        self._ends = time.monotonic() + limit_s
+        self.listed = Listing((), ())
+        self.late = False
+
+    def listing(self) -> Listing:
+        self.listed = self._source.listing()
+        return self.listed
+
+    def read(self, entry: Entry) -> bytes:
+        if time.monotonic() > self._ends:
+            self.late = True
+            raise DataError(_UNLOOKED)
+        return self._source.read(entry)
+
+    def unchanged(self, entry: Entry) -> bool:
+        return self._source.unchanged(entry)
+
+
+def look(
+    data: Path,
+    home: Home | None,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    limit_s: float = LOOK_S,
+) -> ImageFacts:
+    """Gather what is in a folder or zip file.
+
+    Args:
+        data: where the images are.
+        home: of the folder's client; None: it is not enrolled.
+        on_progress: called with files done and files in all.
+        limit_s: for reading images.
+    """
+    form = "folder" if data.is_dir() else "zip file"
+    try:
+        source = open_source(data)
+    except FcilError as error:
+        return ImageFacts(str(data), form, error)
+    hurried = _Hurried(source, limit_s)
+    try:
+        salt, cache = _own_split(home)
+        manifest = manifests.scan(
+            hurried, cache, salt or os.urandom(SALT_BYTES), on_progress=on_progress, keep=False
+        )
+    except FcilError as error:
+        if hurried.late and isinstance(error, DataError):  # for want of time alone
+            files = len(hurried.listed.entries)
+            left_out = hurried.listed.faults
+            return ImageFacts(str(data), form, left_out=left_out, files=files, unlooked=files)
+        return ImageFacts(str(data), form, error)
+    finally:
+        source.close()
+    faults = manifest.faults[len(hurried.listed.faults) :]
+    unlooked = sum(fault == _UNLOOKED for fault in faults)
+    return ImageFacts(
+        path=str(data),
+        form=form,
+        left_out=hurried.listed.faults,
+        unreadable=tuple(fault for fault in faults if fault != _UNLOOKED),
+        files=len(hurried.listed.entries),
+        unlooked=unlooked,
+        counts=_counts(manifest),
+        duplicates=_duplicates(manifest),
+        notes=manifest.notes,
+        enrolled=salt is not None,
+    )
+
+
+def _own_split(home: Home | None) -> tuple[bytes | None, Path | None]:
+    """Return an enrolled folder's salt and manifest, as far as they were ever made."""
+    if home is None or not (home.directory / "salt").exists():
+        return None, None
+    return home.salt(), home.directory / manifests.NAME
+
+
+def _counts(manifest: Manifest) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for image in manifest.images:
+        sides = found.setdefault(image.entry.class_name, {})
+        sides[image.side] = sides.get(image.side, 0) + 1
+    return found
+
+
+def _duplicates(manifest: Manifest) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
+    by_digest: dict[str, list[Entry]] = defaultdict(list)
+    for image in manifest.images:
+        by_digest[image.digest].append(image.entry)
+    found = []
+    for entries in by_digest.values():
+        first = {entry.class_name: entry.name for entry in reversed(entries)}  # one of each class
+        if len(first) > 1:
+            classes = tuple(sorted(first))
+            found.append((classes, tuple(first[name] for name in classes)))
+    return tuple(found)

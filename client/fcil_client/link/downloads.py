@@ -1,0 +1,224 @@
+"""Fetch the parts of a broadcast that are not on disk: verify, assemble, keep sealed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fcil_client.link.handshake import Terms
+from fcil_client.state.home import Enrolment, Home
+from fcil_protocol.envelopes.assembly import Assembly
+from fcil_protocol.envelopes.envelope import (
+    Header,
+    open_body,
+    parse_header,
+    unwrap_key,
+    verify_header,
+)
+from fcil_protocol.envelopes.header import chunk_bytes_for
+from fcil_protocol.envelopes.stored_envelope import EnvelopeFile, head_of
+from fcil_protocol.envelopes.transfer import Inflow, Receiving
+from fcil_protocol.envelopes.window import MIN_WINDOW_BYTES, PATIENCE_S
+from fcil_protocol.errors import CorruptFile, StaleUpdate, StorageError, TrustError, WireError
+from fcil_protocol.messages.frames import Received
+from fcil_protocol.messages.messages import MAX_WANTED, Chunk, Message, PartRef, Parts, Want
+from fcil_protocol.payloads.payload import Payload, unpack
+from fcil_protocol.storage.atomic_files import storage_errors
+from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
+
+IN_MEMORY_BYTES = 64 << 10  # larger parts are assembled in a file, and survive a restart
+PARALLEL = 4  # parts under way at once
+
+
+@dataclass
+class Downloads:
+    """The parts of the current order that are still missing.
+
+    Attributes:
+        send: sends a message to the server.
+        clock: seconds, never set back.
+        refs: all parts of the order.
+        waiting: those whose headers were not asked for.
+        heads: those whose headers were, and when.
+        ahead: of those, how many bytes of first chunks were asked for with the header.
+        inflow: those whose chunks come.
+    """
+
+    home: Home
+    enrolment: Enrolment
+    keys: PrivateKeys
+    send: Callable[[Message], None]
+    clock: Callable[[], float] = time.monotonic
+    refs: dict[str, PartRef] = field(default_factory=dict)
+    waiting: list[str] = field(default_factory=list)
+    heads: dict[str, float] = field(default_factory=dict)
+    ahead: dict[str, int] = field(default_factory=dict)
+    inflow: Inflow = field(default_factory=lambda: Inflow(MIN_WINDOW_BYTES))
+
+    def start(self, parts: Sequence[PartRef]) -> bool:
+        """Ask for what is missing; True if nothing is. Parts under way go on."""
+        self.refs = {p.digest: p for p in parts}
+        for digest in list(self.inflow.under_way):
+            if digest not in self.refs:
+                self.inflow.end(digest)
+        self.heads.clear()
+        self.ahead.clear()
+        self.waiting = [
+            d
+            for d in self.refs
+            if d not in self.inflow.under_way and not self.home.part_path(d).exists()
+        ]
+        self._ask()
+        self.home.prune_parts(set(self.refs))  # while the answers are on their way
+        return self._done
+
+    def lose(self) -> None:
+        """The connection is gone: what was asked for does not come; `start` asks anew."""
+        self.inflow.lose()
+        self.heads.clear()
+        self.ahead.clear()
+
+    def revive(self) -> None:
+        """Ask again for what was asked for and never came, though the connection lives."""
+        now = self.clock()
+        for digest, asked in self.heads.items():
+            if now - asked >= PATIENCE_S:
+                self._ask_header(digest)
+        if self.inflow.revive(now):
+            self._ask()
+
+    def stop(self) -> None:
+        """Forget what was asked for; what arrived of large parts stays on disk."""
+        self.refs.clear()
+        self.waiting.clear()
+        self.heads.clear()
+        self.ahead.clear()
+        for digest in list(self.inflow.under_way):
+            self.inflow.end(digest)
+
+    @property
+    def _done(self) -> bool:
+        return not self.waiting and not self.heads and not self.inflow.under_way
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Bytes here and bytes in total of the current order's parts."""
+        total = sum(p.sealed_bytes for p in self.refs.values())
+        open_ = (*self.waiting, *self.heads, *self.inflow.under_way)
+        missing = sum(self.refs[d].sealed_bytes for d in open_)
+        here = sum(r.assembly.received_bytes for r in self.inflow.under_way.values())
+        return total - missing + here, total
+
+    def _ask(self) -> None:
+        while self.waiting and len(self.heads) + len(self.inflow.under_way) < PARALLEL:
+            self._ask_header(self.waiting.pop(0))
+        for want in self.inflow.wants(self.clock()):
+            self.send(want)
+
+    def _ask_header(self, digest: str) -> None:
+        """Ask for a header, and for as many first chunks as the window has room for.
+
+        The sender's chunk size follows from the part's size, so this saves a round trip. Not
+        behind a relay: what is asked for with a header comes from the server, for each client.
+        """
+        chunk_bytes = chunk_bytes_for(self.refs[digest].sealed_bytes)
+        count = -(-self.refs[digest].sealed_bytes // chunk_bytes)
+        self.ahead.pop(digest, None)
+        free = self.inflow.pace.free_bytes - sum(self.ahead.values())
+        room = min(free // chunk_bytes, MAX_WANTED)
+        alone = self.enrolment.link_key or self.home.incoming_path(digest).exists()
+        chunks = [] if alone else list(range(max(0, min(count, room))))
+        self.ahead[digest] = len(chunks) * chunk_bytes
+        self.heads[digest] = self.clock()
+        span = max(1, self.inflow.pace.span_bytes // chunk_bytes)
+        self.send(Want(digest=digest, chunks=chunks, span=span, header=True))
+
+    def header(self, received: Received, message: Parts, terms: Terms, server: PublicKeys) -> bool:
+        """Take the signed header of a part and ask for its chunks.
+
+        Returns:
+            Whether every part of the order is on disk now: all chunks of this one may have been
+            there already, left by an earlier process.
+
+        Raises:
+            WireError, TrustError: it is not the part that the order names, or not by the server.
+            DiskFull, StorageError: there is no room for it.
+        """
+        ref = self.refs.get(message.digest)
+        if ref is None or message.digest not in self.heads:
+            return False  # of an order that is over, or a second one
+        data, signature, wrap = received.blobs
+        verify_header(data, signature, server)
+        header = parse_header(data, max_plain_bytes=terms.max_payload_bytes)
+        self._check(header, ref, terms)
+        unwrap_key(wrap, data, self.keys)  # a wrap for somebody else is found out now
+        large = header.sealed_bytes > IN_MEMORY_BYTES
+        path = self.home.incoming_path(message.digest) if large else None
+        # The file is the part's own from the beginning: complete, it only changes its name.
+        head = head_of(data, signature, wrap, header.sealed_bytes)
+        assembly = Assembly(header, path=path, head=head)
+        receiving = Receiving(header, data, signature, wrap, assembly)
+        del self.heads[message.digest]
+        self.inflow.pace.most_bytes = terms.credit
+        ahead = self.ahead.pop(message.digest, 0) // chunk_bytes_for(ref.sealed_bytes)
+        self.inflow.begin(receiving, self.clock(), unasked=ahead)
+        return self._continue(message.digest, receiving)
+
+    def _check(self, header: Header, ref: PartRef, terms: Terms) -> None:
+        core = header.core
+        expected = (self.enrolment.federation, terms.run, "broadcast", "server", ref.name)
+        got = (core.federation, core.run, core.direction, core.sender, core.part)
+        if header.update_id != ref.digest or got != expected:
+            raise WireError(f"part {ref.name!r}: expected {expected}, got {got}.")
+
+    def chunk(self, received: Received, message: Chunk) -> bool:
+        """Take the chunks of a message; True once every part of the order is on disk.
+
+        Raises:
+            WireError: it does not fit the header; it is not kept.
+            DiskFull, StorageError: it, or the complete part, cannot be written.
+        """
+        data = received.blobs[0]
+        try:
+            receiving = self.inflow.put(message.digest, message.index, data, self.clock())
+        except WireError:
+            self._ask()
+            raise
+        if receiving is None:
+            return False
+        return self._continue(message.digest, receiving)
+
+    def _continue(self, digest: str, receiving: Receiving) -> bool:
+        if receiving.complete:
+            receiving.assembly.finish(self.home.part_path(digest))
+            self.inflow.end(digest)
+        self._ask()
+        return self._done
+
+
+def open_part(home: Home, ref: PartRef, keys: PrivateKeys, server: PublicKeys) -> Payload:
+    """Open one cached part; a damaged one is removed, so that it is fetched again.
+
+    Raises:
+        StaleUpdate: the cached file was damaged, or is gone; the round must fetch again.
+        StorageError: the system cannot read it now, which says nothing about what is in it.
+    """
+    path = home.part_path(ref.digest)
+    try:
+        with EnvelopeFile(path) as stored:
+            verify_header(stored.header, stored.signature, server)
+            header = stored.parsed
+            if header.update_id != ref.digest:
+                raise CorruptFile(f"{path} holds another part than its name says.")
+            key = unwrap_key(stored.wrap, stored.header, keys)
+            # The cipher finds out what the chunks' hashes would: each byte is read once.
+            return unpack(open_body(header, key, stored.steps()))
+    except (CorruptFile, TrustError, WireError) as error:
+        with storage_errors("remove", path):
+            path.unlink(missing_ok=True)
+        raise StaleUpdate(f"part {ref.name!r} was damaged on disk ({error}).") from error
+    except StorageError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        raise StaleUpdate(f"part {ref.name!r} is no longer on disk.") from error

@@ -1,0 +1,300 @@
+"""What the two sides tell each other before the first round, seen from the client."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+import fcil_protocol
+from fcil_adapters.contract import BackboneInfo, Hparams, Method, TaskInfo, registry
+from fcil_adapters.contract.backbone_info import backbone_from_fields, preprocessing_digest
+from fcil_adapters.contract.half_precision import Forms
+from fcil_adapters.contract.privacy_terms import check_privacy
+from fcil_client.state.home import Enrolment
+from fcil_client.state.privacy_budget import check_installed
+from fcil_protocol.envelopes.window import MAX_WINDOW_BYTES
+from fcil_protocol.errors import (
+    BackboneMismatch,
+    ConfigError,
+    EgressRefused,
+    FcilError,
+    MethodMismatch,
+    TrustError,
+    VersionMismatch,
+    WireError,
+)
+from fcil_protocol.ids import is_run_id
+from fcil_protocol.messages.messages import (
+    NO_PRIVACY,
+    BackboneClaim,
+    Bye,
+    Hello,
+    PrivacyTerms,
+    Welcome,
+)
+from fcil_protocol.payloads.builtin import (
+    EVALUATE,
+    EVALUATE_SCHEMA,
+    INVENTORY,
+    INVENTORY_SCHEMA,
+    result_faults,
+)
+from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.payloads.schema import Kind, PayloadSchema
+from fcil_protocol.payloads.upload_rules import schema_faults
+from fcil_protocol.trust.certificate import Certificate
+from fcil_protocol.trust.keys import PublicKeys
+
+# Refusals of the session that trying again cannot mend.
+FATAL = frozenset({
+    "version_mismatch", "method_mismatch", "backbone_mismatch", "not_trusted", "unknown_client",
+    "wrong_federation", "key_file", "revoked", "membership_expired",
+})  # fmt: skip
+
+_OWN_SCHEMAS = {EVALUATE: EVALUATE_SCHEMA, INVENTORY: INVENTORY_SCHEMA}
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a verified Welcome says, in usable form: the run's method, options and backbone."""
+
+    run: str
+    method: Method
+    hparams: Hparams
+    backbone: BackboneInfo
+    schema_digest: str
+    max_payload_bytes: int
+    credit: int
+    privacy: PrivacyTerms = NO_PRIVACY
+
+    def dims(self, task: TaskInfo, kind: str) -> dict[str, int]:
+        """Return the known symbols of an upload's schema."""
+        if kind == EVALUATE:
+            return {"seen": len(task.seen)}
+        return self.method.dims(self.hparams, self.backbone, task)
+
+    def upload_schema(self, kind: str) -> PayloadSchema:
+        """Return the schema of what is sent in rounds of one kind, or as the inventory.
+
+        Raises:
+            MethodMismatch: the method has no such exchange.
+        """
+        if kind in _OWN_SCHEMAS:
+            return _OWN_SCHEMAS[kind]
+        return registry.find_exchange(self.method, self.hparams, self.backbone, kind).upload
+
+    def check_upload(self, kind: str, payload: Payload, task: TaskInfo) -> list[str]:
+        """Return every way in which a payload must not leave the device."""
+        dims = self.dims(task, kind)
+        schema = self.upload_schema(kind)
+        if kind == EVALUATE:
+            return schema.check(payload, dims) or result_faults(payload, task.seen)
+        faults = schema_faults(schema, dims) or schema.check(payload, dims)
+        exchange = registry.find_exchange(self.method, self.hparams, self.backbone, kind)
+        return faults or exchange.check(payload, task)
+
+
+def hello(
+    enrolment: Enrolment,
+    *,
+    nonce: bytes,
+    package: str,
+    methods: list[str],
+    device: str,
+    terms: Terms | None,
+    claim: BackboneClaim | None,
+    ready: bool,
+) -> Hello:
+    """Build a Hello.
+
+    Args:
+        enrolment: who we are.
+        nonce: ours, drawn for this session.
+        package: version of the fcil package.
+        methods: what `installed_methods` found.
+        device: where we compute, for people.
+        terms: of the last Welcome; the Hello names its run.
+        claim: about the backbone of that run, if its method uses one.
+        ready: the backbone of that run is loaded: the Hello carries the claim and the digest
+            of its schemas. The server does not look at them if it has another run by now.
+    """
+    return Hello(
+        nonce=nonce,
+        protocol=fcil_protocol.PROTOCOL_VERSION,
+        oldest=fcil_protocol.OLDEST_PROTOCOL_VERSION,
+        package=package,
+        federation=enrolment.federation,
+        client=enrolment.client_id,
+        device=device[:128],
+        methods=methods,
+        run=terms.run if terms else "",
+        schema_digest=terms.schema_digest if terms and ready else "",
+        backbone=claim if ready else None,
+    )
+
+
+def installed_methods() -> tuple[list[str], list[str]]:
+    """Return ``name==version`` of every method that loads here, and why others do not."""
+    found: list[str] = []
+    faults: list[str] = []
+    doors = registry.installed()
+    for name in sorted(doors.names):
+        try:
+            found.append(f"{name}=={registry.load_method(name, doors).version}")
+        except ConfigError as error:  # a broken package must not keep the others from joining
+            faults.append(str(error))
+    return found, faults
+
+
+def read_server(welcome: Welcome, enrolment: Enrolment) -> PublicKeys:
+    """Return the keys of the server that a Welcome is from, as the pinned root certifies them.
+
+    Raises:
+        TrustError, WireError: the certificate is not to be believed.
+        VersionMismatch: the server's protocol is not spoken here.
+    """
+    certificate = Certificate.from_bytes(welcome.certificate)
+    keys = certificate.verify(enrolment.federation, time.time())
+    certificate.must_follow(Certificate.from_bytes(bytes.fromhex(enrolment.certificate)))
+    if not welcome.protocol >= fcil_protocol.OLDEST_PROTOCOL_VERSION:
+        raise VersionMismatch(
+            f"the server speaks protocol {welcome.protocol}, this client "
+            f"{fcil_protocol.OLDEST_PROTOCOL_VERSION} to {fcil_protocol.PROTOCOL_VERSION}.",
+            action="Install the same fcil version on both sides.",
+        )
+    return keys
+
+
+def read_terms(welcome: Welcome) -> Terms:
+    """Check a signed Welcome against what is installed here.
+
+    Raises:
+        MethodMismatch, WireError: with both values.
+        EgressRefused: the method would send what may not leave a client.
+    """
+    if not is_run_id(welcome.run):
+        raise WireError(f"the server names a run {welcome.run[:40]!r}, which is no run id.")
+    method = registry.in_forms(_method(welcome), _forms(welcome))
+    hparams = _hparams(method, welcome)
+    backbone = backbone_from_fields(_json(welcome.backbone))
+    digest = registry.schema_digest(method, hparams, backbone, welcome.privacy)
+    if digest != welcome.schema_digest:
+        raise MethodMismatch(
+            f"method {method.name!r} is version {method.version} on both sides, but its schemas "
+            f"differ: {digest[:12]} on the client, {welcome.schema_digest[:12]} on the server.",
+            action=_install(welcome),
+        )
+    registry.check_uploads(method, hparams, backbone)
+    check_privacy(method, hparams, backbone, welcome.privacy)
+    check_installed(welcome.privacy)
+    return Terms(
+        run=welcome.run,
+        method=method,
+        hparams=hparams,
+        backbone=backbone,
+        schema_digest=digest,
+        max_payload_bytes=welcome.max_payload_bytes,
+        credit=min(welcome.credit, MAX_WINDOW_BYTES),
+        privacy=welcome.privacy,
+    )
+
+
+def goodbye(failure: FcilError | None) -> Bye:
+    """Build the Bye of a client that ends, by an error or as it was told.
+
+    The server hears the sentence only if it is about what is installed: others may name files.
+    """
+    if failure is None:
+        return Bye(reason="the client stops")
+    told = isinstance(failure, VersionMismatch | MethodMismatch | BackboneMismatch | EgressRefused)
+    return Bye(code=failure.code, reason=failure.message[:2000] if told else "")
+
+
+def looks_copied() -> TrustError:
+    """Return why a client ends when another connection with its key takes its place."""
+    return TrustError(
+        "another connection with this client's key is in use, and the server keeps the newer one.",
+        action="Run one client per directory; if its files were copied to another device, enrol "
+        "that one anew.",
+    )
+
+
+def _install(welcome: Welcome) -> str:
+    package = welcome.method_package or "the package that brings the method on the server"
+    return f"Install the server's {package} on the client and start it again."
+
+
+def _method(welcome: Welcome) -> Method:
+    try:
+        method = registry.load_method(welcome.method)
+    except ConfigError as error:
+        raise MethodMismatch(
+            f"the server runs method {welcome.method!r} version {welcome.method_version}, the "
+            "client has no such method.",
+            action=_install(welcome),
+        ) from error
+    if method.version != welcome.method_version:
+        raise MethodMismatch(
+            f"the server runs method {welcome.method!r} version {welcome.method_version}, the "
+            f"client has version {method.version}.",
+            action=_install(welcome),
+        )
+    return method
+
+
+def _forms(welcome: Welcome) -> Forms:
+    try:
+        return Forms(frozenset(Kind(name) for name in welcome.half))
+    except ValueError as error:
+        raise MethodMismatch(
+            f"the server sends tensors of the kinds {', '.join(welcome.half)[:200]} in half "
+            "precision, and this client does not know all of these.",
+            action=_install(welcome),
+        ) from error
+
+
+def _hparams(method: Method, welcome: Welcome) -> Hparams:
+    try:
+        return method.hparams.model_validate(_json(welcome.hparams))
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(x) for x in fault["loc"])
+        raise MethodMismatch(
+            f"method {method.name!r} is version {method.version} on both sides, but the client's "
+            f"does not take the server's options: {where[:80]}: {fault['msg'][:200]}.",
+            action=_install(welcome),
+        ) from error
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise WireError("a Welcome carries text that is not JSON.") from error
+    if not isinstance(fields, dict):
+        raise WireError("a Welcome carries JSON that is not an object.")
+    return fields
+
+
+def check_backbone(ours: BackboneInfo, theirs: BackboneInfo) -> None:
+    """Compare the loaded backbone with the one that the server uses.
+
+    Raises:
+        BackboneMismatch: with both digests.
+    """
+    if ours.digest != theirs.digest:
+        raise BackboneMismatch(
+            f"backbone {ours.name} has weights {ours.digest[:12]} here and "
+            f"{theirs.digest[:12]} on the server.",
+            action="Use the same weights file on every device (--weights FILE).",
+        )
+    if preprocessing_digest(ours.preprocessing) != preprocessing_digest(theirs.preprocessing):
+        raise BackboneMismatch(
+            f"backbone {ours.name} prepares images with {ours.preprocessing} here and "
+            f"{theirs.preprocessing} on the server.",
+            action="Use the same timm version on every device.",
+        )

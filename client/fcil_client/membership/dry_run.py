@@ -1,0 +1,198 @@
+"""What would leave this device, told from schemas and counts before anything does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fcil_adapters.contract import TaskInfo
+from fcil_client.data import manifest as manifests
+from fcil_client.data.inventory import Inventory
+from fcil_client.data.partition_source import open_data
+from fcil_client.link.handshake import Terms
+from fcil_client.membership.ask_terms import Outlook, Task
+from fcil_client.state.home import SALT_BYTES, Home
+from fcil_client.state.sent_journal import describe_fields, describe_tensors
+from fcil_protocol.envelopes.header import sealed_size
+from fcil_protocol.payloads.builtin import EVALUATE, INVENTORY_SCHEMA, inventory_faults
+from fcil_protocol.payloads.payload import WIRE_DTYPES, MetaValue, Payload, pack
+from fcil_protocol.payloads.schema import PayloadSchema, TensorBound, class_key
+
+_ZERO: Mapping[str, MetaValue] = {"int": 0, "float": 0.0, "bool": False}
+
+
+def count_images(
+    data: Path, home: Home | None, partition: Path | None = None, slot: int = -1
+) -> Inventory:
+    """Look through a folder as the client would, in this process.
+
+    A folder that is not enrolled has no salt yet: which images will be kept for tests is
+    drawn when it joins, so the counts of both sides are near what they will be.
+
+    Raises:
+        DataError: the folder as a whole cannot be used.
+        StorageError: the manifest of an enrolled folder cannot be kept.
+    """
+    salt = home.salt() if home else os.urandom(SALT_BYTES)
+    source, fractions = open_data(data, partition, slot)
+    try:
+        cache = home.directory / manifests.NAME if home else None
+        manifest = manifests.scan(source, cache, salt, fractions)
+    finally:
+        source.close()
+    faults = [*manifest.faults, *manifest.notes]
+    return Inventory(manifest.counts("train"), manifest.counts("test"), faults)
+
+
+def dry_run(
+    data: Path, outlook: Outlook, inventory: Inventory, *, enrolled: bool
+) -> dict[str, Any]:
+    """Return everything that would leave, as plain data.
+
+    Args:
+        data: the image folder.
+        outlook: what the client would meet.
+        inventory: what is in the folder.
+        enrolled: its split into sides is fixed, by that or by a partition; else any image may be
+            one for training or one for tests.
+    """
+    terms = outlook.terms
+    least = terms.privacy.min_count
+    possible = (inventory if enrolled else _either_side(inventory)).told(least)
+    return {
+        "data": str(data.resolve()),
+        "enrolled": enrolled,
+        "source": outlook.source,
+        "told": outlook.told,
+        "run": terms.run or None,
+        "method": terms.method.name,
+        "version": terms.method.version,
+        "backbone": terms.backbone.name if terms.method.needs_backbone else None,
+        "privacy": terms.privacy.model_dump(),
+        "exemplars": terms.method.exemplars(terms.hparams),
+        "announcement": _announcement(inventory.told(least), exact=enrolled),
+        "tasks": list(_tasks(outlook, possible)),
+        "faults": inventory.faults,
+    }
+
+
+def _either_side(inventory: Inventory) -> Inventory:
+    """Return that all images may be on either side: before the split is drawn, they may."""
+    counts = {n: sum(sides.values()) for n, sides in inventory.counts().items()}
+    return Inventory(counts, counts)
+
+
+def _announcement(inventory: Inventory, *, exact: bool) -> dict[str, Any]:
+    payload = inventory.payload()
+    return {
+        "classes": [{"name": n, **counts} for n, counts in inventory.counts().items()],
+        "exact": exact,
+        "tensors": describe_tensors(payload, INVENTORY_SCHEMA),
+        "fields": describe_fields(payload, INVENTORY_SCHEMA),
+        "tensor_bytes": payload.tensor_bytes,
+        "sealed_bytes": sealed_size(len(pack(payload))),
+        "refused": inventory_faults(payload),
+    }
+
+
+# --- tasks ----------------------------------------------------------------------------------
+
+
+def _tasks(outlook: Outlook, inventory: Inventory) -> Iterator[dict[str, Any]]:
+    """Yield what would leave in every task that is not over."""
+    past: list[str] = []
+    for number, task in enumerate(_expected(outlook, inventory)):
+        if not task.closed:
+            yield _task(outlook, inventory, number, task, past)
+        past.extend(task.classes)
+
+
+def _expected(outlook: Outlook, inventory: Inventory) -> list[Task]:
+    """Return all tasks so far or as listed, and the one that this folder would bring about."""
+    tasks = list(outlook.tasks or ())
+    if outlook.tasks is not None and outlook.waiting is None:
+        return tasks  # listed
+    met = {class_key(n) for task in tasks for n in task.classes}
+    coming = {class_key(n): n for n in outlook.waiting or ()}
+    new = {class_key(n): n for n in inventory.train if class_key(n) not in met}
+    if new:
+        tasks.append(Task(tuple({**new, **coming}.values()), known=False))
+    return tasks
+
+
+def _task(
+    outlook: Outlook, inventory: Inventory, number: int, task: Task, past: Sequence[str]
+) -> dict[str, Any]:
+    first = len(past)
+    info = TaskInfo(
+        number, tuple(range(first, first + len(task.classes))), tuple(range(first))
+    )  # ids: only how many there are matters
+    mine = {class_key(n) for n in task.classes}
+    held = {n: count for n, count in inventory.train.items() if class_key(n) in mine and count}
+    seen = mine | {class_key(n) for n in past}
+    tested = [n for n, count in inventory.test.items() if class_key(n) in seen and count]
+    return {
+        "task": number,
+        "classes": len(task.classes),
+        "past": first,
+        "known": task.known,
+        "held": sorted(held),
+        "images": sum(held.values()),
+        "exchanges": [
+            *(_exchanges(outlook, info) if held else ()),
+            *(_results(outlook, len(tested)) if tested and outlook.evaluate is not False else ()),
+        ],
+    }
+
+
+def _exchanges(outlook: Outlook, info: TaskInfo) -> Iterator[dict[str, Any]]:
+    terms = outlook.terms
+    for exchange in terms.method.exchanges(terms.hparams, terms.backbone):
+        rounds = outlook.rounds_per_task if exchange.rounds is None else exchange.rounds
+        yield _exchange(terms, exchange.kind, terms.dims(info, exchange.kind), rounds)
+
+
+def _results(outlook: Outlook, classes: int) -> Iterator[dict[str, Any]]:
+    """Yield the evaluation: at most a row for each class that has test images here."""
+    yield _exchange(outlook.terms, EVALUATE, {"seen": classes}, 1)
+
+
+def _exchange(
+    terms: Terms, kind: str, dims: Mapping[str, int], rounds: int | None
+) -> dict[str, Any]:
+    schema = terms.upload_schema(kind)
+    bounds = schema.bounds(dims)
+    return {
+        "kind": kind,
+        "rounds": rounds,
+        "tensors": [_tensor(bound) for bound in bounds],
+        "fields": [{"name": m.name, "type": m.type, "values": 1} for m in schema.meta],
+        "tensor_bytes": sum(bound.bytes for bound in bounds),
+        "sealed_bytes": _sealed_bytes(schema, bounds),
+        "at_most": not all(bound.exact for bound in bounds),
+    }
+
+
+def _tensor(bound: TensorBound) -> dict[str, Any]:
+    return {
+        "name": bound.spec.name,
+        "kind": str(bound.spec.kind),
+        "shape": list(bound.shape),
+        "dtype": bound.spec.dtype,
+        "bytes": bound.bytes,
+        "at_most": not bound.exact,
+        "optional": bound.spec.optional,
+    }
+
+
+def _sealed_bytes(schema: PayloadSchema, bounds: Sequence[TensorBound]) -> int:
+    """Return the size of the envelope's body: of zeros, sealing neither adds nor saves."""
+    largest = Payload(
+        {b.spec.name: np.zeros(b.shape, WIRE_DTYPES[b.spec.dtype]) for b in bounds},
+        {m.name: _ZERO[m.type] for m in schema.meta},
+    )
+    return sealed_size(len(pack(largest)))

@@ -1,0 +1,229 @@
+"""Become a member: find a server on this machine, make keys here, have them listed.
+
+A server that runs as the same user leaves a join file (0600) that names its control
+socket. The client makes its keys on the spot and hands over the public halves; private
+keys never travel. Enrolment from other machines needs a ticket (`redeem`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fcil_client.state.home import Enrolment, Home, state_home
+from fcil_protocol.errors import FcilError, LinkError, TrustError, Unreachable, UsageError
+from fcil_protocol.ids import ClientId, FederationId
+from fcil_protocol.process import control_socket
+from fcil_protocol.process.terminal import printable
+from fcil_protocol.trust.certificate import Certificate
+from fcil_protocol.trust.keys import PrivateKeys
+
+_FEDERATION = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class JoinFile:
+    """What a server tells the other programs of its own user."""
+
+    federation: FederationId
+    name: str
+    directory: Path
+    addresses: tuple[str, ...]
+
+
+def join_files() -> list[JoinFile]:
+    """Return the servers of this user that say they run here, sorted by path."""
+    found = []
+    for path in sorted((state_home() / "servers").glob("*.json")):
+        try:
+            fields = json.loads(path.read_bytes())
+            if not _FEDERATION.fullmatch(fields["federation"]) or not fields["addresses"]:
+                continue
+            found.append(
+                JoinFile(
+                    FederationId(fields["federation"]),
+                    str(fields["name"]),
+                    Path(fields["directory"]),
+                    tuple(fields["addresses"]),
+                )
+            )
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue  # half removed by a server that is stopping
+    return found
+
+
+def find(
+    data: Path, server: str | None, *, seat: str = "", name: str = ""
+) -> tuple[Home, Enrolment]:
+    """Return the client's home and enrolment, enrolling it if it is new.
+
+    Args:
+        data: the image folder; one folder is one client of a federation.
+        server: a federation's name, id or address, when several could be meant.
+        seat: which of the clients that share the folder.
+        name: of a new client, behind the machine's; empty: the folder's.
+
+    Raises:
+        Unreachable: no server runs here and the folder was never enrolled.
+        UsageError: several servers could be meant.
+    """
+    running = find_server(server)
+    if running is not None:
+        home = Home.of(running.federation, data, seat)
+        if home.enrolment() is None:
+            return home, _enrol(home, running, data, name)
+        try:  # a server that lost its ledger takes the same keys in again
+            return home, _enrol(home, running, data, name)
+        except LinkError:  # it is away: the daemon goes on trying with what it knows
+            return home, _refresh(home, running)
+    enrolled = find_enrolled(data, server, seat)
+    if enrolled is not None:
+        return enrolled
+    asked = f" that is called {server!r}" if server else ""
+    raise Unreachable(
+        f"no fcil server{asked} runs on this machine as this user, and {data} is not enrolled.",
+        action="Start one with: fcil-server serve. To join one on another machine, ask its "
+        "operator for a ticket: fcil-client join --ticket FILE",
+    )
+
+
+def find_server(server: str | None) -> JoinFile | None:
+    """Return the server of this user and machine that is meant, if one says that it runs.
+
+    Raises:
+        UsageError: several could be meant.
+    """
+    running = [j for j in join_files() if server is None or _means(j, server)]
+    if len(running) > 1:  # a server that was killed leaves its join file behind
+        running = [j for j in running if _answers(j)] or running
+    if len(running) > 1:
+        raise UsageError(
+            "several servers run on this machine: "
+            + ", ".join(f"{j.name} ({j.addresses[0]}) {j.federation[:12]}" for j in running)
+            + ".",
+            action="Say which one: --server ADDRESS.",
+        )
+    return running[0] if running else None
+
+
+def find_enrolled(data: Path, server: str | None, seat: str = "") -> tuple[Home, Enrolment] | None:
+    """Return the membership of a folder that is meant, if it has one.
+
+    Raises:
+        UsageError: several could be meant.
+    """
+    known = [h for h in Home.known(data, seat) if server is None or _home_means(h, server)]
+    if len(known) > 1:
+        raise UsageError(
+            f"{data} is enrolled with {len(known)} federations and none of their servers runs "
+            "here.",
+            action="Say which one: --server ADDRESS.",
+        )
+    enrolment = known[0].enrolment() if known else None
+    return (known[0], enrolment) if enrolment is not None else None
+
+
+def find_member(
+    data: Path, server: str | None, slot: int | None = None
+) -> tuple[Home, Enrolment] | None:
+    """Return the membership of a folder that is meant, though a partition may divide it.
+
+    Args:
+        data: the image folder.
+        server: as in `find`.
+        slot: of which client; None: of the one that has all of it, or else of the only one.
+
+    Raises:
+        UsageError: several could be meant.
+    """
+    if slot is None and Home.known(data):
+        return find_enrolled(data, server)
+    homes = Home.known(data, None if slot is None else f"*-{slot:03d}")
+    seats = sorted({home.seat for home in homes})
+    if len(seats) > 1 and slot is None:
+        raise UsageError(
+            f"{data} is divided between {len(seats)} clients of this machine.",
+            action="Say which one: --slot K. See them with: fcil-client status",
+        )
+    return find_enrolled(data, server, "*" if slot is None else f"*-{slot:03d}") if seats else None
+
+
+def _answers(join: JoinFile) -> bool:
+    """Say whether a join file's own server is there, and not another one in its place."""
+    try:
+        status = control_socket.ask(join.directory, "status")
+    except FcilError:
+        return False
+    return bool(status["federation"]["id"] == join.federation)
+
+
+def _means(join: JoinFile, server: str) -> bool:
+    return server in (join.name, join.federation, *join.addresses)
+
+
+def _home_means(home: Home, server: str) -> bool:
+    enrolment = home.enrolment()
+    return enrolment is not None and server in (enrolment.federation, *enrolment.addresses)
+
+
+def _refresh(home: Home, join: JoinFile) -> Enrolment:
+    """Take over a changed address of a server that we know (its key stays pinned)."""
+    enrolment = home.enrolment()
+    assert enrolment is not None
+    if enrolment.addresses == join.addresses:
+        return enrolment
+    fields = {**enrolment.__dict__, "addresses": join.addresses}
+    enrolment = Enrolment(**fields)
+    home.save_enrolment(enrolment)
+    return enrolment
+
+
+def moved(home: Home, enrolment: Enrolment) -> Enrolment | None:
+    """Return the enrolment with the addresses of its server that runs on this machine now.
+
+    Returns:
+        None: it says no others, or runs elsewhere, or the client knows a relay instead.
+
+    Raises:
+        StorageError: the new addresses cannot be kept.
+    """
+    if enrolment.link_key:
+        return None
+    for join in join_files():
+        if join.federation == enrolment.federation and join.addresses != enrolment.addresses:
+            fresh = replace(enrolment, addresses=join.addresses)
+            home.save_enrolment(fresh)
+            return fresh
+    return None
+
+
+def _enrol(home: Home, join: JoinFile, data: Path, name: str) -> Enrolment:
+    keys = PrivateKeys.load_or_new(home.keys_path)
+    # A folder's name may hold bytes that are no text.
+    name = printable(f"{socket.gethostname()}:{name or data.resolve().name}")[:128]
+    public = {k: v.hex() for k, v in keys.public.to_fields().items()}
+    try:
+        reply = control_socket.ask(join.directory, "enrol_local", name=name, keys=public)
+    except Unreachable as error:
+        raise LinkError(
+            f"the server {join.name} left a join file but does not answer.",
+            action="Start it again with: fcil-server serve",
+        ) from error
+    certificate = Certificate.from_bytes(bytes.fromhex(reply["certificate"]))
+    if certificate.federation != join.federation:
+        raise TrustError("the server's certificate is of another federation than its join file.")
+    certificate.verify(join.federation, time.time())
+    enrolment = Enrolment(
+        client_id=ClientId(reply["client_id"]),
+        name=reply["name"],
+        federation=join.federation,
+        certificate=reply["certificate"],
+        addresses=tuple(reply["addresses"]),
+        data=str(data.resolve()),
+    )
+    home.save_enrolment(enrolment)
+    return enrolment

@@ -1,0 +1,75 @@
+"""Join with a ticket: make keys here, show the ticket, be taken in.
+
+The exchange with the server is in `fcil_protocol.link.enrol_with_ticket`. A ticket may lead through
+a relay; the client then connects to that relay for good, and believes the same server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fcil_client.state.home import Enrolment, Home
+from fcil_protocol.errors import BadTicket
+from fcil_protocol.ids import ClientId
+from fcil_protocol.link.dial import Dial, dial
+from fcil_protocol.link.enrol_with_ticket import show_anywhere
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_protocol.trust.ticket import Ticket
+
+
+async def redeem(
+    ticket: Ticket, data: Path, say: Callable[[str], None], make: Dial = dial, seat: str = ""
+) -> tuple[Home, Enrolment]:
+    """Enrol the client of a data folder with a ticket.
+
+    Args:
+        ticket: from the operator.
+        data: the image folder; one folder is one client of a federation.
+        say: shows what is tried.
+        make: starts a link to one address.
+        seat: which of the clients that share the folder.
+
+    Raises:
+        TrustError: the server refuses the ticket, or is not the one that the ticket means.
+        BadTicket: it is a relay's.
+        Unreachable: no address of the ticket answers.
+    """
+    if ticket.relay:
+        raise BadTicket(
+            "this ticket lets in a relay, not a client.",
+            action="Use it with: fcil-server relay --ticket FILE; for a client ask the operator "
+            "for another one.",
+        )
+    home = Home.of(ticket.federation, data, seat)
+    folder = await asyncio.to_thread(data.resolve)
+    digest = hashlib.sha256(ticket.guest_keys().public.curve).hexdigest()
+    known = home.enrolment()
+    if known is not None and known.ticket == digest:
+        home.take_keys(home.ticket_keys_path(digest))
+        return home, known
+    # Another ticket than the one it came in with is a new beginning, with new keys.
+    keys = PrivateKeys.load_or_new(home.ticket_keys_path(digest))
+    address, answer, certificate = await show_anywhere(ticket, keys, make, say)
+    enrolment = Enrolment(
+        client_id=ClientId(answer.client),
+        name=answer.name,
+        federation=ticket.federation,
+        certificate=certificate.to_bytes().hex(),
+        # The server tells its own addresses, where a relay's key is not known.
+        addresses=_addresses(address, ticket.addresses if ticket.via else answer.addresses),
+        data=str(folder),
+        ticket=digest,
+        link_key=ticket.server_key.hex() if ticket.via else "",
+    )
+    home.save_enrolment(enrolment)
+    home.take_keys(home.ticket_keys_path(digest))
+    say(f"enrolled as {enrolment.name}")
+    return home, enrolment
+
+
+def _addresses(worked: str, told: Sequence[str]) -> tuple[str, ...]:
+    """Put the address that worked first: the server may not know how it is reached."""
+    return (worked, *(a for a in told if a != worked))

@@ -1,0 +1,65 @@
+"""Leave a federation: tell the server, then remove keys, caches and state from this device.
+
+Images stay where they are, and so does the journal of what left.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from fcil_client.link.visit import answer, visit
+from fcil_client.membership.rotate_keys import rotate
+from fcil_client.state import privacy_budget, sent_journal
+from fcil_client.state.home import FORMER, Enrolment, Home
+from fcil_protocol.errors import MembershipExpired, Revoked, UnknownClient
+from fcil_protocol.link.dial import Dial, dial
+from fcil_protocol.link.zmq_link import LinkNews
+from fcil_protocol.messages.messages import LEFT, Bye
+from fcil_protocol.storage.atomic_files import storage_errors
+from fcil_protocol.trust.keys import PrivateKeys
+
+
+async def tell(home: Home, enrolment: Enrolment, make: Dial = dial) -> None:
+    """Tell the server that this client leaves; its key is refused from then on.
+
+    Raises:
+        Unreachable: no address answers in time.
+        TrustError: what answers is not the server.
+    """
+    try:
+        async with visit(enrolment, PrivateKeys.load_or_new(home.keys_path), make) as (line, _):
+            line.send(Bye(code=LEFT, reason="the client leaves the federation"))
+            # The server takes the key off its list and cuts the connection.
+            while not isinstance(news := await answer(line), LinkNews) or news.state != "down":
+                pass
+    except (Revoked, MembershipExpired):
+        return  # it is a member no more
+    except UnknownClient:
+        if not home.next_keys_path.exists():
+            return
+        # A change of keys was interrupted, and the server knows the new ones.
+        await rotate(home, enrolment, make)
+        await tell(home, enrolment, make)
+
+
+def clear(home: Home) -> list[Path]:
+    """Remove everything of a client but its journal and ledger; returns the journal's files.
+
+    The same images may come back with another ticket, and what they revealed stays revealed.
+    """
+    kept = sent_journal.files(home.directory)
+    ledger = home.directory / privacy_budget.NAME
+    home.note_leaving()
+    with storage_errors("remove the client's files from", home.directory):
+        # First what makes it a client: a kill in between leaves caches, never a half client.
+        for name in ("client.json", "keys.json"):
+            (home.directory / name).unlink(missing_ok=True)
+        for path in home.directory.iterdir():
+            if path in (*kept, ledger) or path.name in ("lock", FORMER):
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    return kept

@@ -1,0 +1,70 @@
+"""Give a client new keys while it stays the same member.
+
+The new keys are on disk before the server hears of them, so a kill at any moment leaves keys
+that the server knows: the old ones, or those in ``keys.next.json``, which are taken then.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from fcil_client.link.visit import answer, visit
+from fcil_client.state.current_model import rewrap
+from fcil_client.state.home import Enrolment, Home
+from fcil_protocol.errors import LinkError, Locked, TrustError, UnknownClient
+from fcil_protocol.link.dial import Dial, dial
+from fcil_protocol.messages.messages import Ack, Rotate
+from fcil_protocol.storage.atomic_files import DirectoryLock
+from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
+from fcil_protocol.trust.ticket import PROOF, keys_digest, proof_text
+
+
+async def finish(data: Path, seat: str = "") -> None:
+    """Finish changes of a folder's keys that a kill interrupted, as far as servers answer."""
+    for home in Home.known(data, seat):
+        enrolment = home.enrolment()
+        if enrolment is None or not list(home.directory.glob("keys.*.json")):
+            continue
+        # A daemon that runs has nothing to finish; what a server refuses, the daemon says too.
+        with (
+            suppress(LinkError, TrustError, Locked),
+            DirectoryLock.acquire(home.directory, "client"),
+        ):
+            if enrolment.ticket:
+                home.take_keys(home.ticket_keys_path(enrolment.ticket))
+            if home.next_keys_path.exists():
+                await rotate(home, enrolment)
+
+
+async def rotate(home: Home, enrolment: Enrolment, make: Dial = dial) -> PublicKeys:
+    """Replace a client's three key pairs; returns the new public halves.
+
+    Raises:
+        Unreachable: no address answers in time; nothing changed, or try again.
+        TrustError: what answers is not the server, or refuses this client.
+    """
+    old, new = map(PrivateKeys.load_or_new, (home.keys_path, home.next_keys_path))
+    try:
+        async with visit(enrolment, old, make) as (line, _):
+            proof = new.sign(PROOF, proof_text(old.public.curve, new.public))
+            public = new.public
+            line.send(
+                Rotate(
+                    curve=public.curve,
+                    signing=public.signing,
+                    sealing=public.sealing,
+                    proof=proof,
+                )
+            )
+            wanted = keys_digest(new.public)
+            while True:
+                message = await answer(line)
+                if isinstance(message, Ack) and message.digest == wanted:
+                    break
+    except UnknownClient:
+        async with visit(enrolment, new, make):
+            pass  # the server has taken them; only its answer was lost
+    rewrap(home, old, new.public)
+    home.take_keys(home.next_keys_path, keep_state=True)
+    return new.public

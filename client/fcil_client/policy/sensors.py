@@ -1,0 +1,181 @@
+"""What this device's sensors say: power, heat, and whether somebody works here."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from fcil_client.policy.policy import Facts, Heat
+
+LOG = logging.getLogger("fcil_client")
+
+ZONES = Path("/sys/class/thermal")
+BEFORE_CRITICAL_C = 5.0  # where only the mark is known at which the system switches itself off
+# Marks below are of skins and fans, above of nothing: some drivers put a largest number there.
+_MARKS_C = (60.0, 130.0)
+_TRIPS = ("hot", "passive", "critical")  # of a zone; the kernel slows the chip down at passive
+
+
+class Sensors(Protocol):
+    """Where facts come from; tests have others."""
+
+    def read(self) -> Facts:
+        """Return what is known now; called from a thread, one call at a time."""
+        ...
+
+
+@dataclass(frozen=True)
+class Times:
+    """Processor seconds since the start of the machine, over all cores.
+
+    Attributes:
+        busy: of all programs that do not give way (niceness 0 or less), and of the kernel.
+        own: of those, this client's, by process.
+        total: with what was idle and what gave way.
+    """
+
+    busy: float
+    own: Mapping[int, float]
+    total: float
+
+
+def others_share(before: Times, after: Times) -> float | None:
+    """Return the share of all cores that other programs used; None: too short to say."""
+    total = after.total - before.total
+    if total <= 0:
+        return None
+    mine = sum(max(0.0, s - before.own.get(pid, 0.0)) for pid, s in after.own.items())
+    return min(1.0, max(0.0, (after.busy - before.busy - mine) / total))
+
+
+class System:
+    """The real machine, through psutil and Linux's thermal zones."""
+
+    def __init__(self, *, use: bool = True, zones: Path = ZONES) -> None:
+        """Read thermal zones from ``zones``, and with ``use`` who works here, which costs more."""
+        self._use = use
+        self._zones = zones
+        self._before: Times | None = None
+
+    def read(self) -> Facts:
+        """Return what is known now."""
+        local = time.localtime()
+        battery = _told("sensors_battery")
+        others, input_s = self._in_use() if self._use else (None, None)
+        return Facts(
+            minute=60 * local.tm_hour + local.tm_min,
+            on_mains=None if battery is None else battery.power_plugged,
+            charge=None if battery is None else float(battery.percent),
+            others=others,
+            input_s=input_s,
+            heat=tuple(_heat(_told("sensors_temperatures") or {}, read_zones(self._zones))),
+        )
+
+    def _in_use(self) -> tuple[float | None, float | None]:
+        before, self._before = self._before, _times()
+        others = None if before is None else others_share(before, self._before)
+        return others, _input_s()
+
+
+def _told(name: str) -> Any:
+    """Ask psutil; None where this system, or this build, does not say."""
+    try:
+        return getattr(psutil, name)()
+    except AttributeError:  # another system
+        return None
+    except Exception as error:  # a driver that answers nonsense must not end a client
+        LOG.debug("psutil.%s: %r", name, error)
+        return None
+
+
+def _heat(told: dict[str, list[Any]], zones: Iterable[Heat]) -> list[Heat]:
+    found = {
+        (chip, one.label or str(number)): Heat(
+            f"{chip} {one.label}".strip(), float(one.current), mark_of(one.high, one.critical)
+        )
+        for chip, sensors in told.items()
+        for number, one in enumerate(sensors)
+        if one.current is not None and math.isfinite(one.current)
+    }
+    names = {chip for chip, _ in found}
+    return [*found.values(), *(zone for zone in zones if zone.name not in names)]
+
+
+def mark_of(high: float | None, critical: float | None) -> float | None:
+    """Return the °C at which a sensor's system calls it hot; None where it does not say."""
+    low, top = _MARKS_C
+    marks = [m for m in (high, critical and critical - BEFORE_CRITICAL_C) if m and low <= m <= top]
+    return float(min(marks)) if marks else None
+
+
+def read_zones(folder: Path) -> list[Heat]:
+    """Read thermal zones, where many boards (Jetsons) tell their temperatures."""
+    found = []
+    for zone in sorted(folder.glob("thermal_zone*")):
+        now = _number(zone / "temp")
+        if now is None:
+            continue
+        marks: dict[str, float] = {}
+        for trip in zone.glob("trip_point_*_type"):
+            kind = _text(trip)
+            at = _number(trip.with_name(trip.name.replace("_type", "_temp")))
+            if kind in _TRIPS and at is not None:
+                marks[kind] = min(at, marks.get(kind, at))
+        high = min((marks[k] for k in ("hot", "passive") if k in marks), default=None)
+        name = _text(zone / "type") or zone.name
+        found.append(Heat(name, now, mark_of(high, marks.get("critical"))))
+    return found
+
+
+def _number(path: Path) -> float | None:
+    """Return a temperature; files hold thousandths of a degree."""
+    try:
+        return int(_text(path)) / 1000
+    except ValueError:
+        return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:  # a zone may be there and say nothing
+        return ""
+
+
+def _times() -> Times:
+    cpu = psutil.cpu_times()
+    idle = cpu.idle + getattr(cpu, "iowait", 0.0)
+    nice = getattr(cpu, "nice", 0.0)
+    guests = getattr(cpu, "guest", 0.0) + getattr(cpu, "guest_nice", 0.0)  # within the others
+    total = float(sum(cpu)) - guests
+    return Times(total - idle - nice, _own_times(), total)
+
+
+def _own_times() -> dict[int, float]:
+    """Return what this process and its workers used and is not told as given way."""
+    own = {}
+    me = psutil.Process()
+    with contextlib.suppress(psutil.Error):
+        for process in (me, *me.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                used = process.cpu_times()
+                own[process.pid] = used.system + (used.user if process.nice() <= 0 else 0.0)
+    return own
+
+
+def _input_s() -> float | None:
+    """Return for how long no key was pressed in any terminal."""
+    now = time.time()
+    ages = []
+    for user in _told("users") or []:
+        with contextlib.suppress(OSError, TypeError):
+            ages.append(now - (Path("/dev") / user.terminal).stat().st_atime)
+    return max(0.0, min(ages)) if ages else None

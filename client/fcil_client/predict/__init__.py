@@ -1,0 +1,1 @@
+"""Use of the model on this device: one image, a folder, a live camera."""

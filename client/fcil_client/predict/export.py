@@ -1,0 +1,132 @@
+"""The client's current model as one ONNX file, calibrated on its own images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fcil_adapters.contract import Predictor
+from fcil_adapters.export.exported_model import ExportInfo, Origin, check_target
+from fcil_adapters.export.load import exporter
+from fcil_adapters.images.decoding import open_source
+from fcil_client.data import manifest as manifests
+from fcil_client.data.local_data import LocalData
+from fcil_client.predict.calibration import calibration_of
+from fcil_client.predict.predict import Current, Means
+from fcil_client.state import current_model
+from fcil_client.state.current_model import CurrentModel
+from fcil_client.state.home import Home
+from fcil_protocol.errors import FcilError
+
+U8 = NDArray[np.uint8]
+
+# int8 ranges need some hundred images; the others are compared with the torch model on a few.
+MOST_IMAGES = {"int8": 512, "fp16": 64, "fp32": 64}
+
+
+def export_current(
+    home: Home,
+    target: Path,
+    *,
+    precision: str,
+    opset: int | None,
+    force: bool,
+    means: Means,
+    tell: Callable[[str], None],
+) -> ExportInfo:
+    """Write the model; all of it or nothing.
+
+    Args:
+        home: the client's.
+        target: the file; one that exists is replaced.
+        precision: fp32, fp16 or int8.
+        opset: of ONNX's own operators; None: the default.
+        force: write it although it differs from the torch model by more than is allowed.
+        means: weights and threads; export runs in torch on the CPU.
+        tell: told in words what is done next.
+
+    Raises:
+        FcilError: it cannot be exported; the message says why.
+    """
+    check_target(target)
+    module = exporter("client")
+    given: dict[str, Any] = {} if opset is None else {"opset": opset}
+    options = module.Options(precision=precision, force=force, **given)
+    model = current_model.load(home)
+    tell(f"loading {model.info.name}")
+    means = replace(means, engine="torch", device="cpu")
+    _, backbone = Current(home, means, lambda _done, _total: None).backbone(model)
+    ctx = model.context(backbone, device="cpu")
+    images = own_images(home, model, MOST_IMAGES.get(precision, 0), means.threads)
+    if images is None:
+        tell("none of the client's own images are here; the probe images are compared alone")
+    info: ExportInfo = module.export_model(
+        model.method,
+        ctx,
+        model.parts,
+        _origin(home, model, backbone, means, tell),
+        target,
+        options,
+        images,
+        tell,
+    )
+    return info
+
+
+def _origin(
+    home: Home, model: CurrentModel, backbone: Any, means: Means, tell: Callable[[str], None]
+) -> Origin:
+    predictor: Predictor = model.compose(backbone, device="cpu", batch=means.batch)
+    calibration = None
+    if predictor.classes and means.calibrate:
+        calibration = calibration_of(
+            home,
+            model,
+            predictor,
+            batch=means.batch,
+            threads=means.threads,
+            progress=lambda done, total: tell(f"calibrating: {done} of {total} images"),
+        )
+    record = model.record
+    return Origin(
+        federation=record.federation,
+        run=record.run,
+        task=record.last_task,
+        state=record.state,
+        names=model.names,
+        temperature=calibration.temperature if calibration else None,
+    )
+
+
+def own_images(home: Home, model: CurrentModel, most: int, threads: int) -> U8 | None:
+    """Return training images of all classes that the model knows, preprocessed: (N, S, S, 3).
+
+    They are taken at equal distances from all of them. None: there are none here.
+    """
+    ids = {name: class_id for class_id, name in model.names.items()}
+    try:
+        manifest = manifests.load(home.directory / manifests.NAME, home.salt())
+        enrolment = home.enrolment()
+        if manifest is None or enrolment is None:
+            return None
+        data = LocalData(
+            open_source(Path(enrolment.data)),
+            manifest,
+            model.info.preprocessing,
+            memory_bytes=0,
+            threads=threads,
+        )
+    except FcilError:  # the images are away
+        return None
+    with closing(data):
+        door = data.learner_door(ids)
+        if not len(door) or not most:
+            return None
+        index = np.unique(np.linspace(0, len(door) - 1, min(most, len(door))).astype(np.int64))
+        return door.take(index)

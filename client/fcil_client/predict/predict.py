@@ -1,0 +1,342 @@
+"""Name images with a model: the client's current one, or an exported file (torch-free itself)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fcil_adapters.backbones import engines
+from fcil_adapters.backbones.onnx_session import THREADS_VARIABLE
+from fcil_adapters.contract import BackboneInfo, Method, Predictor, Preprocessing
+from fcil_adapters.contract.backbone_info import preprocessing_digest
+from fcil_adapters.export.exported_model import ExportedModel
+from fcil_client.predict.calibration import Calibration, calibration_of, softmax, unknown_score
+from fcil_client.predict.images import Decoded
+from fcil_client.state import current_model
+from fcil_client.state.current_model import CurrentModel
+from fcil_client.state.home import Home
+from fcil_protocol.errors import BackboneMismatch, ConfigError, DataError, MethodMismatch
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+U8 = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Means:
+    """With what it is computed.
+
+    Attributes:
+        engine: auto, torch or onnx; of the client's current model.
+        device: auto, cpu, cuda or cuda:N.
+        weights: the backbone's file; None: the one that the daemon used.
+        threads: of one pass, and of those that decode.
+        batch: images in one pass.
+        calibrate: whether the client's images may be used for it.
+    """
+
+    engine: str = "auto"
+    device: str = "auto"
+    weights: Path | None = None
+    threads: int = 1
+    batch: int = 32
+    calibrate: bool = True
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be said of an image.
+
+    Attributes:
+        top: the likeliest classes.
+        unknown: whether to give a score for being of none of the classes.
+        above: the score from which an image is called unknown; None: none is.
+    """
+
+    top: int = 3
+    unknown: bool = False
+    above: float | None = None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A model that is loaded and scores images.
+
+    Attributes:
+        classes: ids, one per column of the scores.
+        names: class id -> name, as far as they are known here.
+        logits: scores preprocessed images.
+        calibration: None: scores are taken as they are.
+        about: what the model is and what computes it, JSON-ready.
+        line: the same in words.
+    """
+
+    classes: tuple[int, ...]
+    names: Mapping[int, str]
+    preprocessing: Preprocessing
+    logits: Callable[[U8], F32] = field(repr=False)
+    calibration: Calibration | None
+    about: dict[str, Any]
+    line: str
+
+    @property
+    def temperature(self) -> float:
+        """What scores are divided by."""
+        return self.calibration.temperature if self.calibration else 1.0
+
+
+def open_file(path: Path, means: Means) -> Ready:
+    """Load a model that was exported.
+
+    Raises:
+        FcilError: it cannot be loaded; the message says why.
+    """
+    _bound(means.threads)
+    model = ExportedModel.load(path, means.device, means.threads)
+    info = model.info
+    names = {c: name for c, name in zip(info.classes, info.names, strict=True) if name}
+    calibration = Calibration(info.temperature) if info.temperature else None
+    about = {
+        "source": str(path),
+        "federation": info.federation,
+        "run": info.run,
+        "task": info.task,
+        "state": info.state,
+        "when": f"after task {info.task}",
+        "method": info.method,
+        "backbone": info.backbone.name,
+        "precision": info.precision,
+        "engine": "onnx",
+        "device": model.runtime.description,
+    }
+    line = (
+        f"model {path}: {info.method} on {info.backbone.name}, task {info.task} of run "
+        f"{info.run}, {info.precision}; {model.runtime.description}"
+    )
+    ready = Ready(info.classes, names, info.preprocessing, model.logits, calibration, about, line)
+    return _told(ready)
+
+
+class Current:
+    """A client's current model, which can be opened again when there is a newer one.
+
+    Args:
+        home: the client's.
+        means: with what it is computed.
+        progress: told how many images of a calibration are done, and in all.
+    """
+
+    def __init__(self, home: Home, means: Means, progress: Callable[[int, int], None]) -> None:
+        self._home = home
+        self._means = means
+        self._progress = progress
+        self._loaded: tuple[str, Any] | None = None  # engine and backbone, which stay
+        self._tried = ""  # key of the last one
+
+    @property
+    def directory(self) -> Path:
+        """Where a newer model appears."""
+        return self._home.directory
+
+    def exists(self) -> bool:
+        """Say whether the client is there."""
+        return self._home.directory.is_dir()
+
+    def is_older(self) -> bool:
+        """Say whether there is another model than the one that was opened last."""
+        record = current_model.read_if_whole(self._home)
+        return record is not None and record.key != self._tried
+
+    def open(self) -> Ready:
+        """Load it, and calibrate it if nobody has.
+
+        Raises:
+            FcilError: there is none, or it cannot be loaded; the message says why.
+        """
+        _bound(self._means.threads)
+        model = current_model.load(self._home)
+        self._tried = model.record.key
+        engine, backbone = self.backbone(model)
+        device = backbone.device if backbone is not None else "cpu"
+        predictor = model.compose(backbone, device=device, batch=self._means.batch)
+        classes, record = tuple(predictor.classes), model.record
+        if not classes:
+            raise DataError(
+                f"the model {record.when} of run {record.run} knows no class yet.",
+                action="Wait for the end of a round in which somebody has images.",
+            )
+        about = {
+            "source": "current",
+            "federation": record.federation,
+            "run": record.run,
+            "task": record.task,
+            "state": record.state,
+            "when": record.when,
+            "fetched": record.fetched,
+            "method": record.method,
+            "backbone": model.info.name if model.method.needs_backbone else "",
+            "precision": "fp32",
+            "engine": engine,
+            "device": backbone.description if backbone is not None else "cpu",
+        }
+        told = current_model.words(current_model.summary(self._home))
+        ready = Ready(
+            classes,
+            model.names,
+            model.info.preprocessing,
+            predictor.logits,
+            self._calibration(model, predictor) if self._means.calibrate else None,
+            about,
+            f"model {told}; {record.method}, {about['device']}",
+        )
+        return _told(ready)
+
+    def _calibration(self, model: CurrentModel, predictor: Predictor) -> Calibration | None:
+        return calibration_of(
+            self._home,
+            model,
+            predictor,
+            batch=self._means.batch,
+            threads=self._means.threads,
+            progress=self._progress,
+        )
+
+    def backbone(self, model: CurrentModel) -> tuple[str, Any]:
+        """Return the engine's name and the backbone, None if none is needed.
+
+        Raises:
+            BackboneMismatch: what can be loaded is another one than the run's.
+            MethodMismatch, ConfigError, DataError: none can be loaded here.
+        """
+        if not model.method.needs_backbone:
+            return "numpy", None
+        if self._loaded is None or not _same(self._loaded[1].info, model.info):
+            self._loaded = None  # two need not fit at once
+            own = Path(model.record.weights) if model.record.weights else None
+            weights = self._means.weights or own
+            self._loaded = _load(model.method, model.info.name, weights, self._means)
+        ours = self._loaded[1].info
+        if not _same(ours, model.info):
+            raise BackboneMismatch(
+                f"the model was learned on {model.info.name} with weights "
+                f"{model.info.digest[:12]}; the backbone {ours.name} here has "
+                f"{ours.digest[:12]}, or prepares images otherwise.",
+                action="Give the file with those weights: --weights FILE.",
+            )
+        return self._loaded
+
+
+def _same(ours: BackboneInfo, theirs: BackboneInfo) -> bool:
+    prepared = preprocessing_digest(ours.preprocessing) == preprocessing_digest(
+        theirs.preprocessing
+    )
+    return ours.digest == theirs.digest and prepared
+
+
+def _told(ready: Ready) -> Ready:
+    known = ready.calibration
+    more = {
+        "classes": len(ready.classes),
+        "temperature": known.temperature if known else None,
+        "calibrated": known is not None,
+        "unknown_usual": known.usual if known else None,
+    }
+    words = "; not calibrated"
+    if known is not None:
+        words = f"; calibrated on {known.images} held-out images" if known.images else ""
+    if known is not None and known.usual is not None:
+        words += f", 95 % of which have an unknown score of at most {known.usual:.2f}"
+    return replace(ready, about={**ready.about, **more}, line=ready.line + words)
+
+
+def _bound(threads: int) -> None:
+    """Let numeric libraries that are imported from now on take so many threads."""
+    os.environ[THREADS_VARIABLE] = str(threads)
+
+
+def _choose(method: Method, choice: str) -> str:
+    """Return the engine that a choice means for the model of a method.
+
+    Raises:
+        MethodMismatch: it cannot compute it, or is not installed.
+    """
+    try:
+        return engines.choose(choice, needs_gradient=not method.frozen)
+    except ConfigError as error:
+        if choice not in engines.CHOICES:
+            raise
+        why = "" if method.frozen else ", which changes the backbone, needs torch"
+        raise MethodMismatch(
+            f"the current model is one of the method {method.name!r}{why}: {error.message}",
+            action=f"{error.action} Or use an exported file, which needs onnxruntime alone: "
+            "--model FILE.onnx",
+        ) from error
+
+
+def _load(method: Method, name: str, weights: Path | None, means: Means) -> tuple[str, Any]:
+    """Load with the engine that is meant: where both would do, the one that starts sooner."""
+    engine = _choose(method, means.engine)
+    if means.engine == "auto" and method.frozen and engines.installed().onnxruntime:
+        try:
+            return "onnx", engines.load("onnx", name, weights, means.device, means.threads)
+        except (ConfigError, DataError):
+            if engine == "onnx":
+                raise  # there is no torch to do it instead
+    return engine, engines.load(engine, name, weights, means.device, means.threads)
+
+
+# --- answers --------------------------------------------------------------------------------
+
+
+def answers(
+    ready: Ready, batches: Iterable[list[Decoded]], wanted: Wanted
+) -> Iterator[dict[str, Any]]:
+    """Yield one row per image, JSON-ready, in order.
+
+    ``image`` and ``top``, a list of ``class``, ``name`` (None where it is not known here) and
+    ``probability``; ``unknown``, a score, and ``is_unknown`` where they are asked for. An image
+    that cannot be used has ``image`` and ``error``.
+    """
+    for batch in batches:
+        good = [one.pixels for one in batch if one.pixels is not None]
+        rows = iter(judge(ready, np.stack(good), wanted) if good else [])
+        for one in batch:
+            if one.pixels is None:
+                yield {"image": one.name, "error": one.fault}
+            else:
+                yield {"image": one.name, **next(rows)}
+
+
+def judge(ready: Ready, images: U8, wanted: Wanted) -> list[dict[str, Any]]:
+    """Return what is said of preprocessed images (B, S, S, 3)."""
+    scores = ready.logits(images)  # (B, C)
+    probabilities = softmax(scores, ready.temperature)
+    # By scores: the likeliest is the one that evaluation counts, also where softmax has a tie.
+    order = np.argsort(-scores, axis=1, kind="stable")[:, : wanted.top]
+    unknown = unknown_score(probabilities)
+    return [
+        _row(ready, columns.tolist(), row, float(score), wanted)
+        for columns, row, score in zip(order, probabilities, unknown, strict=True)
+    ]
+
+
+def _row(
+    ready: Ready, columns: list[int], probabilities: F64, unknown: float, wanted: Wanted
+) -> dict[str, Any]:
+    ids = [ready.classes[column] for column in columns]
+    top = [
+        {"class": c, "name": ready.names.get(c), "probability": round(float(probabilities[k]), 6)}
+        for c, k in zip(ids, columns, strict=True)
+    ]
+    row: dict[str, Any] = {"top": top}
+    if wanted.unknown or wanted.above is not None:
+        row["unknown"] = round(unknown, 6)
+    if wanted.above is not None:
+        row["is_unknown"] = unknown > wanted.above
+    return row

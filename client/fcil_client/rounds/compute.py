@@ -1,0 +1,115 @@
+"""Where a client computes: a worker process of its own, or one that a whole swarm shares."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fcil_adapters.contract import BackboneInfo, backbone_info
+from fcil_adapters.worker.host import WorkerHost
+from fcil_adapters.worker.pipe import Fields
+from fcil_adapters.worker.retry import Effort, persist
+from fcil_client.rounds.options import Options
+from fcil_client.rounds.resources import resources
+from fcil_protocol.messages.messages import BackboneClaim
+from fcil_protocol.payloads.payload import unpack
+
+WORKER_IDLE_S = 600.0
+AT_ONCE = 3  # rounds between their broadcast's opening and their update's sealing
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A backbone that the worker has loaded, as it describes it.
+
+    Attributes:
+        device: for people.
+        claim: digest, preprocessing and probe features, as a Hello has them.
+    """
+
+    device: str
+    info: BackboneInfo
+    claim: BackboneClaim
+
+
+class Workplace:
+    """A worker process, and what has been found out about it.
+
+    The worker does one thing at a time, in the order in which it was asked; it keeps one backbone
+    warm, and decoded images up to one bound, for whoever asks.
+
+    Args:
+        options: the resources that it may take.
+        log: file for the worker's output.
+        remembers: what it says of a backbone is asked once; for many clients that ask the same.
+
+    Attributes:
+        host: the worker.
+        effort: how many images fit into one pass, as far as failures have shown.
+        resources: what it takes of the machine.
+        turn: to be held by who calls the worker, tries again included.
+        room: to be held by a round while its broadcast, state and update are in memory. It is
+            given in the order of asking, so the rounds of many clients have their turns fairly.
+    """
+
+    def __init__(self, options: Options, log: Path, *, remembers: bool = False) -> None:
+        self.effort = Effort(options.micro_batch)
+        self.resources = resources(
+            threads=options.threads,
+            nice=options.nice,
+            bound=options.max_memory,
+            image_bytes=options.image_bytes,
+        )
+        self.host = WorkerHost(
+            "fcil_client.rounds.worker",
+            name="client",
+            threads=self.resources.threads,
+            nice=options.nice,
+            memory_bytes=options.max_memory,
+            idle_s=WORKER_IDLE_S,
+            stall_s=options.work_timeout_s or None,
+            log=log,
+        )
+        self.turn = asyncio.Lock()
+        self.room = asyncio.Semaphore(AT_ONCE)
+        self._remembers = remembers
+        self._asking = asyncio.Lock()
+        self._run = ""
+        self._known: tuple[Fields, Loaded] | None = None
+
+    def hold(self, still: bool) -> None:
+        """Let the worker stand still where it is, or go on."""
+        (self.host.rest.hold if still else self.host.rest.go)()
+
+    def enter(self, run: str) -> None:
+        """Forget what fitted in another run, which has another method or backbone."""
+        if run != self._run:
+            self._run = run
+            self.effort.fits.clear()
+
+    async def backbone(self, fields: Fields) -> Loaded:
+        """Have the worker load a backbone and compute its probe features.
+
+        Args:
+            fields: which one, as `Engine.backbone` wants it.
+
+        Raises:
+            FcilError: it cannot be loaded.
+        """
+        async with self._asking:
+            # Every later call names its backbone and is refused if that has become another one.
+            if self._known is None or self._known[0] != fields or not self._remembers:
+                async with self.turn:
+                    reply, blobs = await persist(self.host, self.effort, "backbone", fields)
+                info = backbone_info.backbone_from_fields(reply["info"])
+                probe = unpack(blobs[0]).f32("probe")
+                claim = BackboneClaim(
+                    digest=info.digest,
+                    preprocessing=backbone_info.preprocessing_digest(info.preprocessing),
+                    probe=np.ascontiguousarray(probe, dtype="<f4").tobytes(),
+                )
+                self._known = (fields, Loaded(str(reply["description"]), info, claim))
+            return self._known[1]

@@ -1,0 +1,173 @@
+"""Keep the current model while rounds go on (`current_model` says what is kept, and reads it)."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fcil_adapters.contract import Context
+from fcil_adapters.worker.loop import context_fields
+from fcil_client.link.handshake import Terms
+from fcil_client.state.current_model import FORMAT, Record, part_path, read_if_whole, record_bytes
+from fcil_client.state.home import Home
+from fcil_protocol.errors import StorageError
+from fcil_protocol.messages.messages import RoundOpen
+from fcil_protocol.payloads.builtin import REGISTRY
+from fcil_protocol.storage.atomic_files import (
+    storage_errors,
+    sync_data,
+    sync_directory,
+    write_atomic,
+)
+
+_NO_LINKS = (errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+class ModelKeeper:
+    """Keeps the model of each round that a client takes part in.
+
+    Args:
+        weights: the file that the daemon loads the backbone from, if it was told one.
+    """
+
+    def __init__(self, home: Home, federation: str, weights: Path | None) -> None:
+        self._home = home
+        self._federation = federation
+        self._weights = str(weights.resolve()) if weights else None
+        self._turn = threading.Lock()
+
+    @asynccontextmanager
+    async def beside(
+        self,
+        order: RoundOpen,
+        terms: Terms,
+        ctx: Context,
+        names: Mapping[str, int],
+        tell: Callable[[str], None],
+    ) -> AsyncIterator[None]:
+        """Keep the model of an order while the work inside goes on; it is kept at the end.
+
+        If it cannot be, ``tell`` is told in words, and the round goes on.
+        """
+
+        async def keep() -> None:
+            try:
+                await asyncio.to_thread(self.keep, order, terms, ctx, names)
+            except StorageError as error:
+                tell(f"the model is not kept, the one before stays: {error}")
+
+        keeping = asyncio.ensure_future(keep())
+        try:
+            yield
+        finally:
+            await asyncio.shield(keeping)
+
+    def keep(self, order: RoundOpen, terms: Terms, ctx: Context, names: Mapping[str, int]) -> None:
+        """Keep the model of an order whose parts were opened; before a first class there is none.
+
+        Raises:
+            DiskFull, StorageError: it cannot be kept; the model before it is still whole.
+        """
+        first = terms.method.exchanges(terms.hparams, terms.backbone)[0].kind
+        begins = order.kind == first and order.round == 0
+        if begins and not order.past:
+            return
+        with self._turn:
+            before = read_if_whole(self._home)
+            record = Record(
+                format=FORMAT,
+                federation=self._federation,
+                run=order.run,
+                task=order.task,
+                kind=order.kind,
+                round=order.round,
+                rounds=order.rounds,
+                begins=begins,
+                state=order.base,
+                method=terms.method.name,
+                method_version=terms.method.version,
+                context=context_fields(ctx),
+                parts={ref.name: ref.digest for ref in order.parts if ref.name != REGISTRY},
+                names=_names(names, before if before and before.run == order.run else None),
+                weights=self._weights,
+                fetched=time.time(),
+            )
+            if before is None or not _same(record, before):
+                self._keep(record)
+
+    def _keep(self, record: Record) -> None:
+        folder = self._home.model_folder
+        with storage_errors("keep the model in", folder):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            for digest in record.parts.values():
+                if not _adopt(self._home.part_path(digest), part_path(self._home, digest)):
+                    return  # another order has come meanwhile
+            sync_directory(folder)
+        write_atomic(self._home.model_path, record_bytes(record))
+        wanted = {part_path(self._home, digest) for digest in record.parts.values()}
+        with storage_errors("remove older parts from", folder):
+            for path in folder.iterdir():
+                if path not in wanted:
+                    path.unlink(missing_ok=True)
+
+
+def _same(record: Record, before: Record) -> bool:
+    """Say whether the round brought nothing new."""
+    now = record.model_copy(update={"fetched": before.fetched})
+    return now.model_dump(mode="json") == before.model_dump(mode="json")
+
+
+def _names(names: Mapping[str, int], before: Record | None) -> dict[int, str]:
+    """Return id -> name; names of classes whose images have gone since stay known.
+
+    A name that means another class now, or a class that is called otherwise, is as it is now.
+    """
+    now: dict[int, str] = {}
+    for name in sorted(names, reverse=True):  # two spellings of one class: the first by alphabet
+        now[names[name]] = name
+    kept = before.names if before else {}
+    return {**{c: name for c, name in kept.items() if name not in names}, **now}
+
+
+def _adopt(part: Path, path: Path) -> bool:
+    """Make a part's file one of the model as well, on the disk; False if it is there no more."""
+    if path.exists() and (not part.exists() or _is_copy(path, part)):
+        return True
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    try:
+        try:
+            temporary.hardlink_to(part)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            shutil.copyfile(part, temporary)
+            temporary.chmod(0o600)
+        _sync(temporary)
+        temporary.replace(path)
+    except FileNotFoundError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+def _is_copy(path: Path, part: Path) -> bool:
+    """Say whether the model has this very file, and not one that was damaged and fetched again."""
+    ours, theirs = path.stat(), part.stat()
+    same = (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
+    return same or (ours.st_size == theirs.st_size and ours.st_mtime_ns > theirs.st_mtime_ns)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        sync_data(fd)
+    finally:
+        os.close(fd)

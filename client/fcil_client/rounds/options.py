@@ -1,0 +1,37 @@
+"""What a client decides for itself: data, resources, limits; never hyper-parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fcil_client.policy.policy import ALWAYS, Rules
+from fcil_client.rounds.resources import NICE
+from fcil_client.state.privacy_budget import NO_LIMITS, Limits
+
+WORK_TIMEOUT_S = 1800.0  # a step of 64 images of a ViT-B/16 takes a slow processor 10 minutes
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a client decides for itself: data, resources, limits; never hyper-parameters.
+
+    Attributes:
+        partition, slot: the client has a part of ``data`` alone: that of this slot.
+    """
+
+    data: Path
+    engine: str = "auto"
+    device: str = "auto"
+    precision: str = "auto"
+    weights: Path | None = None
+    threads: int = 0
+    nice: int = NICE
+    micro_batch: int | None = None
+    max_memory: int = 0
+    image_bytes: int = 0
+    manners: Rules = ALWAYS
+    work_timeout_s: float = WORK_TIMEOUT_S
+    limits: Limits = NO_LIMITS
+    partition: Path | None = None
+    slot: int = -1

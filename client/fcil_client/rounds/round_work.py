@@ -1,0 +1,398 @@
+"""The work of one round on a client: open the parts, let the worker learn, seal the update."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fcil_protocol
+from fcil_adapters.backbones import engines
+from fcil_adapters.contract import Context, Part, TaskInfo, registry
+from fcil_adapters.contract.half_precision import lost_words
+from fcil_adapters.contract.privacy import Privacy
+from fcil_adapters.worker.loop import context_fields
+from fcil_adapters.worker.retry import UNKNOWN_BATCH, batch_of, persist
+from fcil_client.data.inventory import Inventory
+from fcil_client.link.downloads import open_part
+from fcil_client.link.handshake import Terms, check_backbone
+from fcil_client.rounds.class_ids import read_registry
+from fcil_client.rounds.compute import Workplace
+from fcil_client.rounds.model_keeper import ModelKeeper
+from fcil_client.rounds.options import Options
+from fcil_client.state.home import Enrolment, Home
+from fcil_client.state.outbox import Keeping, Outbox
+from fcil_client.state.privacy_budget import PrivacyLedger
+from fcil_client.state.sent_journal import Journal
+from fcil_protocol.envelopes.envelope import Core, seal, wrap_key
+from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
+from fcil_protocol.errors import DataError, EgressRefused, SchemaMismatch, TooLarge
+from fcil_protocol.ids import RoundKey, RunId
+from fcil_protocol.messages.messages import BackboneClaim, RoundOpen
+from fcil_protocol.payloads.builtin import EVALUATE, INVENTORY, REGISTRY, inventory_faults
+from fcil_protocol.payloads.payload import Payload, pieces, unpack
+from fcil_protocol.payloads.schema import class_key
+from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
+
+KEPT_BYTES = 64 << 10  # parts up to here stay open from round to round; names of classes, as a rule
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """What a round begins with.
+
+    Attributes:
+        classes: those of the round that this client holds, name -> id.
+        past: those of earlier tasks, for a method that keeps exemplars of them.
+        parts: of the broadcast, what is for the method.
+        state: the method's, after the last counted update; None where none is needed.
+    """
+
+    classes: dict[str, int]
+    past: dict[str, int]
+    parts: dict[str, Payload]
+    state: Payload | None
+
+    @property
+    def payloads(self) -> list[Payload]:
+        """What the worker gets: the state first, where it needs one."""
+        return [*([] if self.state is None else [self.state]), *self.parts.values()]
+
+
+class RoundWork:
+    """Everything a client computes; the computing itself is in the worker process.
+
+    Args:
+        place: where it is computed; None: a place of its own.
+        tell: told in words when the worker failed and what is tried next.
+
+    Attributes:
+        journal: notes every envelope that is sealed here.
+        outbox: where updates are kept until the server has them.
+        device: the worker's device, once it has said so.
+        claim: digest, preprocessing and probe features of the loaded backbone.
+        faults: images of the last round that vanished or broke since the scan.
+        names: ids of the classes that this client holds, as the last round said.
+        effort: how many images fit into one pass, as far as failures have shown.
+        place: where it is computed; its own, or one that many clients share.
+        resources: what it takes of the machine.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        enrolment: Enrolment,
+        keys: PrivateKeys,
+        options: Options,
+        place: Workplace | None = None,
+        *,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.journal = Journal(home.directory)
+        self.device = ""
+        self.claim: BackboneClaim | None = None
+        self.faults: list[str] = []
+        self.names: dict[str, int] = {}
+        self.place = place or Workplace(options, home.directory / "worker.log")
+        self.effort = self.place.effort
+        self.resources = self.place.resources
+        self._tell = tell
+        self._engine = "torch"
+        self._home = home
+        self._enrolment = enrolment
+        self._keys = keys
+        self._options = options
+        self.outbox = Outbox(home)
+        self._ledger = PrivacyLedger(home.directory)
+        self._opened: dict[str, Payload] = {}  # small parts of the last order, by digest
+        self._keeping = Keeping(home, self.outbox)
+        self._model = ModelKeeper(home, enrolment.federation, options.weights)
+        self._host = self.place.host
+        self._shared = place is not None
+
+    @property
+    def data(self) -> Path:
+        """The data folder or zip file."""
+        return self._options.data
+
+    async def close(self) -> None:
+        """End the worker, unless others use it."""
+        if not self._shared:
+            await self._host.stop()
+
+    # --- backbone and data ------------------------------------------------------------------
+
+    def choose_engine(self, terms: Terms) -> None:
+        """Choose what computes the backbone's features.
+
+        Raises:
+            MethodMismatch: the server's method cannot run with what is installed here.
+        """
+        if terms.method.needs_backbone:
+            self._engine = engines.choose_for(terms.method, self._options.engine)
+
+    def _backbone_fields(self, terms: Terms) -> dict[str, Any]:
+        weights = self._options.weights
+        return {
+            "name": terms.backbone.name,
+            "weights": str(weights) if weights else None,
+            "engine": self._engine,
+            "device": self._options.device,
+            "precision": self._options.precision,
+        }
+
+    async def load(self, terms: Terms) -> None:
+        """Load the backbone that the server names and compute its probe features.
+
+        Raises:
+            BackboneMismatch: it is another one than the server's.
+        """
+        if not terms.method.needs_backbone:
+            self.device, self.claim = "cpu", None
+            return
+        if self._engine == "onnx" and (clash := engines.installed().clash):
+            self._tell(clash)
+        loaded = await self.place.backbone(self._backbone_fields(terms))
+        self.device = loaded.device
+        check_backbone(loaded.info, terms.backbone)
+        self.claim = loaded.claim
+
+    def _data_fields(self) -> dict[str, Any]:
+        return {
+            "data": str(self._options.data.resolve()),
+            "partition": str(self._options.partition or ""),
+            "slot": self._options.slot,
+            "seat": self._home.seat,
+            "cache": str(self._home.directory),
+            "salt": self._home.salt(),
+            "memory_bytes": self.resources.image_bytes,
+            "threads": self.resources.threads,
+        }
+
+    async def scan(self) -> Inventory:
+        """Look through the folder; unreadable images are named, the others go on.
+
+        Raises:
+            DataError: the folder as a whole cannot be used.
+            StorageError, WorkerError: the scan failed for another reason.
+        """
+        async with self.place.turn:
+            reply, _ = await persist(self._host, self.effort, "scan", self._data_fields())
+        return Inventory(
+            train={str(name): int(n) for name, n in reply["counts"]["train"].items()},
+            test={str(name): int(n) for name, n in reply["counts"]["test"].items()},
+            faults=[*reply["faults"], *reply["notes"]],
+            changes=list(reply["changes"]),
+        )
+
+    def seal_inventory(
+        self, terms: Terms, server: PublicKeys, inventory: Inventory
+    ) -> tuple[StoredEnvelope, str]:
+        """Seal which classes are held; class names travel only like this.
+
+        Returns:
+            The envelope and its digest.
+
+        Raises:
+            EgressRefused: the list is not of the form that may leave the device.
+            DiskFull, StorageError: it cannot be written down that it leaves.
+        """
+        payload = inventory.told(self.least(terms)).payload()
+        _refuse("the list of classes holds", inventory_faults(payload))
+        key = RoundKey(RunId(terms.run), -1, INVENTORY, 0)
+        return self._seal(payload, key, terms, server, base=0)
+
+    def least(self, terms: Terms) -> int:
+        """Return how many images a class must have to take part."""
+        return max(terms.privacy.min_count, self._options.limits.min_count)
+
+    # --- a round ----------------------------------------------------------------------------
+
+    async def run(self, order: RoundOpen, terms: Terms, server: PublicKeys, progress: Any) -> str:
+        """Do the work of a round and leave the sealed update in the outbox.
+
+        Returns:
+            The update's digest.
+
+        Raises:
+            DataError: no image of the classes in question.
+            SchemaMismatch: a part is not of the form that its kind has.
+            StaleUpdate: a part was damaged on disk.
+            DiskFull, StorageError: the update cannot be kept, or not be written down in the
+                journal of what leaves; nothing of it stays.
+            EgressRefused: the method produced something that must not leave the device.
+            PrivacyRefused: the terms or the budget do not allow it to take part.
+            WorkerError: the computation failed, also when it was tried again.
+        """
+        async with self.place.room:
+            return await self._run(order, terms, server, progress)
+
+    async def _run(self, order: RoundOpen, terms: Terms, server: PublicKeys, progress: Any) -> str:
+        task = TaskInfo(order.task, tuple(order.classes), tuple(order.past))
+        # What reads, hashes, seals or syncs does so beside the loop: few and long steps.
+        begun = await asyncio.to_thread(self._begin, order, terms, task, server)
+        ctx = Context(
+            kind=order.kind,
+            task=task,
+            round=order.round,
+            rounds=order.rounds,
+            hparams=terms.hparams,
+            backbone_info=terms.backbone,
+            seed=tuple(order.seed),
+            micro_batch=self.effort.most(order.kind),
+            privacy=Privacy(terms.privacy.noise_multiplier, terms.privacy.clip),
+            forms=terms.method.forms,
+        )
+        async with self._model.beside(order, terms, ctx, self.names, self._tell):
+            state, payload = await self._compute(ctx, terms, begun, progress)
+        del begun  # the parts need not be in memory together with what is sealed now
+        envelope, digest = await asyncio.to_thread(
+            self._seal_update, payload, order, terms, task, server
+        )
+        await self._keeping.keep(digest, envelope, state)
+        return digest
+
+    def _begin(self, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys) -> _Begun:
+        """Open the order's parts, and charge the round to the privacy budget."""
+        self.names, parts = self._parts(order, terms, task, server)
+        wanted = set(task.seen if order.kind == EVALUATE else task.classes)
+        classes = {name: c for name, c in self.names.items() if c in wanted}
+        if not classes:
+            raise DataError("this client holds no class of the current task.")
+        if order.kind == EVALUATE:
+            return _Begun(classes, {}, parts, None)
+        self._charge(terms, order.key, task, list(classes))
+        keeps = terms.method.exemplars(terms.hparams)
+        past = {name: c for name, c in self.names.items() if keeps and c in task.past}
+        return _Begun(classes, past, parts, self._home.state())
+
+    def _parts(
+        self, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys
+    ) -> tuple[dict[str, int], dict[str, Payload]]:
+        """Open the order's parts: the registry's names, and what is for the method."""
+        opened = {
+            ref.digest: self._opened.get(ref.digest)
+            or open_part(self._home, ref, self._keys, server)
+            for ref in order.parts
+        }
+        self._opened = {
+            ref.digest: opened[ref.digest] for ref in order.parts if ref.sealed_bytes <= KEPT_BYTES
+        }
+        parts = {ref.name: opened[ref.digest] for ref in order.parts}
+        names = read_registry(parts.pop(REGISTRY, None))
+        for name, part in parts.items():
+            faults = registry.part_faults(
+                terms.method, terms.hparams, terms.backbone, task, Part(name, part)
+            )
+            if faults:
+                raise SchemaMismatch(f"the server's {'; '.join(faults[:5])}.")
+        return names, parts
+
+    def _charge(self, terms: Terms, key: RoundKey, task: TaskInfo, classes: list[str]) -> None:
+        names: list[str] = []
+        if terms.privacy.noise_multiplier > 0:
+            names = [s.name for s in terms.method.statistics(terms.hparams, key.kind, task)]
+        keys = [class_key(name) for name in classes]
+        self._ledger.charge(terms.privacy, self._options.limits, key, keys, names)
+
+    async def _compute(
+        self,
+        ctx: Context,
+        terms: Terms,
+        begun: _Begun,
+        progress: Any,
+    ) -> tuple[Payload | None, Payload]:
+        fields = {
+            "method": terms.method.name,
+            "context": context_fields(ctx),
+            "classes": begun.classes,
+            "past": begun.past,
+            "parts": list(begun.parts),
+            "backbone": self._backbone_fields(terms),
+            "min_count": self.least(terms),
+            **self._data_fields(),
+        }
+        evaluate = ctx.kind == EVALUATE
+        async with self.place.turn:
+            reply, answer = await persist(
+                self._host,
+                self.effort,
+                "evaluate" if evaluate else "run",
+                fields,
+                begun.payloads,
+                batch=UNKNOWN_BATCH if evaluate else batch_of(ctx.hparams),
+                on_progress=lambda p: progress(p.done, p.total),
+                tell=self._tell,
+            )
+        self.faults = [str(f) for f in reply["faults"]]
+        for sentence in (*reply.get("notes", ()), *lost_words(reply.get("lost", {}))):
+            self._tell(sentence)
+        payloads = [unpack(blob) for blob in answer]
+        if evaluate:
+            return None, payloads[0]
+        exchange = registry.find_exchange(terms.method, terms.hparams, terms.backbone, ctx.kind)
+        return (payloads[0] if exchange.keeps_state else None), payloads[1]
+
+    def _seal_update(
+        self, payload: Payload, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys
+    ) -> tuple[StoredEnvelope, str]:
+        """Check what the method produced, and seal it."""
+        if order.kind == EVALUATE:
+            payload = withhold(payload, max(order.min_count, self.least(terms)))
+        self._guard(terms, order.kind, payload, task)
+        return self._seal(payload, order.key, terms, server, base=order.base)
+
+    def _guard(self, terms: Terms, kind: str, payload: Payload, task: TaskInfo) -> None:
+        """Egress: nothing leaves that the schema of this exchange does not name."""
+        _refuse("the method produced", terms.check_upload(kind, payload, task))
+
+    def _core(self, terms: Terms, key: RoundKey, *, base: int) -> Core:
+        return Core(
+            protocol=fcil_protocol.PROTOCOL_VERSION,
+            federation=self._enrolment.federation,
+            run=key.run,
+            direction="update",
+            sender=self._enrolment.client_id,
+            sender_key=self._keys.public.fingerprint,
+            recipient="server",
+            method=terms.method.name,
+            schema=terms.schema_digest,
+            task=key.task,
+            round=key.round,
+            kind=key.kind,
+            base=base,
+        )
+
+    def _seal(
+        self, payload: Payload, key: RoundKey, terms: Terms, server: PublicKeys, *, base: int
+    ) -> tuple[StoredEnvelope, str]:
+        plain = pieces(payload)
+        size = sum(map(len, plain))
+        if size > terms.max_payload_bytes:
+            raise TooLarge(
+                f"an upload of {size} bytes exceeds the {terms.max_payload_bytes} that the "
+                "server takes."
+            )
+        core = self._core(terms, key, base=base)
+        sealed, content_key = seal(plain, core, self._keys)
+        wrap = wrap_key(content_key, sealed.header, server)
+        # Before anybody can send it: what is not written down does not leave.
+        self.journal.sealed(payload, terms.upload_schema(key.kind), sealed.parsed)
+        return sealed.stored(wrap), str(sealed.parsed.update_id)
+
+
+def _refuse(what: str, faults: list[str]) -> None:
+    if faults:
+        raise EgressRefused(
+            f"{what} what must not leave the device: {'; '.join(faults[:10])}.",
+            action=EgressRefused.default_action(),
+        )
+
+
+def withhold(results: Payload, min_count: int) -> Payload:
+    """Leave out the results of classes with fewer test images than ``min_count``."""
+    kept = results.i64("total") >= min_count
+    tensors = {name: results.i64(name)[kept] for name in ("classes", "correct", "total")}
+    return Payload({**tensors, "n": tensors["total"].sum().reshape(1)})

@@ -1,0 +1,155 @@
+"""The client's worker process: images, backbone, learner, evaluation. No keys, no sockets.
+
+Started by the daemon as ``python -m fcil_client.rounds.worker --fd N``. Every call carries all
+that it needs, so a new process can take over at any call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fcil_adapters.contract import Context, exemplars, registry
+from fcil_adapters.contract.exemplars import Exemplars
+from fcil_adapters.images.cache import Door
+from fcil_adapters.worker import loop as worker_ops
+from fcil_adapters.worker.loop import Call, Reply
+from fcil_adapters.worker.models import Engine, evaluate, read_parts
+from fcil_adapters.worker.pipe import Fields
+from fcil_client.data import manifest as manifests
+from fcil_client.data.held_data import HeldData, manifest_path, partition_of
+from fcil_client.data.local_data import LocalData
+from fcil_client.data.partition_file import Partition
+from fcil_client.data.split import SIDES
+from fcil_protocol.errors import DataError, WireError
+from fcil_protocol.payloads.payload import unpack
+
+
+class ClientWorker:
+    """The worker's operations and what it keeps warm between calls."""
+
+    def __init__(self) -> None:
+        self._engine = Engine()
+        self._held = HeldData()
+
+    def operations(self) -> dict[str, worker_ops.Operation]:
+        """Return the operations by name."""
+        return {
+            "scan": self.scan,
+            "backbone": self._engine.backbone,
+            "run": self.run,
+            "evaluate": self.evaluate,
+        }
+
+    def scan(self, call: Call) -> Reply:
+        """Look at the data folder.
+
+        Fields: ``data`` (path), ``cache`` (directory where the manifest is kept), ``salt``,
+        and, if a partition divides the data, ``partition`` (path), ``slot``, and ``seat``, the
+        name that both gave to the client when it began.
+        Result: ``counts`` {side: {class name: images}}, ``faults``, ``notes``, ``digest``,
+        and ``changes`` since the scan before, in sentences.
+        """
+        before = manifests.load(manifest_path(call.fields), call.fields["salt"])
+        manifest = self._held.scan(call)
+        return {
+            "counts": {side: manifest.counts(side) for side in SIDES},
+            "faults": list(manifest.faults),
+            "notes": list(manifest.notes),
+            "digest": manifest.digest,
+            "changes": manifests.diff(before, manifest) if before is not None else [],
+        }, ()
+
+    def run(self, call: Call) -> Reply:
+        """Let the method's learner take part in one round.
+
+        Fields: those of `Engine.prepare` and `scan`, ``classes`` {name: id} of the
+        task's classes, ``min_count`` (images without which a class takes no part),
+        ``memory_bytes``, ``parts`` (names), and ``past``, as ``classes`` of earlier tasks, for
+        a method that keeps exemplars. Payloads: state, then the parts.
+        Result: ``images`` (how many the learner saw), ``faults``, ``lost`` (`Forms.lost`) in a
+        task's first round if something travels in half precision, ``exemplars`` (how many it saw
+        besides) if its method keeps any, and ``notes``, sentences for the user, in a task's first
+        round if it is not the partition's; payloads: the new state and the upload.
+        """
+        method, ctx = self._engine.prepare(call)
+        if not call.payloads:
+            raise WireError("a run needs the client's state as its first payload.")
+        state, *rest = call.payloads
+        parts = read_parts(call, rest, ctx.forms)
+        data = self._held.of(call, ctx.backbone_info.preprocessing)
+        least = call.fields["min_count"]
+        partition = partition_of(call.fields)
+        only = _choice(partition, call.fields, ctx)
+        door = data.learner_door(_class_ids(call.fields, ctx.task.classes), least, only)
+        if only is not None and not len(door):
+            raise DataError(
+                "the partition gives this client no image of this round's classes.",
+                action="Let the server's tasks be those of the partition (docs/partitions.md).",
+            )
+        if least > 1 and not len(door):
+            raise DataError(f"no class of the current task has {least} images here.")
+        learner = registry.load_half(method.learner)
+        held, most = unpack(state), method.exemplars(ctx.hparams)
+        faults: list[str] = []
+        if most:
+            exemplars.check_state(held, most)
+            shown, faults = _exemplars(ctx, call.fields, data, exemplars.named(held), door)
+            ctx = replace(ctx, exemplars=shown)
+        new_state, upload = learner.run(ctx, held, parts, door)
+        exemplars.check_state(new_state, most)
+        exchange = registry.find_exchange(method, ctx.hparams, ctx.backbone_info, ctx.kind)
+        sent = ctx.forms.narrow(upload, exchange.upload)
+        result: Fields = {"images": len(door), "faults": [*data.faults, *faults]}
+        if ctx.exemplars is not None:
+            result["exemplars"] = len(ctx.exemplars.images)
+        if ctx.round == 0:  # once a task is enough
+            if ctx.forms.half:
+                result["lost"] = ctx.forms.lost(upload, sent, parts.values())
+            if partition is not None:
+                result["notes"] = list(partition.task_notes(call.fields["classes"], ctx.task.index))
+        return result, [new_state, sent]
+
+    def evaluate(self, call: Call) -> Reply:
+        """Evaluate the global model on the client's test images.
+
+        Fields: those of `run`, with ``classes`` of all classes seen so far. Payloads: the
+        parts. Result: ``images``, ``faults``; payload: as ``payloads.builtin.EVALUATE`` travels.
+        """
+        method, ctx = self._engine.prepare(call)
+        parts = read_parts(call, call.payloads, ctx.forms)
+        data = self._held.of(call, ctx.backbone_info.preprocessing)
+        door = data.evaluator_door(_class_ids(call.fields, ctx.task.seen))
+        counts = evaluate(method, ctx, parts, door)
+        return {"images": len(door), "faults": list(data.faults)}, [counts]
+
+
+def _choice(partition: Partition | None, fields: Fields, ctx: Context) -> frozenset[str] | None:
+    """Return the images that a partition lets this round see, by name; None: all of the client."""
+    if partition is None:
+        return None
+    return partition.round_choice(fields["slot"], ctx.task.index, ctx.round)
+
+
+def _exemplars(
+    ctx: Context, fields: Fields, data: LocalData, kept: list[str], door: Door
+) -> tuple[Exemplars, list[str]]:
+    """Open the door to the images of past classes that a state names; say how many are gone."""
+    past = _class_ids({"classes": fields["past"]}, ctx.task.past)
+    again = data.exemplar_door(past, kept, fields["min_count"])
+    lost = len(kept) - len(again)
+    faults = [f"{lost} of {len(kept)} exemplars are gone or too few; the others are used."]
+    digests = [exemplars.as_digests(one.digests) for one in (again, door)]
+    return Exemplars(again, *digests), faults if lost else []
+
+
+def _class_ids(fields: Fields, allowed: tuple[int, ...]) -> dict[str, int]:
+    """Return the named classes; none but those of the task may be opened."""
+    ids: dict[str, int] = fields["classes"]
+    extra = sorted(set(ids.values()) - set(allowed))
+    if extra:
+        raise WireError(f"class ids {extra[:5]} do not belong to this exchange.")
+    return ids
+
+
+if __name__ == "__main__":
+    worker_ops.main(ClientWorker().operations())

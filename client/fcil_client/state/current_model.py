@@ -1,0 +1,356 @@
+"""A client's current global model: the newest broadcast that it has fetched whole, kept on disk.
+
+In the client's directory, beside what rounds need::
+
+    model.json          what the model is: run, task, state, method, backbone, names of classes
+    model/<digest>.part its parts, sealed as they came (the same files as in parts/: hard links)
+
+``model.json`` is replaced when all parts of a newer state are there, and only then are those
+removed that it no longer names. So a command finds one whole model at any moment, whether the
+daemon runs or not, also when a round has just begun to fetch, or another run has opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fcil_adapters.contract import BackboneInfo, Context, Method, Predictor, registry
+from fcil_adapters.worker.loop import context_from
+from fcil_client.state.home import Home
+from fcil_protocol.envelopes.envelope import open_body, unwrap_key, wrap_key
+from fcil_protocol.envelopes.stored_envelope import EnvelopeFile, head_of
+from fcil_protocol.errors import (
+    CannotOpen,
+    CorruptFile,
+    DataError,
+    MethodMismatch,
+    StorageError,
+    TrustError,
+    WireError,
+)
+from fcil_protocol.ids import is_digest
+from fcil_protocol.payloads.builtin import EVALUATE
+from fcil_protocol.payloads.payload import Payload, unpack
+from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
+from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
+
+FORMAT = 1
+_TRIES = 5  # a daemon may take away the parts of the model before while they are read
+_AGAIN = "It is made anew with the next round that this client takes part in."
+
+
+class Record(BaseModel):
+    """What ``model.json`` says.
+
+    Attributes:
+        task, kind, round, rounds: the round that the parts were fetched for.
+        begins: that round was the first of its task.
+        state: number of the server's state that the parts describe.
+        context: as `worker.loop.context_fields` returns it: options, backbone, classes, forms.
+        parts: name -> digest, without that of the class names.
+        names: class id -> name, of the classes that this client knows or knew in this run.
+        weights: the file that the backbone was loaded from, if one was given.
+        fetched: when the parts had come, s since 1970.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    format: int
+    federation: str
+    run: str
+    task: int
+    kind: str
+    round: int
+    rounds: int
+    begins: bool
+    state: int
+    method: str
+    method_version: str
+    context: dict[str, Any]
+    parts: dict[str, str]
+    names: dict[int, str]
+    weights: str | None
+    fetched: float
+
+    @property
+    def when(self) -> str:
+        """What the model has learned, in words."""
+        if self.kind == EVALUATE:
+            return f"after task {self.task}"
+        if self.begins:
+            return f"after task {self.task - 1}"
+        if self.round:
+            return f"in task {self.task}, after {self.round} of {self.rounds} {self.kind} rounds"
+        return f"in task {self.task}, before its {self.kind} rounds"
+
+    @property
+    def last_task(self) -> int:
+        """Index of the last task that it has learned, at least in part."""
+        return self.task - self.begins
+
+    @property
+    def seen(self) -> tuple[int, ...]:
+        """Ids of all classes of the tasks that had begun."""
+        return (*self.context["past"], *self.context["classes"])
+
+    @property
+    def key(self) -> str:
+        """SHA-256 (hex) of what the model computes with; the same for the same model."""
+        rows = [self.run, self.method, self.method_version, sorted(self.parts.items())]
+        return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class CurrentModel:
+    """The model, opened.
+
+    Attributes:
+        method: in the forms of the run.
+        info: the backbone that the run is about.
+        parts: as a method's `Model` takes them.
+    """
+
+    record: Record
+    method: Method
+    info: BackboneInfo
+    parts: Mapping[str, Payload]
+
+    @property
+    def names(self) -> Mapping[int, str]:
+        """Class id -> name, as far as this client knows them."""
+        return self.record.names
+
+    def compose(self, backbone: Any, *, device: str, batch: int | None = None) -> Predictor:
+        """Build what scores images.
+
+        Args:
+            backbone: loaded, and the one of `info`; None if the method needs none.
+            device: torch's name of where it is.
+            batch: most images in one pass.
+        """
+        ctx = self.context(backbone, device=device, batch=batch)
+        predictor: Predictor = registry.load_half(self.method.model).compose(
+            ctx, self.parts, backbone
+        )
+        return predictor
+
+    def context(self, backbone: Any, *, device: str, batch: int | None = None) -> Context:
+        """Return the context in which the model is evaluated."""
+        fields = {**self.record.context, "kind": EVALUATE, "micro_batch": batch}
+        return context_from(fields, self.method, device=device, backbone=backbone)
+
+
+# --- reading --------------------------------------------------------------------------------
+
+
+def read_record(home: Home) -> Record | None:
+    """Return what the current model is; None before the first one.
+
+    Raises:
+        CorruptFile: the file is damaged, or of a newer fcil.
+        StorageError: it cannot be read.
+    """
+    path = home.model_path
+    with storage_errors("read", path):
+        data = path.read_bytes() if path.exists() else None
+    if data is None:
+        return None
+    try:
+        fields = json.loads(data)
+        body = fields["model"]
+        number = body["format"]
+        if isinstance(number, int) and number > FORMAT:
+            raise CorruptFile(
+                f"{path} has format {number}; this fcil reads {FORMAT}.",
+                action="Use the fcil that wrote it, or a newer one.",
+            )
+        if fields["sha256"] != _check(body):
+            raise ValueError("its checksum does not fit")
+        record = Record.model_validate(body)
+        if not all(is_digest(digest) for digest in record.parts.values()):
+            raise ValueError("parts")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        reason = "its fields" if isinstance(error, ValidationError) else str(error)[:120]
+        raise CorruptFile(f"{path} is damaged ({reason}).", action=_AGAIN) from error
+    return record
+
+
+def load(home: Home) -> CurrentModel:
+    """Open a client's current model; works with the daemon running or not, and offline.
+
+    Raises:
+        DataError: there is none yet.
+        MethodMismatch: the method's package is not installed here in the model's version.
+        CorruptFile, StorageError: it cannot be read.
+    """
+    record = read_record(home)
+    for _ in range(_TRIES):
+        if record is None:
+            raise _none_yet(home)
+        try:
+            return _open(home, record)
+        except (StorageError, CannotOpen):
+            newer = read_record(home)
+            if newer == record:
+                raise
+            record = newer
+    raise StorageError(f"the model in {home.directory} changes while it is read.")
+
+
+def _open(home: Home, record: Record) -> CurrentModel:
+    method = _method(record)
+    keys = _keys(home)
+    parts = {name: _read_part(home, digest, keys) for name, digest in record.parts.items()}
+    try:
+        ctx = context_from(record.context, method)
+    except WireError as error:
+        raise CorruptFile(f"{home.model_path} is damaged: {error}", action=_AGAIN) from error
+    parts = {name: ctx.forms.widen(part) for name, part in parts.items()}
+    return CurrentModel(record, registry.in_forms(method, ctx.forms), ctx.backbone_info, parts)
+
+
+def _read_part(home: Home, digest: str, keys: list[PrivateKeys]) -> Payload:
+    path = part_path(home, digest)
+    try:
+        with EnvelopeFile(path) as stored:
+            header = stored.parsed
+            if header.update_id != digest:
+                raise CorruptFile(f"{path} is damaged: it holds another part.", action=_AGAIN)
+            for i, one in enumerate(keys):
+                try:
+                    key = unwrap_key(stored.wrap, stored.header, one)
+                except CannotOpen:
+                    if i + 1 == len(keys):
+                        raise
+                else:
+                    break
+            return unpack(open_body(header, key, stored.steps()))
+    except (CannotOpen, WireError) as error:
+        raise CorruptFile(f"{path} is damaged ({error.message})", action=_AGAIN) from error
+    except CorruptFile as error:
+        raise CorruptFile(error.message, action=_AGAIN) from error
+
+
+def _keys(home: Home) -> list[PrivateKeys]:
+    """Return the client's keys, and those that it is about to take (`rewrap`)."""
+    paths = (home.keys_path, home.next_keys_path)
+    return [PrivateKeys.load(path) for path in paths if path == home.keys_path or path.exists()]
+
+
+def _method(record: Record) -> Method:
+    method = registry.load_method(record.method)
+    if method.version != record.method_version:
+        raise MethodMismatch(
+            f"the model is one of method {record.method!r} version {record.method_version}; "
+            f"version {method.version} is installed.",
+            action="Install the version that the server of the model runs.",
+        )
+    return method
+
+
+def _none_yet(home: Home) -> DataError:
+    enrolment = home.enrolment()
+    what = enrolment.data if enrolment else str(home.directory)
+    return DataError(
+        f"the client of {what} has no model yet: it has not fetched one.",
+        action=f"It comes with the first round after something was learned; let the client take "
+        f"part: fcil-client join --data {what}",
+    )
+
+
+def read_if_whole(home: Home) -> Record | None:
+    """Return what the current model is, or None also where nobody can say."""
+    try:
+        return read_record(home)
+    except CorruptFile:
+        return None
+
+
+def part_path(home: Home, digest: str) -> Path:
+    """Return a part's file."""
+    return home.model_folder / f"{digest}.part"
+
+
+def record_bytes(record: Record) -> bytes:
+    """Return the content of ``model.json``."""
+    body = json.loads(record.model_dump_json())  # numbers as keys become text, as when it is read
+    return json.dumps({"sha256": _check(body), "model": body}, indent=1).encode()
+
+
+def _check(body: Mapping[str, Any]) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(b"fcil/1/model-file\0" + text.encode()).hexdigest()
+
+
+# --- telling --------------------------------------------------------------------------------
+
+
+def summary(home: Home, now: float | None = None) -> dict[str, Any] | None:
+    """Return what ``status`` says of a client's model, JSON-ready; None if there is none."""
+    try:
+        record = read_record(home)
+    except StorageError as error:
+        return {"damaged": str(error)}
+    if record is None:
+        return None
+    age_s = max(0.0, (time.time() if now is None else now) - record.fetched)
+    return {
+        "damaged": "",
+        "run": record.run,
+        "when": record.when,
+        "task": record.task,
+        "state": record.state,
+        "method": record.method,
+        "backbone": record.context["backbone_info"]["name"],
+        "classes": len(record.seen),
+        "named": len(set(record.seen) & record.names.keys()),
+        "fetched": record.fetched,
+        "age_s": round(age_s, 1),
+    }
+
+
+def words(told: Mapping[str, Any] | None) -> str:
+    """Say in one line what `summary` returned."""
+    if told is None:
+        return "none yet"
+    if told["damaged"]:
+        return str(told["damaged"])
+    return f"{told['when']} of run {told['run']}, {_age(told['age_s'])} old"
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= size:
+            count = int(seconds // size)
+            return f"{count} {unit}{'' if count == 1 else 's'}"
+    return f"{int(seconds)} s"
+
+
+def rewrap(home: Home, old: PrivateKeys, new: PublicKeys) -> None:
+    """Let the holder of new keys open the model that was sealed for the old ones.
+
+    A part that cannot be opened stays as it is: an interrupted change may have come to it before.
+
+    Raises:
+        DiskFull, StorageError: a part could not be written.
+    """
+    record = read_if_whole(home)
+    for digest in record.parts.values() if record else ():
+        path = part_path(home, digest)
+        try:
+            with EnvelopeFile(path) as stored:
+                key = unwrap_key(stored.wrap, stored.header, old)
+                wrap = wrap_key(key, stored.header, new)
+                head = head_of(stored.header, stored.signature, wrap, stored.parsed.sealed_bytes)
+                body = list(stored.steps())
+        except (CorruptFile, TrustError, WireError):
+            continue
+        write_atomic(path, head, *body)

@@ -1,0 +1,400 @@
+"""Where a client keeps what must survive it: keys, enrolment, outbox, parts, state.
+
+One directory per (federation, data folder), or slot of a partition of it::
+
+    <state home>/fcil/<federation>/<digest of the data path>[-<partition>-<slot>]/
+        lock  control.sock  salt
+        client.json            who we are to this federation (0600)
+        left.json              who we were, once the client has left
+        keys.json              private keys (0600); keys.next.json until a ticket is used
+        outbox/<digest>.update sealed updates that the server has not acknowledged
+        parts/<digest>.part    sealed parts of broadcasts
+        model.json  model/     the current model, for predict and export (`current_model`)
+        incoming/              parts that are still arriving
+        state.safetensors      the method's state after the last counted update
+        provisional/<digest>.safetensors  states whose updates are not counted yet
+        egress.jsonl           what left, one line per event (0600); full ones have a number
+        manifest.json          which images there are, and on which side each is for ever
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import platformdirs
+
+from fcil_protocol.errors import CorruptFile, DataError, WireError
+from fcil_protocol.ids import ClientId, FederationId, is_client_id
+from fcil_protocol.payloads.payload import Payload, pieces, unpack
+from fcil_protocol.storage.atomic_files import make_private, storage_errors, write_atomic
+
+SALT_BYTES = 16
+FOLDERS = ("outbox", "parts", "incoming", "provisional")
+FORMER = "left.json"  # says who a client was, beside the journal that it leaves behind
+
+
+def state_home() -> Path:
+    """Return the user's state directory for fcil (``XDG_STATE_HOME`` moves it)."""
+    return Path(platformdirs.user_state_dir("fcil", appauthor=False))
+
+
+def data_digest(data: Path, seat: str = "") -> str:
+    """Return the name that a data folder gives to its client directory.
+
+    Args:
+        data: the folder or zip file.
+        seat: which of the clients that share it (`partition_file.seat`); empty: it has one.
+    """
+    digest = hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:16]
+    return f"{digest}-{seat}" if seat else digest
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """What a client keeps of its enrolment.
+
+    Attributes:
+        certificate: hex of the server's root-signed certificate, as given at enrolment.
+        addresses: HOST:PORT of the server; where nobody answers, the next one is tried.
+        ticket: digest of the ticket that it came in with; empty without one.
+        link_key: hex of the CURVE key of the relay that it connects to; empty: the server's.
+    """
+
+    client_id: ClientId
+    name: str
+    federation: FederationId
+    certificate: str
+    addresses: tuple[str, ...]
+    data: str
+    ticket: str = ""
+    link_key: str = ""
+
+
+class Home:
+    """Access to one client directory; every write is atomic."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._folders = {name: directory / name for name in FOLDERS}
+
+    @classmethod
+    def of(cls, federation: FederationId, data: Path, seat: str = "") -> Home:
+        """Return the home of a federation's client for a data folder, made if need be."""
+        home = cls(state_home() / federation / data_digest(data, seat))
+        home.make()
+        return home
+
+    @classmethod
+    def known(cls, data: Path, seat: str | None = "") -> list[Home]:
+        """Return the homes of all federations that this data folder is enrolled with.
+
+        Args:
+            data: the folder or zip file.
+            seat: which of the clients that share it; None: all of them.
+        """
+        names = [data_digest(data, seat or "")] + [data_digest(data, "*")] * (seat is None)
+        found = {path.parent for n in names for path in state_home().glob(f"*/{n}/client.json")}
+        return [cls(directory) for directory in sorted(found)]
+
+    @property
+    def seat(self) -> str:
+        """Which of the clients that share the data this is; empty: it has all of it."""
+        return self.directory.name.partition("-")[2]
+
+    @classmethod
+    def all(cls) -> list[Home]:
+        """Return every client home of this user."""
+        return [cls(path.parent) for path in sorted(state_home().glob("*/*/client.json"))]
+
+    @classmethod
+    def with_journal(cls, data: Path | None) -> list[Home]:
+        """Return homes, of one data folder or all, whose client is, or was, a member."""
+        digest = "*" if data is None else f"{data_digest(data)}*"
+        names = ("client.json", FORMER, "egress*.jsonl")
+        found = {p.parent for n in names for p in state_home().glob(f"*/{digest}/{n}")}
+        return [cls(directory) for directory in sorted(found)]
+
+    def make(self) -> None:
+        """Create the directories, readable by this user alone."""
+        with storage_errors("create the client directory", self.directory):
+            make_private(self.directory)
+            for name in FOLDERS:
+                (self.directory / name).mkdir(mode=0o700, exist_ok=True)
+
+    def _folder(self, name: str) -> Path:
+        """Return one of the folders; made again if somebody removed it under a running client."""
+        folder = self._folders[name]
+        # Where that is not possible, whoever writes into it gets the error, and says it.
+        with contextlib.suppress(OSError):
+            os.mkdir(folder, 0o700)  # noqa: PTH102  ten times a round: a path object is slow
+        return folder
+
+    # --- who we are -------------------------------------------------------------------------
+
+    @property
+    def keys_path(self) -> Path:
+        """Private keys, 0600."""
+        return self.directory / "keys.json"
+
+    @property
+    def next_keys_path(self) -> Path:
+        """Private keys that the server is being told of by their member, 0600."""
+        return self.directory / "keys.next.json"
+
+    def ticket_keys_path(self, digest: str) -> Path:
+        """Private keys that are shown with the ticket of this digest, 0600."""
+        return self.directory / f"keys.ticket-{digest[:16]}.json"
+
+    def take_keys(self, path: Path, *, keep_state: bool = False) -> None:
+        """Begin to use keys that the server took; what the old ones signed is dropped.
+
+        Args:
+            path: where they are; if they are there no more, they are in use already.
+            keep_state: the same member goes on; else what was learned is another's.
+        """
+        if path.exists():
+            if keep_state:
+                for digest in self.outbox():
+                    self.drop_outgoing(digest)
+                self.prune_parts(set())  # they are sealed for the old keys
+            else:
+                self.reset_state()
+                self.drop_model()
+            with storage_errors("replace the keys", self.keys_path):
+                path.replace(self.keys_path)
+            for other in self.directory.glob("keys.*.json"):  # of tickets that came to nothing
+                _remove(other)
+
+    def enrolment(self) -> Enrolment | None:
+        """Return who we are, or None before the enrolment.
+
+        Raises:
+            CorruptFile: the file is there and cannot be read.
+        """
+        return self._enrolment(self.directory / "client.json")
+
+    def former(self) -> Enrolment | None:
+        """Return who we were before we left, if that was noted."""
+        with contextlib.suppress(CorruptFile):
+            return self._enrolment(self.directory / FORMER)
+        return None
+
+    def _enrolment(self, path: Path) -> Enrolment | None:
+        with storage_errors("read", path):
+            data = path.read_bytes() if path.exists() else None
+        if data is None:
+            return None
+        try:
+            fields = json.loads(data)
+            fields["addresses"] = tuple(fields["addresses"])
+            enrolment = Enrolment(**fields)
+            if not is_client_id(enrolment.client_id):
+                raise ValueError("client_id")
+            bytes.fromhex(enrolment.link_key)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise CorruptFile(
+                f"{path} is damaged ({error}).",
+                action="Restore it from a backup, or remove it and keys.json beside it and join "
+                "again as a new client; the journal of what left stays.",
+            ) from error
+        return enrolment
+
+    def note_leaving(self) -> None:
+        """Keep who we were, so that the journal that stays says whose it is."""
+        path = self.directory / "client.json"
+        if path.exists():
+            with storage_errors("read", path):
+                write_atomic(self.directory / FORMER, path.read_bytes())
+
+    def save_enrolment(self, enrolment: Enrolment) -> None:
+        """Keep who we are."""
+        text = json.dumps(asdict(enrolment), indent=1)
+        write_atomic(self.directory / "client.json", text.encode())
+
+    def keep_certificate(self, enrolment: Enrolment, certificate: bytes) -> Enrolment:
+        """Keep the server's newest certificate: an older one is refused from then on."""
+        if enrolment.certificate == certificate.hex():
+            return enrolment
+        enrolment = replace(enrolment, certificate=certificate.hex())
+        self.save_enrolment(enrolment)
+        return enrolment
+
+    def salt(self) -> bytes:
+        """Return the bytes that fix this client's split of its images, drawn once.
+
+        Raises:
+            CorruptFile: the file is damaged, or gone although images were split by it.
+        """
+        # Another salt would be another split: images once kept for tests would be learned.
+        path = self.directory / "salt"
+        with storage_errors("read", path):
+            data = path.read_bytes() if path.exists() else None
+        if data is None:
+            return self._draw_salt(path)
+        salt, check = data[:SALT_BYTES], data[SALT_BYTES:]
+        # Those that earlier versions drew have no check behind them.
+        if len(salt) != SALT_BYTES or check not in (b"", _salt_check(salt)):
+            expected = SALT_BYTES + len(_salt_check(b""))
+            got = "others" if len(data) == expected else f"{len(data)}"
+            raise CorruptFile(
+                f"{path} is damaged: expected {expected} bytes that fit together, got {got}.",
+                action="Restore it from a backup. Without one, leave (fcil-client leave) and join "
+                "again as a new client; the journal of what left stays.",
+            )
+        return salt
+
+    def _draw_salt(self, path: Path) -> bytes:
+        manifest = self.directory / "manifest.json"
+        with storage_errors("read", manifest):
+            split_before = manifest.exists()
+        if split_before:
+            raise CorruptFile(
+                f"{path} is gone: expected the salt that {manifest} was made with, got none.",
+                action="Put it back from a backup. Without one, remove manifest.json: the images "
+                "are split anew, and images that were kept for tests are then learned from.",
+            )
+        salt = os.urandom(SALT_BYTES)
+        write_atomic(path, salt + _salt_check(salt))
+        return salt
+
+    # --- what is on its way -----------------------------------------------------------------
+
+    def outbox_path(self, digest: str) -> Path:
+        """Return the sealed update's file."""
+        return self._folder("outbox") / f"{digest}.update"
+
+    def outbox(self) -> list[str]:
+        """Return the digests of the updates that the server has not acknowledged."""
+        return sorted(p.stem for p in (self.directory / "outbox").glob("*.update"))
+
+    def drop_notes(self) -> None:
+        """Remove what earlier versions wrote beside each update; it is read no more."""
+        for path in (self.directory / "outbox").glob("*.json"):
+            _remove(path)
+
+    def drop_outgoing(self, digest: str) -> None:
+        """Remove an update."""
+        _remove(self.outbox_path(digest))
+
+    def part_path(self, digest: str) -> Path:
+        """Return the sealed part's file."""
+        return self._folder("parts") / f"{digest}.part"
+
+    def incoming_path(self, digest: str) -> Path:
+        """Return the file that a large part is assembled in."""
+        return self._folder("incoming") / digest
+
+    def prune_parts(self, keep: set[str]) -> None:
+        """Remove parts, whole or still arriving, that the state of the run no longer names."""
+        for name in ("parts", "incoming"):
+            for path in (self.directory / name).glob("*"):
+                if path.stem not in keep:
+                    _remove(path)
+
+    # --- the current model ------------------------------------------------------------------
+
+    @property
+    def model_path(self) -> Path:
+        """What the current model is."""
+        return self.directory / "model.json"
+
+    @property
+    def model_folder(self) -> Path:
+        """Its parts, sealed."""
+        return self.directory / "model"
+
+    def drop_model(self) -> None:
+        """Forget the current model: it was another member's."""
+        _remove(self.model_path)
+        for path in self.model_folder.glob("*"):
+            _remove(path)
+
+    # --- the method's state -----------------------------------------------------------------
+
+    def state(self) -> Payload:
+        """Return the state after the last counted update; empty before the first.
+
+        Raises:
+            CorruptFile: what is in the file is no state.
+            StorageError: the system cannot read it now.
+        """
+        path = self.directory / "state.safetensors"
+        with storage_errors("read", path):
+            data = path.read_bytes() if path.exists() else None
+        if data is None:
+            return Payload()
+        try:
+            return unpack(data)
+        except WireError as error:
+            raise CorruptFile(
+                f"{path} is damaged: {error}.",
+                action="Remove it: the client starts with an empty state.",
+            ) from error
+
+    def enter_run(self, run: str) -> bool:
+        """Note which run the state belongs to; True, and all else forgotten, if it is new."""
+        path = self.directory / "run"
+        with storage_errors("read", path):
+            if path.exists() and path.read_bytes() == run.encode():
+                return False
+        self.reset_state()
+        write_atomic(path, run.encode())
+        return True
+
+    def reset_state(self) -> None:
+        """Forget everything learned for a run that is no longer the server's."""
+        _remove(self.directory / "state.safetensors")
+        self.prune_provisional(set())
+        for digest in self.outbox():
+            self.drop_outgoing(digest)
+        self.prune_parts(set())
+
+    def save_provisional(self, digest: str, state: Payload) -> None:
+        """Keep the state that came with an update until the server has judged it."""
+        write_atomic(self._folder("provisional") / f"{digest}.safetensors", *pieces(state))
+
+    def prune_provisional(self, keep: set[str]) -> None:
+        """Remove provisional states whose updates are gone and will get no verdict."""
+        for path in (self.directory / "provisional").glob("*"):
+            if path.stem not in keep:
+                _remove(path)
+
+    def settle(self, digest: str, *, counted: bool) -> bool:
+        """Make a provisional state the state, or discard it; False if there was none."""
+        path = self.directory / "provisional" / f"{digest}.safetensors"
+        if not path.exists():
+            return False
+        if counted:
+            with storage_errors("keep the client's state", path):
+                path.replace(self.directory / "state.safetensors")
+        _remove(path)
+        return True
+
+
+def _salt_check(salt: bytes) -> bytes:
+    """Return what stands behind the salt in its file, so that damage is seen."""
+    return hashlib.sha256(b"fcil/1/salt-file\0" + salt).digest()[:8]
+
+
+def _remove(path: Path) -> None:
+    with storage_errors("remove", path):
+        path.unlink(missing_ok=True)
+
+
+def find_data(data: str) -> Path:
+    """Check that a data path exists.
+
+    Raises:
+        DataError: with the expected layout.
+    """
+    path = Path(data)
+    if not path.exists():
+        raise DataError(
+            f"there is no folder or zip file {data}.", action=DataError.default_action()
+        )
+    return path

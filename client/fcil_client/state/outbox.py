@@ -1,0 +1,188 @@
+"""Updates on their way out: sealed once, on disk before the first chunk, until the Ack."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from fcil_client.state.home import Home
+from fcil_protocol.envelopes.envelope import write_envelope
+from fcil_protocol.envelopes.header import Core
+from fcil_protocol.envelopes.stored_envelope import EnvelopeFile, StoredEnvelope
+from fcil_protocol.envelopes.transfer import UNASKED_SPAN_BYTES, runs, unasked
+from fcil_protocol.errors import CorruptFile, FcilError, StorageError
+from fcil_protocol.messages.messages import Chunk, RoundOpen, Update
+from fcil_protocol.payloads.payload import Payload
+
+Send = Callable[..., None]
+
+
+class Outbox:
+    """Access to a client's outgoing envelopes; small ones of the session stay in memory."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._held: dict[str, StoredEnvelope] = {}
+        self._own: set[str] = set()  # put here by this process: its bytes need no second look
+        self._open: tuple[str, EnvelopeFile] | None = None
+        self._span_bytes = UNASKED_SPAN_BYTES  # of a message, as the server last wanted them
+
+    def waiting(self) -> tuple[RoundOpen | None, str]:
+        """Return the order and digest of the newest update that was not acknowledged.
+
+        Of the order there is what the update itself says: its round and base. Older updates,
+        and any that is damaged, are dropped: their rounds are over or will be asked for again.
+        The states that came with them stay until the next round: an update that is half
+        removed may be one that the server has, and its verdict comes.
+        """
+        self._home.drop_notes()
+        found: tuple[RoundOpen | None, str] = (None, "")
+        by_age = sorted(
+            self._home.outbox(), key=lambda d: self._home.outbox_path(d).stat().st_mtime
+        )
+        for digest in by_age:
+            try:
+                order = self._order(digest)
+            except (FcilError, ValueError):
+                self._home.drop_outgoing(digest)
+                continue
+            older = digest
+            # By the state it starts from: a file's time says little after a jump of the clock.
+            if found[0] is None or order.base >= found[0].base:
+                found, older = (order, digest), found[1]
+            if older:
+                self._home.drop_outgoing(older)
+        return found
+
+    def _order(self, digest: str) -> RoundOpen:
+        with EnvelopeFile(self._home.outbox_path(digest)) as file:
+            if file.parsed.update_id != digest:
+                raise CorruptFile("an update in the outbox has another one's name.")
+            file.verify()
+            return _order_of(file.parsed.core)
+
+    def put(self, digest: str, envelope: StoredEnvelope) -> None:
+        """Keep a sealed update; it is on disk when this returns.
+
+        Raises:
+            DiskFull, StorageError: nothing of it was kept.
+        """
+        try:
+            write_envelope(self._home.outbox_path(digest), envelope)
+        except StorageError:
+            self._home.drop_outgoing(digest)
+            raise
+        self._own = {digest}
+
+    def forget(self, digest: str) -> None:
+        """Let go of a file that is not sent any more."""
+        if self._open is not None and self._open[0] == digest:
+            self._open[1].close()
+            self._open = None
+
+    def hold(self, digest: str, envelope: StoredEnvelope) -> None:
+        """Keep an envelope for this session only (an inventory is made anew each time)."""
+        self._held = {digest: envelope}
+
+    def load(self, digest: str) -> None:
+        """Open an envelope; `offer` does not touch the disk any more then.
+
+        Raises:
+            CorruptFile, StorageError: the file in the outbox is damaged, or gone.
+        """
+        self._envelope(digest)
+
+    def offer(self, digest: str, send: Send, *, again: bool) -> None:
+        """Send an envelope's header, and its first chunks if the server has none of it.
+
+        With ``again`` it may have some of it and asks for the rest, unless one chunk is all.
+
+        Raises:
+            CorruptFile: the file in the outbox is damaged.
+        """
+        envelope = self._envelope(digest)
+        header = envelope.parsed
+        count = 0 if again and len(header.hashes) > 1 else unasked(header)
+        message = Update(digest=digest, unasked=count)
+        send(message, envelope.header, envelope.signature, envelope.wrap)
+        span = max(1, self._span_bytes // header.chunk_bytes)
+        self.send_chunks(digest, range(count), send, span=span)
+
+    def send_chunks(self, digest: str, indices: Sequence[int], send: Send, *, span: int) -> None:
+        """Send the chunks that the server asks for, at most ``span`` in a message.
+
+        Raises:
+            CorruptFile: the file in the outbox is damaged.
+        """
+        envelope = self._envelope(digest)
+        self._span_bytes = span * envelope.parsed.chunk_bytes
+        there = (i for i in indices if 0 <= i < len(envelope.parsed.hashes))
+        for run in runs(envelope.parsed, there, span):
+            send(Chunk(digest=digest, index=run.start), envelope.read(run))
+
+    def _envelope(self, digest: str) -> StoredEnvelope | EnvelopeFile:
+        if digest in self._held:
+            return self._held[digest]
+        if self._open is None or self._open[0] != digest:
+            file = EnvelopeFile(self._home.outbox_path(digest))
+            try:
+                if digest not in self._own:
+                    file.verify()
+            except BaseException:
+                file.close()
+                raise
+            if self._open is not None:
+                self._open[1].close()
+            self._open = (digest, file)
+        return self._open[1]
+
+
+def _order_of(core: Core) -> RoundOpen:
+    """Return what an update says of the order that it answers: which round, from which state."""
+    return RoundOpen(
+        run=core.run, task=core.task, kind=core.kind, round=core.round, rounds=0, base=core.base,
+        classes=[], past=[], seed=[], remaining_s=0.0, parts=[],
+    )  # fmt: skip
+
+
+class Keeping:
+    """Writes updates, and the states that came with them, one at a time."""
+
+    def __init__(self, home: Home, outbox: Outbox) -> None:
+        self._home = home
+        self._outbox = outbox
+        self._turn = asyncio.Lock()
+
+    async def keep(self, digest: str, envelope: StoredEnvelope, state: Payload | None) -> None:
+        """Keep an update; if the round is stopped meanwhile, nothing of it stays.
+
+        A thread cannot be stopped: its end is waited for, before the next one may begin.
+
+        Raises:
+            DiskFull, StorageError: nothing of it was kept.
+        """
+        async with self._turn:
+            keep = asyncio.to_thread(self._write, digest, envelope, state)
+            writing = asyncio.ensure_future(keep)
+            try:
+                await asyncio.shield(writing)
+            except asyncio.CancelledError:
+                await asyncio.wait({writing})
+                if writing.exception() is None:
+                    await asyncio.to_thread(self._remove, digest)
+                raise
+
+    def _write(self, digest: str, envelope: StoredEnvelope, state: Payload | None) -> None:
+        # All earlier updates have had their verdict: this round could not have begun otherwise.
+        self._home.prune_provisional(set(self._home.outbox()))
+        try:
+            if state is not None:
+                self._home.save_provisional(digest, state)
+            self._outbox.put(digest, envelope)
+        except StorageError:
+            self._home.settle(digest, counted=False)
+            raise
+
+    def _remove(self, digest: str) -> None:
+        self._home.drop_outgoing(digest)
+        self._home.settle(digest, counted=False)

@@ -1,0 +1,292 @@
+"""What a client spends of its images' privacy: the ledger, the accountant, its own limits.
+
+``privacy.jsonl`` in the client's directory (0600) has one line for each round whose statistics
+are noised, written to disk before the worker draws any noise. A round that is computed again is
+drawn and charged again; an update that is only sent again is the same bytes and costs nothing.
+
+Epsilon is that of the class that was described most often: an image lies in one folder, so only
+the rounds of its class can reveal it (parallel composition over disjoint classes).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fcil_protocol.errors import ConfigError, CorruptFile, PrivacyRefused
+from fcil_protocol.ids import RoundKey
+from fcil_protocol.messages.messages import PrivacyTerms
+from fcil_protocol.storage.atomic_files import storage_errors, sync_data, sync_directory, write_all
+
+NAME = "privacy.jsonl"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a client asks for beyond the server's terms.
+
+    Attributes:
+        min_noise: rounds with a smaller noise multiplier are declined.
+        max_epsilon: largest epsilon over all runs of this client; 0: no limit of its own.
+        min_count: classes with fewer images take no part.
+        partial: rounds are fine in which noise protects the statistics alone.
+    """
+
+    min_noise: float = 0.0
+    max_epsilon: float = 0.0
+    min_count: int = 1
+    partial: bool = False
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One line of the ledger.
+
+    Attributes:
+        classes: keys of the class names whose images the round may have described.
+        statistics: what was released; each is a Gaussian mechanism of the noise multiplier.
+        sampling_rate: 1, all images take part: nothing is gained by sampling.
+        epsilon: of the run after this round, at delta.
+    """
+
+    time: str
+    run: str
+    task: int
+    kind: str
+    round: int
+    classes: tuple[str, ...]
+    statistics: tuple[str, ...]
+    noise_multiplier: float
+    clip: float
+    delta: float
+    sampling_rate: float = 1.0
+    epsilon: float = 0.0
+
+
+def gaussian_epsilon(multipliers: Iterable[float], delta: float) -> float:
+    """Return epsilon at delta of Gaussian mechanisms one after the other (Renyi accounting).
+
+    Raises:
+        ConfigError: the accountant's library is not installed.
+    """
+    accounting = _library()
+    accountant = accounting.rdp.RdpAccountant(
+        neighboring_relation=accounting.NeighboringRelation.REPLACE_SPECIAL
+    )
+    for multiplier, times in Counter(multipliers).items():
+        accountant.compose(accounting.GaussianDpEvent(multiplier), times)
+    return float(accountant.get_epsilon(delta))
+
+
+def _library() -> Any:
+    try:
+        import dp_accounting
+        import dp_accounting.rdp
+    except ImportError as error:
+        raise _missing() from error
+    return dp_accounting
+
+
+def _missing() -> ConfigError:
+    return ConfigError(
+        "the server's terms ask for noise, and what counts its privacy is not installed.",
+        action="Install it on this client: pip install 'fcil[privacy]'",
+    )
+
+
+def check_installed(terms: PrivacyTerms) -> None:
+    """Check that noise, if the terms ask for it, can be accounted for.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if terms.noise_multiplier > 0 and find_spec("dp_accounting") is None:
+        raise _missing()  # found out without loading it: that takes seconds
+
+
+def spent(charges: Iterable[Charge], delta: float) -> float:
+    """Return epsilon at delta of all charges: that of the class that they reveal most of."""
+    by_class: dict[str, list[float]] = defaultdict(list)
+    for charge in charges:
+        for name in charge.classes:
+            by_class[name] += [charge.noise_multiplier] * len(charge.statistics)
+    if not by_class:
+        return 0.0
+    # The Renyi divergence of Gaussians is proportional to this sum, at every order.
+    worst = max(by_class.values(), key=lambda all_: sum(z**-2 for z in all_))
+    return gaussian_epsilon(worst, delta)
+
+
+def _sound(charge: Charge) -> Charge:
+    """Return a charge that can be counted.
+
+    Raises:
+        ValueError, TypeError: it cannot.
+    """
+    if not all(isinstance(name, str) for name in (*charge.classes, *charge.statistics)):
+        raise TypeError("names")
+    if not 0 < charge.noise_multiplier < math.inf:
+        raise ValueError("noise")
+    return charge
+
+
+class PrivacyLedger:
+    """The charges of one client directory; an error of the disk stops the round."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / NAME
+
+    def read(self) -> list[Charge]:
+        """Return all charges, the oldest first; half a last line was never charged.
+
+        Raises:
+            CorruptFile: a line is damaged, so what was spent is not known.
+            StorageError: the file cannot be read.
+        """
+        with storage_errors("read", self._path):
+            text = self._path.read_bytes() if self._path.exists() else b""
+        return [self._charge(line) for line in text.split(b"\n")[:-1]]
+
+    def _charge(self, line: bytes) -> Charge:
+        try:
+            fields = json.loads(line)
+            fields["classes"] = tuple(fields["classes"])
+            fields["statistics"] = tuple(fields["statistics"])
+            return _sound(Charge(**fields))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CorruptFile(
+                f"{self._path} is damaged, so the privacy that was spent is not known.",
+                action="Restore it from a backup. Without one, remove it only if the federation "
+                "may begin to count anew.",
+            ) from error
+
+    def append(self, charge: Charge) -> None:
+        """Write a charge; it is on disk when this returns.
+
+        Raises:
+            DiskFull, StorageError: it is not; nothing may be released.
+        """
+        line = json.dumps(asdict(charge), separators=(",", ":")).encode() + b"\n"
+        with storage_errors("write the privacy ledger in", self._path):
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                whole = os.pread(fd, os.fstat(fd).st_size, 0).rfind(b"\n") + 1
+                os.ftruncate(fd, whole)  # half a line of a crash: it allowed nothing
+                os.lseek(fd, whole, os.SEEK_SET)
+                write_all(fd, line)
+                sync_data(fd)
+            finally:
+                os.close(fd)
+            if whole == 0:
+                sync_directory(self._path.parent)
+
+    def charge(
+        self,
+        privacy: PrivacyTerms,
+        limits: Limits,
+        key: RoundKey,
+        classes: Iterable[str],
+        names: Iterable[str],
+    ) -> None:
+        """Charge a round before its noise is drawn, or refuse to take part in it.
+
+        Args:
+            privacy: the run's terms.
+            limits: this client's own.
+            key: the round.
+            classes: keys of the classes that it may describe.
+            names: of the statistics that it releases; without any nothing is charged.
+
+        Raises:
+            PrivacyRefused: the terms are too weak, or the budget would be exceeded.
+            ConfigError: the accountant is missing.
+            CorruptFile, StorageError: the ledger cannot be read or written.
+        """
+        refuse_weak(privacy, limits)
+        statistics = tuple(names)
+        if privacy.noise_multiplier == 0 or not statistics:
+            return
+        new = Charge(
+            time=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            run=key.run,
+            task=key.task,
+            kind=key.kind,
+            round=key.round,
+            classes=tuple(sorted(classes)),
+            statistics=statistics,
+            noise_multiplier=privacy.noise_multiplier,
+            clip=privacy.clip,
+            delta=privacy.delta,
+        )
+        before = self.read()
+        in_run = spent([*(c for c in before if c.run == key.run), new], privacy.delta)
+        _refuse_beyond(privacy.max_epsilon, in_run, f"run {key.run}")
+        if limits.max_epsilon:
+            total = spent([*before, new], privacy.delta)
+            _refuse_beyond(limits.max_epsilon, total, "all runs of this client")
+        self.append(Charge(**{**vars(new), "epsilon": round(in_run, 6)}))
+
+
+def refuse_weak(privacy: PrivacyTerms, limits: Limits) -> None:
+    """Check the server's terms against the client's own limits.
+
+    Raises:
+        PrivacyRefused: with both values.
+    """
+    if privacy.noise_multiplier < limits.min_noise:
+        raise PrivacyRefused(
+            f"the server's terms have noise multiplier {privacy.noise_multiplier:g}, this client "
+            f"asks for at least {limits.min_noise:g} (--min-noise).",
+            action=PrivacyRefused.default_action(),
+        )
+    if privacy.partial and limits.min_noise > 0 and not limits.partial:
+        raise PrivacyRefused(
+            "the server's noise protects statistics only, and what is trained is sent as it is.",
+            action="Join with --allow-partial if that is enough.",
+        )
+
+
+def _refuse_beyond(limit: float, epsilon: float, of: str) -> None:
+    if limit and epsilon > limit:
+        raise PrivacyRefused(
+            f"the round would bring epsilon of {of} to {epsilon:.4g}, and the limit is {limit:g}.",
+            action=PrivacyRefused.default_action(),
+        )
+
+
+def summary(ledger: PrivacyLedger) -> dict[str, Any]:
+    """Return what was spent, by run and over all, as plain data.
+
+    The deltas are the largest that the charges were made for.
+    """
+    charges = ledger.read()
+    runs: dict[str, list[Charge]] = defaultdict(list)
+    for charge in charges:
+        runs[charge.run].append(charge)
+    return {
+        "runs": [{"run": run, **_sum(some)} for run, some in runs.items()],
+        "all": _sum(charges) if charges else None,
+    }
+
+
+def _sum(charges: list[Charge]) -> dict[str, Any]:
+    delta = max(c.delta for c in charges)
+    return {
+        "rounds": len(charges),
+        "releases": sum(len(c.statistics) for c in charges),
+        "epsilon": round(spent(charges, delta), 6),
+        "delta": delta,
+        "noise_multiplier": charges[-1].noise_multiplier,
+        "clip": charges[-1].clip,
+    }

@@ -1,0 +1,229 @@
+"""The journal of what left this device: lines of JSON that are only ever appended.
+
+``egress.jsonl`` in the client's directory (0600) has one line for each event of a sealed
+envelope: ``sealed`` (what is in it: tensors and sizes, never values, of class names only how
+many), ``sent`` (written before the first byte is handed to the link, at each offer anew), and
+``acked`` or ``refused``. The first two are on disk before a byte of the envelope leaves: one sync,
+that of ``sent``, makes both durable. A full file is renamed to ``egress.0001.jsonl`` and so on;
+nothing is ever removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fcil_protocol.envelopes.header import Header
+from fcil_protocol.payloads.payload import Payload, dtype_name
+from fcil_protocol.payloads.schema import PayloadSchema
+from fcil_protocol.storage.atomic_files import storage_errors, sync_data, sync_directory, write_all
+
+NAME = "egress.jsonl"
+SEGMENT_BYTES = 4 << 20  # about 5,000 envelopes of a few tensors
+_WHAT = "write the journal of what leaves in"
+
+
+class Journal:
+    """Appends to the journal of one client directory; safe to use from several threads."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / NAME
+        self._lock = threading.Lock()
+        self._named = False  # the newest file's name is on the disk
+
+    def sealed(self, payload: Payload, schema: PayloadSchema, header: Header) -> None:
+        """Note what a sealed envelope holds; the payload must have passed the guard.
+
+        The line is on disk with the next `sent`. A power cut may take it before that, and then
+        `has_sealed` says so: the envelope never left, and must not.
+
+        Raises:
+            DiskFull, StorageError: the line cannot be written; the envelope must not leave.
+        """
+        core = header.core
+        self._append(
+            {
+                "event": "sealed",
+                "time": _now(),
+                "digest": header.update_id,
+                "federation": core.federation,
+                "run": core.run,
+                "method": core.method,
+                "task": core.task,
+                "kind": core.kind,
+                "round": core.round,
+                "tensors": describe_tensors(payload, schema),
+                "fields": describe_fields(payload, schema),
+                "tensor_bytes": payload.tensor_bytes,
+                "sealed_bytes": header.sealed_bytes,
+            },
+            sync=False,
+        )
+
+    def has_sealed(self, digest: str) -> bool:
+        """Say whether it is written down what an envelope holds.
+
+        Raises:
+            StorageError: a file cannot be read.
+        """
+        wanted = (b'"event":"sealed"', digest.encode())
+        whole = (line for line in _lines(self._path.parent, newest=2) if line.endswith(b"}\n"))
+        return any(all(word in line for word in wanted) for line in whole)
+
+    def sent(self, digest: str) -> None:
+        """Note that an envelope goes out now (again).
+
+        Raises:
+            DiskFull, StorageError: the line is not on disk; the envelope must not leave.
+        """
+        self._append({"event": "sent", "time": _now(), "digest": digest})
+
+    def acked(self, digest: str) -> None:
+        """Note that the server has an envelope.
+
+        Raises:
+            DiskFull, StorageError: the line cannot be written.
+        """
+        self._append({"event": "acked", "time": _now(), "digest": digest}, sync=False)
+
+    def refused(self, digest: str, code: str) -> None:
+        """Note that the server refuses an envelope.
+
+        Raises:
+            DiskFull, StorageError: the line cannot be written.
+        """
+        event = {"event": "refused", "time": _now(), "digest": digest, "code": code}
+        self._append(event, sync=False)
+
+    def _append(self, fields: dict[str, Any], *, sync: bool = True) -> None:
+        line = json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+        with self._lock, storage_errors(_WHAT, self._path):
+            if sync:  # so that a new file's name is on the disk too
+                self._rotate()
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            fd = os.open(self._path, flags, 0o600)
+            try:
+                size = os.fstat(fd).st_size
+                if size and os.pread(fd, 1, size - 1) != b"\n":
+                    line = b"\n" + line  # a full disk or a crash left half a line
+                write_all(fd, line)
+                if sync:
+                    sync_data(fd)
+            finally:
+                os.close(fd)
+            if sync and not self._named:
+                sync_directory(self._path.parent)
+                self._named = True
+
+    def _rotate(self) -> None:
+        if self._path.exists() and self._path.stat().st_size >= SEGMENT_BYTES:
+            with self._path.open("rb") as full:
+                sync_data(full.fileno())  # what `sealed` left to the next `sent`
+            self._named = False
+            numbers = [_number(path) for path in files(self._path.parent)]
+            self._path.rename(self._path.with_name(f"egress.{max(numbers) + 1:04d}.jsonl"))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def describe_tensors(payload: Payload, schema: PayloadSchema) -> list[dict[str, Any]]:
+    """Return name, kind, shape, dtype and bytes of each tensor of a payload that keeps a schema."""
+    kinds = {spec.name: str(spec.kind) for spec in schema.tensors}
+    return [
+        {
+            "name": name,
+            "kind": kinds[name],
+            "shape": list(array.shape),
+            "dtype": dtype_name(array),
+            "bytes": int(array.nbytes),
+        }
+        for name, array in sorted(payload.tensors.items())
+    ]
+
+
+def describe_fields(payload: Payload, schema: PayloadSchema) -> list[dict[str, Any]]:
+    """Return name, type and number of values of each metadata field, never the values."""
+    types = {spec.name: spec.type for spec in schema.meta}
+    return [
+        {
+            "name": name,
+            "type": types[name],
+            "values": len(value) if isinstance(value, list) else 1,
+        }
+        for name, value in sorted(payload.meta.items())
+    ]
+
+
+# --- reading --------------------------------------------------------------------------------
+
+
+def files(directory: Path) -> list[Path]:
+    """Return the journal's files, the oldest first."""
+    full = [path for path in directory.glob("egress.*.jsonl") if _number(path)]
+    newest = directory / NAME
+    return [*sorted(full, key=_number), *([newest] if newest.exists() else [])]
+
+
+def _number(path: Path) -> int:
+    text = path.name.split(".")[1]
+    return int(text) if text.isascii() and text.isdecimal() else 0
+
+
+def read(directory: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return one row per envelope, in the order of sealing, and how many lines are damaged.
+
+    A row has the fields of the ``sealed`` line, ``sealed_at``, ``sent_at`` (a list), ``answer``
+    (``acked``, ``refused`` or None), ``code`` (of a refusal) and ``answered_at``.
+
+    Raises:
+        StorageError: a file cannot be read.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    damaged = 0
+    for line in _lines(directory):
+        try:
+            event = json.loads(line)
+            name, at, digest = event.pop("event"), event.pop("time"), event.pop("digest")
+            if datetime.fromisoformat(at).tzinfo is None:
+                raise ValueError("a time without a zone")
+            row = rows.setdefault(digest, _empty(digest))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            damaged += 1
+            continue
+        if name == "sealed":
+            row.update(event, sealed_at=at)
+        elif name == "sent":
+            row["sent_at"].append(at)
+        else:
+            row.update(answer=name, code=event.get("code", ""), answered_at=at)
+    return list(rows.values()), damaged
+
+
+def _empty(digest: str) -> dict[str, Any]:
+    """Return the row of an envelope whose ``sealed`` line is missing or damaged."""
+    return {
+        "digest": digest, "sealed_at": None, "federation": None, "run": None, "method": None,
+        "task": None, "kind": None, "round": None, "tensors": [], "fields": [],
+        "tensor_bytes": None, "sealed_bytes": None, "sent_at": [], "answer": None, "code": "",
+        "answered_at": None,
+    }  # fmt: skip
+
+
+def _lines(directory: Path, newest: int = 0) -> Iterator[bytes]:
+    """Yield the lines of all files, or of so many of the newest ones."""
+    for path in files(directory)[-newest:]:
+        with storage_errors("read", path), path.open("rb") as file:
+            yield from (line for line in file if line.strip())
+
+
+def last_event(row: dict[str, Any]) -> datetime:
+    """Return when something was last written down about an envelope."""
+    times = [row["sealed_at"], *row["sent_at"], row["answered_at"]]
+    return max(datetime.fromisoformat(at) for at in times if at)

@@ -1,0 +1,28 @@
+"""One member of a swarm, from its seat on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from fcil_client.daemon.client import Client
+from fcil_client.state.home import Home
+from fcil_client.swarm.seats import Seat
+from fcil_protocol.errors import FcilError
+
+
+@dataclass
+class Member:
+    """One seat of a swarm, and what became of it.
+
+    Attributes:
+        home: from its enrolment on.
+        client: from its start on.
+        error: why it takes no further part.
+    """
+
+    seat: Seat
+    home: Home | None = None
+    client: Client | None = None
+    error: FcilError | None = None
+    task: asyncio.Task[None] | None = None

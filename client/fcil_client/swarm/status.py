@@ -1,0 +1,126 @@
+"""Swarms of this user, as ``status`` and the doctor see them: one line each, or their members."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fcil_client.state.home import Home, state_home
+from fcil_client.swarm import summary
+from fcil_protocol.errors import Timeout, Unreachable
+from fcil_protocol.process import control_socket
+from fcil_protocol.process.terminal import printable
+
+RECORD = "swarm.json"  # in a swarm's directory: who its members are
+
+
+def swarms() -> Path:
+    """Return where this user's swarms have their directories."""
+    return state_home() / "swarms"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a swarm's directory says of it.
+
+    Attributes:
+        start: the arguments that start it again.
+        members: name -> the member's home.
+    """
+
+    directory: Path
+    name: str
+    start: str
+    members: dict[str, str]
+
+
+def record_bytes(name: str, start: str, members: dict[str, str]) -> bytes:
+    """Return a record as it is written."""
+    return json.dumps({"name": name, "start": start, "members": members}).encode()
+
+
+def records() -> list[Record]:
+    """Return the swarms that have run here, as they began; those that still run come last.
+
+    One that is damaged is none.
+    """
+    found = []
+    for path in sorted(swarms().glob(f"*/{RECORD}"), key=_runs_and_began):
+        record = _record(path, path.stat().st_mtime_ns)
+        if record is not None:
+            found.append(record)
+    return found
+
+
+def _runs_and_began(path: Path) -> tuple[bool, int]:
+    return control_socket.socket_path(path.parent).exists(), path.stat().st_mtime_ns
+
+
+@lru_cache(maxsize=64)
+def _record(path: Path, _stamp: int) -> Record | None:
+    try:
+        fields = json.loads(path.read_bytes())
+        return Record(path.parent, str(fields["name"]), str(fields["start"]), fields["members"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # it is written anew with the swarm's next start
+
+
+def record_of(directory: Path) -> dict[str, str]:
+    """Return the members that a swarm's directory names; none before its first start."""
+    path = directory / RECORD
+    record = _record(path, path.stat().st_mtime_ns) if path.exists() else None
+    return record.members if record is not None else {}
+
+
+def in_swarms(homes: Sequence[Home]) -> dict[Path, Record]:
+    """Return which of these homes belong to which swarm: the one that runs, or began last."""
+    of = {Path(where): record for record in records() for where in record.members.values()}
+    return {home.directory: of[home.directory] for home in homes if home.directory in of}
+
+
+def ask(home: Home, timeout_s: float) -> dict[str, Any]:
+    """Return the status of a client that runs, alone or in a swarm.
+
+    Raises:
+        Unreachable: it does not run.
+        Timeout: its process does not answer.
+    """
+    try:
+        return control_socket.ask(home.directory, "status", timeout_s, wait=False)
+    except Unreachable:
+        record = in_swarms([home]).get(home.directory)
+        if record is None or not control_socket.socket_path(record.directory).exists():
+            return control_socket.ask(home.directory, "status", timeout_s)  # it may be starting
+        return control_socket.ask(record.directory, "member", timeout_s, home=str(home.directory))
+
+
+def one_swarm(record: Record, timeout_s: float) -> dict[str, Any]:
+    """Return what a swarm says, or what is known without it."""
+    known = {"name": record.name, "start": record.start, "directory": str(record.directory)}
+    try:
+        said = control_socket.ask(record.directory, "status", timeout_s)
+    except (Unreachable, Timeout) as error:
+        runs = isinstance(error, Timeout)
+        return {**known, "members": len(record.members), "running": runs, "answers": False}
+    return {**said, **known, "answers": True}
+
+
+def show_swarms(rows: Sequence[dict[str, Any]]) -> None:
+    """Print swarms, one block each."""
+    for row in rows:
+        typer.echo(f"{printable(row['name'])}  (a swarm of {row['members']} clients)")
+        if row["answers"]:
+            typer.echo(f"  work     {printable(summary.line(row))}")
+            for name, why in list(row["failed"].items())[:5]:
+                typer.echo(f"  failed   {printable(name)}: {printable(why)}")
+        elif row["running"]:
+            typer.echo("  running, but it does not answer: it is stopped, or its disk hangs")
+        else:
+            typer.echo(f"  not running; start: fcil-client swarm {printable(row['start'])}")
+        typer.echo("  members  fcil-client status --members")

@@ -1,0 +1,211 @@
+"""A sealed envelope at rest: one form for the outbox, the parts and the spool.
+
+    magic 7, version 1, sizes of the four pieces (header 4, signature 2, wrap 2, body 8),
+    SHA-256 of all before it and of header, signature and wrap,
+    header, signature, wrap, body
+
+The body needs no further hash: the header lists the SHA-256 of each of its chunks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+from fcil_protocol.envelopes.header import MAX_HEADER_BYTES, Header, parse_header
+from fcil_protocol.errors import CorruptFile
+from fcil_protocol.storage.atomic_files import read_at, storage_errors, write_atomic
+
+_MAGIC = b"fcilenv"
+_VERSION = 1
+_SIZES = struct.Struct("<7sBIHHQ")
+_PREAMBLE_BYTES = _SIZES.size + 32
+_ANY_SIZE = 1 << 40  # the file's own size is the limit
+_STEP_BYTES = 256 << 10
+
+
+Body = bytes | bytearray | memoryview
+
+
+def head_of(header: bytes, signature: bytes, wrap: bytes, body_bytes: int) -> bytes:
+    """Encode all that stands before the body of a stored envelope."""
+    small = header + signature + wrap
+    sizes = _SIZES.pack(_MAGIC, _VERSION, len(header), len(signature), len(wrap), body_bytes)
+    return b"".join((sizes, hashlib.sha256(sizes + small).digest(), small))
+
+
+@dataclass(frozen=True)
+class StoredEnvelope:
+    """A complete envelope: what is sent, and the content key wrapped for one recipient."""
+
+    header: bytes
+    signature: bytes
+    wrap: bytes
+    body: Body = field(repr=False)
+
+    def to_bytes(self) -> bytes:
+        """Encode for storage."""
+        return b"".join(self.pieces())
+
+    def pieces(self) -> list[Body]:
+        """Return what `to_bytes` joins: what stands before the body, and the body itself."""
+        return [head_of(self.header, self.signature, self.wrap, len(self.body)), self.body]
+
+    @cached_property
+    def parsed(self) -> Header:
+        """The header's content."""
+        return parse_header(self.header, max_plain_bytes=_ANY_SIZE)
+
+    def read(self, chunks: range) -> bytes:
+        """Return chunks of the body that follow each other."""
+        return bytes(self.body[self.parsed.extent(chunks)])
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview, where: str = "a stored envelope") -> Self:
+        """Decode what was stored; of a memoryview the body is a view.
+
+        The body's own bytes are not hashed again here: whoever kept ``data`` has checked
+        them, and the AEAD does when the envelope is opened.
+
+        Raises:
+            CorruptFile: the form, the sizes or the hash do not fit.
+        """
+        lengths = _lengths(data, len(data), where)
+        small_bytes = sum(lengths[:3])
+        return cls(*_pieces(data, lengths, where), data[_PREAMBLE_BYTES + small_bytes :])
+
+
+def _lengths(data: bytes | memoryview, total_bytes: int, where: str) -> tuple[int, int, int, int]:
+    """Return the sizes of the four pieces; ``data`` holds the preamble at least."""
+    if len(data) < _PREAMBLE_BYTES:
+        raise _damaged(where, f"expected {_PREAMBLE_BYTES} bytes and more, got {total_bytes}")
+    magic, version, *lengths = _SIZES.unpack_from(data)
+    if magic != _MAGIC or version != _VERSION:
+        raise _damaged(where, f"expected {_MAGIC!r} {_VERSION}, got {magic!r} {version}")
+    header, signature, wrap, body = lengths
+    expected = _PREAMBLE_BYTES + header + signature + wrap + body
+    if expected != total_bytes or header > MAX_HEADER_BYTES:
+        raise _damaged(where, f"expected {expected} bytes, got {total_bytes}")
+    return header, signature, wrap, body
+
+
+def _pieces(
+    data: bytes | memoryview, lengths: tuple[int, int, int, int], where: str
+) -> tuple[bytes, bytes, bytes]:
+    """Return header, signature and wrap if their hash fits."""
+    header, signature, wrap, _ = lengths
+    small = bytes(data[_PREAMBLE_BYTES : _PREAMBLE_BYTES + header + signature + wrap])
+    digest = hashlib.sha256(bytes(data[: _SIZES.size]) + small).digest()
+    if digest != data[_SIZES.size : _PREAMBLE_BYTES]:
+        raise _damaged(where, "its checksum does not fit")
+    return small[:header], small[header : header + signature], small[header + signature :]
+
+
+def _damaged(where: str, how: str) -> CorruptFile:
+    return CorruptFile(f"{where} is damaged: {how}.", action="It was not used.")
+
+
+def write_envelope(path: Path, envelope: StoredEnvelope) -> None:
+    """Write an envelope file; it is on disk, whole, when this returns.
+
+    Raises:
+        DiskFull, StorageError: nothing was changed.
+    """
+    write_atomic(path, *envelope.pieces())
+
+
+class EnvelopeFile:
+    """An envelope file of which the body is read where it is needed, and never held whole.
+
+    What stands before the body is checked when it is opened; of the body only its size: it is
+    checked by `verify`, or when it is decrypted. Close it, or use it in a ``with`` block.
+
+    Attributes:
+        header, signature, wrap: as stored.
+
+    Raises:
+        CorruptFile: it was altered or cut.
+        StorageError: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, where = path, str(path)
+        with storage_errors("read", path):
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with storage_errors("read", path):
+                total = os.fstat(self._fd).st_size
+                lengths = _lengths(read_at(self._fd, 0, _PREAMBLE_BYTES), total, where)
+                self._start = _PREAMBLE_BYTES + sum(lengths[:3])
+                small = read_at(self._fd, 0, self._start)
+            self.header, self.signature, self.wrap = _pieces(small, lengths, where)
+            self.parsed = parse_header(self.header, max_plain_bytes=_ANY_SIZE)
+            if lengths[3] != self.parsed.sealed_bytes:
+                raise _damaged(where, f"expected {self.parsed.sealed_bytes} sealed bytes")
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, chunks: range) -> bytes:
+        """Return chunks of the body that follow each other.
+
+        Raises:
+            CorruptFile: somebody cut the file meanwhile.
+            StorageError: it cannot be read now.
+        """
+        extent = self.parsed.extent(chunks)
+        size = min(extent.stop, self.parsed.sealed_bytes) - extent.start
+        with storage_errors("read", self._path):
+            data = read_at(self._fd, self._start + extent.start, size)
+        if len(data) != size:
+            raise _damaged(str(self._path), "it is shorter than it was")
+        return data
+
+    def steps(self) -> Iterator[bytes]:
+        """Yield the body in order, a few chunks at a time."""
+        count = len(self.parsed.hashes)
+        step = max(1, _STEP_BYTES // self.parsed.chunk_bytes)
+        for first in range(0, count, step):
+            yield self.read(range(first, min(first + step, count)))
+
+    def verify(self) -> None:
+        """Check every byte of the body.
+
+        Raises:
+            CorruptFile: it was altered.
+        """
+        count = len(self.parsed.hashes)
+        for index in range(count):
+            if not self.parsed.fits(index, self.read(range(index, index + 1))):
+                raise _damaged(str(self._path), f"chunk {index} of {count} was altered")
+
+    def close(self) -> None:
+        """Give the file back; a second call does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_envelope(path: Path) -> StoredEnvelope:
+    """Read an envelope file and check every byte of it.
+
+    Raises:
+        CorruptFile: it was altered or cut.
+        StorageError: it cannot be read.
+    """
+    with EnvelopeFile(path) as file:
+        file.verify()
+        body = b"".join(file.steps())
+        return StoredEnvelope(file.header, file.signature, file.wrap, body)

@@ -1,0 +1,43 @@
+"""Begin a connection to a server or relay, and say in words why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fcil_protocol.errors import UnknownClient
+from fcil_protocol.link.interface import COME_AGAIN, ClientLink
+from fcil_protocol.link.zmq_link import Dealer, Links
+from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
+
+ADDRESS_S = 1.0  # at an address where nobody answers, before the next one is tried
+
+# What a refused link says to a member at the terminal, by the reason that the link gives.
+REFUSALS = {
+    "unknown_client": f"the server does not admit this client's key. "
+    f"{UnknownClient.default_action()}",
+    "wrong_server_key": "no handshake came about: the server's key is not the one from the "
+    "enrolment (another server, or its keys were replaced: compare fingerprints, then enrol "
+    "again), or the link took longer than 30 s for it.",
+    COME_AGAIN: "the server knows this key, but not as a member's now; in a minute it says why.",
+    "not_fcil": "the program at this address is not an fcil server. Check the address.",
+}
+
+Dial = Callable[[str, PrivateKeys, PublicKeys], ClientLink]
+
+
+def dial(
+    address: str, keys: PrivateKeys, peer: PublicKeys, links: Links | None = None
+) -> ClientLink:
+    """Start connecting to HOST:PORT, where somebody with ``peer.curve`` must answer.
+
+    ``links`` is what many links of one process share.
+    """
+    host, _, port = address.rpartition(":")
+    link = Dealer(
+        curve_secret=keys.curve_secret,
+        curve_public=keys.public.curve,
+        server_key=peer.curve,
+        links=links,
+    )
+    link.connect(host.strip("[]"), int(port))
+    return link

@@ -1,0 +1,98 @@
+"""What a link is, whatever carries it: two interfaces, what they tell, and what it costs.
+
+`transport` has the real one (ZeroMQ), `testing` one in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fcil_protocol.link.tcp_info import TcpCounts
+
+
+def frame_wire_bytes(size: int) -> int:
+    """TCP payload bytes of one ZMTP frame of ``size`` bytes under CURVE (exact)."""
+    boxed = size + 33
+    return boxed + (2 if boxed <= 255 else 9)
+
+
+def wire_bytes(frames: Sequence[bytes]) -> int:
+    """TCP payload bytes of one message under CURVE, retransmissions apart."""
+    return sum(frame_wire_bytes(len(f)) for f in frames)
+
+
+HANDSHAKE_UP_BYTES = 64 + 202 + 301  # client -> server, with an empty routing id
+HANDSHAKE_DOWN_BYTES = 64 + 170 + 67  # server -> client
+COME_AGAIN = "come_again"  # why a link was refused: this key may pass, but not now
+
+
+class ComeAgain(Exception):
+    """Raised by who decides whether a key passes: it may, but not now."""
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """Something from a peer: a message, or (``frames`` empty) the news that it went away.
+
+    Attributes:
+        route: where an answer goes; meaningless after the peer has gone.
+        conn: number of the connection, unique for the life of the server.
+        key: the CURVE public key that the connection was authenticated with (32 bytes).
+        relayed: a relay authenticated that key and passes on what it hears.
+    """
+
+    route: bytes
+    conn: int
+    key: bytes
+    frames: tuple[bytes, ...] = ()
+    relayed: bool = False
+
+
+class ServerLink(Protocol):
+    """The server's side of a link; `Router` here, `MemoryRouter` in the test kit."""
+
+    async def recv(self) -> Incoming:
+        """Wait for the next message or departure."""
+        ...
+
+    def send(self, route: bytes, frames: Sequence[bytes]) -> bool:
+        """Queue a message; False if the peer is gone or does not read."""
+        ...
+
+    def cut(self, conn: int) -> None:
+        """End one connection now."""
+        ...
+
+    def take_counts(self) -> Mapping[int, TcpCounts]:
+        """Return what the kernel has counted since the last call, by connection number."""
+        ...
+
+    def close(self) -> None:
+        """Stop listening."""
+        ...
+
+
+class ClientLink(Protocol):
+    """The client's side of a link; `Dealer` here, `MemoryDealer` in the test kit."""
+
+    async def recv(self) -> LinkNews | tuple[bytes, ...]:
+        """Wait for the next message, or for news of the link itself."""
+        ...
+
+    def send(self, frames: Sequence[bytes]) -> bool:
+        """Queue a message; False if there is no live connection."""
+        ...
+
+    def close(self) -> None:
+        """End the link."""
+        ...
+
+
+@dataclass(frozen=True)
+class LinkNews:
+    """What happened to a client's link: ``up``, ``down`` or ``refused`` with a reason."""
+
+    state: str
+    reason: str = ""

@@ -1,0 +1,398 @@
+"""The link: one ROUTER, many DEALERs, CURVE always on.
+
+Only this file, `gate` and `socket_reader` import zmq.
+
+What libzmq does under attack, on slow links and at its limits was measured before this was
+written; PROTOCOL.md section 2 gives the rules that follow from it. In short: the gate (ZAP)
+is ours and is up before anything is bound, the monitor is always drained, queues are short,
+a chunk is a message, and sending never waits: a peer that does not ask gets nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+
+import zmq
+
+from fcil_protocol.errors import LinkError, PortInUse
+from fcil_protocol.link.backlog import UNSPOKEN_BYTES
+from fcil_protocol.link.connection_counts import ConnectionCounts
+from fcil_protocol.link.descriptors import Descriptors, Silent
+from fcil_protocol.link.flood_watch import FloodWatch
+from fcil_protocol.link.gate import MONITOR_EVENT, ZAP_DOMAIN, Gate
+from fcil_protocol.link.interface import (
+    COME_AGAIN,
+    HANDSHAKE_DOWN_BYTES,
+    HANDSHAKE_UP_BYTES,
+    ClientLink,
+    Incoming,
+    LinkNews,
+    ServerLink,
+    frame_wire_bytes,
+    wire_bytes,
+)
+from fcil_protocol.link.socket_reader import MAX_FRAMES, MAX_SUM_BYTES, SocketReader
+from fcil_protocol.link.tcp_info import TcpCounts, shut_down
+
+__all__ = [
+    "HANDSHAKE_DOWN_BYTES",
+    "HANDSHAKE_UP_BYTES",
+    "ClientLink",
+    "Dealer",
+    "Incoming",
+    "LinkNews",
+    "Links",
+    "Router",
+    "ServerLink",
+    "frame_wire_bytes",
+    "wire_bytes",
+]
+
+MAX_MESSAGE_BYTES = 5 << 19  # the largest frame: an update's header blob
+MEMBER_BYTES = 4 << 20  # that may lie unread of a member beside what it was asked for: a message
+HIGH_WATER = 256  # messages to a peer, of 256 KiB as a rule; windows keep real queues far below
+BACKLOG = 1024
+HANDSHAKE_MS = 30_000  # six messages one after the other: 12 s where each takes 2
+_NOT_NOW = 500  # of the gate: this key may pass, but not now
+SILENT_S = 30.0  # a connection on which nobody ever spoke is cut after so long
+
+
+def _send_now(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> None:
+    try:
+        sock.send_multipart(frames, zmq.NOBLOCK, copy=True)
+    except zmq.Again:
+        # By itself libzmq looks for news at most once a millisecond: asked, it may know of a
+        # new connection or of room in a queue.
+        sock.getsockopt(zmq.EVENTS)
+        sock.send_multipart(frames, zmq.NOBLOCK, copy=True)
+
+
+def _endpoint(host: str, port: int) -> str:
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def _common_options(sock: zmq.Socket[bytes], heartbeat_ms: int) -> None:
+    sock.setsockopt(zmq.LINGER, 0)
+    sock.setsockopt(zmq.IPV6, 1)
+    sock.setsockopt(zmq.SNDHWM, HIGH_WATER)
+    # Without a limit: libzmq 4.3.5 stops reading a connection whose queue is full, and if that is
+    # reset then, the next heartbeat ends the process with a failed assertion. Bytes are bounded
+    # by the gate, and by what was asked for.
+    sock.setsockopt(zmq.RCVHWM, 0)
+    sock.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    sock.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    # Liveness counts whole frames: the timeout must exceed a chunk on the slowest link.
+    sock.setsockopt(zmq.HEARTBEAT_IVL, heartbeat_ms)
+    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, heartbeat_ms * 3)
+    sock.setsockopt(zmq.HEARTBEAT_TTL, heartbeat_ms * 3)
+
+
+class Router:
+    """The server's ROUTER socket behind the gate.
+
+    Args:
+        curve_secret, curve_public: the server's 32-byte CURVE keys.
+        admit: called in the gate's thread with a client's 32-byte key; True lets it in.
+        heartbeat_s: silence after which a peer is asked whether it lives; three such
+            periods without an answer end the connection.
+        allow: called with a client's key when it first speaks; returns how many of its bytes
+            may lie unread before its connection is cut.
+        flooded: told of a connection that was cut for that, or for a message that is too long:
+            its key, if it had spoken, and a sentence.
+    """
+
+    def __init__(
+        self,
+        *,
+        curve_secret: bytes,
+        curve_public: bytes,
+        admit: Callable[[bytes], bool],
+        heartbeat_s: float = 10.0,
+        allow: Callable[[bytes], int] = lambda _: MEMBER_BYTES,
+        flooded: Callable[[bytes, str], None] = lambda *_: None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._allow = allow
+        self._flooded = flooded
+        self._counts = ConnectionCounts()
+        self._watch = FloodWatch(self._cut_floods)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, 4096)
+        self._gate = Gate(self._context, admit, self._heard, self._watches)
+        self._socket = self._context.socket(zmq.ROUTER)
+        _common_options(self._socket, int(heartbeat_s * 1000))
+        self._socket.setsockopt(zmq.BACKLOG, BACKLOG)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, curve_secret)
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, curve_public)
+        self._socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        mask = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        self._silent = Silent(SILENT_S, shut_down)
+        self._connections = Descriptors()
+        self.refused_handshakes = 0
+        self._reader = SocketReader(self._socket, self._incoming, self._departures, self._too_long)
+        self._gate.guard(self._socket, mask)
+
+    def bind(self, host: str, port: int) -> int:
+        """Listen; port 0 picks a free one. Returns the port.
+
+        Raises:
+            PortInUse, LinkError.
+        """
+        try:
+            self._socket.bind(_endpoint(host, port))
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EADDRINUSE:
+                raise PortInUse(
+                    f"port {port} on {host} is in use by another program.",
+                    action=PortInUse.default_action(),
+                ) from error
+            raise LinkError(
+                f"cannot listen on {host}:{port}: {error.strerror}.",
+                action="Set `[federation] listen` to an address of this machine.",
+            ) from error
+        self._reader.wake()
+        last = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return int(last.rstrip("\0").rsplit(":", 1)[1])
+
+    def _heard(self, event: int, value: int, newest: int) -> None:  # gate's thread
+        if event == zmq.EVENT_DISCONNECTED:
+            self._counts.ended(value)
+            with contextlib.suppress(RuntimeError):  # the loop may be closing
+                self._loop.call_soon_threadsafe(self._end, value, newest)
+        elif event == zmq.EVENT_ACCEPTED:
+            self._counts.began(value)
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._silent.began, value)
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self.refused_handshakes += 1
+
+    def _watches(self) -> int | None:  # gate's thread
+        return self._watch.tick() if self._counts else None
+
+    def _cut_floods(self, now: float) -> bool:  # gate's thread
+        floods = self._counts.cut_floods(now)
+        for conn, size in floods:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._tell_flood, conn, size)
+        return bool(floods)
+
+    def _tell_flood(self, conn: int, size: int) -> None:
+        found = self._connections.of(conn)
+        text = f"{size} bytes that nobody had asked for lay unread"
+        self._flooded(found[1].key if found else b"", text)
+
+    def _too_long(self, frame: zmq.Frame) -> None:
+        conn, fd = int(str(frame.get("X-Conn"))), int(frame.get(zmq.SRCFD))
+        self._silent.spoke(fd)
+        if not self._connections.is_over(fd, conn):
+            shut_down(fd)
+            self._watch.flooded()
+            text = f"a message has more than {MAX_FRAMES} frames or {MAX_SUM_BYTES} bytes"
+            self._flooded(bytes.fromhex(str(frame.get("User-Id"))), text)
+
+    def _end(self, fd: int, newest: int) -> None:
+        self._silent.spoke(fd)
+        self._connections.end(fd, newest)
+        self._reader.wake()
+
+    def _departures(self) -> None:
+        # Only now, when nothing is left to read: a peer's last messages come before its end.
+        for gone in self._connections.departures():
+            self._reader.tell(gone)
+
+    async def recv(self) -> Incoming:
+        """Wait for the next message, or for the departure of a peer that had spoken."""
+        return await self._reader.get()
+
+    def _incoming(self, frames: list[zmq.Frame]) -> Incoming | None:
+        first = frames[-1]
+        route, conn = frames[0].bytes, int(str(first.get("X-Conn")))
+        key, fd = bytes.fromhex(str(first.get("User-Id"))), int(first.get(zmq.SRCFD))
+        self._silent.spoke(fd)
+        if self._connections.is_left_behind(fd, conn):
+            return None
+        if self._connections.is_new(fd, conn):
+            before = self._connections.spoke(fd, Incoming(route, conn, key))
+            if before is not None:  # its descriptor is this one's now
+                self._reader.tell(before)
+            self._counts.spoke(fd, conn, self._allowance(key))
+        self._counts.delivered(fd, sum(frame_wire_bytes(len(f)) for f in frames[1:]))
+        return Incoming(route, conn, key, tuple(f.bytes for f in frames[1:]))
+
+    def _allowance(self, key: bytes) -> int:
+        try:
+            return self._allow(key)
+        except Exception:  # a ledger that cannot be read must not stop the reading of messages
+            return UNSPOKEN_BYTES
+
+    def send(self, route: bytes, frames: Sequence[bytes]) -> bool:
+        """Queue a message without waiting; False if the peer is gone or does not read."""
+        try:
+            _send_now(self._socket, [route, *frames])
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                return False
+            raise
+        finally:
+            self._reader.wake()
+        return True
+
+    def take_counts(self) -> Mapping[int, TcpCounts]:
+        """Return what the kernel has counted since the last call, by connection number.
+
+        Empty where the system does not count (`tcp_info`).
+        """
+        return self._counts.take()
+
+    def cut(self, conn: int) -> None:
+        """Shut the TCP connection of one peer down at once."""
+        found = self._connections.of(conn)
+        if found is not None:
+            shut_down(found[0])
+
+    def close(self) -> None:
+        """Stop listening and end the threads."""
+        self._silent.close()
+        self._reader.close()
+        self._socket.disable_monitor()
+        self._socket.close(0)
+        self._context.term()  # ends the gate, which closes its own sockets
+        self._counts.close()
+
+
+class Links:
+    """What many clients' links in one process share: libzmq's threads and its table of sockets.
+
+    Args:
+        most: links that are open at once.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        # Each link has its socket and the two ends of its monitor; some close while others open.
+        self.context.set(zmq.MAX_SOCKETS, 4 * most + 64)
+
+    def close(self) -> None:
+        """End the threads; all links must be closed before."""
+        self.context.term()
+
+
+class Dealer:
+    """The client's DEALER socket to one server address at a time.
+
+    Its monitor is read in the event loop: events come from this socket's own attempts to connect,
+    a few in a second at most, so nobody else can fill it.
+
+    Args:
+        server_key: the server's 32-byte CURVE key, pinned at enrolment.
+        links: what it shares with others; None: it has threads of its own.
+        retry_s: pause before a refused connection is tried again; libzmq itself retries
+            lost ones, but never one that the gate refused.
+    """
+
+    def __init__(
+        self,
+        *,
+        curve_secret: bytes,
+        curve_public: bytes,
+        server_key: bytes,
+        heartbeat_s: float = 10.0,
+        retry_s: float = 5.0,
+        links: Links | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._own = None if links else Links(1)
+        self._retry_s = retry_s
+        self._endpoint = ""
+        shared = self._own or links
+        assert shared is not None, "one of the two is there"
+        self._socket = shared.context.socket(zmq.DEALER)
+        _common_options(self._socket, int(heartbeat_s * 1000))
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 200)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5000)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, curve_secret)
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, curve_public)
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, server_key)
+        mask = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+        mask |= zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        mask |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        self._up = False
+        self._tried = False  # whether an attempt to connect was made since the last connection
+        self._reader: SocketReader[LinkNews | tuple[bytes, ...]] = SocketReader(
+            self._socket, lambda frames: tuple(f.bytes for f in frames), lambda: None
+        )
+        self._monitor = self._socket.get_monitor_socket(mask)
+        self._news: SocketReader[LinkNews] = SocketReader(self._monitor, self._heard, lambda: None)
+
+    def _tell(self, state: str, reason: str = "") -> None:
+        self._reader.tell(LinkNews(state, reason))
+
+    def connect(self, host: str, port: int) -> None:
+        """Start connecting; `recv` tells when the link is up."""
+        self._endpoint = _endpoint(host, port)
+        self._tried = True
+        self._socket.connect(self._endpoint)
+        self._reader.wake()
+
+    def _heard(self, frames: list[zmq.Frame]) -> None:
+        event, value = MONITOR_EVENT.unpack(frames[0].bytes)
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._up = True
+            self._tell("up")
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._tell("refused", COME_AGAIN if value == _NOT_NOW else "unknown_client")
+            self._loop.call_later(self._retry_s, self._connect_again)
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            self._tell("refused", "wrong_server_key")
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self._tell("refused", "not_fcil")
+            self._loop.call_later(self._retry_s, self._connect_again)
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._tried = False
+            if self._up:
+                self._up = False
+                self._tell("down")
+        elif event == zmq.EVENT_CONNECT_RETRIED:
+            # libzmq says so when it sets the timer: after a loss nothing was tried yet.
+            if self._tried:
+                self._tell("down", "unreachable")
+            self._tried = True
+
+    def _connect_again(self) -> None:
+        if self._socket.closed:
+            return
+        self._tried = True
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.disconnect(self._endpoint)
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.connect(self._endpoint)
+        self._reader.wake()
+
+    async def recv(self) -> LinkNews | tuple[bytes, ...]:
+        """Wait for the next message, or for news of the link itself."""
+        return await self._reader.get()
+
+    def send(self, frames: Sequence[bytes]) -> bool:
+        """Queue a message without waiting; False if there is no live connection."""
+        try:
+            _send_now(self._socket, frames)
+        except zmq.Again:
+            return False
+        finally:
+            self._reader.wake()
+        return True
+
+    def close(self) -> None:
+        """End the link; what was not sent is lost here, never in the outbox."""
+        self._reader.close()
+        self._news.close()
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(0)
+        if self._own is not None:
+            self._own.close()

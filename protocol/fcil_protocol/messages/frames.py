@@ -1,0 +1,106 @@
+"""The one form of a message on the wire: its frames.
+
+A message is ``[body, signature, blob, ...]``. ``body`` is a msgpack map with the type under
+``t``; ``signature`` is the sender's Ed25519 over the body as sent (empty for chunks, whose
+hash stands in a signed header); blobs are opaque here. Unknown types are answered with a Nack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+from pydantic import ValidationError
+
+from fcil_protocol.errors import TooLarge, WireError
+from fcil_protocol.messages.messages import MESSAGES, SIGNATURE_BYTES, Chunk, Message
+from fcil_protocol.messages.relay_frames import is_laned
+
+MAX_BODY_BYTES = 256 * 1024
+MAX_BLOBS = 3
+MAX_HEADER_BLOB_BYTES = 9 << 18  # a header lists 32 bytes per chunk
+MAX_CHUNK_BYTES = (1 << 20) + 64
+_BLOBS = {"update": 3, "parts": 3, "chunk": 1}
+
+
+@dataclass(frozen=True)
+class Received:
+    """A parsed message with what is needed to check its signature."""
+
+    message: Message
+    body: bytes
+    signature: bytes
+    blobs: tuple[bytes, ...]
+
+
+def encode(message: Message) -> bytes:
+    """Return the body frame of a message."""
+    fields = message.model_dump(exclude_defaults=True)
+    fields["t"] = message.type
+    packed: bytes = msgpack.packb(fields, use_bin_type=True)
+    return packed
+
+
+def parse(frames: Sequence[bytes]) -> Received:
+    """Parse the frames of a message from outside; limits first, signature by the caller.
+
+    Raises:
+        TooLarge, WireError: with what was expected and got.
+    """
+    if is_laned(frames):
+        raise WireError("only the connection of a relay has lanes.")
+    if not 2 <= len(frames) <= 2 + MAX_BLOBS:
+        raise WireError(f"a message has 2 to {2 + MAX_BLOBS} frames, got {len(frames)}.")
+    body, signature, *blobs = frames
+    if len(body) > MAX_BODY_BYTES:
+        raise TooLarge(f"a message body of {len(body)} bytes exceeds {MAX_BODY_BYTES}.")
+    if len(signature) not in (0, SIGNATURE_BYTES):
+        raise WireError(f"a signature has {SIGNATURE_BYTES} bytes, got {len(signature)}.")
+    fields = _unpack(bytes(body))
+    name = fields.pop("t", None)
+    cls = MESSAGES.get(name) if isinstance(name, str) else None
+    if cls is None:
+        raise WireError(f"unknown message type {str(name)[:40]!r}.")
+    if cls.signed and not signature:
+        raise WireError(f"a {cls.type} must be signed.")
+    limit = MAX_CHUNK_BYTES if cls is Chunk else MAX_HEADER_BLOB_BYTES
+    for blob in blobs:
+        if len(blob) > limit:
+            raise TooLarge(f"a blob of {len(blob)} bytes in {cls.type} exceeds {limit}.")
+    expected = _BLOBS.get(cls.type, 0)
+    if len(blobs) != expected:
+        raise WireError(f"{cls.type} has {expected} blobs, got {len(blobs)}.")
+    try:
+        message = cls.model_validate(fields)
+    except ValidationError as error:
+        raise WireError(f"{cls.type}: {_first_fault(error)}.") from error
+    return Received(message, bytes(body), bytes(signature), tuple(bytes(b) for b in blobs))
+
+
+def _unpack(body: bytes) -> dict[str, Any]:
+    try:
+        fields = msgpack.unpackb(
+            body,
+            raw=False,
+            use_list=True,
+            strict_map_key=True,
+            max_str_len=MAX_BODY_BYTES,
+            max_bin_len=MAX_BODY_BYTES,
+            # Room is taken as announced: no more elements than there are bytes.
+            max_array_len=min(100_000, len(body)),
+            max_map_len=256,
+            max_ext_len=0,
+        )
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise WireError(f"a message body is not msgpack: {str(error)[:100]}.") from error
+    if not isinstance(fields, dict):
+        raise WireError("a message body is not a map.")
+    return {str(k): v for k, v in fields.items()}
+
+
+def _first_fault(error: ValidationError) -> str:
+    fault = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(x) for x in fault["loc"])
+    return f"field {where!r}: {fault['msg']}"

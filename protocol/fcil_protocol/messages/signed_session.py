@@ -1,0 +1,74 @@
+"""A signed session between one client and the server, above the link.
+
+Each side draws a nonce when the session begins (client in Hello or Enrol, server in Welcome) and
+puts the *other's* nonce and a growing number into every message it signs. So a message of
+another session, an older one of this session, or one for somebody else is refused, on a
+direct link and through a relay alike.
+"""
+
+from __future__ import annotations
+
+import os
+
+from fcil_protocol.errors import BadSignature, WireError
+from fcil_protocol.messages.frames import Received, encode
+from fcil_protocol.messages.messages import NONCE_BYTES, Enrol, Hello, Message, Uplink
+from fcil_protocol.trust.keys import PrivateKeys, PublicKeys, verify_signature
+
+PURPOSE = "message"
+_OPENERS = (Hello, Enrol, Uplink)  # they carry the sender's own nonce: nobody's else is known yet
+
+
+def new_nonce() -> bytes:
+    """Draw a session nonce."""
+    return os.urandom(NONCE_BYTES)
+
+
+class Channel:
+    """Signs what goes out and checks what comes in.
+
+    Attributes:
+        nonce: ours; the peer repeats it in every message.
+        peer_nonce: the peer's, once known.
+    """
+
+    def __init__(self, keys: PrivateKeys, peer: PublicKeys) -> None:
+        self._keys = keys
+        self._peer = peer
+        self.nonce = new_nonce()
+        self.peer_nonce = bytes(NONCE_BYTES)
+        self._sent = 0
+        self._heard = 0
+
+    def trust(self, peer: PublicKeys) -> None:
+        """Take over the peer's keys from a certificate that was just verified."""
+        self._peer = peer
+
+    def frames(self, message: Message, *blobs: bytes) -> list[bytes]:
+        """Stamp, sign and encode a message."""
+        if not message.signed:
+            return [encode(message), b"", *blobs]
+        self._sent += 1
+        nonce = self.nonce if isinstance(message, _OPENERS) else self.peer_nonce
+        body = encode(message.model_copy(update={"nonce": nonce, "seq": self._sent}))
+        return [body, self._keys.sign(PURPOSE, body), *blobs]
+
+    def check(self, received: Received) -> Message:
+        """Return the message if the peer signed it in this session, and it is new.
+
+        Raises:
+            BadSignature: not signed by the peer.
+            WireError: of another session, or repeated.
+        """
+        message = received.message
+        if not message.signed:
+            return message  # a chunk: its hash stands in a signed header
+        verify_signature(self._peer.signing, PURPOSE, received.body, received.signature)
+        if isinstance(message, _OPENERS):
+            return message  # opens a session: its nonce is the peer's own
+        if message.nonce != self.nonce:
+            raise BadSignature(f"a {message.type} of another session was refused.")
+        if message.seq <= self._heard:
+            raise WireError(f"a {message.type} came twice or late: {message.seq}.")
+        self._heard = message.seq
+        return message

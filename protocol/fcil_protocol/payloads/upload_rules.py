@@ -1,0 +1,56 @@
+"""What may leave a client at all, whatever a method's manifest declares (PROTOCOL.md 6.2).
+
+A payload is checked against its schema, and the schema against the rules here: so a method
+can neither send what it did not declare nor declare what may not be sent. It stops accidents
+and wrong code; a method that hides data in numbers is beyond it (docs/egress.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from fcil_protocol.payloads.payload import WIRE_DTYPES
+from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
+
+# Single values. A list has no length in the schema, and a list of names is text.
+META_TYPES = ("int", "float", "bool")
+
+
+def schema_faults(schema: PayloadSchema, known: Collection[str]) -> list[str]:
+    """Return one sentence for everything that a method's upload may not declare.
+
+    Args:
+        schema: of one exchange's upload.
+        known: the symbols whose values the method's ``dims`` gives.
+    """
+    bounded = {free for free, top in schema.at_most if top in known}.union(known)
+    faults = [f for spec in schema.tensors for f in _tensor_faults(spec, bounded)]
+    faults += [
+        f"field {spec.name[:80]!r} is of type {spec.type[:40]!r}, allowed are "
+        f"{', '.join(META_TYPES)}"
+        for spec in schema.meta
+        if spec.type not in META_TYPES
+    ]
+    return faults
+
+
+def _tensor_faults(spec: TensorSpec, bounded: Collection[str]) -> list[str]:
+    name = spec.name[:80]
+    faults = []
+    if str(spec.kind) not in {kind.value for kind in Kind}:
+        faults.append(
+            f"tensor {name!r} is of kind {str(spec.kind)[:40]!r}, allowed are {', '.join(Kind)}"
+        )
+    if spec.dtype not in WIRE_DTYPES:
+        faults.append(
+            f"tensor {name!r} has dtype {spec.dtype[:40]!r}, allowed are {', '.join(WIRE_DTYPES)}"
+        )
+    if not math.isfinite(spec.max_abs):
+        faults.append(f"tensor {name!r} has no finite bound of its values")
+    faults += [
+        f"tensor {name!r}: nothing bounds its size {size[:40]!r}"
+        for size in spec.shape
+        if isinstance(size, str) and size not in bounded
+    ]
+    return faults

@@ -1,0 +1,222 @@
+"""A daemon's log file: one line per note, 0600, rotated by itself, never a reason to stop.
+
+The file is renamed to ``FILE.1`` (and that to ``FILE.2`` and so on) when it is full. Whoever
+prefers an outside tool renames it and sends SIGHUP: the daemon then opens the name anew.
+A line that cannot be written is lost, counted, and the count is written as soon as that is
+possible again: a full disk for the log stops nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import stat
+from collections.abc import Callable
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fcil_protocol.errors import StorageError
+from fcil_protocol.process.terminal import Lines, printable
+from fcil_protocol.storage.atomic_files import storage_errors, write_all
+
+KEPT_LOGS = 5  # older files beside the one that is written
+
+
+class LogFormat(StrEnum):
+    """Forms of a line."""
+
+    TEXT = "text"
+    JSONL = "jsonl"
+
+
+LogOption = Annotated[
+    Path | None,
+    typer.Option("--log", help="Write the log into this file; SIGHUP opens it anew."),
+]
+LogFormatOption = Annotated[
+    LogFormat, typer.Option("--log-format", help="Form of the lines in the log file.")
+]
+LogSizeOption = Annotated[
+    int,
+    typer.Option("--log-mb", min=0, help=f"Rotate at this size, keep {KEPT_LOGS}; 0: never."),
+]
+
+
+class LogFile:
+    """One open log file.
+
+    Args:
+        path: its name; older ones get a number behind it.
+        form: text or one JSON object per line.
+        max_bytes: size at which it is rotated; 0: never.
+
+    Raises:
+        StorageError: it cannot be opened at all, or is no regular file.
+    """
+
+    def __init__(
+        self, path: Path, form: LogFormat = LogFormat.TEXT, max_bytes: int = 10_000_000
+    ) -> None:
+        self._path = path
+        self._form = form
+        self._max_bytes = max_bytes
+        self._lost = 0
+        self._torn = False
+        self._fd = -1
+        with storage_errors("open the log", path):
+            self._fd = _opened(path)
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def reopen(self) -> None:
+        """Open the name anew, after somebody renamed the file.
+
+        Raises:
+            StorageError: it cannot be opened, or is no regular file; the old one is written on.
+        """
+        with storage_errors("open the log", self._path):
+            fd = _opened(self._path)
+            self._close()
+            self._fd, self._torn = fd, False
+
+    def write(self, at: float, level: str, text: str, code: str = "") -> None:
+        """Append one line; what cannot be written is counted, and nothing is raised.
+
+        Args:
+            at: unix seconds.
+            level: ``info``, ``warning`` or ``error``.
+            text: of one line.
+            code: a stable name of what happened, where there is one.
+        """
+        line = self._line(at, level, text, code)
+        if self._lost:
+            line = self._line(at, "warning", f"{self._lost} lines before this one are lost") + line
+        if self._torn:  # what is left of a line that did not fit
+            line = "\n" + line
+        try:
+            self._append(line.encode(errors="replace"))
+        except (OSError, StorageError):
+            self._lost += 1  # told in the next line that can be written
+            return
+        self._lost, self._torn = 0, False
+
+    def _append(self, data: bytes) -> None:
+        if self._fd < 0:
+            self._fd = _opened(self._path)
+        size = os.fstat(self._fd).st_size
+        if self._max_bytes and size and size + len(data) > self._max_bytes:
+            self._rotate()
+        start = os.fstat(self._fd).st_size
+        try:
+            write_all(self._fd, data)
+        except OSError:
+            self._torn = self._torn or os.fstat(self._fd).st_size > start
+            raise
+
+    def _rotate(self) -> None:
+        """Rename the older files and this one, and open the name anew.
+
+        Where that is not allowed the file grows on: a line is worth more than its place.
+        """
+        names = [self._path] + [
+            self._path.with_name(f"{self._path.name}.{n}") for n in range(1, KEPT_LOGS + 1)
+        ]
+        for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
+            with contextlib.suppress(OSError):  # there are not so many yet, or it is not allowed
+                newer.replace(older)
+        self._close()
+        self._fd = _opened(self._path)
+
+    def _line(self, at: float, level: str, text: str, code: str = "") -> str:
+        moment = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+        moment = moment.replace("+00:00", "Z")
+        if self._form is LogFormat.JSONL:
+            fields = {"time": moment, "level": level, "code": code, "text": text}
+            return json.dumps({k: v for k, v in fields.items() if v}) + "\n"
+        return f"{moment} {level.upper():7} {text}\n"
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with contextlib.suppress(OSError):  # every line was handed to the system before
+            self._close()
+
+
+def _opened(path: Path) -> int:
+    """Open a regular file, readable by its owner alone; a pipe without a reader does not wait."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads, a socket
+            raise _no_file(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise _no_file(path)
+    with contextlib.suppress(OSError):  # made by another user: its mode is that user's affair
+        os.fchmod(fd, 0o600)
+    return fd
+
+
+def _no_file(path: Path) -> StorageError:
+    return StorageError(
+        f"cannot open the log {path}: expected a file, got a pipe or a device.",
+        action="Name a file with --log; without it the lines go to standard error.",
+    )
+
+
+class Said:
+    """What a daemon says goes to the terminal and to the log file, or to one of them.
+
+    With a log file, standard error gets the lines only if it is a terminal: under a
+    supervisor they would be kept twice.
+    """
+
+    def __init__(self, log: LogFile | None) -> None:
+        lines = Lines()
+        self._log = log
+        self._show: Callable[[float, str, str], None] | None = lines
+        if log is not None and not lines.is_terminal:
+            self._show = None
+        if log is not None:
+            logging.getLogger().addHandler(_Handler(log))
+
+    def __call__(self, at: float, level: str, text: str, code: str = "") -> None:
+        """Say one line; nothing is raised."""
+        text = printable(text)
+        if self._log is not None:
+            self._log.write(at, level, text, code)
+        if self._show is not None:
+            self._show(at, level, text)
+
+
+class _Handler(logging.Handler):
+    """Writes what libraries and our own defects log, tracebacks included, into the log file."""
+
+    def __init__(self, log: LogFile) -> None:
+        super().__init__(logging.WARNING)
+        self._file = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = "error" if record.levelno >= logging.ERROR else "warning"
+        for line in self.format(record).splitlines():
+            self._file.write(record.created, level, printable(line), record.name)
+
+
+def open_log(path: Path | None, form: LogFormat, size_mb: int) -> LogFile | None:
+    """Open the log that the command line names, if it names one.
+
+    Raises:
+        StorageError: it cannot be opened.
+    """
+    return None if path is None else LogFile(path, form, size_mb * 1_000_000)

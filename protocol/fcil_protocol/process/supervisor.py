@@ -1,0 +1,192 @@
+"""How a daemon behaves towards the system that runs it: signals, and systemd's notices.
+
+The first SIGINT or SIGTERM asks the daemon to end when what is being written is written; a
+second one ends it at once, like a crash, which costs no acknowledged update. SIGHUP reopens the
+log file; where there is neither a log file nor a supervisor, a closed terminal sent it, and it
+stops the daemon like Ctrl-C. Under ``nohup`` it does not stop it, but still reopens a log file.
+
+systemd's notices are datagrams to the socket that it names in the environment; where it names
+none, nothing happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, MutableMapping
+
+from fcil_protocol.errors import FcilError, StorageError
+from fcil_protocol.process.log_file import LogFile
+from fcil_protocol.process.terminal import printable
+
+MAX_STATUS = 300  # characters of the one line
+PATIENCE_S = 1.0  # for the supervisor to take a datagram
+HURRIED = 128  # exit code: this and the signal's number, as shells count
+
+
+class Notifier:
+    """Tells systemd how the daemon is; a daemon without systemd tells nobody.
+
+    Attributes:
+        watchdog_s: systemd restarts a daemon that says nothing for so long; 0: it never does.
+    """
+
+    def __init__(self, environ: MutableMapping[str, str]) -> None:
+        """Take systemd's variables out of the environment: they are not for child processes."""
+        self._address = environ.pop("NOTIFY_SOCKET", "")
+        microseconds = environ.pop("WATCHDOG_USEC", "")
+        pid = environ.pop("WATCHDOG_PID", "")
+        mine = self.active and microseconds.isdecimal() and pid in ("", str(os.getpid()))
+        self.watchdog_s = int(microseconds) / 1e6 if mine else 0.0
+        self._status = ""
+
+    @property
+    def active(self) -> bool:
+        """Whether somebody listens."""
+        return self._address[:1] in ("/", "@")
+
+    def send(self, *lines: str) -> None:
+        """Send one notice; a supervisor that cannot be reached changes nothing for the daemon."""
+        if not self.active:
+            return
+        name = self._address
+        address = "\0" + name[1:] if name.startswith("@") else name  # abstract: no file
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(PATIENCE_S)
+            try:
+                sock.sendto("\n".join(lines).encode(errors="replace"), address)
+            except OSError:
+                return  # it is gone, or does not read: there is nobody to tell
+
+    def status(self, text: str) -> None:
+        """Say in one line what the daemon does, if that has changed."""
+        # A line break would begin another notice, and names in it come from other machines.
+        line = printable(text)[:MAX_STATUS]
+        if line != self._status:
+            self._status = line
+            self.send(f"STATUS={line}")
+
+
+class Service:
+    """One daemon's manners, from its first breath to its last.
+
+    Args:
+        log: the file that SIGHUP reopens.
+        environ: where systemd names its socket.
+    """
+
+    def __init__(
+        self, log: LogFile | None = None, environ: MutableMapping[str, str] | None = None
+    ) -> None:
+        self._log = log
+        self._notifier = Notifier(os.environ if environ is None else environ)
+        self._stop: Callable[[], None] = _nothing
+        self._drain: Callable[[], None] | None = None
+        self._tell: Callable[[str], None] = _told_nobody
+        self._describe: Callable[[], str] = str
+        self._stopping = False
+        self._asked = False  # by a signal
+        self._watchdog: asyncio.TimerHandle | None = None
+
+    def catch(
+        self,
+        stop: Callable[[], None],
+        tell: Callable[[str], None],
+        drain: Callable[[], None] | None = None,
+    ) -> None:
+        """Take the signals over, in a running event loop.
+
+        Args:
+            stop: asks the daemon to end.
+            tell: says a sentence to who is at the terminal, or to the log.
+            drain: asks it to end when what is under way is over: what the first SIGTERM does.
+        """
+        self._stop, self._tell, self._drain = stop, tell, drain
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._end, number)
+        # nohup: what would stop the daemon is ignored; reopening its log is not.
+        if self._log is not None or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+
+    def ready(self, describe: Callable[[], str]) -> None:
+        """The daemon does its work now; ``describe`` says at any moment what that is."""
+        self._describe = describe
+        self._notifier.send("READY=1")
+        self.news()
+        if self._notifier.watchdog_s:
+            self._alive()
+
+    def news(self) -> None:
+        """Something happened: the supervisor's line is brought up to date."""
+        if self._notifier.active:
+            self._notifier.status(self._describe())
+
+    def _alive(self) -> None:
+        """From the event loop itself, so that a loop that is stuck is missed."""
+        self._notifier.send("WATCHDOG=1")
+        self.news()
+        loop = asyncio.get_running_loop()
+        self._watchdog = loop.call_later(self._notifier.watchdog_s / 2, self._alive)
+
+    def stopping(self) -> None:
+        """The daemon ends; what is under way is finished first."""
+        if not self._stopping:
+            self._stopping = True
+            self._describe = lambda: "stopping"
+            self._notifier.send("STOPPING=1")
+            self.news()
+
+    def over(self) -> None:
+        """Nothing is left to do."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._asked:
+            self._tell("stopped at once, by a second signal")
+            os._exit(HURRIED + number)  # like a crash: whatever was acknowledged is on disk
+        if number is signal.SIGTERM and self._drain is not None:
+            drain, self._drain = self._drain, None  # the next signal asks to end now
+            self._tell("SIGTERM: stopping when the round is over; a second signal stops before")
+            drain()
+            return
+        self._asked = True
+        self._tell(
+            f"{number.name}: stopping when what is being written is written; "
+            "a second signal stops at once"
+        )
+        self._stop()
+
+    def _hang_up(self) -> None:
+        if self._log is None and not self._notifier.active:
+            self._end(signal.SIGHUP)
+            return
+        # systemd wants to know the moment, in microseconds of the monotonic clock.
+        self._notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        try:
+            self._reopen()
+        finally:
+            self._notifier.send("READY=1")
+
+    def _reopen(self) -> None:
+        if self._log is None:
+            self._tell("SIGHUP: there is no log file to reopen; settings are read at a start only")
+            return
+        try:
+            self._log.reopen()
+        except (FcilError, OSError) as error:
+            self._tell(str(error) if isinstance(error, StorageError) else f"the log: {error}")
+        else:
+            self._tell("SIGHUP: the log file is open anew; settings are read at a start only")
+
+
+def _nothing() -> None:
+    """Stand for a daemon that cannot be asked yet."""
+
+
+def _told_nobody(_text: str) -> None:
+    """Stand for a terminal before there is one."""

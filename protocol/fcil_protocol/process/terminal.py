@@ -1,0 +1,316 @@
+"""How both command lines speak: data on stdout, words on stderr, errors with stable codes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import IO, Any, Literal, cast
+
+from fcil_protocol.errors import (
+    EXIT_INTERNAL,
+    EXIT_USAGE,
+    FcilError,
+    InternalError,
+    StorageError,
+    UsageError,
+)
+
+SCHEMA_VERSION = 1  # of the JSON envelope
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+class Format(StrEnum):
+    """Forms of output."""
+
+    TEXT = "text"
+    JSON = "json"
+    JSONL = "jsonl"
+
+
+def chosen(form: Format, json_flag: bool) -> Format:
+    """Combine ``--format`` and its short form ``--json``."""
+    return Format.JSON if json_flag else form
+
+
+def emit(
+    data: Any,
+    form: Format,
+    show: Callable[[], None],
+    *,
+    rows: Sequence[Any] | None = None,
+    status: str = "ok",
+) -> None:
+    """Write a command's data to stdout in the form asked for.
+
+    Args:
+        data: JSON-ready.
+        form: text, json or jsonl.
+        show: prints the text form.
+        rows: what becomes one line each in jsonl; the data itself if None.
+        status: ``ok`` or ``error``.
+
+    Raises:
+        StorageError: stdout is a file on a full or faulty disk.
+    """
+    try:
+        if form is Format.TEXT:
+            show()
+        elif form is Format.JSON:
+            envelope = {"schema_version": SCHEMA_VERSION, "status": status, "data": data}
+            sys.stdout.write(json.dumps(envelope, indent=2) + "\n")
+        else:
+            for row in [data] if rows is None else rows:
+                sys.stdout.write(json.dumps(row) + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        text = f"standard output cannot be written to: {error.strerror}."
+        raise StorageError(text, action="Free space there, or give it another place.") from error
+
+
+@contextmanager
+def errors(form: Format = Format.TEXT) -> Iterator[None]:
+    """Turn an `FcilError` into its sentence and exit code; a defect into code 5.
+
+    What a defect raised, and where, goes into a file that its sentence names.
+    """
+    _complete_streams()
+    try:
+        yield
+    except FcilError as error:
+        _report(form, error.code, error.message, error.action or type(error).default_action())
+        raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except BrokenPipeError:  # `| head` has read enough
+        raise SystemExit(0) from None
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich's way to say so
+            raise SystemExit(0) from None
+        raise
+    except Exception as error:
+        raise SystemExit(_end(form, error)) from None
+    finally:
+        # What cannot be written now cannot be at the end either, where Python would complain.
+        for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+            if not _flushes(stream):
+                _to_nowhere(number)
+
+
+def _end(form: Format, error: Exception) -> int:
+    """Say what else than an `FcilError` ends a command, and return its exit code."""
+    import typer
+
+    if isinstance(error, typer.Exit):
+        return error.exit_code
+    if isinstance(error, typer.Abort):
+        _report(
+            form, UsageError.code, "the question was not answered with yes.", "Nothing is done."
+        )
+        return EXIT_USAGE
+    if isinstance(error, _usage_error()):
+        return _refuse(form, error)
+    from fcil_protocol.process.defects import keep_details, place_of
+
+    kept = keep_details(error)
+    what = f"{type(error).__name__}: {error}".rstrip(": ")
+    place = f" ({place_of(error)})" * bool(place_of(error))
+    how = (
+        f", with this file, which says more: {kept}"
+        if kept
+        else ", with this line and the command."
+    )
+    _report(form, InternalError.code, what + place, f"This is a defect of fcil. Report it{how}")
+    return EXIT_INTERNAL
+
+
+def _usage_error() -> type[Exception]:
+    """Return the class of what the argument parser refuses; typer names only its heirs."""
+    import typer
+
+    found: type[Exception] = next(
+        c for c in typer.BadParameter.__mro__ if c.__name__ == "UsageError"
+    )
+    return found
+
+
+def _refuse(form: Format, error: Any) -> int:
+    """Say what the argument parser refused, or show the help where it got nothing at all."""
+    text = error.format_message()
+    if type(error).__name__ == "NoArgsIsHelpError":
+        if form is Format.TEXT:
+            error.show()
+            return EXIT_USAGE
+        text = "a command is missing."
+    context = getattr(error, "ctx", None)
+    program = context.command_path if context else "the command"
+    _report(form, UsageError.code, " ".join(text.split()), f"See what there is: {program} --help")
+    return EXIT_USAGE
+
+
+def _report(form: Format, code: str, message: str, action: str) -> None:
+    # A sentence may come from another machine.
+    message, action = printable(message), printable(action)
+    if form is not Format.TEXT:
+        data = {"code": code, "message": message, "action": action}
+        envelope = {"schema_version": SCHEMA_VERSION, "status": "error", "data": data}
+        with contextlib.suppress(OSError):  # nobody reads it; the exit code remains
+            sys.stdout.write(json.dumps(envelope) + "\n")
+    words = _Patient()
+    words.write(f"error [{code}]: {message}\n")
+    if action and action not in message:
+        words.write(f"  {action}\n")
+
+
+_STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
+
+
+class Lines:
+    """Timestamped lines on stderr for daemons, coloured on a terminal.
+
+    Whoever read them may be gone, and the disk behind them full: a daemon goes on without.
+    """
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._out = _Patient()
+        file = cast("IO[str]", self._out)
+        self._console = Console(file=file, highlight=False, soft_wrap=True, emoji=False)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether somebody sits in front of it."""
+        return self._console.is_terminal
+
+    def __call__(self, at: float, level: str, text: str) -> None:
+        """Show one line if there is somebody to show it to; nothing is raised."""
+        clock = time.strftime("%H:%M:%S", time.localtime(at))
+        word = "" if level == "info" else f"{level}: "
+        if not self.is_terminal:  # nothing to lay out or to colour: a tenth of the time
+            self._out.write(f"{clock} {word}{text}\n")
+            self._out.flush()
+            return
+        from rich.text import Text
+
+        line = Text.assemble((clock, "dim"), " ", (word + text, _STYLES.get(level, "")))
+        self._console.print(line)
+
+
+def tell(fields: dict[str, Any]) -> None:
+    """Print one JSON line of a daemon, if there is somebody to read it; nothing is raised."""
+    out = _Patient("stdout")
+    out.write(json.dumps(fields) + "\n")
+    out.flush()
+
+
+class _Patient:
+    """A daemon's standard error, or output, as far as it can be written to.
+
+    A reader that is gone (EPIPE) or a terminal that was closed (EIO) does not come back: from
+    then on the lines go nowhere. A full disk may have room again: only this line is lost.
+    """
+
+    encoding = "utf-8"
+
+    def __init__(self, name: Literal["stdout", "stderr"] = "stderr") -> None:
+        self._name = name
+
+    @property
+    def _stream(self) -> IO[str]:
+        stream: IO[str] = getattr(sys, self._name)
+        return stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                _to_nowhere(1 if self._name == "stdout" else 2)
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+def _to_nowhere(number: int) -> None:
+    """Let what is written to a standard stream from now on vanish."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, number)
+    os.close(null)
+
+
+def _complete_streams() -> None:
+    """Open what the caller closed (``>&-``): a socket must not get the number of a stream."""
+    while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(null, True)
+    os.close(null)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+
+
+def _flushes(stream: IO[str]) -> bool:
+    try:
+        stream.flush()
+    except OSError:
+        return False
+    return True
+
+
+def count_of(count: int, what: str) -> str:
+    """Return ``1 round``, ``2 rounds``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def printable(text: str) -> str:
+    """Return text from a peer without control characters, for a terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def run_app(app: Any, program: str | None = None) -> None:
+    """Run a typer command line; whatever is raised in it ends as one sentence with our code.
+
+    Args:
+        app: the `typer.Typer`.
+        program: what its help calls it; None: by the name that it was started with.
+
+    Raises:
+        SystemExit: always, with the exit code.
+    """
+    import typer
+
+    form = _form_asked(sys.argv[1:])
+    with errors(form):
+        # Not standalone: typer would show what its parser refuses, and its own traceback.
+        code = typer.main.get_command(app).main(prog_name=program, standalone_mode=False)
+        raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _form_asked(arguments: Sequence[str]) -> Format:
+    """Return the form of output that arguments ask for, before, and although, they parse."""
+    values = [*arguments[1:], ""]
+    for word, following in zip(arguments, values, strict=False):
+        name, _, value = word.partition("=")
+        if name == "--json":
+            return Format.JSON
+        if name == "--format":
+            with contextlib.suppress(ValueError):
+                return Format(value or following)
+    return Format.TEXT

@@ -1,0 +1,380 @@
+"""Files, written so that a crash or a full disk never leaves half of one.
+
+The only place that knows how: temporary file in the same directory, sync, rename, sync of
+the directory; locks that die with their process; errors of the operating system as one
+sentence that names the path, the disk and what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import glob
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from fcil_protocol.errors import DiskFull, KeyFileError, StorageError
+from fcil_protocol.storage.lock_holder import LOCK_NAME, take_lock
+
+MAX_PRIVATE_BYTES = 64 * 1024  # a key file has less than 1 kB
+
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_TEMPORARY = re.compile(r"\..+\.(\d+)-[0-9a-f]{8}\.tmp")
+
+# errno -> (reason, what to do); other numbers are told in the system's own words.
+_REASONS: dict[int, tuple[str, str]] = {
+    errno.EACCES: ("permission denied", "Let this user read and write it."),
+    errno.EPERM: ("permission denied", "Let this user read and write it."),
+    errno.EROFS: ("its disk is mounted read-only", "Mount the disk writable."),
+    errno.ENOENT: ("it does not exist", "Check the path."),
+    errno.ENOTDIR: ("a part of its path is not a directory", "Check the path."),
+    errno.EISDIR: ("it is a directory", "Check the path."),
+    errno.EFBIG: ("it would exceed the file size limit", "Raise the limit (ulimit -f)."),
+    errno.EMFILE: ("too many files are open", "Raise the limit of open files (ulimit -n)."),
+    errno.EIO: ("the disk reported a fault", "Check the disk before anything else."),
+}
+
+
+@contextlib.contextmanager
+def storage_errors(what: str, path: Path) -> Iterator[None]:
+    """Turn an OSError of the block into a sentence.
+
+    Args:
+        what: completes "cannot ...", for instance ``"write"`` or ``"list the parts of"``.
+        path: the file or directory that is named.
+
+    Raises:
+        DiskFull: no space or quota is left; the message names the disk and what is free.
+        StorageError: every other OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _OUT_OF_SPACE:
+            raise DiskFull(
+                f"cannot {what} {path}: {_space(path, error.errno)}.",
+                action="Free space there; nothing that was acknowledged is lost.",
+            ) from error
+        reason, action = _REASONS.get(error.errno or 0, (str(error.strerror or error).lower(), ""))
+        raise StorageError(f"cannot {what} {path}: {reason}.", action=action) from error
+
+
+def _space(path: Path, number: int | None) -> str:
+    """Say how much is free, on which disk (by its mount point)."""
+    place = path.absolute()
+    try:
+        while not place.exists():
+            place = place.parent
+        free_mb = shutil.disk_usage(place).free / 1e6
+        while not place.is_mount():
+            place = place.parent
+    except OSError:
+        return "its disk is full"
+    if number == errno.EDQUOT:
+        return f"this user's quota on the disk at {place} is used up ({free_mb:.1f} MB free there)"
+    return f"the disk at {place} is full ({free_mb:.1f} MB free)"
+
+
+def write_atomic(
+    path: Path,
+    *data: bytes | bytearray | memoryview,
+    mode: int = 0o600,
+    sync: bool = True,
+    sync_name: bool = True,
+) -> None:
+    """Write a file so that at any moment the old or the new content is there, whole.
+
+    By default it is on disk when this returns.
+
+    Args:
+        path: in an existing directory.
+        data: the whole content, one piece after the other.
+        mode: permissions from the first moment on (less what the umask takes away).
+        sync: False for what is checked when it is read, and can be had again: it outlives this
+            process, and perhaps not a power cut, which may even leave the name without content.
+        sync_name: False where the caller writes another file into the directory after this one:
+            the content is on disk, and the name only with the next sync of the directory.
+
+    Raises:
+        DiskFull, StorageError: nothing was changed.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    with storage_errors("write", path):
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            fd = os.open(temporary, flags, mode)
+            try:
+                for piece in data:
+                    write_all(fd, piece)
+                if sync:
+                    sync_data(fd)
+            finally:
+                os.close(fd)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        if sync and sync_name:
+            sync_directory(path.parent)
+
+
+def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
+    """Write all bytes at the descriptor's position; a short write is continued."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def read_at(fd: int, offset: int, size: int) -> bytes:
+    """Read ``size`` bytes from ``offset``; fewer only at the end of the file."""
+    data = os.pread(fd, size, offset)
+    if len(data) == size or not data:
+        return data
+    pieces = [data]
+    got = len(data)
+    while got < size and (piece := os.pread(fd, size - got, offset + got)):
+        pieces.append(piece)
+        got += len(piece)
+    return b"".join(pieces)
+
+
+def sync_data(fd: int) -> None:
+    """Return when the file's content is on the disk, not merely with the kernel."""
+    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync stops at the drive's cache
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+    else:
+        os.fdatasync(fd)
+
+
+def sync_directory(directory: Path) -> None:
+    """Return when the names in a directory are on the disk."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory, and every one above it that is missing, for this user alone.
+
+    ``Path.mkdir`` gives its mode to the last one only.
+    """
+    for place in (*reversed(directory.parents), directory):
+        if not place.exists():
+            place.mkdir(mode=0o700, exist_ok=True)
+
+
+def read_private(path: Path) -> bytes:
+    """Read a file that only its owner may read, such as a key file.
+
+    Raises:
+        KeyFileError: it is missing, no file, too large, or others may read it.
+        StorageError: the system cannot read it.
+    """
+    with storage_errors("read", path):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError as error:
+            raise KeyFileError(
+                f"the key file {path} does not exist.", action="Restore it from a backup."
+            ) from error
+    with storage_errors("read", path), open(fd, "rb") as file:  # noqa: PTH123
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_PRIVATE_BYTES:
+            raise KeyFileError(f"{path} is no key file.", action="Check the path.")
+        if status.st_mode & 0o077:
+            raise KeyFileError(
+                f"{path} has permissions {stat.S_IMODE(status.st_mode):04o}, so others can use "
+                "the keys in it; expected 0600.",
+                action=f"If nobody did, run: chmod 600 {path}",
+            )
+        return file.read()
+
+
+def place_new(temporary: Path, path: Path) -> None:
+    """Give a finished file its name, which nobody else may have taken meanwhile.
+
+    Raises:
+        FileExistsError: somebody has; it is untouched.
+        OSError: nothing was changed.
+    """
+    try:
+        path.hardlink_to(temporary)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        # Sticks and some shares have none: the name is taken first, and then given away.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        try:
+            temporary.replace(path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+    else:
+        temporary.unlink()
+    sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def scratch(folder: Path, stem: str) -> Iterator[Callable[[str], Path]]:
+    """Lend names for unfinished files or folders, and remove those that killed processes left.
+
+    Whoever works in ``folder`` holds the kernel's lock on a file of its own, which ends with the
+    process. So the names of a living one are spared in whatever container or, where the share
+    passes locks on, host it lives; a process id says nothing there.
+
+    Args:
+        folder: an existing directory, perhaps one that others use too.
+        stem: begins the names, after a dot; the same for everybody who may tidy up.
+
+    Yields:
+        What makes a path of a word; what is left under such a path goes at the end.
+
+    Raises:
+        DiskFull, StorageError: the lock file cannot be made.
+    """
+    mark = f"{os.getpid()}-{os.urandom(4).hex()}"
+
+    def name(what: str) -> Path:
+        return folder / f".{stem}.{mark}.{what}.tmp"
+
+    lock = name("lock")
+    with storage_errors("create", lock):
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with contextlib.suppress(OSError):  # where there are no locks, nobody tidies up either
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        _tidy(folder, stem, lock)
+        yield name
+    finally:
+        _discard(folder, f".{stem}.{mark}")
+        os.close(fd)
+
+
+def _tidy(folder: Path, stem: str, own: Path) -> None:
+    """Remove what belongs to locks that nobody holds any more."""
+    for lock in folder.glob(f".{glob.escape(stem)}.*.lock.tmp"):
+        if lock == own:
+            continue
+        with contextlib.suppress(OSError):  # held, of another user, or gone: not ours to remove
+            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # The file of a process that was just starting is empty of others: nothing is lost.
+                _discard(folder, lock.name.removesuffix(".lock.tmp"))
+            finally:
+                os.close(fd)
+
+
+def _discard(folder: Path, beginning: str) -> None:
+    """Remove a process's unfinished files and folders, its lock last."""
+    left = sorted(folder.glob(f"{glob.escape(beginning)}.*.tmp"), key=_is_lock)
+    for path in left:
+        with contextlib.suppress(OSError):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def _is_lock(path: Path) -> bool:
+    return path.name.endswith(".lock.tmp")
+
+
+class DirectoryLock:
+    """The right to be the one process that works in a directory.
+
+    The lock is the kernel's (flock on ``<directory>/lock``), so it ends with the process,
+    even after kill -9; the file stays. Use `acquire`, then `release` or a ``with`` block.
+    """
+
+    def __init__(self, directory: Path, fd: int) -> None:
+        self.directory = directory
+        self._fd = fd
+
+    @classmethod
+    def acquire(cls, directory: Path, what: str) -> Self:
+        """Take the lock, and remove temporary files that killed processes left behind.
+
+        Args:
+            directory: an existing directory.
+            what: what it is, for the message: ``"federation"``, ``"client"``.
+
+        Raises:
+            Locked: another process has it; the message names its process id.
+            StorageError: the lock file cannot be made.
+        """
+        path = directory / LOCK_NAME
+        with storage_errors("lock", path):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            with storage_errors("lock", path):
+                take_lock(fd, directory, what)
+            # The number only serves the message above: a full disk must not stop a start.
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            _sweep(directory)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(directory, fd)
+
+    def release(self) -> None:
+        """Give the lock back; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def _sweep(directory: Path) -> None:
+    """Remove half writes; this process has none before it has the lock."""
+    for path in directory.rglob(".*.tmp"):
+        if half_write(path.name) and not is_written(path.name, but_by=os.getpid()):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def half_write(name: str) -> bool:
+    """Say whether a name is one that `write_atomic` gives to a file before it is whole."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def is_written(name: str, *, but_by: int = 0) -> bool:
+    """Say whether the process that a half write names is alive, and not ``but_by``.
+
+    Only for a directory whose lock tells that its other users are on this machine.
+    """
+    match = _TEMPORARY.fullmatch(name)
+    if match is None or int(match[1]) == but_by:
+        return False
+    pid = int(match[1])
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,131 @@
+"""The lock of a directory: who holds it, and waiting for that process to end."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fcil_protocol.errors import Locked, Timeout
+
+LOCK_NAME = "lock"
+LOOK_S = 0.1  # between two looks at a lock, which the kernel tells no news of
+TELL_S = 5.0  # between two words about a process that takes its time
+
+
+# What to do where a directory of this kind is in use.
+_ACTIONS = {
+    "federation": "See what it does: fcil-server status. End it: fcil-server stop. Or name another "
+    "directory: --dir",
+    "client": "A client runs for these images already: fcil-client status shows it. To start it "
+    "anew, stop that process first.",
+}
+
+
+def take_lock(fd: int, directory: Path, what: str) -> None:
+    """Take the lock of a directory, for `atomic_files.DirectoryLock`.
+
+    Raises:
+        Locked: another process has it; the message names its process id.
+    """
+    try:
+        _lock_soon(fd)
+    except BlockingIOError as error:
+        raise Locked(
+            f"the {what} directory {directory} is in use by {_named(_pid_in(fd))}.",
+            action=_ACTIONS.get(what, "Stop that process, or use another directory."),
+        ) from error
+
+
+def _lock_soon(fd: int) -> None:
+    for _ in range(4):  # a command may be looking at who has it
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(0.01)
+    return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _pid_in(fd: int) -> int:
+    text = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
+    return int(text) if text.isdigit() else 0
+
+
+def _named(pid: int) -> str:
+    return f"process {pid}" if pid else "another process"
+
+
+def holder_of(directory: Path) -> str | None:
+    """Return ``process N`` if a process works in a directory; None if none does.
+
+    Nothing is taken away from that process, nor from one that begins at this moment:
+    `take_lock` tries for longer than a look at the lock lasts.
+    """
+    pid = holding_pid(directory)
+    return None if pid is None else _named(pid)
+
+
+def holding_pid(directory: Path) -> int | None:
+    """Return the id of the process that works in a directory; 0 if it is not known."""
+    try:
+        fd = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _pid_in(fd)
+    finally:
+        os.close(fd)
+    return None
+
+
+def wait_until_over(
+    directory: Path, pid: int | None, timeout_s: float, say: Callable[[str], None]
+) -> None:
+    """Wait until a process has ended, and nobody works in a directory any more.
+
+    Args:
+        directory: the one that it holds.
+        pid: its id, as `holding_pid` told it before; None or 0: the lock alone is waited for.
+        timeout_s: how long at most.
+        say: is told every few seconds that it still writes.
+
+    Raises:
+        Timeout: it goes on.
+    """
+    began = told = time.monotonic()
+    process = _open(pid)
+    try:
+        while holder_of(directory) is not None or not _has_ended(process):
+            now = time.monotonic()
+            if now - began > timeout_s:
+                raise Timeout(
+                    f"{holder_of(directory) or f'process {pid}'} was told to end {now - began:.0f} "
+                    f"s ago, and still works in {directory}.",
+                    action="It may wait for a disk; see its log. A second signal ends it at once.",
+                )
+            if now - told >= TELL_S:
+                told = now
+                say(f"it still writes ({now - began:.0f} s) ...")
+            time.sleep(LOOK_S)
+    finally:
+        if process is not None:
+            os.close(process)
+
+
+def _open(pid: int | None) -> int | None:
+    """Return a descriptor that tells the end of a process; None where there is none to tell."""
+    if not pid or not hasattr(os, "pidfd_open"):
+        return None
+    with contextlib.suppress(OSError):  # it is over, or in another container
+        return os.pidfd_open(pid)
+    return None
+
+
+def _has_ended(process: int | None) -> bool:
+    # Readable as soon as it has ended, though nobody has taken its exit code yet.
+    return process is None or bool(select.select([process], [], [], 0)[0])

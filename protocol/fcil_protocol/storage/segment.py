@@ -1,0 +1,343 @@
+"""One file of the spool: records one after another, each with its own checksums.
+
+    record: magic 4, version 1, kind 1, size of key 2, size of body 8,
+            SHA-256(salt, the above, key, body) 32, CRC-32(salt, all the above) 4,
+            key, body
+
+The CRC tells a damaged head (sizes unknown) from a damaged body and from a record that was
+still being written. The salt is random for each file and stands in its name: bodies come
+from outside, and without it one could contain what looks like a record of somebody else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Self
+
+from fcil_protocol.errors import CorruptFile, StorageError
+from fcil_protocol.storage.atomic_files import read_at, storage_errors, sync_data, write_all
+
+MAX_KEY_BYTES = 200
+_MAGIC = b"fspl"
+_VERSION = 1
+_FIELDS = struct.Struct("<4sBBHQ")
+_DIGEST_BYTES = 32
+_CRC = struct.Struct("<I")
+HEAD_BYTES = _FIELDS.size + _DIGEST_BYTES + _CRC.size
+_STEP_BYTES = 1 << 20  # memory for scanning, whatever the size of a record
+_SALT_BYTES = 16
+_NAME = re.compile(r"(\d{8})-([0-9a-f]{32})\.seg")
+
+
+class RecordKind(IntEnum):
+    """What a record says."""
+
+    DATA = 1
+    REMOVED = 2  # the key's earlier record counts no more; no body
+    HOLE = 3  # damaged bytes that were moved aside; no key
+
+
+@dataclass(frozen=True)
+class Record:
+    """Where a valid record lies."""
+
+    kind: RecordKind
+    key: str
+    offset: int
+    key_bytes: int
+    body_bytes: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of head, key and body."""
+        return HEAD_BYTES + self.key_bytes + self.body_bytes
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A stretch without a valid record.
+
+    Attributes:
+        torn: the start of a record that was being written; nothing of it was ever durable.
+        at_end: no valid record follows.
+    """
+
+    offset: int
+    size: int
+    torn: bool
+    at_end: bool
+
+
+@dataclass
+class Segment:
+    """One segment file.
+
+    Attributes:
+        end: where the next record goes.
+        synced: all before this offset is on the disk.
+        live: bytes of data records that count.
+        buried: numbers of earlier segments in which this one's records remove or replace some.
+        open_end: records may be appended.
+    """
+
+    path: Path
+    number: int
+    salt: bytes = field(repr=False)
+    end: int = 0
+    synced: int = 0
+    live: int = 0
+    buried: set[int] = field(default_factory=set)
+    open_end: bool = True
+    _fd: int = -1
+
+    @classmethod
+    def create(cls, directory: Path, number: int) -> Self:
+        """Make a new, empty segment file.
+
+        Raises:
+            DiskFull, StorageError: it cannot be made.
+        """
+        salt = os.urandom(_SALT_BYTES)
+        segment = cls(directory / f"{number:08d}-{salt.hex()}.seg", number, salt)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        with storage_errors("create", segment.path):
+            segment._fd = os.open(segment.path, flags, 0o600)
+        return segment
+
+    @classmethod
+    def all_in(cls, directory: Path) -> list[Self]:
+        """Return the existing segments of a directory, oldest first."""
+        with storage_errors("list", directory):
+            names = sorted(path.name for path in directory.iterdir())
+        matches = (_NAME.fullmatch(name) for name in names)
+        return [cls(directory / m[0], int(m[1]), bytes.fromhex(m[2])) for m in matches if m]
+
+    @property
+    def dead(self) -> int:
+        """Bytes that count no more, or never did."""
+        return self.end - self.live
+
+    @property
+    def descriptor(self) -> int:
+        """The open file, for appending and syncing."""
+        if self._fd < 0:
+            with storage_errors("open", self.path):
+                self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        return self._fd
+
+    def close(self) -> None:
+        """Close the file; reading and appending open it again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    # --- one record -------------------------------------------------------------------------
+
+    def append(self, kind: RecordKind, key: str, *body: bytes | memoryview) -> Record:
+        """Append a record; not durable before the file is synced.
+
+        Args:
+            kind: what it says.
+            key: its name.
+            body: one piece after the other.
+
+        Raises:
+            DiskFull, StorageError: the file is as it was before, or takes no more records.
+        """
+        name = key.encode()
+        size = sum(len(piece) for piece in body)
+        record = Record(kind, key, self.end, len(name), size)
+        fields = _FIELDS.pack(_MAGIC, _VERSION, kind, len(name), size)
+        digest = hashlib.sha256(self.salt + fields + name)
+        for piece in body:
+            digest.update(piece)
+        fd = self.descriptor
+        with storage_errors("append to", self.path):
+            try:
+                write_all(fd, self._head(fields, digest.digest()) + name)
+                for piece in body:
+                    write_all(fd, piece)
+            except OSError:
+                self.cut(self.end)
+                raise
+        self.end += record.size
+        return record
+
+    def cut(self, end: int) -> None:
+        """Drop everything from an offset on; if even that fails, append here no more."""
+        try:
+            os.ftruncate(self.descriptor, end)
+            self.end = end
+        except OSError:
+            # What is left over is recognised as torn when the spool is opened again.
+            self.open_end = False
+
+    def read(self, record: Record, *, check: bool = True) -> bytes:
+        """Return the body of a record.
+
+        Args:
+            record: which.
+            check: hash the body; False for one that its reader authenticates anyway.
+
+        Raises:
+            CorruptFile: it has changed since it was written.
+            StorageError: it cannot be read.
+        """
+        with storage_errors("read", self.path):
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                head = read_at(fd, record.offset, HEAD_BYTES + record.key_bytes)
+                body = read_at(fd, record.offset + len(head), record.body_bytes)
+            finally:
+                os.close(fd)
+        if not check:
+            return body
+        digest = hashlib.sha256(self.salt + head[: _FIELDS.size] + head[HEAD_BYTES:])
+        digest.update(body)
+        if digest.digest() != head[_FIELDS.size : _FIELDS.size + _DIGEST_BYTES]:
+            raise CorruptFile(
+                f"the record {record.key!r} in {self.path} is damaged.",
+                action="Its sender must send it again; the others are not affected.",
+            )
+        return body
+
+    def _head(self, fields: bytes, digest: bytes) -> bytes:
+        return fields + digest + _CRC.pack(zlib.crc32(self.salt + fields + digest))
+
+    # --- the whole file ---------------------------------------------------------------------
+
+    def scan(self) -> Iterator[Record | Damage]:
+        """Yield what the file holds, in order; every byte is checked."""
+        with storage_errors("read", self.path):
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self.end = size = os.fstat(fd).st_size
+                offset = 0
+                while offset < size:
+                    found = self._examine(fd, offset, size)
+                    yield found
+                    offset += found.size
+            finally:
+                os.close(fd)
+
+    def _examine(self, fd: int, offset: int, size: int) -> Record | Damage:
+        record = self._parse_head(read_at(fd, offset, HEAD_BYTES), offset)
+        rest = size - offset
+        if record is None:
+            start = read_at(fd, offset, len(_MAGIC))
+            torn = rest < HEAD_BYTES and _MAGIC.startswith(start)
+            after = size if torn else self._next_record(fd, offset + 1, size)
+            return Damage(offset, after - offset, torn, after == size)
+        if record.size > rest:
+            return Damage(offset, rest, torn=True, at_end=True)
+        checked = self._check(fd, record)
+        return checked or Damage(offset, record.size, torn=False, at_end=record.size == rest)
+
+    def _parse_head(self, head: bytes, offset: int) -> Record | None:
+        """Return the record as its head describes it, if the head is intact."""
+        if len(head) < HEAD_BYTES:
+            return None
+        covered, (crc,) = head[: -_CRC.size], _CRC.unpack(head[-_CRC.size :])
+        magic, version, kind, key_bytes, body_bytes = _FIELDS.unpack_from(head)
+        if magic != _MAGIC or crc != zlib.crc32(self.salt + covered):
+            return None
+        if version != _VERSION or kind not in set(RecordKind):
+            raise StorageError(
+                f"{self.path} holds records of format {version}.{kind}, which this fcil does not "
+                f"know (expected {_VERSION}.1 to {_VERSION}.{max(RecordKind)}).",
+                action="Use the fcil version that wrote it.",
+            )
+        return Record(RecordKind(kind), "", offset, key_bytes, body_bytes)
+
+    def _check(self, fd: int, record: Record) -> Record | None:
+        """Return the record with its key if its SHA-256 fits."""
+        head = read_at(fd, record.offset, HEAD_BYTES + record.key_bytes)
+        name = head[HEAD_BYTES:]
+        digest = hashlib.sha256(self.salt + head[: _FIELDS.size] + name)
+        position, end = record.offset + len(head), record.offset + record.size
+        while position < end:
+            piece = read_at(fd, position, min(_STEP_BYTES, end - position))
+            digest.update(piece)
+            position += len(piece)
+        if digest.digest() != head[_FIELDS.size : _FIELDS.size + _DIGEST_BYTES]:
+            return None
+        try:
+            key = name.decode()
+        except UnicodeDecodeError:  # only somebody who can compute checksums wrote it
+            return None
+        return Record(record.kind, key, record.offset, len(name), record.body_bytes)
+
+    def _next_record(self, fd: int, start: int, size: int) -> int:
+        """Return where the next valid record begins; the end of the file if there is none."""
+        overlap = len(_MAGIC) - 1
+        position = start
+        while position < size:
+            block = read_at(fd, position, _STEP_BYTES)
+            found = block.find(_MAGIC)
+            while found >= 0:
+                offset = position + found
+                record = self._parse_head(read_at(fd, offset, HEAD_BYTES), offset)
+                if record and record.size <= size - offset and self._check(fd, record):
+                    return offset
+                found = block.find(_MAGIC, found + 1)
+            position += max(len(block) - overlap, 1)
+        return size
+
+    # --- repair -----------------------------------------------------------------------------
+
+    def repair(self, damage: Damage, aside: Path) -> None:
+        """Take damaged bytes out of the way, so that they are met only once.
+
+        What is not merely torn is first copied to ``aside``. At the end the file is cut; in
+        the middle the bytes become a hole.
+
+        Raises:
+            DiskFull, StorageError: nothing was changed.
+        """
+        if not damage.torn:
+            self._copy(damage, aside)
+        with storage_errors("repair", self.path):
+            if damage.at_end:
+                os.ftruncate(self.descriptor, damage.offset)
+                self.end = damage.offset
+            elif damage.size >= HEAD_BYTES:
+                self._make_hole(damage)
+            sync_data(self.descriptor)
+
+    def _copy(self, damage: Damage, aside: Path) -> None:
+        with storage_errors("write", aside):
+            aside.parent.mkdir(mode=0o700, exist_ok=True)
+            target = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                position, end = damage.offset, damage.offset + damage.size
+                while position < end:
+                    step = min(_STEP_BYTES, end - position)
+                    write_all(target, piece := read_at(self.descriptor, position, step))
+                    position += len(piece)
+                sync_data(target)
+            finally:
+                os.close(target)
+
+    def _make_hole(self, damage: Damage) -> None:
+        body_bytes = damage.size - HEAD_BYTES
+        fields = _FIELDS.pack(_MAGIC, _VERSION, RecordKind.HOLE, 0, body_bytes)
+        digest = hashlib.sha256(self.salt + fields)
+        position, end = damage.offset + HEAD_BYTES, damage.offset + damage.size
+        while position < end:
+            step = min(_STEP_BYTES, end - position)
+            digest.update(piece := read_at(self.descriptor, position, step))
+            position += len(piece)
+        # O_APPEND would send even a positioned write to the end of the file.
+        fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.pwrite(fd, self._head(fields, digest.digest()), damage.offset)
+        finally:
+            os.close(fd)

@@ -1,0 +1,242 @@
+"""Keys: who signs, who can open, who may connect.
+
+Every participant, client or server, has three key pairs: CURVE (X25519, the link), Ed25519
+(signatures) and X-Wing (ML-KEM-768 with X25519, to open what is sealed for it).
+
+All signatures are over ``fcil/1/<purpose>`` NUL data, so none can serve for another purpose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn, Self
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.hpke import MLKEM768X25519PrivateKey, MLKEM768X25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fcil_protocol.errors import BadSignature, WireError
+from fcil_protocol.trust.key_file import SECRET_BYTES, load_secrets, must_match, save_secrets
+
+CURVE_BYTES = 32
+SIGNING_BYTES = 32
+SIGNATURE_BYTES = 64
+_MLKEM_SEED_BYTES = 64
+_MLKEM_PUBLIC_BYTES = 1184
+SEALING_BYTES = _MLKEM_PUBLIC_BYTES + 32  # ML-KEM-768, then X25519
+FINGERPRINT_DIGITS = 32  # 128 bits of SHA-256
+
+
+def fingerprint_of(key: bytes) -> str:
+    """Return 32 hex digits of the SHA-256 of a public key; what people compare."""
+    return hashlib.sha256(key).hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def signed_form(purpose: str, data: bytes) -> bytes:
+    """Return the bytes over which a signature of data for one purpose (one word) is made."""
+    assert purpose.isidentifier(), "a purpose is one word"
+    return b"fcil/1/" + purpose.encode("ascii") + b"\0" + data
+
+
+def verify_signature(public: bytes, purpose: str, data: bytes, signature: bytes) -> None:
+    """Check an Ed25519 signature made with `PrivateKeys.sign` for the same purpose.
+
+    Raises:
+        BadSignature: it does not fit.
+    """
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, signed_form(purpose, data))
+    except (InvalidSignature, ValueError) as error:
+        raise BadSignature(
+            f"the signature of a {purpose} does not fit its {len(data)} bytes and the key "
+            f"{fingerprint_of(public)}.",
+            action="The bytes were altered, or signed by somebody else; nothing was used.",
+        ) from error
+
+
+@dataclass(frozen=True)
+class PublicKeys:
+    """What others know of a participant.
+
+    Attributes:
+        curve: X25519 of the link, 32 bytes.
+        signing: Ed25519, 32 bytes.
+        sealing: X-Wing, 1,216 bytes.
+    """
+
+    curve: bytes
+    signing: bytes
+    sealing: bytes = field(repr=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex digits of the SHA-256 of the signing key; what people compare."""
+        return fingerprint_of(self.signing)
+
+    def to_fields(self) -> dict[str, bytes]:
+        """Return the keys as named fields."""
+        return {"curve": self.curve, "signing": self.signing, "sealing": self.sealing}
+
+    @classmethod
+    def from_fields(cls, fields: object) -> Self:
+        """Read keys that come from outside; every one is checked for use.
+
+        Raises:
+            WireError: a field is missing, of the wrong length, or no valid key.
+        """
+        if not isinstance(fields, Mapping):
+            raise WireError(f"public keys: expected named fields, got {type(fields).__name__}.")
+        keys = cls(
+            _key_field(fields, "curve", CURVE_BYTES),
+            _key_field(fields, "signing", SIGNING_BYTES),
+            _key_field(fields, "sealing", SEALING_BYTES),
+        )
+        _check_x25519(keys.curve, "curve")
+        _check_x25519(keys.sealing[_MLKEM_PUBLIC_BYTES:], "sealing")
+        keys.sealing_key()
+        return keys
+
+    def sealing_key(self) -> MLKEM768X25519PublicKey:
+        """Return the X-Wing key for HPKE.
+
+        Raises:
+            WireError: the bytes are no such key.
+        """
+        try:
+            return MLKEM768X25519PublicKey(
+                MLKEM768PublicKey.from_public_bytes(self.sealing[:_MLKEM_PUBLIC_BYTES]),
+                X25519PublicKey.from_public_bytes(self.sealing[_MLKEM_PUBLIC_BYTES:]),
+            )
+        except ValueError as error:
+            raise WireError(
+                f"public keys: 'sealing' of {self.fingerprint} is no X-Wing key."
+            ) from error
+
+
+def _key_field(fields: Mapping[object, object], name: str, length: int) -> bytes:
+    value = fields.get(name)
+    if not isinstance(value, bytes) or len(value) != length:
+        got = f"{len(value)} bytes" if isinstance(value, bytes) else type(value).__name__
+        raise WireError(f"public keys: expected {name!r} of {length} bytes, got {got}.")
+    return value
+
+
+def _check_x25519(key: bytes, name: str) -> None:
+    """Refuse the few points with which every shared secret is zero."""
+    try:
+        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
+    except ValueError as error:
+        raise WireError(f"public keys: {name!r} holds an X25519 key of low order.") from error
+
+
+class Secret:
+    """Base of what holds secrets: it cannot be pickled, to another process or a file."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} holds secrets and is never pickled.")
+
+
+class PrivateKeys(Secret):
+    """The three key pairs of a participant. The repr shows the fingerprint only.
+
+    Attributes:
+        public: the public halves.
+    """
+
+    def __init__(self, *, curve: bytes, signing: bytes, sealing: bytes) -> None:
+        self._curve = curve
+        self._signing = signing
+        self._sealing = sealing
+        self._signer = Ed25519PrivateKey.from_private_bytes(signing)
+        # X-Wing: one 32-byte seed gives both of its keys.
+        seed = hashlib.shake_256(sealing).digest(_MLKEM_SEED_BYTES + 32)
+        mlkem = MLKEM768PrivateKey.from_seed_bytes(seed[:_MLKEM_SEED_BYTES])
+        x25519 = X25519PrivateKey.from_private_bytes(seed[_MLKEM_SEED_BYTES:])
+        self._opener = MLKEM768X25519PrivateKey(mlkem, x25519)
+        self.public = PublicKeys(
+            curve=X25519PrivateKey.from_private_bytes(curve).public_key().public_bytes_raw(),
+            signing=self._signer.public_key().public_bytes_raw(),
+            sealing=mlkem.public_key().public_bytes_raw() + x25519.public_key().public_bytes_raw(),
+        )
+
+    def __repr__(self) -> str:
+        return f"PrivateKeys({self.public.fingerprint})"
+
+    @classmethod
+    def generate(cls, *, curve: bytes | None = None) -> Self:
+        """Draw new keys from the operating system's generator; a given link key stays."""
+        return cls(
+            curve=curve or os.urandom(SECRET_BYTES),
+            signing=os.urandom(SECRET_BYTES),
+            sealing=os.urandom(SECRET_BYTES),
+        )
+
+    @classmethod
+    def derive(cls, secret: bytes, purpose: bytes) -> Self:
+        """Make keys from a secret (HKDF-SHA256): the same from the same secret and purpose."""
+        made = HKDF(SHA256(), 3 * SECRET_BYTES, salt=None, info=purpose).derive(secret)
+        curve, signing, sealing = (
+            made[i * SECRET_BYTES : (i + 1) * SECRET_BYTES] for i in range(3)
+        )
+        return cls(curve=curve, signing=signing, sealing=sealing)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a key file.
+
+        Raises:
+            KeyFileError: it is missing, damaged, of another kind, or readable by others.
+            StorageError: the system cannot read it.
+        """
+        secrets, check = load_secrets(path, "fcil-private-keys", ("curve", "signing", "sealing"))
+        keys = cls(**secrets)
+        must_match(path, check, keys._check())
+        return keys
+
+    @classmethod
+    def load_or_new(cls, path: Path) -> Self:
+        """Return the keys of a file, which is made with new ones at the first call.
+
+        Raises:
+            KeyFileError, StorageError: as in `load` and `save`.
+        """
+        if path.exists():
+            return cls.load(path)
+        keys = cls.generate()
+        keys.save(path)
+        return keys
+
+    def save(self, path: Path) -> None:
+        """Write a key file, 0600 from the first moment.
+
+        Raises:
+            StorageError: the file could not be written.
+        """
+        secrets = {"curve": self._curve, "signing": self._signing, "sealing": self._sealing}
+        save_secrets(path, "fcil-private-keys", secrets, self._check())
+
+    def _check(self) -> str:
+        public = self.public
+        return hashlib.sha256(public.curve + public.signing + public.sealing).hexdigest()
+
+    @property
+    def curve_secret(self) -> bytes:
+        """The 32-byte secret of the link; only for the transport."""
+        return self._curve
+
+    @property
+    def opener(self) -> MLKEM768X25519PrivateKey:
+        """The X-Wing private key for HPKE; only for the envelope."""
+        return self._opener
+
+    def sign(self, purpose: str, data: bytes) -> bytes:
+        """Return the 64-byte Ed25519 signature of data for one purpose (one word)."""
+        return self._signer.sign(signed_form(purpose, data))

@@ -1,0 +1,337 @@
+"""The methods' work on the server: every call goes to the worker process.
+
+The worker holds no keys. Updates are opened here, one at a time, as the worker asks for
+them, into anonymous memory which it maps; so the server's memory does not grow with the
+number of clients, and nothing in clear touches the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fcil_adapters.contract import (
+    BackboneInfo,
+    Context,
+    Hparams,
+    Method,
+    Part,
+    State,
+    backbone_info,
+    registry,
+)
+from fcil_adapters.resources import machine
+from fcil_adapters.worker.host import WorkerHost
+from fcil_adapters.worker.loop import context_fields
+from fcil_adapters.worker.memory_files import Blob, MemoryFile
+from fcil_adapters.worker.pipe import Blobs
+from fcil_adapters.worker.retry import UNKNOWN_BATCH, Effort, persist
+from fcil_protocol.envelopes.envelope import open_to, parse_header, unwrap_key
+from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
+from fcil_protocol.errors import CorruptFile, FcilError, InternalError
+from fcil_protocol.ids import ClientId
+from fcil_protocol.payloads.payload import Payload, unpack
+from fcil_protocol.storage.spool import Spool
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.aggregation.combining import Combined, Combining, limit_s
+from fcil_server.aggregation.kept_updates import KeptUpdates
+from fcil_server.aggregation.trials import Trials
+from fcil_server.federation.config import Config
+from fcil_server.ledger.rows import UpdateRow
+
+
+def threads_of(config: Config) -> int:
+    """Return how many threads the server's worker computes with."""
+    return config.run.threads or machine.cores()
+
+
+class Aggregation:
+    """Calls of the server's worker for one run.
+
+    Args:
+        log: where the worker's own output goes.
+        tell: told in words when the worker failed and is tried again.
+
+    Attributes:
+        device: where the worker computes, once it has said so.
+        described: what it says of that device, for the run's environment.
+        far_apart: class ids, each with two clients that mean different things by it, it seems, as
+            of the last aggregation.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        hparams: Hparams,
+        config: Config,
+        *,
+        log: Path,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.device = "cpu"
+        self.described: dict[str, Any] = {}
+        self.far_apart: list[tuple[int, ClientId, ClientId]] = []
+        self._method = method
+        self._hparams = hparams
+        self._config = config
+        self._tell = tell
+        self._info: BackboneInfo | None = None
+        self._keys: PrivateKeys | None = None
+        self._spool: Spool | None = None
+        self._kept: KeptUpdates | None = None
+        self._trials_at: Path | None = None
+        self._trials: Trials | None = None
+        self._effort = Effort()
+        self._host = WorkerHost(
+            "fcil_server.aggregation.worker",
+            name="server",
+            threads=threads_of(config),
+            idle_s=config.run.worker_idle_s,
+            stall_s=config.run.work_timeout_s or None,
+            log=log,
+        )
+
+    def use(
+        self,
+        info: BackboneInfo,
+        keys: PrivateKeys,
+        spool: Spool,
+        kept: KeptUpdates | None = None,
+        trials: Path | None = None,
+    ) -> None:
+        """Give what updates are opened with.
+
+        Args:
+            info: the backbone's.
+            keys: the server's.
+            spool: where they are.
+            kept: where they stay once they are counted.
+            trials: the file that keeps what tries to combine them have shown.
+        """
+        self._info, self._keys, self._spool, self._kept = info, keys, spool, kept
+        self._trials_at = trials
+
+    @property
+    def worker(self) -> WorkerHost:
+        """The process that computes."""
+        return self._host
+
+    async def close(self) -> None:
+        """End the worker."""
+        await self._host.stop()
+
+    def _backbone(self) -> dict[str, Any]:
+        run = self._config.run
+        return {
+            "name": run.backbone,
+            "weights": run.weights or None,
+            "device": run.device,
+        }
+
+    async def load_backbone(self) -> tuple[BackboneInfo, NDArray[np.float32] | None]:
+        """Load the backbone; return its description and its (4, d) probe features.
+
+        A method that needs none gets `NO_BACKBONE`, and nothing is loaded.
+        """
+        if not self._method.needs_backbone:
+            self.described = {"device": self.device}
+            return backbone_info.NO_BACKBONE, None
+        reply, blobs = await self._call("backbone", self._backbone())
+        self.device = str(reply["device"])
+        self.described = {"device": self.device, "text": str(reply["description"])}
+        info = backbone_info.backbone_from_fields(reply["info"])
+        return info, unpack(blobs[0]).f32("probe")
+
+    def _fields(self, ctx: Context) -> dict[str, Any]:
+        return {
+            "method": self._method.name,
+            "context": context_fields(ctx),
+            "backbone": self._backbone(),
+        }
+
+    async def _call(
+        self, op: str, fields: dict[str, Any], blobs: Blobs = ()
+    ) -> tuple[dict[str, Any], list[Blob]]:
+        """Let the worker do something; once more if it dies, in smaller steps without memory."""
+        return await persist(
+            self._host, self._effort, op, fields, blobs, batch=UNKNOWN_BATCH, tell=self._tell
+        )
+
+    async def init(self, ctx: Context) -> State:
+        """Return the state before the first task."""
+        _, blobs = await self._call("init", self._fields(ctx))
+        return unpack(blobs[0])
+
+    async def open_task(self, ctx: Context, state: State) -> State:
+        """Draw what a task starts with."""
+        _, blobs = await self._call("open_task", self._fields(ctx), [state])
+        return unpack(blobs[0])
+
+    async def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
+        """Return all parts of a state, as clients would take them.
+
+        Raises:
+            InternalError: clients would refuse one: it is not as the method's broadcast schemas
+                have it, or it is too large.
+        """
+        reply, blobs = await self._call("broadcast", self._fields(ctx), [state])
+        most = int(self._config.wire.max_payload_mb * 1e6)
+        parts, faults = [], []
+        assert self._info is not None
+        for name, blob in zip(reply["parts"], blobs, strict=True):
+            part = Part(str(name), unpack(blob))
+            parts.append(part)
+            faults += registry.part_faults(self._method, self._hparams, self._info, ctx.task, part)
+            if len(blob) > most:
+                limit = f"{most} that wire.max_payload_mb allows"
+                faults.append(f"part {name!r}: {len(blob)} bytes, more than the {limit}")
+        if faults:
+            raise InternalError(
+                f"method {self._method.name} made a state whose broadcast every client would "
+                f"refuse: {'; '.join(faults[:5])}."
+            )
+        return tuple(parts)
+
+    async def evaluate(
+        self, ctx: Context, parts: Sequence[Part], folder: str, classes: dict[str, int]
+    ) -> dict[int, tuple[int, int]]:
+        """Test the global model on the server's own folder: class id -> (correct, total)."""
+        fields = {
+            **self._fields(ctx),
+            "data": folder,
+            "classes": classes,
+            "parts": [p.name for p in parts],
+        }
+        blobs = [p.payload for p in parts]
+        _, answer = await self._call("evaluate", fields, blobs)
+        result = unpack(answer[0])
+        rows = zip(
+            result.i64("classes").tolist(),
+            result.i64("correct").tolist(),
+            result.i64("total").tolist(),
+            strict=True,
+        )
+        return {c: (correct, total) for c, correct, total in rows}
+
+    # --- aggregation ------------------------------------------------------------------------
+
+    def open_update(self, row: UpdateRow) -> Payload:
+        """Open one accepted update from the spool."""
+        return unpack(self._opened(row))
+
+    def keep(self, rows: Sequence[UpdateRow]) -> None:
+        """Put updates on disk for good, if the run keeps them.
+
+        Raises:
+            CorruptFile, DiskFull, StorageError.
+        """
+        if self._kept is not None:
+            self._kept.put((row.update_id, self._opened(row)) for row in rows)
+
+    def keep_not(self, rows: Sequence[UpdateRow]) -> None:
+        """Take back `keep`, for a state that is not committed."""
+        if self._kept is not None:
+            self._kept.remove(row.update_id for row in rows)
+
+    def _opened(self, row: UpdateRow) -> bytes:
+        plain = io.BytesIO()
+        self._open_to(row, plain.write)
+        return plain.getvalue()
+
+    def _shared(self, row: UpdateRow) -> MemoryFile:
+        """Open an accepted update into memory that the worker maps."""
+        file = MemoryFile()
+        self._open_to(row, file.write)
+        return file
+
+    def _open_to(self, row: UpdateRow, write: Callable[[bytes], object]) -> None:
+        """Decrypt an update from the spool, without reading it twice; a kept one is read.
+
+        The envelope authenticates every byte. Where it does not open, the spool's own checksum
+        tells whether the disk is to blame.
+        """
+        assert self._spool is not None
+        if self._kept is not None and row.update_id in self._kept:
+            write(self._kept.get(row.update_id))
+            return
+        assert self._keys is not None
+        data = memoryview(self._spool.get(row.update_id, check=False))
+        try:
+            stored = StoredEnvelope.from_bytes(data)
+            header = parse_header(stored.header, max_plain_bytes=1 << 40)  # accepted before
+            key = unwrap_key(stored.wrap, stored.header, self._keys)
+            if header.update_id != row.update_id:
+                raise CorruptFile(f"the spool's record {row.update_id!r} is another update.")
+            open_to(header, key, header.split(stored.body), write)
+        except FcilError:
+            self._spool.get(row.update_id)
+            raise
+
+    async def aggregate(self, ctx: Context, state: State, updates: Sequence[UpdateRow]) -> Combined:
+        """Combine updates in ClientId order, and check the state and its broadcast.
+
+        Updates far from the others' (`[trust] outlier_factor`) are left out with their reason, and
+        so are those on which it fails, as far as single ones are to blame (`combining`).
+
+        Raises:
+            StorageError: the disk is at fault.
+        """
+        about = (
+            *(version("fcil"), self._method.name, self._method.version),
+            *(ctx.kind, str(ctx.task.index), str(ctx.round)),
+            *(u.update_id for u in updates),
+        )
+        self._trials = Trials(self._trials_at, about)
+        combining = Combining(
+            lambda some: self._combine(ctx, state, some),
+            updates,
+            self._trials,
+            limit_s(self._config.run.work_timeout_s, len(updates)),
+            self._tell,
+        )
+        return await combining.run()
+
+    def settled(self) -> None:
+        """Forget how the last aggregation was found: its round is closed."""
+        if self._trials is not None:
+            self._trials.forget()
+
+    async def _combine(self, ctx: Context, state: State, updates: Sequence[UpdateRow]) -> Combined:
+        """Return the combined state, checked, and whose updates the worker left out, and why."""
+        trust = self._config.trust
+
+        async def open_one(fields: dict[str, Any]) -> tuple[dict[str, Any], list[MemoryFile]]:
+            update = updates[int(fields["update"])]
+            return {}, [await asyncio.to_thread(self._shared, update)]
+
+        fields = {
+            **self._fields(ctx),
+            "clients": [u.client for u in updates],
+            "samples": [u.samples for u in updates],
+            "outliers": {
+                "factor": trust.outlier_factor,
+                "min_clients": trust.outlier_min_clients,
+            },
+        }
+        reply, blobs = await self._host.call("aggregate", fields, [state], on_request=open_one)
+        combined = unpack(blobs[0])
+        self.far_apart = [(int(c), ClientId(a), ClientId(b)) for c, a, b, _ in reply["far_apart"]]
+        bad = [
+            n
+            for n, t in combined.tensors.items()
+            if t.dtype.kind == "f" and not np.isfinite(t).all()
+        ]
+        if bad:
+            raise InternalError(
+                f"the combined state holds NaN or infinity in {', '.join(bad[:5])}."
+            )
+        parts = await self.broadcast(ctx, combined)
+        excluded = {ClientId(c): str(why) for c, why in reply["excluded"].items()}
+        return Combined(combined, parts, excluded)

@@ -1,0 +1,198 @@
+"""Publish a state: seal its parts once, serve them to whoever lacks them.
+
+A part's content key is kept wrapped to the server itself and wrapped for a client when the
+client asks, so an unchanged part is encrypted once however many clients fetch it, and a
+late client gets exactly what the others had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import fcil_protocol
+from fcil_adapters.contract import Part
+from fcil_protocol.envelopes.envelope import (
+    Core,
+    StoredEnvelope,
+    parse_header,
+    seal,
+    unwrap_key,
+    wrap_key,
+)
+from fcil_protocol.envelopes.transfer import runs
+from fcil_protocol.errors import CorruptFile, WireError
+from fcil_protocol.ids import ClientId, Digest, FederationId, RunId
+from fcil_protocol.messages.messages import Chunk, Message, PartRef, Parts, Want
+from fcil_protocol.payloads.builtin import REGISTRY
+from fcil_protocol.payloads.payload import pack
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.aggregation.store import PartStore
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.sessions.peers import Peer
+
+CACHE_BYTES = 256 << 20  # sealed parts kept in memory while clients fetch them
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What the headers of a state's parts say besides their names."""
+
+    method: str
+    schema_digest: str
+    task: int
+    round: int
+    kind: str
+    base: int
+
+
+class Publisher:
+    """Seals and serves the parts of one run."""
+
+    def __init__(
+        self,
+        *,
+        federation: FederationId,
+        run: RunId,
+        keys: PrivateKeys,
+        ledger: Ledger,
+        store: PartStore,
+        max_plain_bytes: int,
+        send: Callable[..., bool],
+    ) -> None:
+        self._federation = federation
+        self._run = run
+        self._keys = keys
+        self._ledger = ledger
+        self._store = store
+        self._max_plain_bytes = max_plain_bytes
+        self._send = send
+        self._cache: OrderedDict[str, StoredEnvelope] = OrderedDict()
+        self._tensor_bytes: dict[str, int] = {}
+        self._private: dict[str, set[ClientId]] = {}
+
+    async def publish(self, parts: Sequence[Part], stamp: Stamp) -> list[PartRef]:
+        """Return references to a state's sealed parts, sealing those whose content is new.
+
+        Parts of earlier states that this one no longer names are removed: no client needs
+        them to catch up.
+        """
+        refs = [await self._reference(part, stamp) for part in parts]
+        kept = {ref.digest for ref in refs} | set(self._private)
+        for row in self._ledger.parts(self._run):
+            if row.digest not in kept:
+                self._ledger.remove_part(self._run, row.digest)
+                self._cache.pop(row.digest, None)
+                self._tensor_bytes.pop(row.digest, None)
+        self._store.keep_only(Digest(d) for d in kept)
+        return refs
+
+    async def _reference(self, part: Part, stamp: Stamp) -> PartRef:
+        plain = pack(part.payload)
+        plain_digest = Digest(hashlib.sha256(plain).hexdigest())
+        known = self._ledger.part_by_plain(self._run, part.name, plain_digest)
+        if known is not None and self._intact(known.digest):
+            self._tensor_bytes[known.digest] = part.payload.tensor_bytes
+            return PartRef(name=part.name, digest=known.digest, sealed_bytes=known.sealed_bytes)
+        if known is not None:  # its file is gone or damaged: seal it anew, under a new digest
+            self._ledger.remove_part(self._run, known.digest)
+        stored = await asyncio.to_thread(self._seal, plain, part.name, stamp)
+        digest = Digest(hashlib.sha256(stored.header).hexdigest())
+        self._ledger.add_part(
+            self._run,
+            part.name,
+            plain_digest=plain_digest,
+            digest=digest,
+            file=self._store.path(digest).name,
+            plain_bytes=len(plain),
+            sealed_bytes=len(stored.body),
+            wrapped=stored.wrap,
+        )
+        self._remember(digest, stored)
+        self._tensor_bytes[digest] = part.payload.tensor_bytes
+        return PartRef(name=part.name, digest=digest, sealed_bytes=len(stored.body))
+
+    def _intact(self, digest: str) -> bool:
+        try:
+            self._stored(digest)
+        except CorruptFile:
+            return False
+        return True
+
+    def _seal(self, plain: bytes, name: str, stamp: Stamp) -> StoredEnvelope:
+        """Seal a part and put it on disk; runs beside the loop."""
+        core = Core(
+            protocol=fcil_protocol.PROTOCOL_VERSION,
+            federation=self._federation,
+            run=self._run,
+            direction="broadcast",
+            sender="server",
+            sender_key=self._keys.public.fingerprint,
+            recipient="client",
+            method=stamp.method,
+            schema=stamp.schema_digest,
+            task=stamp.task,
+            round=stamp.round,
+            kind=stamp.kind,
+            base=stamp.base,
+            part=name,
+        )
+        sealed, key = seal(plain, core, self._keys)
+        stored = sealed.stored(wrap_key(key, sealed.header, self._keys.public))
+        self._store.put(Digest(sealed.parsed.update_id), stored.to_bytes())
+        return stored
+
+    async def publish_for(self, client: ClientId, part: Part, stamp: Stamp) -> PartRef:
+        """Publish a part that only the clients it was published for may fetch."""
+        ref = await self._reference(part, stamp)
+        for digest, clients in list(self._private.items()):
+            clients.discard(client)  # its earlier registry, if it changed
+            if not clients:
+                del self._private[digest]
+        self._private.setdefault(ref.digest, set()).add(client)
+        return ref
+
+    def tensor_bytes(self, digest: str) -> int:
+        """Return the bytes of a part's tensors alone; 0 for parts of an earlier start."""
+        return self._tensor_bytes.get(digest, 0)
+
+    def _remember(self, digest: str, stored: StoredEnvelope) -> None:
+        self._cache[digest] = stored
+        self._cache.move_to_end(digest)
+        while len(self._cache) > 1 and sum(len(s.body) for s in self._cache.values()) > CACHE_BYTES:
+            self._cache.popitem(last=False)
+
+    def _stored(self, digest: str) -> StoredEnvelope:
+        if digest not in self._cache:
+            self._remember(digest, StoredEnvelope.from_bytes(self._store.get(Digest(digest))))
+        self._cache.move_to_end(digest)
+        return self._cache[digest]
+
+    def serve(self, peer: Peer, want: Want, credit: int) -> None:
+        """Send what a client asks for: a part's header with its key, or chunks of it.
+
+        It may ask for ``credit`` bytes at a time; the rest is not sent.
+        """
+        row = self._ledger.part(self._run, Digest(want.digest))
+        private = row is not None and row.name == REGISTRY
+        if row is None or (private and peer.client not in self._private.get(want.digest, ())):
+            raise WireError(f"no part for this client has the digest {want.digest[:16]}.")
+        stored = self._stored(want.digest)
+        header = parse_header(stored.header, max_plain_bytes=self._max_plain_bytes)
+        if want.header:
+            key = unwrap_key(stored.wrap, stored.header, self._keys)
+            wrap = wrap_key(key, stored.header, peer.keys)
+            message: Message = Parts(digest=want.digest)
+            if not self._send(peer, message, stored.header, stored.signature, wrap):
+                return
+        for index in want.chunks:
+            if not 0 <= index < len(header.hashes):
+                raise WireError(f"part {want.digest[:16]} has no chunk {index}.")
+        most = max(1, credit // header.chunk_bytes)
+        for run in runs(header, list(dict.fromkeys(want.chunks))[:most], want.span):
+            message = Chunk(digest=want.digest, index=run.start)
+            if not self._send(peer, message, stored.body[header.extent(run)]):
+                return  # a full queue or no connection: what is lacking is asked for again

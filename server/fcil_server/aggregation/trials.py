@@ -1,0 +1,75 @@
+"""What tries to combine a round's updates have shown, on disk: a restart goes on with it.
+
+A file of one round: names of clients, sentences, seconds. Losing it costs time, not results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fcil_protocol.errors import StorageError
+from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
+
+NAME = "trials.json"
+
+
+class Trials:
+    """Tries of one aggregation, by the set of updates.
+
+    Attributes:
+        spent_s: what all tries after the first failure have taken, in all starts together.
+    """
+
+    def __init__(self, path: Path | None, about: Iterable[str]) -> None:
+        """Read what an earlier start has found.
+
+        Args:
+            path: the file; None: nothing is kept.
+            about: all that the results depend on. What another aggregation left counts nothing.
+        """
+        self._path = path
+        self._about = _digest(about)
+        self.spent_s = 0.0
+        self._shown: dict[str, str] = {}
+        kept = _read(path) if path is not None else {}
+        if kept.get("about") == self._about:
+            self.spent_s, self._shown = float(kept["spent_s"]), dict(kept["shown"])
+
+    def shown(self, updates: Iterable[str]) -> str | None:
+        """Return why a set of updates failed; empty: it worked; None: it was not tried."""
+        return self._shown.get(_digest(updates))
+
+    def note(self, updates: Iterable[str], reason: str, spent_s: float) -> None:
+        """Keep what a try has shown, and what all of them have taken so far."""
+        self._shown[_digest(updates)] = reason
+        self.spent_s = spent_s
+        if self._path is not None:
+            fields = {"about": self._about, "spent_s": spent_s, "shown": self._shown}
+            with contextlib.suppress(StorageError):  # a full disk: a restart tries again
+                write_atomic(self._path, json.dumps(fields).encode(), sync=False)
+
+    def forget(self) -> None:
+        """Remove the file: its round is closed."""
+        if self._path is not None:
+            with contextlib.suppress(StorageError), storage_errors("remove", self._path):
+                self._path.unlink(missing_ok=True)
+
+
+def _digest(names: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return what a file holds; nothing where it cannot be read."""
+    try:
+        kept = json.loads(path.read_bytes())
+        shown, spent = kept["shown"], float(kept["spent_s"])
+        whole = isinstance(shown, dict) and all(isinstance(v, str) for v in shown.values())
+        return kept if whole and 0 <= spent < float("inf") else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}

@@ -1,0 +1,182 @@
+"""The server's worker process: backbone, aggregator, central test. No keys, no sockets.
+
+Started by the daemon as ``python -m fcil_server.aggregation.worker --fd N``. State comes in with
+every call and goes out with its result, so a new process can take over at any call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fcil_adapters.contract import Preprocessing, registry
+from fcil_adapters.images.cache import Door, ImageStore
+from fcil_adapters.images.decoding import Entry, digest, open_source
+from fcil_adapters.numerics.class_conflicts import Meanings
+from fcil_adapters.numerics.outliers import OutlierRule, screen
+from fcil_adapters.worker import loop as worker_ops
+from fcil_adapters.worker.loop import Call, Reply
+from fcil_adapters.worker.memory_files import Blob
+from fcil_adapters.worker.models import Engine, evaluate, read_parts
+from fcil_protocol.errors import DataError, WireError
+from fcil_protocol.payloads.payload import unpack
+from fcil_protocol.payloads.schema import class_key
+from fcil_server.aggregation.pulled_updates import PulledUpdates
+
+CENTRAL_MEMORY_BYTES = 1 << 30  # 7,000 decoded images of 224 x 224 pixels
+
+
+@dataclass(frozen=True)
+class _TestImage:
+    entry: Entry
+    digest: str
+
+
+class CentralTest:
+    """The server's own test images; decoded ones are kept from task to task.
+
+    Attributes:
+        store: decodes the images.
+        faults: one sentence per file that cannot be used.
+    """
+
+    def __init__(self, path: Path, preprocessing: Preprocessing) -> None:
+        self.path = path
+        self.preprocessing = preprocessing
+        self.store = ImageStore(open_source(path), preprocessing, memory_bytes=CENTRAL_MEMORY_BYTES)
+        self.faults: list[str] = []
+        self._images: dict[Entry, _TestImage] = {}
+
+    def look(self) -> None:
+        """Take the folder as it is now; with a ``test`` folder in it only that counts."""
+        source = open_source(self.path)
+        self.store.source.close()
+        self.store.source = source
+        self.store.faults.clear()
+        listing = source.listing()
+        self.faults = list(listing.faults)
+        tested = any(entry.part == "test" for entry in listing.entries)
+        images: dict[Entry, _TestImage] = {}
+        for entry in listing.entries:
+            self.store.alive()
+            if entry.part != "test" and tested:
+                continue
+            try:
+                known = self._images.get(entry)
+                images[entry] = known or _TestImage(entry, digest(source.read(entry)).hex())
+            except DataError as error:
+                self.faults.append(error.message)
+        self._images = images
+
+    def door(self, classes: Mapping[str, int]) -> Door:
+        """Open the images of some classes, name -> id."""
+        ids = {class_key(name): number for name, number in classes.items()}
+        keyed = ((image, class_key(image.entry.class_name)) for image in self._images.values())
+        return self.store.door([(image, ids[key]) for image, key in keyed if key in ids])
+
+
+class ServerWorker:
+    """The worker's operations and what it keeps warm between calls."""
+
+    def __init__(self) -> None:
+        self._engine = Engine()
+        self._test: CentralTest | None = None
+
+    def operations(self) -> dict[str, worker_ops.Operation]:
+        """Return the operations by name. All but ``backbone`` take `Engine.prepare`'s fields."""
+        return {
+            "backbone": self._engine.backbone,
+            "init": self.init,
+            "open_task": self.open_task,
+            "aggregate": self.aggregate,
+            "broadcast": self.broadcast,
+            "evaluate": self.evaluate,
+        }
+
+    def init(self, call: Call) -> Reply:
+        """Return the state before the first task."""
+        method, ctx = self._engine.prepare(call)
+        return {}, [registry.load_half(method.aggregator).init(ctx)]
+
+    def open_task(self, call: Call) -> Reply:
+        """Payload: the state. Return the state with the task opened."""
+        method, ctx = self._engine.prepare(call)
+        state = unpack(_only(call))
+        return {}, [registry.load_half(method.aggregator).open_task(ctx, state)]
+
+    def aggregate(self, call: Call) -> Reply:
+        """Payload: the state. Return the state with the round's updates combined.
+
+        Fields: ``clients`` (sorted), ``samples`` (n_k > 0) and ``outliers`` (an
+        `OutlierRule`'s). Each update is asked for with ``{"update": index}`` just before its
+        turn; again for a further pass if it was too much to keep (`updates`).
+        Result: ``excluded``, the clients whose updates are left out, each with its reason;
+        ``far_apart``, lists of a class id, two clients that mean different things by it, it
+        seems, and how far they are apart.
+        """
+        method, ctx = self._engine.prepare(call)
+        clients, samples = call.fields["clients"], call.fields["samples"]
+        if not clients or len(clients) != len(samples) or clients != sorted(set(clients)):
+            raise WireError("an aggregation needs sorted clients, each with its samples.")
+        numbers = tuple(range(len(clients)))
+        updates = PulledUpdates(call, tuple(clients), tuple(samples), numbers, forms=ctx.forms)
+        state = unpack(_only(call))
+        exchange = registry.find_exchange(method, ctx.hparams, ctx.backbone_info, ctx.kind)
+        excluded = screen(OutlierRule(**call.fields["outliers"]), updates, exchange.upload)
+        meanings = Meanings(exchange.upload, ctx.task)
+        kept = replace(updates.without(excluded), look=meanings.take)
+        combined = registry.load_half(method.aggregator).aggregate(ctx, state, kept)
+        pairs = meanings.far_apart()
+        apart = [[p.class_id, p.one, p.other, round(p.ratio, 2)] for p in pairs]
+        return {"excluded": excluded, "far_apart": apart}, [combined]
+
+    def broadcast(self, call: Call) -> Reply:
+        """Payload: the state. Return all its parts; their names are in ``parts``."""
+        method, ctx = self._engine.prepare(call)
+        parts = registry.load_half(method.aggregator).broadcast(ctx, unpack(_only(call)))
+        schemas = method.broadcast(ctx.hparams, ctx.backbone_info)
+        sent = [
+            ctx.forms.narrow_exactly(part.payload, schemas[part.kind])
+            if part.kind in schemas
+            else part.payload  # the daemon refuses it
+            for part in parts
+        ]
+        return {"parts": [part.name for part in parts]}, sent
+
+    def evaluate(self, call: Call) -> Reply:
+        """Evaluate the global model on a folder of test images.
+
+        Fields: ``data`` (path), ``classes`` {name: id} of those to test, ``parts`` (names).
+        Payloads: the parts. Result: ``images``, ``faults``; payload: as
+        ``payloads.builtin.EVALUATE`` travels.
+        """
+        method, ctx = self._engine.prepare(call)
+        parts = read_parts(call, call.payloads, ctx.forms)
+        test = self._open_test(call, ctx.backbone_info.preprocessing)
+        door = test.door(call.fields["classes"])
+        counts = evaluate(method, ctx, parts, door)
+        return {"images": len(door), "faults": [*test.faults, *test.store.faults]}, [counts]
+
+    def _open_test(self, call: Call, preprocessing: Preprocessing) -> CentralTest:
+        path = Path(call.fields["data"])
+        if self._test is None or (self._test.path, self._test.preprocessing) != (
+            path,
+            preprocessing,
+        ):
+            if self._test is not None:
+                self._test.store.close()
+            self._test = CentralTest(path, preprocessing)
+        self._test.store.alive = call.alive
+        self._test.look()
+        return self._test
+
+
+def _only(call: Call) -> Blob:
+    if len(call.payloads) != 1:
+        raise WireError(f"this operation takes one state, got {len(call.payloads)} payloads.")
+    return call.payloads[0]
+
+
+if __name__ == "__main__":
+    worker_ops.main(ServerWorker().operations())

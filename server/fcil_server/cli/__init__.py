@@ -1,0 +1,1 @@
+"""Commands of ``fcil-server``, their options and their text output."""

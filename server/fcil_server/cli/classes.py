@@ -1,0 +1,144 @@
+"""``fcil-server classes``: the class names of a run, and what an operator may change of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fcil_protocol.process.cli_options import FormatOption, JsonOption
+from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable
+from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
+
+app = typer.Typer(help="The class names of the newest run.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="A class name of the run.")]
+
+
+@app.command("ls")
+def ls(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    run: Annotated[str | None, typer.Option("--run", help="A run's id or its beginning.")] = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """List names, ids and tasks; who brought a name first; what waits, and for what."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_server.cli.show_classes import show_classes
+        from fcil_server.federation.directory import find_directory
+        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger, run_named
+        from fcil_server.rounds.class_changes import class_list
+
+        with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
+            found = run_named(ledger, run).run_id
+            rows = class_list(ledger, found)
+        emit({"run": found, "classes": rows}, form, lambda: show_classes(rows), rows=rows)
+
+
+@app.command()
+def admit(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Names that wait; none: all of them.")
+    ] = None,
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Let new names enter tasks, where `[tasks] admit` is "confirm"."""
+    _change(directory, "admit", names or [], form, json_flag, "admitted: ")
+
+
+@app.command()
+def alias(
+    name: Annotated[str, typer.Argument(help="The other name.")],
+    target: Annotated[str, typer.Argument(help="The class that it stands for.")],
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Let a name stand for a class; if it waits for a task, it is merged into that class."""
+    _change(directory, "alias", [name, target], form, json_flag, "these are one class now: ")
+
+
+@app.command(hidden=True)
+def merge(
+    name: Name,
+    target: Name,
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """The same as `alias`."""
+    _change(directory, "alias", [name, target], form, json_flag, "these are one class now: ")
+
+
+@app.command()
+def rename(
+    name: Name,
+    new: Annotated[str, typer.Argument(help="What it is called from now on.")],
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Call a class otherwise; its id stays, and its old name goes on to stand for it."""
+    _change(directory, "rename", [name, new], form, json_flag, "renamed: ")
+
+
+@app.command()
+def hide(
+    names: Annotated[list[str], typer.Argument(help="Class names of the run.")],
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Keep names out of coming tasks, and away from clients."""
+    _change(directory, "hide", names, form, json_flag, "hidden: ")
+
+
+@app.command()
+def show(
+    names: Annotated[list[str], typer.Argument(help="Hidden class names of the run.")],
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Undo `hide`."""
+    _change(directory, "show", names, form, json_flag, "shown: ")
+
+
+def _change(
+    directory: Path, change: str, names: list[str], form: Format, json_flag: bool, said: str
+) -> None:
+    form = chosen(form, json_flag)
+    with errors(form):
+        changed = _apply(directory, {"change": change, "names": names})
+        text = said + (", ".join(changed["names"]) or "nothing")
+        emit(changed, form, lambda: typer.echo(printable(text), err=True))
+
+
+def _apply(directory: Path, fields: dict[str, Any]) -> dict[str, Any]:
+    """Ask the running server for a change, or make it in its stopped directory."""
+    from fcil_protocol.errors import Unreachable
+    from fcil_protocol.process import control_socket
+    from fcil_protocol.storage.atomic_files import DirectoryLock
+    from fcil_server.federation.directory import find_directory
+    from fcil_server.ledger.ledger import LEDGER_NAME, Ledger, run_named
+    from fcil_server.rounds.class_changes import apply_change
+    from fcil_server.rounds.classes import ClassRegistry
+
+    find_directory(directory)
+    try:
+        return control_socket.ask(directory, "classes", **fields)
+    except Unreachable:
+        with (
+            DirectoryLock.acquire(directory, "federation"),
+            Ledger(directory / LEDGER_NAME) as ledger,
+        ):
+            registry = ClassRegistry(ledger, run_named(ledger, None).run_id)
+            names = apply_change(registry, fields)
+            action = f"classes_{fields['change']}"
+            ledger.add_audit(f"uid {os.getuid()}", action, ", ".join(names))
+            return {"names": names}

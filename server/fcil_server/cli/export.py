@@ -1,0 +1,93 @@
+"""``fcil-server export``: a run's model as one ONNX file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fcil_protocol.process.cli_options import FormatOption, JsonOption
+from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable
+from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, RunOption, SetOption
+
+if TYPE_CHECKING:
+    from fcil_adapters.export.exported_model import ExportInfo
+
+app = typer.Typer()
+
+
+@app.command()
+def export(
+    onnx: Annotated[
+        Path, typer.Option("--onnx", help="The file to write; one that is there is replaced.")
+    ],
+    directory: DirOption = DEFAULT_DIRECTORY,
+    run: RunOption = None,
+    task: Annotated[
+        int | None, typer.Option(min=0, help="The model at the end of this task.")
+    ] = None,
+    state: Annotated[int | None, typer.Option(min=0, help="The model of this state.")] = None,
+    precision: Annotated[str, typer.Option(help="fp32, fp16 or int8.")] = "fp32",
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="Folder of images such as the model will see; int8 needs one."),
+    ] = None,
+    opset: Annotated[int | None, typer.Option(help="Of ONNX's operators.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write fp16 or int8 whatever the comparison says.")
+    ] = False,
+    settings: SetOption = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Write the current model as one ONNX file: merged, with class names, compared with torch.
+
+    Also while the server runs. Without --task or --state it is the newest state's.
+    """
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_server.federation.directory import find_directory
+        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger, run_named
+        from fcil_server.runs.export import choose, export_state
+
+        options: dict[str, Any] = {"precision": precision, "force": force}
+        if opset is not None:
+            options["opset"] = opset
+        with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
+            row = run_named(ledger, run)
+            info = export_state(
+                ledger,
+                directory,
+                row,
+                choose(ledger, directory, row, task=task, state=state),
+                onnx,
+                options=options,
+                calibrate=calibrate,
+                overrides=settings or (),
+                tell=lambda text: typer.echo(printable(text), err=True),
+            )
+        data = {"file": str(onnx), "bytes": onnx.stat().st_size, **info.model_dump(mode="json")}
+        emit(data, form, lambda: show_exported(onnx, info))
+
+
+def show_exported(file: Path, info: ExportInfo) -> None:
+    """Print what was written."""
+    from fcil_server.reports.results.run_data import format_bytes
+
+    checked, allowed = info.checked, info.tolerance
+    least = f" (at least {allowed.agreement:.0%})" if allowed.agreement else ""
+    limit = f"at most {allowed.error:g}" if allowed.error is not None else "not limited"
+    unnamed = sum(not name for name in info.names)
+    names = f", {unnamed} of them without a name" if unnamed else ""
+    size = format_bytes(file.stat().st_size)
+    typer.echo(f"{file}  {size}, {info.precision}, opset {info.opset}")
+    typer.echo(
+        f"  {info.method} {info.method_version}, run {info.run}, state {info.state}, after task "
+        f"{info.task}: {len(info.classes)} classes{names}"
+    )
+    typer.echo(
+        f"  compared with torch on {checked.images} images ({checked.provider}): scores differ by "
+        f"{checked.error:.1e} of their spread ({limit}), the same class for "
+        f"{checked.agreement:.1%}{least}"
+    )

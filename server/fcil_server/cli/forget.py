@@ -1,0 +1,165 @@
+"""``fcil-server forget`` and ``erase``: take a client out of a run, or out of the federation."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fcil_protocol.process.cli_options import FormatOption, JsonOption
+from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable
+from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption, RunOption
+
+if TYPE_CHECKING:
+    from fcil_server.runs.forget import Forgotten
+
+app = typer.Typer()
+
+ERASE_S = 300.0  # tables and plots of all runs are written anew
+
+NameArgument = Annotated[str, typer.Argument(help="The client's name, or the beginning of its id.")]
+
+
+@app.command()
+def forget(
+    name: NameArgument,
+    directory: DirOption = DEFAULT_DIRECTORY,
+    run: RunOption = None,
+    revoke: Annotated[bool, typer.Option("--revoke", help="End its membership too.")] = False,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Go on as if a client had never taken part: a new run without it; the old states go.
+
+    Exact, or not at all: for methods whose clients train on nothing (analytic, fedncm,
+    gaussian_head, running_mean), in runs that keep updates (-c run.keep_updates=true).
+    The server must be stopped; its next start goes on with the new run, and clients with it.
+    """
+    form = chosen(form, json_flag)
+    with errors(form):
+        import asyncio
+
+        from fcil_server.federation.directory import Federation, find_directory
+        from fcil_server.runs.forget_offline import forget as do
+
+        def note(_level: str, _code: str, text: str) -> None:
+            typer.echo(printable(text), err=True)
+
+        federation = Federation.open(find_directory(directory), None, ())
+        try:
+            actor = f"uid {os.getuid()}"
+            work = do(federation, name, run, actor=actor, note=note, revoke=revoke)
+            done = asyncio.run(work)
+        finally:
+            federation.close()
+        data = {**asdict(done), "revoked": revoke}
+        emit(data, form, lambda: _show_forgotten(done, revoked=revoke))
+
+
+def _show_forgotten(done: Forgotten, *, revoked: bool) -> None:
+    tasks = ", ".join(map(str, done.tasks))
+    name = printable(done.name)
+    what = f"{done.updates} updates ({done.images} images, tasks {tasks})"
+    removed = f"states, stored updates and parts of {', '.join(done.emptied)}"
+    lines = [
+        f"run {done.run} goes on without {name}, from state {done.state} of {done.parent}:",
+        f"as if its {what} had never come.",
+        f"Removed: {removed}; their tables stay.",
+    ]
+    if done.vanished:
+        listed = ", ".join(map(printable, done.vanished))
+        lines.append(f"Classes of which nobody else had an image: {listed}; no model names them "
+                     "until somebody brings images; `classes hide` hides the names.")  # fmt: skip
+    lines += [f"Left out now: {printable(who)}: {printable(why)}" for who, why in done.left_out]
+    lines += [
+        f"Run {other} still holds {n} updates of it: fcil-server forget {name} --run {other}"
+        for other, n in done.elsewhere.items()
+    ]
+    if done.overtaken is not None:
+        other, state = done.overtaken
+        lines.append(f"The next `serve` goes on with {done.run}, not with {other}; to go on with "
+                     f"that one: fcil-server run rollback {other} --to-state {state}")  # fmt: skip
+    lines.append(
+        "Not taken back: broadcasts that clients have, exported models, backups, accuracies that "
+        "were measured with it."
+    )
+    lines.append(
+        f"{name} is revoked."
+        if revoked
+        else f"{name} stays a member: it is not asked for those tasks again, and for later ones "
+        f"it is; to end that: fcil-server revoke {name}"
+    )
+    for line in lines:
+        typer.echo(line)
+
+
+@app.command()
+def erase(
+    name: NameArgument,
+    directory: DirOption = DEFAULT_DIRECTORY,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Remove what the server holds about a member: name, keys, tests, notes, stored updates.
+
+    Ends its membership. Says what cannot go, such as what is averaged into states: where a run
+    keeps updates, `forget` it first. While the server runs, or while it is stopped.
+    """
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_protocol.errors import UsageError
+        from fcil_server.federation.directory import find_directory
+        from fcil_server.federation.roster import ever_named
+        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+        from fcil_server.runs.erase import outlook
+
+        with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
+            row = ever_named(ledger, name)
+            lines = outlook(ledger, directory, row)
+        for line in lines:
+            typer.echo(printable(f"{line}."), err=True)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise UsageError(
+                    f"{row.name!r} would be erased for good, and there is no terminal to ask on.",
+                    action="Give --yes.",
+                )
+            typer.confirm(f"Erase {printable(row.name)} for good?", abort=True, err=True)
+        done = _erase(directory, row.client_id)
+        emit(done, form, lambda: _show_erased(done))
+
+
+def _erase(directory: Path, client: str) -> dict[str, Any]:
+    """Ask the running server, or do it in its stopped directory."""
+    from fcil_protocol.errors import Unreachable
+    from fcil_protocol.process import control_socket
+    from fcil_server.federation.allow_list import Doorkeeper
+    from fcil_server.federation.directory import Federation
+    from fcil_server.federation.roster import Roster, ever_named
+    from fcil_server.runs.erase import erase as do
+    from fcil_server.runs.erase import tidy
+
+    try:
+        return control_socket.ask(directory, "erase", ERASE_S, name=client)
+    except Unreachable:
+        federation = Federation.open(directory, None, ())
+        try:
+            row = ever_named(federation.ledger, client)
+            roster = Roster(federation, Doorkeeper())
+            done = do(roster, directory, row, f"uid {os.getuid()}")
+            more = tidy(federation.ledger.path, directory)
+        finally:
+            federation.close()
+        return {**asdict(done), "stays": [*done.stays, *more]}
+
+
+def _show_erased(done: dict[str, Any]) -> None:
+    typer.echo(f"{printable(done['name'])} is {done['pseudonym']} from now on.")
+    for title in ("gone", "stays"):
+        for line in done[title]:
+            typer.echo(f"{title}: {printable(line)}")

@@ -1,0 +1,406 @@
+"""``fcil-server``: serve a federation, look at it, and run the demo."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fcil_protocol.process.cli_options import AliveOption, FormatOption, JsonOption, VersionOption
+from fcil_protocol.process.log_file import LogFormat, LogFormatOption, LogOption, LogSizeOption
+from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, run_app
+from fcil_server.cli import (
+    classes as cli_classes,
+)
+from fcil_server.cli import (
+    export as cli_export,
+)
+from fcil_server.cli import (
+    forget,
+    members,
+    relay,
+    storage,
+)
+from fcil_server.cli import (
+    page as cli_page,
+)
+from fcil_server.cli import (
+    rounds as cli_rounds,
+)
+from fcil_server.cli.options import (
+    DEFAULT_DIRECTORY,
+    BudgetOption,
+    DirOption,
+    RunOption,
+    SetOption,
+    read_budget,
+    with_budget,
+)
+from fcil_server.cli.serve_options import (
+    CertOption,
+    KeyOption,
+    MetricsOption,
+    PageOption,
+    ReadOnlyOption,
+    ServeCommand,
+    kept_settings,
+    metrics_settings,
+    page_settings,
+)
+
+if TYPE_CHECKING:
+    from fcil_protocol.process.log_file import LogFile
+    from fcil_server.daemon.context import ServerContext
+    from fcil_server.daemon.journal import Note
+    from fcil_server.federation.first_start import Start
+
+app = typer.Typer(
+    name="fcil-server",
+    help="Serve a federation for class-incremental learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+STATUS_S = 5.0  # for a server to say how it is
+
+
+@app.callback()
+def _root(version: VersionOption = False) -> None:
+    """Answer ``--version``."""
+
+
+@app.command(cls=ServeCommand)
+def serve(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML instead of the directory's federation.toml.")
+    ] = None,
+    settings: SetOption = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0: any free one.")] = None,
+    metrics: MetricsOption = None,
+    metrics_cert: CertOption = None,
+    metrics_key: KeyOption = None,
+    page: PageOption = None,
+    page_cert: CertOption = None,
+    page_key: KeyOption = None,
+    page_read_only: ReadOnlyOption = False,
+    new_run: Annotated[bool, typer.Option(help="Begin a new run instead of going on.")] = False,
+    budget: BudgetOption = None,
+    until_done: Annotated[
+        bool, typer.Option(help="End when the run's listed tasks are learned.")
+    ] = False,
+    drain_on_term: Annotated[
+        bool,
+        typer.Option("--drain-on-term", help="SIGTERM lets the round under way end before."),
+    ] = False,
+    log: LogOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    log_mb: LogSizeOption = 10,
+) -> None:
+    """Serve the federation in DIR until Ctrl-C; make it first if it does not exist.
+
+    Started again, it goes on with the same round.
+    """
+    with errors():
+        import asyncio
+
+        from fcil_protocol.process.log_file import open_log
+        from fcil_server.federation.config import load
+        from fcil_server.federation.directory import CONFIG, Federation
+        from fcil_server.federation.first_start import removed_if_refused
+
+        given = with_budget(settings, budget)
+        doors = page_settings(page, page_cert, page_key, read_only=page_read_only)
+        kept = kept_settings(given, doors)
+        overrides = (*given, *metrics_settings(metrics, metrics_cert, metrics_key), *doors)
+        if port is not None:
+            path = config or (directory / CONFIG if (directory / CONFIG).exists() else None)
+            listen = load(path, overrides).federation.listen
+            host = listen.rpartition(":")[0]
+            overrides = (*overrides, f'federation.listen="{host}:{port}"')
+        file = open_log(log, log_format, log_mb)
+        with removed_if_refused(directory) as start:
+            federation = Federation.open(directory, config, overrides, kept)
+            start.opened = True
+            try:
+                flags = {"new_run": new_run, "until_done": until_done}
+                flags["drain_on_term"] = drain_on_term
+                asyncio.run(_serve(federation, file, start, **flags))
+            finally:
+                federation.close()
+
+
+async def _serve(federation: Any, log: LogFile | None, start: Start, **flags: bool) -> None:
+    from fcil_protocol.process.log_file import Said
+    from fcil_protocol.process.supervisor import Service
+    from fcil_server.daemon.server import Server
+
+    said, service = Said(log), Service(log)
+
+    def say(note: Note) -> None:
+        said(note.at, note.level, note.text, note.code)
+        service.news()
+
+    def listening(context: ServerContext) -> None:
+        start.listens = True
+        if log is None:
+            cli_page.show_first_link(context)
+        # Modules and schemas live as long as this process: no collection looks at them again,
+        # which would keep the loop for 50 ms.
+        gc.collect()
+        gc.freeze()
+
+    server = Server(federation, say=say, service=service, listening=listening, **flags)
+    await server.serve()
+
+
+@app.command()
+def status(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    alive: AliveOption = False,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Show what the federation is doing now, whether its server runs or not."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_server.cli.tables import show_status
+
+        data = _status(directory, alive=alive)
+        emit(data, form, lambda: show_status(data))
+
+
+def _status(directory: Path, *, alive: bool) -> dict[str, Any]:
+    from fcil_protocol.errors import Starting, Unreachable
+    from fcil_protocol.process import control_socket
+    from fcil_server.daemon.status import stopped_status
+    from fcil_server.federation.directory import find_directory
+    from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+
+    find_directory(directory)
+    try:
+        return control_socket.ask(directory, "status", STATUS_S)
+    except (Unreachable, Starting) as error:
+        # A command that opens a new federation has its lock for a moment before the ledger.
+        if alive or not (directory / LEDGER_NAME).exists():
+            raise
+        if isinstance(error, Starting):
+            typer.echo(error.message, err=True)
+        with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
+            return stopped_status(ledger, str(directory.resolve()))
+
+
+@app.command()
+def rounds(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    run: RunOption = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Write a table for spreadsheets.")] = False,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """List the rounds of a run: who took part, how long it took, what it cost."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_server.cli.tables import rounds_csv, show_rounds
+        from fcil_server.daemon.status import round_rows
+        from fcil_server.federation.directory import find_directory
+        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger, run_named
+
+        with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
+            row = run_named(ledger, run)
+            rows = round_rows(ledger, row.run_id)
+        show = (lambda: rounds_csv(rows)) if as_csv else (lambda: show_rounds(rows))
+        emit({"run": row.run_id, "rounds": rows}, form, show, rows=rows)
+
+
+@app.command()
+def report(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    run: RunOption = None,
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--with", help="Compare with this federation's newest run, or this run directory."
+        ),
+    ] = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Write a run's directory anew (tables, plots, report.html) and show its numbers."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_server.aggregation.store import StateStore
+        from fcil_server.cli.tables import show_comparison, show_report
+        from fcil_server.federation.directory import find_directory
+        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger, run_named
+        from fcil_server.reports import comparison, run_directory
+        from fcil_server.reports.results.run_data import collect
+
+        with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
+            row = run_named(ledger, run)
+            folder = directory / "runs" / row.run_id
+            run_directory.write(ledger, row.run_id, folder, states=StateStore(folder / "states"))
+            data = run_directory.summary(collect(ledger, row.run_id))["data"]
+            if beside:
+                runs = comparison.read([folder, *beside])
+                data["compared"] = [str(p) for p in comparison.write(runs, folder)]
+                emit(data, form, lambda: show_comparison(runs, folder))
+                return
+            emit(data, form, lambda: show_report(ledger, row.run_id, folder))
+
+
+runs = typer.Typer(help="The runs of a federation.", no_args_is_help=True)
+app.add_typer(runs, name="run")
+
+
+@runs.command("ls")
+def run_ls(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """List the runs of the federation, oldest first."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_server.federation.directory import find_directory
+        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+
+        with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
+            rows: list[dict[str, Any]] = [
+                {
+                    "id": r.run_id,
+                    "status": r.status.value,
+                    "method": r.method,
+                    "tasks": len(ledger.tasks(r.run_id)),
+                    "rounds": len(ledger.rounds(r.run_id)),
+                    "created_at": r.created_at,
+                    "parent": r.parent_run and {"run": r.parent_run, "state": r.parent_state},
+                    "emptied_at": r.emptied_at,
+                }
+                for r in ledger.runs()
+            ]
+
+        def show() -> None:
+            from fcil_server.cli.tables import forked_from
+
+            for r in rows:
+                typer.echo(
+                    f"{r['id']}  {r['status']:8}  {r['method']}, {count_of(r['tasks'], 'task')}, "
+                    f"{count_of(r['rounds'], 'round')}{forked_from(r)}"
+                    f"{'' if r['emptied_at'] is None else ', emptied: a client was forgotten'}"
+                )
+
+        emit({"runs": rows}, form, show, rows=rows)
+
+
+@runs.command("stop")
+def run_stop(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """End the newest run for good; the next `serve` begins a new one."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_protocol.errors import Unreachable
+        from fcil_protocol.process import control_socket
+        from fcil_protocol.storage.atomic_files import DirectoryLock
+        from fcil_server.federation.directory import find_directory
+        from fcil_server.ledger.enums import RunStatus
+        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger, run_named
+
+        find_directory(directory)
+        try:
+            told = control_socket.ask(directory, "stop_run")
+        except Unreachable:
+            with (
+                DirectoryLock.acquire(directory, "federation"),
+                Ledger(directory / LEDGER_NAME) as ledger,
+            ):
+                run = run_named(ledger, None)
+                ledger.add_audit(f"uid {os.getuid()}", "stop_run", run.run_id)
+                if run.status is not RunStatus.DONE:
+                    ledger.set_run_status(run.run_id, RunStatus.STOPPED)
+                told = {"run": run.run_id}
+        emit(told, form, lambda: None)
+        typer.echo("The run is stopped.", err=True)
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One method, in full detail.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="timm name of a ViT, or 'embedded'.", show_default="embedded")
+    ] = None,
+    classes: Annotated[int, typer.Option(min=1, max=100_000, help="Classes of a task.")] = 10,
+    past: Annotated[int, typer.Option(min=0, max=100_000, help="Classes of earlier tasks.")] = 0,
+    clients: Annotated[int, typer.Option(min=1, help="Clients that answer each round.")] = 10,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Take options and backbone from this federation.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("-c", "--set", help="method.rank=8, round.rounds_per_task=30 and the like."),
+    ] = None,
+    budget: BudgetOption = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """List the installed methods: citation, what they send and how much, presets and options."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_server.cli.methods import describe_methods
+        from fcil_server.cli.show_methods import show_method, show_methods
+
+        rows = describe_methods(
+            name,
+            directory=directory,
+            overrides=tuple(settings or ()),
+            backbone=backbone,
+            classes=classes,
+            past=past,
+            clients=clients,
+            budget=None if budget is None else read_budget(budget),
+        )
+        show = show_methods if name is None else lambda rows: show_method(rows[0])
+        emit({"methods": rows}, form, lambda: show(rows), rows=rows)
+
+
+@app.command()
+def demo(
+    clients: Annotated[int, typer.Option("-n", "--clients", min=1, max=64)] = 3,
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Where everything of the demo is kept.")
+    ] = Path("fcil-demo"),
+    settings: SetOption = None,
+    budget: BudgetOption = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Learn the digits 0 to 9 in five tasks with a real server and real clients, offline."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_server.cli.tables import show_demo
+        from fcil_server.lab.local.demo import run_demo
+
+        show_demo(run_demo(directory, clients, with_budget(settings, budget)), form)
+
+
+app.add_typer(members.app)
+app.add_typer(cli_page.app)
+app.add_typer(forget.app)
+app.add_typer(storage.app)
+app.add_typer(cli_export.app)
+runs.command("rollback")(storage.rollback)
+app.add_typer(relay.app)
+app.add_typer(cli_rounds.app)
+app.add_typer(cli_classes.app, name="classes")
+
+
+def main() -> None:
+    """Run the command line."""
+    run_app(app)

@@ -1,0 +1,218 @@
+"""``fcil-server enrol``, ``clients`` and ``revoke``: who may join."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fcil_protocol.process.cli_options import FormatOption, JsonOption
+from fcil_protocol.process.terminal import Format, chosen, emit, errors
+from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
+
+app = typer.Typer()
+
+
+def check_new_file(path: Path) -> None:
+    """Refuse to write a ticket over something, before it is issued.
+
+    Raises:
+        UsageError: there is a file, or no folder for it.
+    """
+    from fcil_protocol.errors import UsageError
+
+    if path.is_symlink() or path.exists():
+        raise UsageError(f"{path} exists already.", action="Give --out a new name.")
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent}.", action="Make it first.")
+
+
+@app.command()
+def enrol(
+    name: Annotated[str, typer.Argument(help="What the new client is called.")],
+    directory: DirOption = DEFAULT_DIRECTORY,
+    expires: Annotated[
+        str, typer.Option(help="How long the ticket is good: 30m, 24h, 7d.")
+    ] = "24h",
+    out: Annotated[
+        Path | None, typer.Option(help="Write the ticket into this file (0600), not to stdout.")
+    ] = None,
+    qr: Annotated[bool, typer.Option("--qr", help="Draw the ticket as a QR code as well.")] = False,
+    relay: Annotated[
+        bool, typer.Option("--relay", help="It is a relay for a site, not a client.")
+    ] = False,
+    via: Annotated[
+        str | None, typer.Option(help="The relay that the new client connects to.")
+    ] = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Make a ticket that lets one new client (or relay) join, once, from any machine.
+
+    The ticket holds a secret: hand it over as you would a key. A newer ticket of the same name
+    makes an older one useless.
+    """
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_protocol.errors import UsageError
+        from fcil_protocol.storage.atomic_files import write_atomic
+        from fcil_server.federation.operator_text import only_here, seconds, start_command
+
+        if qr and form is not Format.TEXT:
+            raise UsageError("--qr draws on a terminal; it does not go with --json.")
+        asked = {"name": name, "lasts_s": seconds(expires), "relay": relay, "via": via}
+        if out is not None:
+            check_new_file(out)
+        issued = _issue(directory, asked)
+        text = str(issued["ticket"])
+        if out is not None:
+            write_atomic(out, text.encode("ascii") + b"\n")
+            issued["file"] = str(out)
+            del issued["ticket"]
+        warning = only_here(issued["addresses"])
+        if warning:
+            typer.echo(f"warning: {warning}", err=True)
+
+        def show() -> None:
+            if out is None:
+                typer.echo(text)
+            if qr:
+                _draw(text)
+            file = str(out) if out is not None else "FILE (or - for stdin)"
+            typer.echo(f"On the device: {start_command(file, relay=relay)}", err=True)
+            typer.echo(f"Server key: {issued['fingerprint']}", err=True)
+
+        emit(issued, form, show)
+
+
+def _issue(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """Ask the running server for a ticket, or make one in its stopped directory."""
+    from fcil_protocol.errors import Unreachable
+    from fcil_protocol.process import control_socket
+    from fcil_server.federation.directory import find_directory
+
+    find_directory(directory)
+    try:
+        return control_socket.ask(directory, "enrol", **asked)
+    except Unreachable:
+        from fcil_server.daemon.commands import issue_ticket
+        from fcil_server.federation.allow_list import Doorkeeper
+        from fcil_server.federation.directory import Federation
+        from fcil_server.federation.roster import Roster
+
+        federation = Federation.open(directory, None, ())
+        try:
+            roster = Roster(federation, Doorkeeper())
+            addresses = federation.config.federation.told()
+            return issue_ticket(roster, addresses, asked, f"uid {os.getuid()}")
+        finally:
+            federation.close()
+
+
+def _draw(text: str) -> None:
+    import sys
+
+    import segno
+
+    # Alphanumeric mode: a ticket has capitals and digits only.
+    segno.make(text, error="l", micro=False).terminal(sys.stdout, border=2, compact=True)
+
+
+@app.command("rotate-keys")
+def rotate_keys(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Give the stopped server new keys; members learn them when they meet it next.
+
+    The keys with which it signs and opens are replaced; the link key stays, so that clients
+    that sleep find it again.
+    """
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_server.federation.directory import Federation, find_directory
+
+        federation = Federation.open(find_directory(directory), None, ())
+        try:
+            federation.rotate_keys(f"uid {os.getuid()}")
+            fingerprint = federation.keys.public.fingerprint
+        finally:
+            federation.close()
+        emit({"fingerprint": fingerprint}, form, lambda: None)
+        typer.echo(f"The server's key is now {fingerprint}.", err=True)
+
+
+@app.command()
+def clients(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """List the members and open tickets: since when, last seen, rounds, bytes, refusals."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_protocol.errors import FcilError
+        from fcil_protocol.process import control_socket
+        from fcil_server.cli.show_members import show_members
+        from fcil_server.federation.directory import find_directory
+        from fcil_server.federation.members import member_rows, ticket_rows
+        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+
+        find_directory(directory)
+        try:
+            live = {c["id"]: c["state"] for c in control_socket.ask(directory, "status")["clients"]}
+        except FcilError:
+            live = {}
+        with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
+            rows, open_tickets = member_rows(ledger, live), ticket_rows(ledger)
+        data = {"clients": rows, "tickets": open_tickets}
+        emit(data, form, lambda: show_members(rows, open_tickets), rows=rows)
+
+
+@app.command()
+def revoke(
+    name: Annotated[str, typer.Argument(help="The client's name, or the beginning of its id.")],
+    directory: DirOption = DEFAULT_DIRECTORY,
+    why: Annotated[str, typer.Option(help="What the client is told.")] = "",
+    keep_update: Annotated[
+        bool, typer.Option("--keep-update", help="Still count what it sent to the open round.")
+    ] = False,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Take a client off the list now: its connection ends and its key is refused from now on.
+
+    The name of an open ticket withdraws the ticket.
+
+    What it sent to the open round is left out, unless you keep it; what is averaged into
+    states cannot be taken out.
+    """
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_protocol.errors import Unreachable
+        from fcil_protocol.process import control_socket
+        from fcil_server.federation.allow_list import Doorkeeper
+        from fcil_server.federation.directory import Federation, find_directory
+        from fcil_server.federation.operator_text import said
+        from fcil_server.federation.roster import Roster
+
+        find_directory(directory)
+        try:
+            reply = control_socket.ask(directory, "revoke", name=name, why=why, keep=keep_update)
+        except Unreachable:
+            federation = Federation.open(directory, None, ())
+            try:
+                roster, actor = Roster(federation, Doorkeeper()), f"uid {os.getuid()}"
+                if roster.withdraw(name, actor):
+                    reply = {"name": name, "withdrawn": True}
+                else:
+                    row = roster.named(name)
+                    roster.revoke(row, why, actor, keep=keep_update)
+                    reply = {"name": row.name}
+            finally:
+                federation.close()
+        emit({"withdrawn": False, **reply}, form, lambda: None)
+        typer.echo(said("revoke", reply), err=True)

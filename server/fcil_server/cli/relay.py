@@ -1,0 +1,139 @@
+"""``fcil-server relay``: let a site's clients share one uplink."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fcil_protocol.process.log_file import LogFormat, LogFormatOption, LogOption, LogSizeOption
+from fcil_protocol.process.terminal import errors
+
+if TYPE_CHECKING:
+    from fcil_protocol.process.log_file import LogFile
+    from fcil_protocol.trust.ticket import Ticket
+    from fcil_server.federation.allow_list import Doorkeeper
+
+app = typer.Typer()
+
+
+@app.command()
+def relay(
+    listen: Annotated[str, typer.Option(help="HOST:PORT for the clients of the site.")],
+    directory: Annotated[
+        Path, typer.Option("--dir", help="The relay's directory, made if it is missing.")
+    ] = Path("relay"),
+    ticket: Annotated[
+        Path | None,
+        typer.Option(help="The ticket of `enrol NAME --relay`, or - for standard input."),
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(help="HOST:PORT that clients are told, if it is another.")
+    ] = None,
+    cache_mb: Annotated[int, typer.Option(min=1, help="Disk for sealed chunks, MB.")] = 2000,
+    log: LogOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    log_mb: LogSizeOption = 10,
+) -> None:
+    """Carry a site's clients to the server until Ctrl-C; a broadcast crosses the uplink once.
+
+    A relay can open nothing and forge nothing. It sees who sends how much and when.
+    """
+    with errors():
+        import asyncio
+        import sys
+
+        from fcil_protocol.process.log_file import open_log
+        from fcil_protocol.storage.atomic_files import DirectoryLock
+        from fcil_protocol.trust.ticket import read_ticket
+        from fcil_server.sessions.relay.home import make_directory
+
+        shown = read_ticket(ticket, sys.stdin.buffer) if ticket is not None else None
+        make_directory(directory)
+        file = open_log(log, log_format, log_mb)
+        with DirectoryLock.acquire(directory, "relay"):
+            asyncio.run(_relay(directory, shown, listen, advertise or listen, cache_mb, file))
+
+
+async def _relay(
+    directory: Path,
+    ticket: Ticket | None,
+    listen: str,
+    address: str,
+    cache_mb: int,
+    log: LogFile | None,
+) -> None:
+    import time
+
+    from fcil_protocol.errors import UsageError
+    from fcil_protocol.link.interface import ServerLink
+    from fcil_protocol.link.zmq_link import Router
+    from fcil_protocol.process import control_socket
+    from fcil_protocol.process.log_file import Said
+    from fcil_protocol.process.supervisor import Service
+    from fcil_protocol.trust.ticket import check_address
+    from fcil_server.federation.addresses import split_address
+    from fcil_server.sessions.floods import Floods
+    from fcil_server.sessions.relay.cache import Cache
+    from fcil_server.sessions.relay.home import enrol, load_keys, save_record
+    from fcil_server.sessions.relay.relay import Relay
+
+    said, service = Said(log), Service(log)
+
+    def say(level: str, text: str) -> None:
+        said(time.time(), level, text)
+        service.news()
+
+    host, port = split_address(listen)
+    check_address(address, "Give --listen, or --advertise, an address that clients can reach.")
+    record = await enrol(directory, ticket, lambda text: say("info", text))
+    keys = load_keys(directory)
+
+    def who(key: bytes) -> str:
+        return f"the key {key.hex()[:16]}" if key else "somebody who said nothing"
+
+    def door(keeper: Doorkeeper) -> ServerLink:
+        router = Router(
+            curve_secret=keys.curve_secret,
+            curve_public=keys.public.curve,
+            admit=keeper,
+            allow=keeper.allow,
+            flooded=Floods(who, lambda text: say("warning", text)).cut,
+        )
+        try:
+            router.bind(host, port)
+        except BaseException:
+            router.close()
+            raise
+        return router
+
+    cache = Cache(directory / "cache", cache_mb * 1_000_000)
+    running = Relay(
+        record,
+        keys,
+        address=address,
+        cache=cache,
+        door=door,
+        say=say,
+        keep=lambda newer: save_record(directory, newer),
+    )
+
+    async def command(op: str, _fields: dict[str, Any]) -> dict[str, Any]:
+        if op == "status":
+            return running.status()
+        if op == "stop":
+            running.stop()
+            return {}
+        raise UsageError(f"this relay knows no command {op!r}.")
+
+    service.catch(running.stop, lambda text: say("info", text))
+    listening = await control_socket.serve(directory, command)
+    service.ready(running.line)
+    try:
+        await running.run()
+    finally:
+        service.stopping()
+        listening.close()
+        service.over()
+        control_socket.socket_path(directory).unlink(missing_ok=True)

@@ -1,0 +1,109 @@
+"""``fcil-server close-round``, ``pause``, ``resume``, ``drain``, ``stop``: rounds and operator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fcil_protocol.process.cli_options import FormatOption, JsonOption
+from fcil_protocol.process.terminal import Format, chosen, emit, errors
+from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
+
+app = typer.Typer()
+
+STOP_S = 120.0  # for a server to write what it has
+
+
+@app.command("close-round")
+def close_round(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    rest_of_task: Annotated[
+        bool,
+        typer.Option("--rest-of-task", help="The further rounds of its task too, at once."),
+    ] = False,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """End the round under way with what has come; with nothing, it is skipped."""
+    _order("close_round", directory, form, json_flag, rest_of_task=rest_of_task)
+
+
+@app.command()
+def pause(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Open no further round until `resume`; the one under way goes on to its end."""
+    _order("pause", directory, form, json_flag)
+
+
+@app.command()
+def resume(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Let rounds go on after `pause`, or take a `drain` back that is still under way."""
+    _order("resume", directory, form, json_flag)
+
+
+@app.command()
+def drain(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Stop the server when the round under way is over; no other one opens.
+
+    A round that comes up short at its deadline goes on when the server is started again.
+    """
+    _order("drain", directory, form, json_flag)
+
+
+@app.command()
+def stop(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Return at once, while it still writes.")
+    ] = False,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Stop the server of the federation in DIR, and wait for its end; the open round waits."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_protocol.process import control_socket
+        from fcil_protocol.storage.lock_holder import holding_pid, wait_until_over
+
+        def say(text: str) -> None:
+            typer.echo(f"The server stops: {text}", err=True)
+
+        pid = holding_pid(directory)
+        told = control_socket.ask(directory, "stop")
+        if no_wait:
+            say("what is being written is written first.")
+        else:
+            wait_until_over(directory, pid, STOP_S, say)
+            typer.echo("The server has stopped.", err=True)
+        emit(told, form, lambda: None)
+
+
+def _order(
+    op: str,
+    directory: Path,
+    form: Format,
+    json_flag: bool,
+    **fields: Any,
+) -> None:
+    """Give the running server an order, and show what it says of it."""
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_protocol.process import control_socket
+        from fcil_server.federation.operator_text import said
+
+        told = control_socket.ask(directory, op, **fields)
+        emit(told, form, lambda: None)
+        typer.echo(said(op, told), err=True)

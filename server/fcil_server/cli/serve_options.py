@@ -1,0 +1,101 @@
+"""The options of ``fcil-server serve`` that open a door: for Prometheus, and for browsers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from fcil_protocol.errors import ConfigError
+from fcil_server.federation.addresses import DEFAULT_METRICS, DEFAULT_PAGE
+
+_BARE = {"--metrics": DEFAULT_METRICS, "--page": DEFAULT_PAGE}  # what they mean without a value
+
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="[HOST:PORT]",
+        help=f"Serve figures to Prometheus; {DEFAULT_METRICS} if no address follows.",
+    ),
+]
+PageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--page",
+        metavar="[HOST:PORT]",
+        help=f"Serve a live page to browsers; {DEFAULT_PAGE} if no address follows.",
+    ),
+]
+ReadOnlyOption = Annotated[
+    bool, typer.Option("--page-read-only", help="The page shows and changes nothing.")
+]
+CertOption = Annotated[
+    Path | None, typer.Option(help="PEM file of a certificate; needed beyond loopback.")
+]
+KeyOption = Annotated[Path | None, typer.Option(help="PEM file of its key.")]
+
+
+class ServeCommand(TyperCommand):
+    """A command of which some options may stand without a value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give such an option its default value where nothing, or another option, follows it."""
+        given: list[str] = []
+        for place, word in enumerate(args):
+            bare = word in _BARE and (not args[place + 1 :] or args[place + 1].startswith("-"))
+            given.append(f"{word}={_BARE[word]}" if bare else word)
+        return super().parse_args(ctx, given)
+
+
+def metrics_settings(
+    address: str | None, certificate: Path | None, key: Path | None
+) -> tuple[str, ...]:
+    """Return the overrides of the configuration that the options of figures stand for.
+
+    Raises:
+        ConfigError: the address is empty.
+    """
+    return _settings("metrics", address, certificate, key)
+
+
+def page_settings(
+    address: str | None, certificate: Path | None, key: Path | None, *, read_only: bool
+) -> tuple[str, ...]:
+    """Return the overrides of the configuration that the page's options stand for.
+
+    Raises:
+        ConfigError: the address is empty.
+    """
+    more = ("federation.page_read_only=true",) if read_only else ()
+    return (*_settings("page", address, certificate, key), *more)
+
+
+def kept_settings(settings: tuple[str, ...], page: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the settings that a new federation keeps in its file.
+
+    What ``-c`` gives, and the page's options where ``-c`` sets something of the page: it would
+    mean nothing at the next start.
+    """
+    if any(setting.strip().startswith("federation.page_") for setting in settings):
+        return (*settings, *page)
+    return settings
+
+
+def _settings(
+    name: str, address: str | None, certificate: Path | None, key: Path | None
+) -> tuple[str, ...]:
+    if address is not None and not address.strip():
+        raise ConfigError(
+            f"the address after --{name} is empty.",
+            action=f"Give HOST:PORT, or --{name} alone for {_BARE[f'--{name}']}.",
+        )
+    given = {name: address, f"{name}_cert": certificate, f"{name}_key": key}
+    return tuple(
+        f"federation.{key}={json.dumps(str(value))}"
+        for key, value in given.items()
+        if value is not None
+    )

@@ -1,0 +1,61 @@
+"""The text form of what ``check`` and ``restore`` say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from fcil_protocol.process.terminal import count_of, printable
+from fcil_server.storage.findings import Finding, Level
+from fcil_server.storage.restore import Restored
+
+_SIGNS = {Level.OK: "ok     ", Level.WARNING: "warning", Level.FAILURE: "FAILURE"}
+
+
+def show_findings(found: Sequence[Finding]) -> None:
+    """Print what a check found, a line each, with the next action under what is wrong."""
+    for finding in found:
+        about, text = printable(finding.about), printable(finding.text)
+        typer.echo(f"{_SIGNS[finding.level]}  {about}: {text}")
+        if finding.action:
+            typer.echo(f"         -> {printable(finding.action)}")
+    bad = sum(f.level is Level.FAILURE for f in found)
+    odd = sum(f.level is Level.WARNING for f in found)
+    typer.echo(
+        f"{count_of(bad, 'failure')}, {count_of(odd, 'warning')}, "
+        f"{count_of(len(found) - bad - odd, 'check')} passed"
+    )
+
+
+def show_restored(done: Restored, directory: Path, *, fresh: bool) -> None:
+    """Print what was restored, and what the operator must know of it."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(done.manifest.created_at))
+    typer.echo(f"{directory} is the federation {done.manifest.federation} as of {when}")
+    if done.fork is not None:
+        fork = done.fork
+        typer.echo(
+            f"  run {fork.run_id} goes on from state {fork.parent_state} of {fork.parent_run}; "
+            "what came later is learned again"
+        )
+    else:
+        typer.echo("  no run was going on; the next `serve` begins one")
+    if fresh:
+        typer.echo("  its keys are new; enrol every client anew (fcil-server enrol NAME)")
+    else:
+        names = ", ".join(printable(name) for name in done.members) or "none"
+        typer.echo(f"  members: {names}")
+        typer.echo(
+            "  whoever was revoked after that is a member again: revoke them before you serve "
+            "(fcil-server revoke NAME)"
+        )
+        if not done.recertified:
+            typer.echo(
+                "  no root key here, so the certificate is the backup's; if the keys were rotated "
+                "since, clients refuse them until they are certified anew"
+            )
+    if done.withdrawn:
+        typer.echo(f"  {done.withdrawn} open tickets were withdrawn; make new ones")
+    typer.echo(f"Start it with: fcil-server serve --dir {directory}")

@@ -1,0 +1,219 @@
+"""``fcil-server check``, ``backup``, ``restore`` and ``run rollback``: what the server keeps."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fcil_protocol.process.cli_options import FormatOption, JsonOption
+from fcil_protocol.process.terminal import Format, chosen, emit, errors
+from fcil_server.cli.options import DEFAULT_DIRECTORY, DirOption
+
+app = typer.Typer()
+
+
+@app.command()
+def check(
+    directory: DirOption = DEFAULT_DIRECTORY,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Look whether keys, ledger, states and stored updates are whole, and change nothing.
+
+    Also while the server runs. Ends with code 1 if something is lost or stops the server.
+    """
+    form = chosen(form, json_flag)
+    failed = False
+    with errors(form):
+        from fcil_server.cli.show_storage import show_findings
+        from fcil_server.storage.check import check as look
+        from fcil_server.storage.findings import Level
+
+        found = look(directory)
+        count = {level.value: sum(f.level is level for f in found) for level in Level}
+        failed = bool(count[Level.FAILURE.value])
+        rows = [asdict(f) for f in found]
+        status = "error" if failed else "ok"
+        emit(
+            {"findings": rows, "count": count},
+            form,
+            lambda: show_findings(found),
+            rows=rows,
+            status=status,
+        )
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(help="The backup to write; must not exist.")],
+    directory: DirOption = DEFAULT_DIRECTORY,
+    without_keys: Annotated[
+        bool, typer.Option("--without-keys", help="Leave the server's private keys out.")
+    ] = False,
+    passphrase_file: Annotated[
+        Path | None, typer.Option(help="Its first line seals the keys; without it, one is asked.")
+    ] = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Write one file with everything that the federation cannot do without.
+
+    Also while the server runs. Private keys are sealed with a passphrase or left out.
+    """
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_protocol.errors import UsageError
+        from fcil_server.federation.directory import find_directory
+        from fcil_server.reports.results.run_data import format_bytes
+        from fcil_server.storage.backup import audit_backup
+        from fcil_server.storage.backup import backup as write
+
+        if without_keys and passphrase_file is not None:
+            raise UsageError("--without-keys and --passphrase-file exclude each other.")
+        find_directory(directory)
+        phrase = None if without_keys else _passphrase(passphrase_file, confirm=True)
+        done = write(directory, file, passphrase=phrase)
+        audited = audit_backup(directory, done, f"uid {os.getuid()}")
+        if not audited:
+            typer.echo("warning: the audit log could not be written.", err=True)
+        held = done.manifest
+        data = {
+            "file": str(done.file),
+            "bytes": done.size_bytes,
+            "federation": held.federation,
+            "run": held.run,
+            "state": held.state,
+            "keys": held.keys,
+            "files": len(held.files),
+        }
+
+        def show() -> None:
+            what = f"run {held.run} at state {held.state}" if held.run else "no run yet"
+            keys = "keys sealed with the passphrase" if held.keys else "without keys"
+            typer.echo(f"{done.file}  {format_bytes(done.size_bytes)}: {what}, {keys}")
+
+        emit(data, form, show)
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(help="A backup.")],
+    directory: Annotated[
+        Path, typer.Option("--dir", help="A new directory for the federation; or an empty one.")
+    ],
+    passphrase_file: Annotated[
+        Path | None, typer.Option(help="Its first line opens the keys; without it, it is asked.")
+    ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="Folder with your own copy of server.json and root.json.")
+    ] = None,
+    new_keys: Annotated[
+        bool, typer.Option("--new-keys", help="Go on with new keys: every client enrols anew.")
+    ] = False,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Make a federation directory from a backup, all of it or nothing.
+
+    The run that was going on is forked: clients may have seen more of it than the backup holds.
+    They go on with the fork by themselves.
+    """
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_server.cli.show_storage import show_restored
+        from fcil_server.storage.archive import verify
+        from fcil_server.storage.restore import Keys
+        from fcil_server.storage.restore import restore as write
+
+        phrase = None
+        if keys is None and not new_keys and verify(file).keys:
+            phrase = _passphrase(passphrase_file, confirm=False)
+        given = Keys(passphrase=phrase, folder=keys, fresh=new_keys)
+        done = write(file, directory, given, actor=f"uid {os.getuid()}")
+        data = {
+            "directory": str(directory),
+            "federation": done.manifest.federation,
+            "created_at": done.manifest.created_at,
+            "run": done.fork.run_id if done.fork else None,
+            "parent": done.fork and {"run": done.fork.parent_run, "state": done.fork.parent_state},
+            "members": done.members,
+            "withdrawn_tickets": done.withdrawn,
+        }
+        emit(data, form, lambda: show_restored(done, directory, fresh=new_keys))
+
+
+def rollback(
+    run: Annotated[
+        str | None, typer.Argument(help="The run's id or its beginning.", show_default="newest")
+    ] = None,
+    directory: DirOption = DEFAULT_DIRECTORY,
+    to_task: Annotated[
+        int | None, typer.Option(min=0, help="Go back to the end of this task.")
+    ] = None,
+    to_state: Annotated[int | None, typer.Option(min=0, help="Go back to this state.")] = None,
+    form: FormatOption = Format.TEXT,
+    json_flag: JsonOption = False,
+) -> None:
+    """Go back, as a new run that begins with an earlier state; the old run is kept.
+
+    The server must be stopped; its next start goes on with the new run, and clients with it.
+    """
+    form = chosen(form, json_flag)
+    with errors(form):
+        from fcil_protocol.storage.atomic_files import DirectoryLock
+        from fcil_server.federation.directory import find_directory
+        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger, run_named
+        from fcil_server.runs.fork import choose_state, fork
+
+        find_directory(directory)
+        with (
+            DirectoryLock.acquire(directory, "federation"),
+            Ledger(directory / LEDGER_NAME) as ledger,
+        ):
+            source = run_named(ledger, run).run_id
+            state = choose_state(ledger, directory, source, task=to_task, state=to_state)
+            actor = f"uid {os.getuid()}"
+            row = fork(ledger, directory, source, state, actor=actor, action="rollback")
+            rounds = row.inherited
+        data = {
+            "run": row.run_id,
+            "parent": {"run": source, "state": state},
+            "rounds": rounds,
+        }
+
+        def show() -> None:
+            typer.echo(
+                f"run {row.run_id} begins with state {state} of {source}, {rounds} rounds; the "
+                "next `fcil-server serve` goes on with it."
+            )
+
+        emit(data, form, show)
+
+
+def _passphrase(file: Path | None, *, confirm: bool) -> str:
+    """Read the passphrase from a file, or ask for it on a terminal.
+
+    Raises:
+        UsageError: neither is possible.
+    """
+    import sys
+
+    from fcil_protocol.errors import UsageError
+    from fcil_protocol.trust.passphrase import read_passphrase
+
+    if file is not None:
+        return read_passphrase(file)
+    if not sys.stdin.isatty():
+        raise UsageError(
+            ("a backup seals the server's keys" if confirm else "the backup's keys are sealed")
+            + " with a passphrase, and there is no terminal to ask on.",
+            action="Give --passphrase-file FILE"
+            + (", or --without-keys." if confirm else ", or --keys FOLDER, or --new-keys."),
+        )
+    return str(typer.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True))

@@ -1,0 +1,307 @@
+"""What a run came to, as tables for terminals."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from fcil_adapters.contract.privacy_terms import describe_terms
+from fcil_protocol.ids import RunId
+from fcil_protocol.messages.messages import PrivacyTerms
+from fcil_protocol.process.tables import console, show_table, table
+from fcil_protocol.process.terminal import Format, count_of, emit, printable
+from fcil_server.ledger.enums import Direction
+from fcil_server.ledger.labels import ANSWERS, CLOSED_BY, GONE, progress_of, short_device
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger, run_named
+from fcil_server.reports import comparison, run_directory
+from fcil_server.reports.results.format import NOTHING, duration, percent, points
+from fcil_server.reports.results.run_data import Bytes, RunData, collect, format_bytes, sum_bytes
+from fcil_server.reports.results.run_paths import HEAD
+
+if TYPE_CHECKING:
+    from fcil_server.lab.local.demo import Demo
+
+
+_OPEN_ROUNDS = 40  # more are summed by task and kind
+_WIDE_TASKS = 8  # with more tasks the matrix has whole percents and no lines
+
+
+def summary_tables(ledger: Ledger, run: RunId) -> list[RenderableType]:
+    """Return what `fcil-server report` and the demo print: matrix, headline numbers, bytes."""
+    data = collect(ledger, run)
+    return [*_matrix_table(data), _headline_table(data), _bytes_table(data)]
+
+
+def _matrix_table(data: RunData) -> list[RenderableType]:
+    m = data.metrics
+    if m is None:
+        return []
+    few = m.tasks <= _WIDE_TASKS
+    table = Table(
+        title="Accuracy [%] on the classes of each task",
+        title_justify="left",
+        box=box.HEAVY_HEAD if few else None,
+        padding=(0, 1) if few else (0, 1, 0, 0),
+    )
+    table.add_column("after", no_wrap=True)
+    for i in range(m.tasks):
+        table.add_column(f"task {i}" if few else str(i), justify="right", no_wrap=True)
+    table.add_column("mean", justify="right", style="bold", no_wrap=True)
+    for t, row in enumerate(m.matrix):
+        cells = [NOTHING if v is None else f"{v:.{1 if few else 0}f}" for v in row]
+        mean = m.task_mean[t]
+        last = NOTHING if mean is None else f"{mean:.1f}"
+        table.add_row(f"task {t}", *cells, *[""] * (m.tasks - 1 - t), last)
+    return [table]
+
+
+def _headline_table(data: RunData) -> RenderableType:
+    faa, aia, lost = data.headline
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column()
+    table.add_row("FAA", percent(faa), "accuracy after the last task")
+    table.add_row("AIA", percent(aia), "mean accuracy over all tasks")
+    table.add_row("forgetting", points(lost), "from each task's best accuracy to its last")
+    tasks = count_of(len(data.tasks), "task")
+    time = duration(data.seconds()["total_s"])
+    table.add_row("time", time, f"{count_of(len(data.rounds), 'round')}, {tasks}")
+    return table
+
+
+def _bytes_table(data: RunData) -> RenderableType:
+    table = Table(title="Bytes, all clients", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("task", "round"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("counted", justify="right", no_wrap=True)
+    for way in ("up", "down"):
+        table.add_column(f"{way}: tensors", justify="right")
+        table.add_column(f"{way}: wire", justify="right", style="bold")
+    for task, name, counted, up, down in _byte_rows(data):
+        sizes = [format_bytes(n) for b in (up, down) for n in (b.tensor, b.wire)]
+        table.add_row(str(task), name, counted, *sizes)
+    table.add_section()
+    totals = [data.bytes_of(d) for d in Direction]
+    table.add_row("run", "", "", *(format_bytes(n) for b in totals for n in (b.tensor, b.wire)))
+    if any(b.wire_kernel for b in totals):
+        kernel = [format_bytes(b.wire_kernel) for b in totals]
+        table.add_row("", "kernel", "", "", kernel[0], "", kernel[1])
+    return table
+
+
+def _byte_rows(data: RunData) -> Iterator[tuple[int, str, str, Bytes, Bytes]]:
+    """Yield (task, round, who counted, up, down); many rounds are summed by task and kind."""
+    one_by_one = len(data.rounds) <= _OPEN_ROUNDS
+    for (task, kind), group in groupby(data.rounds, key=lambda v: (v.round.task, v.round.kind)):
+        views = list(group)
+        if one_by_one:
+            for v in views:
+                counted = f"{len(v.counted)} of {len(v.round.asked)}"
+                yield task, f"{kind} {v.round.round}", counted, v.up, v.down
+            continue
+        counted = (
+            f"{sum(len(v.counted) for v in views)} of {sum(len(v.round.asked) for v in views)}"
+        )
+        up, down = sum_bytes(v.up for v in views), sum_bytes(v.down for v in views)
+        yield task, f"{kind} x {len(views)}", counted, up, down
+
+
+def show_status(data: dict[str, Any]) -> None:
+    """Print a status as text."""
+    out = console()
+    federation, run, now = data["federation"], data["run"], data["now"]
+    if data["running"]:
+        where = ", ".join(federation["addresses"])
+        out.print(f"federation  {printable(federation['name'])} at {where}", markup=False)
+    else:
+        out.print(f"federation  {federation['directory']} (not running)", markup=False)
+    if federation.get("page"):
+        out.print(f"page        {federation['page']['address']}, by a link of: fcil-server page")
+    if run:
+        out.print(
+            f"run         {run['id']} ({run['status']}), {run['method']} on {run['backbone']}"
+            f"{forked_from(run)}"
+        )
+    if run and "privacy" in run:
+        out.print(f"privacy     {describe_terms(PrivacyTerms.model_validate(run['privacy']))}")
+    if run and run.get("budget"):
+        out.print(f"budget      {run['budget']['text'].removeprefix('budget ')}", soft_wrap=True)
+    out.print(f"now         {_doing(now)}", markup=False)
+    if now["waiting_for"]:
+        out.print(f"waits for   {printable(now['waiting_for'])}", markup=False)
+    _show_clients(out, data["clients"], now.get("answers", {}))
+    waiting = [c["name"] for c in data["classes"] if c["waiting"]]
+    placed = len(data["classes"]) - len(waiting)
+    out.print(f"classes     {placed} in tasks, {len(waiting)} waiting")
+    asked = [c["name"] for c in data["classes"] if not c.get("admitted", True)]
+    if asked:
+        names = ", ".join(printable(n) for n in asked[:8]) + (" ..." if len(asked) > 8 else "")
+        out.print(f"to admit    {names}: fcil-server classes admit")
+
+
+def forked_from(run: dict[str, Any]) -> str:
+    """Say which run this one was forked from, if any."""
+    parent = run.get("parent")
+    return f", forked from {parent['run']} at state {parent['state']}" if parent else ""
+
+
+def _doing(now: dict[str, Any]) -> str:
+    if now["kind"] is None:
+        return str(now["phase"])
+    text = f"{now['phase']}, task {now['task']} {now['kind']} round {now['round']}"
+    if now.get("remaining_s") is not None:
+        text += f", {now['remaining_s']:.0f} s left"
+    mode = now.get("mode", "running")
+    return text if mode in ("running", now["phase"]) else f"{text} ({mode})"
+
+
+def _show_clients(out: Console, clients: list[dict[str, Any]], answers: dict[str, str]) -> None:
+    if not clients:
+        out.print("clients     none yet; join with: fcil-client join --data FOLDER")
+        return
+    titles = ("client", "state", "images", "classes", "this round", "last seen", "device")
+    shown = table(*titles, wraps=("device",))
+    gone = Counter(row["state"] for row in clients if row["state"] in GONE)
+    clients = [row for row in clients if row["state"] not in GONE]
+    for row in clients:
+        progress = row.get("progress")
+        doing = answers.get(row["id"], "")
+        if doing == "none" and progress:
+            doing = progress_of(*progress) + ", paused" * row["paused"]
+        shown.add_row(
+            printable(row["name"]),
+            row["state"],
+            _or_blank(row.get("images")),
+            _or_blank(row.get("classes")),
+            "asked" if doing == "none" else doing,
+            ago(row.get("last_seen")),
+            printable(short_device(row.get("device") or "")),
+        )
+    if clients:
+        show_table(out, shown)
+    if gone:
+        told = ", ".join(f"{count} {state}" for state, count in sorted(gone.items()))
+        out.print(f"no more     {told}: fcil-server clients")
+    for row in clients:
+        if row.get("why"):
+            out.print(f"{printable(row['name'])}: {printable(row['why'])}")
+        if row.get("learned_before"):
+            names = ", ".join(row["learned_before"][:8])
+            text = f"{row['name']}: holds {names}, learned before: tested, not trained again"
+            out.print(printable(text))
+        if row.get("missed_tasks"):
+            tasks = ", ".join(str(t) for t in row["missed_tasks"][:8])
+            text = f"{row['name']}: task {tasks} went on without it; what they left it gets with"
+            out.print(printable(f"{text} its next round"))
+
+
+def _or_blank(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def ago(moment: float | None) -> str:
+    """Return how long ago a moment was, for people."""
+    if moment is None:
+        return "never"
+    seconds = max(0, int(time.time() - moment))
+    if seconds < 120:
+        return f"{seconds} s ago"
+    return f"{seconds // 60} min ago" if seconds < 7200 else f"{seconds // 3600} h ago"
+
+
+def show_rounds(rows: list[dict[str, Any]]) -> None:
+    """Print rounds as a table."""
+    numbers = ("asked", "counted", "seconds", "wire up", "wire down")
+    shown = table("seq", "task", "kind", "round", "outcome", *numbers, right=numbers)
+    for row in rows:
+        shown.add_row(
+            str(row["seq"]),
+            str(row["task"]),
+            row["kind"],
+            str(row["round"]),
+            row["outcome"],
+            str(row["asked"]),
+            str(row["counted"]),
+            f"{row['seconds']:.1f}",
+            format_bytes(row["wire_up"]),
+            format_bytes(row["wire_down"]),
+        )
+    out = console()
+    if not rows:
+        out.print("no round yet")
+        return
+    show_table(out, shown)
+    for row in rows:
+        for one in row["excluded"]:
+            text = f"round {row['seq']} left out {one['name'] or one['client']}: {one['reason']}"
+            out.print(printable(text))
+        if remarks := _remarks(row):
+            out.print(printable(f"round {row['seq']}: {'; '.join(remarks)}"))
+    counted = {row["wire_source"] for row in rows}
+    how = "as the kernel counted it" if counted == {"kernel"} else "by the exact formula"
+    out.print(f"wire: TCP payload of all clients, {how}", style="dim")
+
+
+def _remarks(row: dict[str, Any]) -> list[str]:
+    """Return what did not go to plan in a round."""
+    remarks = [CLOSED_BY[row["closed_by"]]] if row["closed_by"] in CLOSED_BY else []
+    if row["reopened"]:
+        remarks.append(f"reopened {row['reopened']} x")
+    for one in row["answers"][:12]:
+        why = f" ({one['reason']})" if one["reason"] else ""
+        remarks.append(f"{one['name'] or one['client'][:8]} {ANSWERS[one['answer']]}{why}")
+    return [*remarks, *(["..."] if len(row["answers"]) > 12 else [])]
+
+
+def rounds_csv(rows: list[dict[str, Any]]) -> None:
+    """Write rounds as CSV to stdout; what is a list in JSON is its length."""
+    lines = csv.writer(sys.stdout, lineterminator="\n")
+    names = list(rows[0]) if rows else ["seq"]
+    lines.writerow(names)
+    for row in rows:
+        lines.writerow(len(row[n]) if isinstance(row[n], list) else row[n] for n in names)
+
+
+def show_comparison(runs: comparison.Named, folder: Path) -> None:
+    """Print the headline numbers of several runs, and where the page is."""
+    shown = table(*HEAD, right=HEAD[2:])
+    for line in comparison.rows(runs):
+        shown.add_row(*map(printable, line))
+    out = console()
+    show_table(out, shown)
+    out.print(f"files: {folder}/comparison.html, comparison.csv", soft_wrap=True)
+
+
+def show_report(ledger: Ledger, run: RunId, folder: Path) -> None:
+    """Print a run's numbers and where its files are."""
+    out = console()
+    for part in summary_tables(ledger, run):
+        out.print(part)
+    row = ledger.run(run)
+    if row is not None and row.environment.get("budget"):
+        out.print(row.environment["budget"]["text"], soft_wrap=True)
+    out.print(f"files: {folder}/report.html, summary.json, rounds.jsonl, ...", soft_wrap=True)
+
+
+def show_demo(demo: Demo, form: Format) -> None:
+    """Print the numbers of a demo that has come to its end, or give them as JSON."""
+    with Ledger(demo.federation / LEDGER_NAME, read_only=True) as ledger:
+        run = run_named(ledger, None).run_id
+
+        def show() -> None:
+            show_report(ledger, run, demo.federation / "runs" / run)
+            typer.echo(f"took {demo.took_s:.0f} s")
+
+        emit(run_directory.summary(collect(ledger, run))["data"], form, show)

@@ -1,0 +1,240 @@
+"""What the server's control socket answers: the operator's commands and local enrolment."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from fcil_protocol.errors import FcilError, UsageError
+from fcil_protocol.trust.keys import PublicKeys
+from fcil_server.daemon.gauges import gauges
+from fcil_server.daemon.page_access import page_enter, page_link, page_sign_out
+from fcil_server.daemon.preview import outlook
+from fcil_server.daemon.status import status
+from fcil_server.federation.operator_text import check_lasts
+from fcil_server.federation.roster import Roster, check_name, ever_named
+from fcil_server.ledger.enums import Role, RunStatus
+from fcil_server.rounds.class_changes import apply_change
+from fcil_server.rounds.position import Mode
+from fcil_server.runs.erase import Going, erase, tidy
+
+if TYPE_CHECKING:
+    from fcil_server.daemon.context import ServerActions, ServerContext
+    from fcil_server.daemon.live import Live
+    from fcil_server.daemon.sessions import Sessions
+
+
+class Commands:
+    """Carries out the commands that come over the control socket.
+
+    Args:
+        context: the server.
+        actions: what concerns it as a whole.
+        sessions: of clients, some of which a command ends.
+        live: tells what is under way.
+    """
+
+    def __init__(
+        self, context: ServerContext, actions: ServerActions, sessions: Sessions, live: Live
+    ) -> None:
+        self._context = context
+        self._actions = actions
+        self._sessions = sessions
+        self._live = live
+
+    async def answer(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """Carry out one command; ``fields["uid"]`` is who asks, as the kernel says.
+
+        Raises:
+            UsageError: there is no such command, or its fields are wrong.
+        """
+        context, actor = self._context, _actor(fields)
+        match op:
+            case "status":
+                return await status(context)
+            case "gauges":
+                return gauges(context, fields)
+            case "live":
+                return await self._live.tell(fields)
+            case "outlook":
+                return outlook(context.run)
+            case "notes":
+                return await context.journal.after(int(fields.get("after", 0)))
+            case "enrol_local":
+                reply = enrol_local(context, fields)
+                await self._sync_ledger()
+                return reply
+            case "enrol":
+                return issue_ticket(context.roster, context.addresses(), fields, actor)
+            case "revoke":
+                return self._revoke(fields)
+            case "erase":
+                return await self._erase(fields)
+            case "classes":
+                return change_classes(context, fields)
+            case "page_link":
+                return page_link(context, actor)
+            case "page_enter":
+                return page_enter(context, fields, actor)
+            case "page_sign_out":
+                return await page_sign_out(context, actor)
+            case _:
+                return self._steer(op, fields)
+
+    def _steer(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:
+        """Stop, hold or shorten what the server does."""
+        match op:
+            case "stop":
+                _audit(self._context, fields, "stop")
+                self._actions.stop()
+                return {}
+            case "close_round":
+                rest = fields.get("rest_of_task") is True
+                self._context.run.coordinator.close_short(rest_of_task=rest)
+                detail = "and the rest of its task" if rest else ""
+                _audit(self._context, fields, "close_round", detail)
+                return {}
+            case "pause" | "resume" | "drain":
+                _audit(self._context, fields, op)
+                return self._set_mode(op)
+            case "stop_run":
+                return self._stop_run(fields)
+            case _:
+                raise UsageError(f"this server knows no command {op!r}.")
+
+    async def _sync_ledger(self) -> None:
+        """Wait until what is committed is on the disk; the server ends if it cannot be."""
+        try:
+            await asyncio.to_thread(self._context.ledger.sync)
+        except FcilError as error:
+            self._actions.fail(error)
+            raise
+
+    def _set_mode(self, op: str) -> dict[str, Any]:
+        coordinator = self._context.run.coordinator
+        if op == "drain":
+            self._actions.drain_rounds()
+        else:
+            mode = Mode.PAUSED if op == "pause" else Mode.RUNNING
+            coordinator.set_mode(mode)
+            text = "no round opens" if op == "pause" else "rounds go on"
+            self._context.journal.note("info", mode.value, text)
+        return {"mode": coordinator.at.mode.value, "round_open": coordinator.at.is_open}
+
+    def _stop_run(self, fields: dict[str, Any]) -> dict[str, Any]:
+        context = self._context
+        run = context.run.coordinator.kit.run
+        _audit(context, fields, "stop_run", run)
+        row = context.ledger.run(run)
+        if row is not None and row.status is not RunStatus.DONE:
+            context.ledger.set_run_status(run, RunStatus.STOPPED)
+        self._actions.stop()
+        return {"run": run}
+
+    def _revoke(self, fields: dict[str, Any]) -> dict[str, Any]:
+        roster, name, actor = self._context.roster, str(fields.get("name", "")), _actor(fields)
+        if roster.withdraw(name, actor):
+            return {"client": None, "name": name, "withdrawn": True}
+        row = roster.named(name)
+        keep, why = fields.get("keep") is True, str(fields.get("why", ""))
+        self._sessions.revoke(row, keep=keep, actor=actor, why=why)
+        return {"client": row.client_id, "name": row.name}
+
+    async def _erase(self, fields: dict[str, Any]) -> dict[str, Any]:
+        context, actor = self._context, _actor(fields)
+        ledger, journal, coordinator = context.ledger, context.journal, context.run.coordinator
+        row = ever_named(ledger, str(fields.get("name", "")))
+        kit, directory = coordinator.kit, context.federation.directory
+        under_way = ledger.open_round(kit.run)
+        rows = ledger.updates(under_way.key) if under_way else []
+        going = Going(kit.run, kit.spool, {str(u.update_id) for u in rows})
+        journal.write()  # what waits to be written names it, too
+        done = erase(context.roster, directory, row, actor, going)
+        coordinator.revoked(row.client_id)
+        journal.rename(row.name, done.pseudonym)
+        context.peers.refused.pop(row.client_id, None)
+        peer = context.peers.by_client(row.client_id)
+        if peer is not None:
+            peer.name = done.pseudonym
+            self._sessions.cut(peer)
+        text = f"{done.pseudonym} is what remains of a member"
+        journal.note("warning", "erased", text, row.client_id)
+        more = await asyncio.to_thread(tidy, ledger.path, directory)
+        return {**asdict(done), "stays": [*done.stays, *more]}
+
+
+def _actor(fields: dict[str, Any]) -> str:
+    page = ", page" if fields.get("by") == "page" else ""
+    return f"uid {fields.get('uid', '?')}{page}"
+
+
+def _audit(context: ServerContext, fields: dict[str, Any], action: str, detail: str = "") -> None:
+    context.ledger.add_audit(_actor(fields), action, detail)
+
+
+def change_classes(context: ServerContext, fields: dict[str, Any]) -> dict[str, Any]:
+    """Carry out one of the operator's changes to class names.
+
+    Raises:
+        UsageError: there is no such change or class, or it would mix classes.
+    """
+    coordinator = context.run.coordinator
+    names = apply_change(coordinator.kit.classes, fields)
+    _audit(context, fields, f"classes_{fields['change']}", ", ".join(names))
+    coordinator.classes_changed()
+    return {"names": names}
+
+
+def enrol_local(context: ServerContext, fields: dict[str, Any]) -> dict[str, Any]:
+    """Enrol a client of this machine and user; its private keys stay with it.
+
+    Raises:
+        UsageError: the request has no name or no public keys.
+        TrustError: these keys were revoked.
+    """
+    name, keys = check_name(fields.get("name")), fields.get("keys")
+    try:
+        raw = {str(k): bytes.fromhex(v) for k, v in keys.items()}  # type: ignore[union-attr]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UsageError("an enrolment needs public keys in hexadecimal.") from error
+    client = context.roster.enrol_local(name, PublicKeys.from_fields(raw), _actor(fields))
+    row = context.ledger.client(client)
+    assert row is not None
+    return {
+        "client_id": client,
+        "name": row.name,
+        "certificate": context.federation.certificate.to_bytes().hex(),
+        "addresses": context.addresses(),
+    }
+
+
+def issue_ticket(
+    roster: Roster, addresses: list[str], fields: dict[str, Any], actor: str
+) -> dict[str, Any]:
+    """Make a ticket; its text goes to whoever asked and is kept nowhere.
+
+    Args:
+        roster: where it is issued.
+        addresses: of the server.
+        actor: who asks, for the audit log.
+        fields: ``name``, ``lasts_s``, and perhaps ``relay`` and ``via``.
+
+    Raises:
+        UsageError: the name is taken or none, the time is out of range, or ``via`` no relay.
+    """
+    via = fields.get("via")
+    ticket = roster.issue(
+        check_name(fields.get("name")),
+        check_lasts(fields.get("lasts_s")),
+        tuple(addresses),
+        actor,
+        role=Role.RELAY if fields.get("relay") is True else Role.CLIENT,
+        via=None if via is None else str(via),
+    )
+    return {
+        "ticket": ticket.to_text(),
+        "expires": ticket.expires,
+        "addresses": list(ticket.addresses),
+        "fingerprint": roster.federation.keys.public.fingerprint,
+    }

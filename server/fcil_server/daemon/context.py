@@ -1,0 +1,93 @@
+"""The finished parts of a running server, for those that read or command it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Protocol
+
+from fcil_protocol.errors import FcilError
+from fcil_server.daemon.journal import Journal
+from fcil_server.event_loop import LagMeter
+from fcil_server.federation.config import Config
+from fcil_server.federation.directory import Federation
+from fcil_server.federation.roster import Roster
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.runs.active_run import OpenRun
+from fcil_server.sessions.byte_meter import Accounts
+from fcil_server.sessions.intake import Intake, in_words
+from fcil_server.sessions.peers import Peers
+from fcil_server.sessions.relayed import Lanes
+from fcil_server.web.page.access.links import PageLinks
+from fcil_server.web.supervisor import WebProcess
+
+
+@dataclass(frozen=True)
+class ServerContext:
+    """A server whose run is open: its passive parts, every one of them finished.
+
+    Attributes:
+        link: connections of clients, behind relays or not.
+        links: open links to the page.
+        accounts: counts bytes.
+        run: the open run.
+        metrics: the process that serves Prometheus. page: the one that serves browsers.
+        port: on which clients are listened for.
+        began: when the server was made, on the monotonic clock.
+        started_at: the same, in unix seconds; once, since a figure that trembles looks like
+            restarts.
+    """
+
+    federation: Federation
+    journal: Journal
+    peers: Peers
+    roster: Roster
+    lag: LagMeter
+    links: PageLinks
+    link: Lanes
+    accounts: Accounts
+    intake: Intake
+    run: OpenRun
+    metrics: WebProcess
+    page: WebProcess
+    port: int
+    began: float
+    started_at: float
+
+    @property
+    def ledger(self) -> Ledger:
+        """The federation's ledger."""
+        return self.federation.ledger
+
+    @property
+    def config(self) -> Config:
+        """The configuration that the server was started with."""
+        return self.federation.config
+
+    def addresses(self) -> list[str]:
+        """Return the addresses that clients are told."""
+        return self.config.federation.told(self.port)
+
+
+class ServerActions(Protocol):
+    """What a command may do to the server as a whole."""
+
+    def stop(self) -> None:
+        """End the server after what is being written is written."""
+        ...
+
+    def drain_rounds(self) -> None:
+        """End the server when the round under way is over; no other one opens."""
+        ...
+
+    def fail(self, error: FcilError) -> None:
+        """End the server with an error."""
+        ...
+
+
+async def guard(work: Coroutine[None, None, None], fail: Callable[[FcilError], None]) -> None:
+    """Do one piece of the server's work; its failure is told to ``fail``, in words."""
+    try:
+        await work
+    except Exception as error:
+        fail(in_words(error))

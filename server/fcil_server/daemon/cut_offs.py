@@ -1,0 +1,126 @@
+"""Cutting off members that go on after hundreds of refusals, and letting them in again.
+
+A member that is cut off is a guest as long as the pause lasts: the gate lets it in once in a
+while, and it hears why. Its key, its updates and its place in the federation stay as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Protocol
+
+from fcil_protocol.errors import CutOff, FcilError
+from fcil_protocol.ids import ClientId
+from fcil_protocol.messages.messages import Message, nack_of
+from fcil_server.federation.roster import Roster
+from fcil_server.sessions.conduct import MOST, WINDOW_S, Conduct
+from fcil_server.sessions.peers import GOODBYE_S, Peer, Peers
+
+A_FLOOD = 100  # needless messages that a connection cut for a flood counts as
+
+
+class Speaker(Protocol):
+    """Speaks to a connected client, and ends its connection."""
+
+    def send(self, peer: Peer, message: Message, *blobs: bytes) -> bool:
+        """Send one message; False if the client is gone."""
+        ...
+
+    def cut(self, peer: Peer) -> None:
+        """End a client's connection."""
+        ...
+
+
+class CutOffs:
+    """Judges members by what was refused of them.
+
+    Args:
+        roster: whose members they are.
+        peers: those that are connected.
+        note: tells the operator: level, code, text, client.
+        speaker: returns what speaks to a connected member; asked for when there is one.
+        dismiss: hears nothing more of a connection.
+        silence: hears nothing more of a relay's connections, and cuts them.
+        conduct: counts.
+    """
+
+    def __init__(
+        self,
+        roster: Roster,
+        peers: Peers,
+        *,
+        note: Callable[[str, str, str, ClientId], None],
+        speaker: Callable[[], Speaker],
+        dismiss: Callable[[int], None],
+        silence: Callable[[ClientId], None],
+        conduct: Conduct | None = None,
+    ) -> None:
+        self._roster = roster
+        self._ledger = roster.federation.ledger
+        self._peers = peers
+        self._note = note
+        self._speaker = speaker
+        self._hear_no_more = dismiss
+        self._silence = silence
+        self._conduct = conduct or Conduct()
+
+    def needless(self, client: ClientId, count: float = 1.0) -> None:
+        """Count what a member sent without need; cut it off if that was too much."""
+        pause_s = self._conduct.needless(client, count)
+        if pause_s:
+            self._begin(client, pause_s)
+
+    def flooded(self, key: bytes) -> None:
+        """Count a connection that was cut because it brought too much, if it was a member's."""
+        row = self._ledger.client_by_curve(key) if key else None
+        if row is not None:
+            self.needless(row.client_id, A_FLOOD)
+
+    def refuse(self, client: ClientId) -> None:
+        """Refuse whoever comes back before its pause is over.
+
+        Raises:
+            CutOff: with how long it still lasts.
+        """
+        left = self._conduct.left(client)
+        if left:
+            raise CutOff(f"{_why()}; the server hears it again in {left:.0f} s.")
+
+    def _begin(self, client: ClientId, pause_s: float) -> None:
+        row = self._ledger.client(client)
+        if row is None:
+            return
+        text = f"{row.name} is cut off for {pause_s:.0f} s: {_why()}"
+        self._note("warning", CutOff.code, text, client)
+        with contextlib.suppress(FcilError):  # a full disk must not spare it
+            self._ledger.add_audit("server", CutOff.code, text)
+        self._peers.refused[client] = f"cut off for {pause_s:.0f} s: {_why()}"
+        self._roster.bar(row)
+        peer = self._peers.by_client(client)
+        if peer is not None:
+            self._dismiss(peer)
+        self._silence(client)
+        asyncio.get_running_loop().call_later(pause_s, self._end, client)
+
+    def _dismiss(self, peer: Peer) -> None:
+        """Hear no more of a session, and cut it when its client had time to hear why."""
+        speaker = self._speaker()
+        speaker.send(peer, nack_of(CutOff(f"{_why()}.")))
+        self._hear_no_more(peer.conn)
+        asyncio.get_running_loop().call_later(GOODBYE_S, speaker.cut, peer)
+
+    def _end(self, client: ClientId) -> None:
+        if self._peers.refused.get(client, "").startswith("cut off"):
+            del self._peers.refused[client]  # another reason stays
+        row = self._ledger.client(client)
+        if row is not None:
+            self._roster.unbar(row)
+
+
+def _why() -> str:
+    return (
+        "too many of its messages were refused or needless "
+        f"({MOST} at once, then {MOST / WINDOW_S:.0f} a second)"
+    )

@@ -1,0 +1,149 @@
+"""Messages of clients, from the link to the part of the server that each is for.
+
+Frames come in, are parsed and checked here, and go to guests, sessions, intake, publisher or
+coordinator. Every failure of a message becomes a Nack and a row in the ledger, never a traceback
+to a peer and never the end of the server.
+"""
+
+from __future__ import annotations
+
+from fcil_protocol.errors import BadSignature, FcilError, InternalError, NotNow, WireError
+from fcil_protocol.ids import RoundKey
+from fcil_protocol.link.zmq_link import MEMBER_BYTES, Incoming
+from fcil_protocol.messages.frames import Received, parse
+from fcil_protocol.messages.messages import (
+    LEFT,
+    Bye,
+    Chunk,
+    Decline,
+    Enrol,
+    Hello,
+    Message,
+    Progress,
+    Rotate,
+    Update,
+    Want,
+    nack_of,
+)
+from fcil_server.daemon.context import ServerContext
+from fcil_server.daemon.cut_offs import CutOffs
+from fcil_server.daemon.sessions import Sessions
+from fcil_server.event_loop import Turns
+from fcil_server.sessions import handshake
+from fcil_server.sessions.guests import Guests
+from fcil_server.sessions.inbox import Inbox
+from fcil_server.sessions.intake import in_words
+from fcil_server.sessions.peers import Peer
+
+
+class Dispatch:
+    """Receives messages and hands each to its part of the server.
+
+    Args:
+        context: the server.
+        sessions: of members.
+        guests: those who are no members (yet).
+        cut_offs: judges members by what is refused of them.
+    """
+
+    def __init__(
+        self, context: ServerContext, sessions: Sessions, guests: Guests, cut_offs: CutOffs
+    ) -> None:
+        self._context = context
+        self._sessions = sessions
+        self._guests = guests
+        self._cut_offs = cut_offs
+        self._credit = context.config.wire.credit
+        self._inbox = Inbox(
+            context.intake,
+            alive=lambda peer: context.peers.by_conn(peer.conn) is peer,
+            refuse=self._turn_down,
+            cut=sessions.overrun,
+            most_bytes=MEMBER_BYTES + self._credit,
+        )
+
+    async def receive(self) -> None:
+        """Take one message after the other, until cancelled."""
+        turns = Turns()
+        while True:
+            await turns.give()
+            incoming = await self._context.link.recv()
+            try:
+                self._take(incoming)
+            except Exception as error:  # of our defect, the peer learns a code, the log the rest
+                self._refuse(incoming, in_words(error))
+
+    def _take(self, incoming: Incoming) -> None:
+        guests, context = self._guests, self._context
+        if not incoming.frames:
+            self._departed(incoming.conn)
+            return
+        if guests.had_its_answer(incoming):
+            return
+        guests.check_size(incoming)
+        received = parse(incoming.frames)
+        if isinstance(received.message, Hello):
+            if not guests.explain(incoming, received, received.message):
+                self._sessions.begin(incoming, received, received.message)
+            return
+        if isinstance(received.message, Enrol):
+            guests.enrol(incoming, received, received.message)
+            return
+        peer = context.peers.by_conn(incoming.conn)
+        if peer is None:
+            raise WireError("a session begins with a Hello.")
+        message = peer.channel.check(received)
+        context.accounts.received(peer.client, message, incoming.frames)
+        digest = getattr(message, "digest", "")
+        try:
+            self._handle(peer, received, message)
+        except FcilError as error:
+            self._turn_down(peer, digest, error)
+
+    def _turn_down(self, peer: Peer, digest: str, error: FcilError) -> None:
+        self._sessions.count_refusal(peer, error)
+        self._context.intake.forget(peer, digest)
+        self._sessions.send(peer, nack_of(error, digest))
+
+    def _handle(self, peer: Peer, received: Received, message: Message) -> None:
+        match message:
+            case Update() | Chunk():
+                self._inbox.put(peer, received, message)
+            case Want():
+                self._context.run.publisher.serve(peer, message, self._credit)
+            case Decline():
+                self._decline(peer, message)
+            case Progress():
+                peer.progress = (message.phase, message.done, message.total)
+                peer.paused = message.paused
+            case Rotate():
+                self._sessions.rotate(peer, message)
+            case Bye(code=code) if code == LEFT:
+                self._sessions.leave(peer)
+            case Bye():
+                if message.code:
+                    self._sessions.turn_away(peer, handshake.leaving(message))
+                self._departed(peer.conn)
+            case _:
+                raise WireError(f"a client does not send {message.type}.")
+
+    def _decline(self, peer: Peer, message: Decline) -> None:
+        coordinator = self._context.run.coordinator
+        key = RoundKey(coordinator.kit.run, message.task, message.kind, message.round)
+        text = f"{peer.name}: {message.reason}"
+        self._context.journal.note("info", "declined", text, peer.client)
+        peer.resting = message.reason == NotNow.code
+        if not coordinator.declined(peer.client, key, message.reason):
+            self._cut_offs.needless(peer.client)
+
+    def _departed(self, conn: int) -> None:
+        self._guests.departed(conn)
+        self._sessions.end(conn)
+
+    def _refuse(self, incoming: Incoming, error: FcilError) -> None:
+        """Answer what belongs to no session; the connection of a guest ends with it."""
+        self._sessions.refuse(incoming, error)
+        self._guests.show_out(incoming)
+        if isinstance(error, InternalError | BadSignature):
+            origin = incoming.key.hex()
+            self._context.journal.note("error", error.code, error.message, origin=origin)

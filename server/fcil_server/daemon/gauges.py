@@ -1,0 +1,50 @@
+"""What a running server says of itself to who asks often: a few numbers, no look at the disk."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from fcil_protocol.ids import ClientId
+from fcil_server.ledger.enums import Answer
+
+if TYPE_CHECKING:
+    from fcil_server.daemon.context import ServerContext
+
+MAX_TOLD_APART = 1000  # clients whose presence is asked for by name
+
+
+def gauges(context: ServerContext, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return where the server stands now.
+
+    Args:
+        context: the server.
+        fields: ``clients``: ids of those to say of whether they are here (`MAX_TOLD_APART`).
+    """
+    coordinator = context.run.coordinator
+    at = coordinator.at
+    answers = at.round.answers if at.round is not None else {}
+    worker = coordinator.kit.aggregation.worker
+    wanted = fields.get("clients")
+    ids = wanted[:MAX_TOLD_APART] if isinstance(wanted, list) else []
+    return {
+        "pid": os.getpid(),
+        "started_at": context.started_at,
+        "run": coordinator.kit.run,
+        "phase": at.phase,
+        "mode": at.mode.value,
+        "waiting_for": at.waiting_for,
+        "task": at.task.index if at.task else None,
+        "kind": at.step.kind if at.step else None,
+        "round": at.step.round if at.step else None,
+        "remaining_s": coordinator.remaining_s,
+        "asked": len(answers),
+        "answered": sum(a is Answer.UPDATED for a in answers.values()),
+        "connected": len(context.peers),
+        "ready": sum(1 for _ in context.peers.announced()),
+        "here": {str(i): context.peers.by_client(ClientId(str(i))) is not None for i in ids},
+        "worker_pid": worker.pid,
+        "worker_starts": worker.starts,
+        "worker_deaths": worker.deaths,
+        **context.lag.lag.to_fields(),
+    }

@@ -1,0 +1,94 @@
+"""The parts of a server that serve its run, and the run's way to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fcil_protocol.errors import FcilError
+from fcil_protocol.ids import RoundKey
+from fcil_protocol.messages.messages import Message
+from fcil_server.daemon.context import ServerContext
+from fcil_server.daemon.cut_offs import CutOffs
+from fcil_server.daemon.dispatch import Dispatch
+from fcil_server.daemon.flush import Books
+from fcil_server.daemon.live import Live
+from fcil_server.daemon.sessions import Sessions
+from fcil_server.event_loop import Lag, LagMeter
+from fcil_server.sessions.conduct import ANNOUNCED
+from fcil_server.sessions.peers import Peer
+from fcil_server.sessions.run_ports import RunPorts
+from fcil_server.sessions.uploads import Accepted
+
+
+@dataclass(frozen=True)
+class ServerParts:
+    """The parts that serve the run."""
+
+    context: ServerContext
+    sessions: Sessions
+    cut_offs: CutOffs
+    dispatch: Dispatch
+    live: Live
+    books: Books
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerPorts(RunPorts):
+    """The run's way to the parts that serve it.
+
+    Attributes:
+        meter: measures how late the loop is.
+        stop: ends the server. failed: the same, with an error.
+        parts: returns the parts, which are made once the run is open.
+    """
+
+    meter: LagMeter
+    stop: Callable[[], None]
+    failed: Callable[[FcilError], None]
+    parts: Callable[[], ServerParts]
+
+    def send(self, peer: Peer, message: Message, *blobs: bytes) -> bool:
+        return self.parts().sessions.send(peer, message, *blobs)
+
+    def lag(self) -> Lag:
+        return self.meter.take()
+
+    async def drain(self) -> None:
+        await self.parts().context.intake.drain()
+
+    def round_opens(self, key: RoundKey, new_parts: set[str]) -> None:
+        self.parts().context.accounts.begin(key, new_parts)
+        self.parts().live.round_opens(key)
+
+    async def round_closed(self, key: RoundKey) -> None:
+        self.parts().context.intake.sweep(self.peers)
+        await self.parts().books.close_round(key)
+
+    def drained(self) -> None:
+        text = "no round is under way; started again, the server goes on"
+        self.notify("info", "drained", text)
+        self.stop()
+
+    def done(self) -> None:
+        if not self.attended:
+            self.stop()
+
+    async def flush_bytes(self) -> None:
+        await self.parts().books.settled()
+        self.parts().context.accounts.flush()
+
+    def announced(self, peer: Peer) -> None:
+        self.parts().cut_offs.needless(peer.client, ANNOUNCED)
+
+    def opened(self, accepted: Accepted) -> None:
+        self.parts().live.opened(accepted)
+
+    def stored(self, accepted: Accepted) -> None:
+        self.parts().context.accounts.tensors_up(accepted.client, accepted.tensor_bytes)
+
+    def count_refusal(self, peer: Peer, error: FcilError) -> None:
+        self.parts().sessions.count_refusal(peer, error)
+
+    def fail(self, error: FcilError) -> None:
+        self.failed(error)

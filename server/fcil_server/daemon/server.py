@@ -1,0 +1,370 @@
+"""The server: composes its parts, starts their work and ends it. It decides nothing.
+
+The parts are made in three steps: what listens, the run, and what serves the run. A part calls
+one of a later step only once all are made: the calls come from messages, rounds and commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from fcil_protocol.errors import FcilError
+from fcil_protocol.ids import ClientId
+from fcil_protocol.link.interface import ServerLink
+from fcil_protocol.link.zmq_link import Router
+from fcil_protocol.process import control_socket
+from fcil_protocol.process.supervisor import Service
+from fcil_server.daemon.commands import Commands
+from fcil_server.daemon.context import ServerActions, ServerContext, guard
+from fcil_server.daemon.cut_offs import CutOffs
+from fcil_server.daemon.dispatch import Dispatch
+from fcil_server.daemon.flush import Books
+from fcil_server.daemon.journal import Journal, Note
+from fcil_server.daemon.live import Live
+from fcil_server.daemon.parts import ServerParts, ServerPorts
+from fcil_server.daemon.sessions import Sessions
+from fcil_server.daemon.status import status_line
+from fcil_server.event_loop import LagMeter
+from fcil_server.federation.addresses import split_address
+from fcil_server.federation.allow_list import Doorkeeper
+from fcil_server.federation.directory import Federation
+from fcil_server.federation.page_key import make_key
+from fcil_server.federation.roster import Roster
+from fcil_server.rounds.coordinator import Coordinator
+from fcil_server.rounds.position import Mode
+from fcil_server.runs.active_run import OpenRun, open_run
+from fcil_server.sessions.byte_meter import Accounts
+from fcil_server.sessions.floods import Floods
+from fcil_server.sessions.guests import Guests
+from fcil_server.sessions.peers import Peers
+from fcil_server.sessions.relayed import Lanes
+from fcil_server.web.page.access.links import PageLinks
+from fcil_server.web.supervisor import WebProcess, figures_site, page_site
+
+FLUSH_S = 5.0  # how often byte counts and the deadline are written while nothing closes
+
+
+@dataclass(frozen=True)
+class _Listening:
+    """The parts that are there before the run is: clients connect, and none is heard yet."""
+
+    roster: Roster
+    link: Lanes
+    guests: Guests
+    cut_offs: CutOffs
+    port: int
+
+
+@dataclass(frozen=True)
+class _Actions(ServerActions):
+    """Ends a server for those that do not know it."""
+
+    server: Server
+    coordinator: Coordinator
+
+    def stop(self) -> None:
+        self.server.stop()
+
+    def drain_rounds(self) -> None:
+        if self.coordinator.at.mode is not Mode.DRAINING:
+            text = "no round opens any more; stopping when this one is over"
+            self.server.journal.note("info", "draining", text)
+        self.coordinator.set_mode(Mode.DRAINING)
+
+    def fail(self, error: FcilError) -> None:
+        self.server.fail(error)
+
+
+class Server:
+    """One federation being served.
+
+    Args:
+        say: shows a note in the terminal or the log.
+        until_done: end when the run's listed tasks are learned.
+        drain_on_term: the first SIGTERM lets the round under way come to its end.
+        service: signals, and what a supervisor is told.
+        listening: called once, when everything is loaded and clients can come.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        *,
+        say: Callable[[Note], None],
+        until_done: bool = False,
+        new_run: bool = False,
+        drain_on_term: bool = False,
+        service: Service | None = None,
+        listening: Callable[[ServerContext], None] = lambda _: None,
+    ) -> None:
+        self.federation = federation
+        self.ledger = federation.ledger
+        self.config = federation.config
+        self.journal = Journal(federation.ledger, say)
+        self.note = self.journal.note
+        self.peers = Peers()
+        self.lag = LagMeter()
+        self.until_done = until_done
+        self._began, self._started_at = time.monotonic(), time.time()
+        self._new_run = new_run
+        self._drain_on_term = drain_on_term
+        self._service = service or Service()
+        self._listening = listening
+        self._stopping = asyncio.Event()
+        self._failure: FcilError | None = None
+
+    # --- life -------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Serve until a signal, ``stop``, or (``until_done``) the end of the run.
+
+        Raises:
+            FcilError: the server could not start, or the run failed.
+        """
+        _raise_descriptor_limit()
+        self.ledger.checkpoint_by_hand()
+        work: list[asyncio.Task[None]] = []
+        async with contextlib.AsyncExitStack() as ends:  # closes what was made, the last first
+            ends.callback(self._service.over)
+            try:
+                work += await self._start(ends)
+                await self._stopping.wait()
+            finally:
+                self.lag.stop()
+                self._service.stopping()
+                for task in work:
+                    task.cancel()
+                await asyncio.gather(*work, return_exceptions=True)
+        if self._failure is not None:
+            raise self._failure
+
+    async def _start(self, ends: contextlib.AsyncExitStack) -> list[asyncio.Task[None]]:
+        """Make all parts, and start the work that goes on until the end."""
+        parts: ServerParts
+
+        def made() -> ServerParts:
+            return parts
+
+        metrics, page = self._open_doors(ends)
+        listening = self._open_link(ends, made)
+        commands = ends.enter_context(contextlib.ExitStack())
+        ends.callback(self.journal.write, everything=True)
+        ports = ServerPorts(
+            notify=self.note,
+            peers=self.peers,
+            attended=not self.until_done,
+            meter=self.lag,
+            stop=self.stop,
+            failed=self.fail,
+            parts=made,
+        )
+        run = await open_run(self.federation, self.config, ports, new=self._new_run)
+        ends.push_async_callback(self._last, run.close)
+        self.journal.begin_run(run.coordinator.kit.run)
+        context = self._context(listening, run, metrics, page)
+        parts = self._compose(context, listening)
+        for step in (parts.books.end, parts.sessions.say_goodbye, context.intake.drain):
+            ends.push_async_callback(self._last, step)
+        await self._answer(commands, parts)
+        return self._begin(parts)
+
+    def _context(
+        self, listening: _Listening, run: OpenRun, metrics: WebProcess, page: WebProcess
+    ) -> ServerContext:
+        """Bring the passive parts together, with the two that a run is needed for."""
+        kernel = listening.link.take_counts
+        return ServerContext(
+            federation=self.federation,
+            journal=self.journal,
+            peers=self.peers,
+            roster=listening.roster,
+            lag=self.lag,
+            links=PageLinks(),
+            link=listening.link,
+            accounts=Accounts(self.ledger, run.coordinator.kit.run, kernel=kernel),
+            intake=run.make_intake(),
+            run=run,
+            metrics=metrics,
+            page=page,
+            port=listening.port,
+            began=self._began,
+            started_at=self._started_at,
+        )
+
+    def _compose(self, context: ServerContext, listening: _Listening) -> ServerParts:
+        """Make the active parts, each from finished ones."""
+        sessions = Sessions(context, listening.cut_offs)
+        return ServerParts(
+            context=context,
+            sessions=sessions,
+            cut_offs=listening.cut_offs,
+            dispatch=Dispatch(context, sessions, listening.guests, listening.cut_offs),
+            live=Live(context),
+            books=Books(context, self.fail),
+        )
+
+    async def _answer(self, ends: contextlib.ExitStack, parts: ServerParts) -> None:
+        """Answer commands and signals."""
+        context, directory = parts.context, self.federation.directory
+        actions = _Actions(self, context.run.coordinator)
+        commands = Commands(context, actions, parts.sessions, parts.live)
+        door = await control_socket.serve(directory, commands.answer)
+        ends.callback(control_socket.socket_path(directory).unlink, missing_ok=True)
+        ends.callback(door.close)
+        self.federation.leave_join_file(context.addresses())
+        drain = actions.drain_rounds if self._drain_on_term else None
+        self._service.catch(self.stop, lambda text: self.note("info", "signal", text), drain)
+        self._service.ready(lambda: status_line(context))
+
+    def _begin(self, parts: ServerParts) -> list[asyncio.Task[None]]:
+        """Start what goes on until the end."""
+        context = parts.context
+        self.federation.tell_lost_frames(self.note)
+        self.note("info", "serving", f"listening on {', '.join(context.addresses())}")
+        self._listening(context)
+        self.lag.start()
+        work = (
+            parts.dispatch.receive(),
+            context.run.drive(),
+            self._tick(parts),
+            context.metrics.run(),
+            context.page.run(),
+        )
+        return [asyncio.create_task(guard(one, self.fail)) for one in work]
+
+    async def _last(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Take one step of the end; whatever it meets, the others are still taken."""
+        try:
+            await step()
+        except Exception as error:
+            self.note("error", "shutdown", str(error))
+
+    # --- what listens -----------------------------------------------------------------------
+
+    def _open_doors(self, ends: contextlib.AsyncExitStack) -> tuple[WebProcess, WebProcess]:
+        """Listen for Prometheus and for browsers, as far as that is wanted."""
+        directory, section = self.federation.directory, self.config.federation
+        metrics = WebProcess(directory, figures_site(section), self.note)
+        ends.callback(metrics.close)
+        page = WebProcess(directory, page_site(section), self.note)
+        ends.callback(page.close)
+        if page.served:
+            make_key(directory)
+        return metrics, page
+
+    def _open_link(
+        self, ends: contextlib.AsyncExitStack, parts: Callable[[], ServerParts]
+    ) -> _Listening:
+        """Listen for clients and relays.
+
+        Args:
+            ends: takes what closes the link.
+            parts: returns what takes their messages.
+        """
+        credit = self.config.wire.credit
+
+        def changed(relay: ClientId) -> None:  # these four call parts that are made below
+            link.tell(relay)
+
+        def flooded(key: bytes) -> None:
+            cut_offs.flooded(key)
+
+        def must_be_heard(relay: ClientId) -> None:
+            cut_offs.refuse(relay)
+
+        def refused(relay: ClientId, error: FcilError) -> None:
+            self.journal.refusal(relay, error)
+            cut_offs.needless(relay)
+
+        roster = self._roster(changed)
+        router, port = self._listen(roster, flooded)
+        link = Lanes(
+            router,
+            roster,
+            credit=credit,
+            accounts=lambda: parts().context.accounts,
+            serve=lambda p, want: parts().context.run.publisher.serve(p, want, credit),
+            say=self.note,
+            refused=refused,
+            must_be_heard=must_be_heard,
+        )
+        ends.callback(link.close)
+        guests = self._guests(roster, link, port)
+        cut_offs = CutOffs(
+            roster,
+            self.peers,
+            note=self.note,
+            speaker=lambda: parts().sessions,
+            dismiss=guests.dismiss,
+            silence=link.silence,
+        )
+        return _Listening(roster, link, guests, cut_offs, port)
+
+    def _guests(self, roster: Roster, link: Lanes, port: int) -> Guests:
+        return Guests(
+            roster=roster,
+            keys=self.federation.keys,
+            send=link.send,
+            cut=link.cut,
+            addresses=lambda: self.config.federation.told(port),
+            say=self.note,
+        )
+
+    def _roster(self, changed: Callable[[ClientId], None]) -> Roster:
+        """Let in whom the ledger knows."""
+        named = self.config.federation.ids == "named"
+        door = Doorkeeper(credit=self.config.wire.credit)
+        roster = Roster(self.federation, door, changed, named_ids=named)
+        roster.open()
+        return roster
+
+    def _listen(self, roster: Roster, flooded: Callable[[bytes], None]) -> tuple[ServerLink, int]:
+        """Open the socket; return it and its port."""
+        host, port = split_address(self.config.federation.listen)
+        floods = Floods(roster.who, lambda text: self.note("warning", "flood", text), flooded)
+        router = Router(
+            curve_secret=self.federation.keys.curve_secret,
+            curve_public=self.federation.keys.public.curve,
+            admit=roster.door,
+            heartbeat_s=self.config.federation.heartbeat_s,
+            allow=roster.allow,
+            flooded=floods.cut,
+        )
+        try:
+            return router, router.bind(host, port)
+        except BaseException:
+            router.close()
+            raise
+
+    # --- the end ----------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End the server after what is being written is written."""
+        self._stopping.set()
+
+    def fail(self, error: FcilError) -> None:
+        """End the server with an error."""
+        self.note("error", error.code, str(error))
+        self._failure = error
+        self.stop()
+
+    async def _tick(self, parts: ServerParts) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            self.ledger.refuse_if_gone()
+            await parts.books.keep()
+            parts.context.intake.revive(self.peers)
+            self._service.news()
+
+
+def _raise_descriptor_limit() -> None:
+    """Allow as many open files as the system permits: each client takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

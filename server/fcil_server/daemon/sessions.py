@@ -1,0 +1,216 @@
+"""Clients' sessions: how each begins, gives way to a newer one and ends, and what is said in it.
+
+A session begins with a Hello and is bound to its connection. `Peers` lists those that live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from fcil_protocol.errors import FcilError, InternalError, StorageError, TooLarge
+from fcil_protocol.link.zmq_link import Incoming
+from fcil_protocol.messages.frames import Received, parse
+from fcil_protocol.messages.messages import Ack, Bye, Hello, Message, Parts, Rotate, nack_of
+from fcil_protocol.messages.signed_session import Channel
+from fcil_protocol.trust.ticket import keys_digest
+from fcil_server.daemon.context import ServerContext
+from fcil_server.daemon.cut_offs import CutOffs
+from fcil_server.event_loop import Turns
+from fcil_server.federation.eligibility import LEFT_BY_ITSELF, REVOKED
+from fcil_server.ledger.rows import Client
+from fcil_server.sessions import handshake
+from fcil_server.sessions.peers import GOODBYE_S, Peer
+
+
+class Sessions:
+    """Begins and ends sessions, and speaks in them.
+
+    Args:
+        context: the server whose clients they are.
+        cut_offs: judges clients by what is refused of them.
+    """
+
+    def __init__(self, context: ServerContext, cut_offs: CutOffs) -> None:
+        self._context = context
+        self._cut_offs = cut_offs
+        self._connections: set[int] = set()  # those that have brought a Hello
+
+    # --- beginning --------------------------------------------------------------------------
+
+    def begin(self, incoming: Incoming, received: Received, hello: Hello) -> None:
+        """Begin the session that a Hello asks for, or say why its client cannot take part.
+
+        Raises:
+            TrustError, WireError: it is nobody's session (see `sessions.handshake.meet`).
+        """
+        context = self._context
+        peer = handshake.meet(context.ledger, context.federation.keys, incoming, received, hello)
+        if context.peers.is_left_behind(peer):
+            context.link.cut(peer.conn)  # the network kept its words while a newer one was made
+            return
+        self._cut_offs.needless(peer.client)  # a few Hellos are needed; hundreds are not
+        self._cut_offs.refuse(peer.client)
+        self._note_connection(incoming, peer)
+        context.accounts.received(peer.client, hello, incoming.frames)
+        context.ledger.touch(peer.client, device=hello.device)
+        try:
+            peer.ready = handshake.check(context.run.terms, hello)
+        except FcilError as error:
+            self.turn_away(peer, error)
+            self.send(peer, nack_of(error))
+            return
+        if peer.ready and hello.backbone is not None:
+            peer.agreement = handshake.agreement(context.run.terms, hello.backbone)
+            text = f"features of {peer.name} agree to {peer.agreement:.1e} on {hello.device}"
+            context.journal.note("info", "features", text, peer.client)
+        self._replace(peer)
+        self._welcome(peer)
+
+    def _note_connection(self, incoming: Incoming, peer: Peer) -> None:
+        """Count and tell a connection once, however many Hellos come over it."""
+        if incoming.conn in self._connections:
+            return
+        self._connections.add(incoming.conn)
+        if not incoming.relayed:
+            self._context.accounts.connected(peer.client, incoming.conn)
+        text = f"{peer.name} connected ({peer.device})"
+        self._context.journal.note("info", "connected", text, peer.client)
+
+    def _replace(self, peer: Peer) -> None:
+        old = self._context.peers.add(peer)
+        if old is not None:
+            text = (
+                f"{peer.name} connected again before its older connection was gone; the newer one "
+                "stays. If the older was another device, its files were copied: enrol it anew."
+            )
+            self._context.journal.note("warning", "two_links", text, peer.client)
+            self.send(old, Bye(code="two_links", reason=text))
+            asyncio.get_running_loop().call_later(GOODBYE_S, self._context.link.cut, old.conn)
+
+    def _welcome(self, peer: Peer) -> None:
+        context = self._context
+        verdict = context.run.coordinator.verdict(peer.client)
+        answer = handshake.welcome(
+            context.run.terms,
+            nonce=peer.channel.nonce,
+            ready=peer.ready,
+            verdict=verdict,
+            clients=len(context.peers),
+            clock_s=context.ledger.now,
+        )
+        self.send(peer, answer)
+
+    # --- speaking ---------------------------------------------------------------------------
+
+    def send(self, peer: Peer, message: Message, *blobs: bytes) -> bool:
+        """Send one message; False if the client is gone (its session ends by itself)."""
+        frames = peer.channel.frames(message, *blobs)
+        if not self._context.link.send(peer.route, frames):
+            return False
+        tensor = 0
+        if isinstance(message, Parts):
+            tensor = self._context.run.publisher.tensor_bytes(message.digest)
+        self._context.accounts.sent(peer.client, message, frames, tensor=tensor)
+        return True
+
+    def refuse(self, incoming: Incoming, error: FcilError) -> None:
+        """Answer something that belongs to no session, as far as it can be answered."""
+        context, row = self._context, None
+        with contextlib.suppress(FcilError):
+            row = context.ledger.client_by_curve(incoming.key)
+        context.journal.refusal(row.client_id if row else None, error)
+        whose = row.client_id if row else context.link.carrier(incoming.conn)
+        if whose is not None:
+            self._cut_offs.needless(whose)
+        peer = context.peers.by_conn(incoming.conn)
+        if peer is not None:
+            self.send(peer, nack_of(error))
+        elif row is not None and incoming.frames:
+            channel = Channel(context.federation.keys, row.public_keys)
+            with contextlib.suppress(FcilError):
+                hello = parse(incoming.frames).message
+                if isinstance(hello, Hello):
+                    channel.peer_nonce = hello.nonce
+            context.link.send(incoming.route, channel.frames(nack_of(error)))
+
+    def turn_away(self, peer: Peer, error: FcilError) -> None:
+        """Remember that a client cannot take part as it is, and why."""
+        self.count_refusal(peer, error)
+        self._context.peers.refused[peer.client] = error.message
+
+    def count_refusal(self, peer: Peer, error: FcilError) -> None:
+        """Write down and tell that something of a client was refused."""
+        self._context.journal.refusal(peer.client, error)
+        text = f"{peer.name}: {error.message}"
+        self._context.journal.note("warning", error.code, text, peer.client, heard=True)
+        if not isinstance(error, (InternalError, StorageError)):  # those are the server's faults
+            self._cut_offs.needless(peer.client)
+
+    def overrun(self, peer: Peer) -> None:
+        """Cut a client more of whose uploads wait than may, and say so."""
+        self.count_refusal(peer, TooLarge("more of its uploads waited to be opened than may."))
+        self.cut(peer)
+
+    # --- a membership that changes meanwhile ------------------------------------------------
+
+    def rotate(self, peer: Peer, message: Rotate) -> None:
+        """Take over a member's new keys, and say so before who has the old ones is cut.
+
+        Raises:
+            BadSignature, WireError, UsageError: see `Roster.rotate`.
+        """
+        row = self._row(peer)
+        keys = self._context.roster.rotate(row, message)
+        self._context.journal.note("info", "rotated", f"{peer.name} has new keys", peer.client)
+        self.send(peer, Ack(digest=keys_digest(keys)))
+        if row.via is not None:  # after the answer: the relay cuts who has an old key
+            self._context.roster.changed(row.via)
+
+    def leave(self, peer: Peer) -> None:
+        """A member gives its membership up."""
+        self.revoke(self._row(peer), keep=True, actor=peer.name, why=LEFT_BY_ITSELF)
+
+    def revoke(self, row: Client, *, keep: bool, actor: str, why: str = "") -> None:
+        """Take a client off the list (`Roster.revoke`) and end its connection."""
+        context = self._context
+        context.roster.revoke(row, why, actor, keep=keep)
+        context.run.coordinator.revoked(row.client_id)
+        peer = context.peers.by_client(row.client_id)
+        if peer is not None:  # it comes back as a guest and is told why
+            context.link.cut(peer.conn)
+        text = f"{row.name} is off the list: {why or REVOKED}"
+        context.journal.note("warning", "revoked", text, row.client_id)
+
+    def _row(self, peer: Peer) -> Client:
+        row = self._context.ledger.client(peer.client)
+        assert row is not None, "it has a session"
+        return row
+
+    # --- ending -----------------------------------------------------------------------------
+
+    def end(self, conn: int) -> None:
+        """End the session of a connection that is over; without one, forget the connection."""
+        context = self._context
+        self._connections.discard(conn)
+        context.accounts.departed(conn)
+        peer = context.peers.remove(conn)
+        if peer is not None and context.peers.by_client(peer.client) is None:
+            context.journal.note("info", "left", f"{peer.name} left", peer.client)
+            context.ledger.touch(peer.client)
+            context.run.coordinator.left(peer.client)
+
+    def cut(self, peer: Peer) -> None:
+        """End a client's connection, and drop what has come of its envelopes."""
+        for digest in list(peer.inflow.under_way):
+            self._context.intake.forget(peer, digest)
+        self._context.link.cut(peer.conn)
+
+    async def say_goodbye(self) -> None:
+        """Tell everybody that the server stops."""
+        context, turns = self._context, Turns()
+        for peer in context.peers:
+            self.send(peer, Bye(reason="the server stops"))
+            context.ledger.touch(peer.client)
+            await turns.give()
+        await asyncio.sleep(0.05 + 0.0005 * len(context.peers))  # let them leave the socket

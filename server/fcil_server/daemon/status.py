@@ -1,0 +1,217 @@
+"""Status and rounds as plain data, from a running server or from the ledger alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fcil_protocol.ids import ClientId, RunId
+from fcil_server.event_loop import Turns
+from fcil_server.federation.eligibility import gone_client
+from fcil_server.ledger.enums import Role, Source
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.rows import Client
+from fcil_server.reports.results.run_data import RoundView, round_views
+
+if TYPE_CHECKING:
+    from fcil_server.daemon.context import ServerContext
+
+
+async def status(context: ServerContext) -> dict[str, Any]:
+    """Return everything that one wants to know of a running server."""
+    context.journal.write()  # who asks finds in the ledger what it hears of
+    coordinator = context.run.coordinator
+    run = context.ledger.run(coordinator.kit.run)
+    assert run is not None
+    return {
+        "running": True,
+        "federation": {
+            "id": context.federation.id,
+            "name": context.config.federation.name,
+            "directory": str(context.federation.directory.resolve()),
+            "addresses": context.addresses(),
+            "port": context.port,
+            "metrics": context.metrics.describe(),
+            "page": context.page.describe(),
+            "up_s": round(time.monotonic() - context.began, 1),
+        },
+        "run": {
+            "id": run.run_id,
+            "status": run.status.value,
+            "parent": run.parent_run and {"run": run.parent_run, "state": run.parent_state},
+            "method": run.method,
+            "backbone": coordinator.kit.info.name,
+            "directory": str(context.run.directory.resolve()),
+            "state": coordinator.at.number,
+            "privacy": context.run.terms.privacy.model_dump(),
+            "budget": run.environment.get("budget"),
+        },
+        "now": _now(context),
+        "clients": await _clients(context),
+        "classes": _classes(context.ledger, run.run_id),
+        "refused": context.journal.refused,
+        "loop": context.lag.lag.to_fields(),
+        "notes": context.journal.latest(20),
+    }
+
+
+def status_line(context: ServerContext) -> str:
+    """Say in one line what the server does, for who supervises it."""
+    now = _now(context)
+    line = str(now["phase"])
+    if now["task"] is not None and now["kind"] is not None:
+        line = f"task {now['task']}, {now['kind']} {now['round']}, {now['phase']}"
+    here = sum(1 for _ in context.peers.announced())
+    waiting = f"; waits for {now['waiting_for']}" if now["waiting_for"] else ""
+    return f"{line}; {here} clients ready{waiting}"
+
+
+def _now(context: ServerContext) -> dict[str, Any]:
+    coordinator = context.run.coordinator
+    at = coordinator.at
+    machine = at.round
+    return {
+        "phase": at.phase,
+        "mode": at.mode.value,
+        "waiting_for": at.waiting_for,
+        "task": at.task.index if at.task else None,
+        "kind": at.step.kind if at.step else None,
+        "round": at.step.round if at.step else None,
+        "rounds": at.step.rounds if at.step else None,
+        "remaining_s": coordinator.remaining_s,
+        "answers": {c: a.word for c, a in machine.answers.items()} if machine else {},
+    }
+
+
+async def _clients(context: ServerContext) -> list[dict[str, Any]]:
+    run, path = context.run.coordinator.kit.run, context.ledger.path
+    learned = {t.task for t in context.ledger.tasks(run) if t.closed_at is not None}
+
+    def read() -> tuple[list[Client], dict[ClientId, set[int]]]:  # thousands of rows: not here
+        with Ledger(path, read_only=True) as ledger:
+            return ledger.clients(), ledger.counted_tasks(run)
+
+    clients, took_part = await asyncio.to_thread(read)
+    rows = []
+    now, turns = context.ledger.now, Turns()
+    for row in clients:
+        await turns.give()
+        peer = context.peers.by_client(row.client_id)
+        why = context.peers.refused.get(row.client_id, "")
+        away = "refused" if why else "away"
+        state = away if peer is None else "ready" if peer.announced else "preparing"
+        if peer is not None and peer.resting:
+            state = "resting"
+        if row.role is Role.RELAY:
+            state = "ready" if context.link.has(row.client_id) else away
+        rows.append(
+            {
+                "id": row.client_id,
+                "name": row.name,
+                "state": gone_client(row) or state,
+                "why": why,
+                "role": row.role.value,
+                "device": row.device,
+                "agreement": peer.agreement if peer else None,
+                # The ledger notes when a client came and went; one that is connected is here now.
+                "last_seen": row.last_seen if state == away else now,
+                "images": sum((peer.train or {}).values()) if peer else None,
+                "classes": len(peer.names) if peer else None,
+                "progress": peer.progress if peer else None,
+                "paused": bool(peer and peer.paused),
+                "learned_before": list(peer.untrained) if peer else [],
+                # What they left behind is fetched with the next round that it is asked for.
+                "missed_tasks": sorted(learned - took_part.get(row.client_id, set())),
+            }
+        )
+    return rows
+
+
+def _classes(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": c.class_id,
+            "name": c.name,
+            "task": c.task,
+            "waiting": c.task is None,
+            "admitted": c.admitted,
+        }
+        for c in ledger.classes(run)
+        if not c.hidden
+    ]
+
+
+def stopped_status(ledger: Ledger, directory: str) -> dict[str, Any]:
+    """Return what the ledger knows while no server runs."""
+    run = ledger.newest_run()
+    open_round = ledger.open_round(run.run_id) if run else None
+    return {
+        "running": False,
+        "federation": {"directory": directory},
+        "run": run
+        and {
+            "id": run.run_id,
+            "status": run.status.value,
+            "parent": run.parent_run and {"run": run.parent_run, "state": run.parent_state},
+            "method": run.method,
+            "backbone": run.backbone.get("name"),
+            "budget": run.environment.get("budget"),
+        },
+        "now": {
+            "phase": "stopped",
+            "waiting_for": "the server to be started: fcil-server serve",
+            "task": open_round.task if open_round else None,
+            "kind": open_round.kind if open_round else None,
+            "round": open_round.round if open_round else None,
+        },
+        "clients": [
+            {
+                "id": c.client_id,
+                "name": c.name,
+                "state": gone_client(c) or "away",
+                "last_seen": c.last_seen,
+            }
+            for c in ledger.clients()
+        ],
+        "classes": _classes(ledger, run.run_id) if run else [],
+    }
+
+
+def round_rows(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
+    """Return one row per round: who took part, how long it took, what it cost."""
+    names = {c.client_id: c.name for c in ledger.clients()}
+    return [_round_row(view, names, ledger.now) for view in round_views(ledger, run)]
+
+
+def _round_row(view: RoundView, names: Mapping[ClientId, str], now: float) -> dict[str, Any]:
+    row, up, down = view.round, view.up, view.down
+    kernel = bool(up.wire_kernel and down.wire_kernel)
+    return {
+        "seq": row.seq,
+        "task": row.task,
+        "kind": row.kind,
+        "round": row.round,
+        "outcome": row.outcome.value if row.outcome else "open",
+        "closed_by": row.why,
+        "reopened": row.reopened,
+        "asked": len(row.asked),
+        "updates": view.updates,
+        "counted": len(view.counted),
+        "answers": [
+            {"client": c, "name": names.get(c, ""), "answer": answer.value, "reason": reason}
+            for c, (answer, reason) in view.silent.items()
+        ],
+        "excluded": [
+            {"client": c, "name": names.get(c, ""), "reason": reason}
+            for c, reason in view.excluded.items()
+        ],
+        # From its opening to its end, or to now; a server that was away in between counts.
+        "seconds": round(max(0.0, (row.closed_at or now) - row.opened_at), 3),
+        "wire_up": up.true_wire,
+        "wire_down": down.true_wire,
+        "wire_source": (Source.KERNEL if kernel else Source.PREDICTED).value,
+        "tensors_up": up.tensor,
+        "tensors_down": down.tensor,
+    }

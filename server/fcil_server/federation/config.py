@@ -1,0 +1,326 @@
+"""The one TOML of a federation, checked whole before any work, with every fault reported."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from fcil_adapters.contract.half_precision import NOTHING
+from fcil_protocol.errors import ConfigError
+from fcil_protocol.payloads.schema import class_key, class_name_fault
+from fcil_protocol.process.overrides import apply_override
+from fcil_server.federation.addresses import check_door, split_address
+from fcil_server.federation.sections import (
+    FederationSection,
+    MethodSection,
+    PrivacySection,
+    RoundSection,
+    RunSection,
+    Section,
+    SinksSection,
+    StorageSection,
+    TasksSection,
+    TrustSection,
+    WireSection,
+)
+
+
+class Config(Section):
+    """All of ``federation.toml``."""
+
+    federation: FederationSection = FederationSection()
+    run: RunSection = RunSection()
+    method: MethodSection = MethodSection()
+    tasks: TasksSection = TasksSection()
+    round: RoundSection = RoundSection()
+    wire: WireSection = WireSection()
+    privacy: PrivacySection = PrivacySection()
+    trust: TrustSection = TrustSection()
+    storage: StorageSection = StorageSection()
+    sinks: SinksSection = SinksSection()
+
+    @property
+    def least_updates(self) -> int:
+        """How many updates a state is made of at least (`[round] min_updates`)."""
+        return max(self.round.min_updates, 2 if self.privacy.noise_multiplier else 1)
+
+
+# What the same thing is called elsewhere: a hint in the error, not a live option.
+ELSEWHERE = {
+    "credit": "wire.window_mb",
+    "num-server-rounds": "round.rounds_per_task",
+    "num_server_rounds": "round.rounds_per_task",
+    "num_rounds": "round.rounds_per_task",
+    "rounds": "round.rounds_per_task",
+    "rounds_to_train": "round.rounds_per_task",
+    "fraction-train": "round.clients_per_round",
+    "fraction_train": "round.clients_per_round",
+    "fraction_fit": "round.clients_per_round",
+    "min-available-nodes": "round.min_clients",
+    "min_available_nodes": "round.min_clients",
+    "min_available_clients": "round.min_clients",
+    "min_train_nodes": "round.quorum",
+    "min_fit_clients": "round.quorum",
+    "minimum_reporting": "round.quorum",
+    "straggler_cutoff_time": "round.deadline_s",
+    "wait_time_after_min_received": "round.deadline_s",
+    "train_timeout": "round.deadline_s",
+    "address": "federation.listen",
+    "superlink": "federation.listen",
+    "lr": "method.<option>; `fcil-server methods` lists them",
+}
+
+
+def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file (None: all defaults) and apply ``section.key=value`` overrides.
+
+    Raises:
+        ConfigError: one message that names every fault.
+    """
+    return validate(merged(path, overrides))
+
+
+def merged(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Read a TOML file (None: nothing) and apply overrides; what they hold is not checked.
+
+    Raises:
+        ConfigError: the file cannot be read, or an override is no ``section.key=value``.
+    """
+    fields = _read(path) if path is not None else {}
+    for override in overrides:
+        apply_override(fields, override)
+    return fields
+
+
+# Also of a number of more digits than Python reads, and of lists in lists without end.
+_NO_TOML = (ValueError, RecursionError)
+
+
+def parse(text: str) -> Config:
+    """Check TOML text, such as the snapshot kept with a run."""
+    try:
+        fields = tomllib.loads(text)
+        if isinstance(fields.get("wire"), dict):
+            fields["wire"].pop("credit", None)  # of runs that began before it was window_mb
+            fields["wire"].setdefault("half", NOTHING)  # of runs that began before there was any
+    except _NO_TOML as error:
+        raise ConfigError(f"the configuration is not TOML: {error}.") from error
+    return validate(fields)
+
+
+def validate(fields: dict[str, Any]) -> Config:
+    """Check parsed fields.
+
+    Raises:
+        ConfigError: one message that names every fault.
+    """
+    try:
+        config = Config.model_validate(fields)
+    except ValidationError as error:
+        found: list[dict[str, Any]] = [dict(e) for e in error.errors(include_url=False)]
+        faults = [_fault(e) for e in found]
+        if all(e["type"] == "extra_forbidden" for e in found):
+            faults += _faults_without(fields, [e["loc"] for e in found])
+        raise ConfigError(f"{'; '.join(faults)}.") from error
+    faults_found = list(_cross_checks(config))
+    if faults_found:
+        raise ConfigError(f"{'; '.join(faults_found)}.")
+    return config
+
+
+# Around a file that a person may edit: half of it can be TOML as well, and would mean defaults.
+BEGINNING = "# fcil: the last line says that this file is whole; keep both.\n"
+END = "# fcil: end of the file.\n"
+
+
+def as_file(config: Config) -> str:
+    """Return what a federation's own file holds: every key with its meaning, between two marks."""
+    return f"{BEGINNING}\n{to_toml(config, comments=True)}{END}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        fields = tomllib.loads(text)
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no configuration file {path}.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}.") from error
+    except _NO_TOML as error:
+        raise ConfigError(f"{path} is not TOML: {error}.") from error
+    begins = BEGINNING.strip() in text or (text and BEGINNING.startswith(text))
+    if begins and END.strip() not in text:
+        missing = ", ".join(f"[{name}]" for name in Config.model_fields if name not in fields)
+        raise ConfigError(
+            f"{path} has no end: expected the line {END.strip()!r}, so it was cut short"
+            f"{f'; {missing} would be as if never set' if missing else ''}.",
+            action="Restore it from a backup. If it is as you want it, put that line at its end.",
+        )
+    return fields
+
+
+def _fault(error: dict[str, Any]) -> str:
+    where = ".".join(str(x) for x in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {where!r}{_hint(error['loc'])}"
+    return f"{where}: {error['msg'].removeprefix('Value error, ')}, got {error['input']!r}"
+
+
+def _faults_without(fields: dict[str, Any], unknown: Sequence[tuple[Any, ...]]) -> list[str]:
+    """Return the faults that remain without the keys that nobody knows."""
+    rest = copy.deepcopy(fields)
+    for *path, key in unknown:
+        place: Any = rest
+        for step in path:
+            place = place[step]
+        del place[key]
+    return list(_cross_checks(Config.model_validate(rest)))
+
+
+def _hint(loc: tuple[Any, ...]) -> str:
+    key = str(loc[-1])
+    if key in ELSEWHERE:
+        return f" (here it is called {ELSEWHERE[key]!r})"
+    near = difflib.get_close_matches(".".join(str(x) for x in loc), list(known_keys()), 1, 0.5)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def known_keys() -> Iterator[str]:
+    """Yield every key of the configuration as ``section.key``."""
+    for section, field in Config.model_fields.items():
+        yield section
+        model = field.annotation
+        assert isinstance(model, type)
+        assert issubclass(model, BaseModel)
+        for key in model.model_fields:
+            yield f"{section}.{key}"
+
+
+def _cross_checks(config: Config) -> Iterator[str]:
+    tasks = config.tasks
+    if tasks.schedule == "listed" and not tasks.classes:
+        yield "tasks.schedule is 'listed' but tasks.classes is empty: list the class names"
+    if tasks.schedule == "discovered" and tasks.classes:
+        yield "tasks.classes is given but tasks.schedule is 'discovered': set it to 'listed'"
+    seen: dict[str, int] = {}
+    for index, names in enumerate(tasks.classes):
+        if not names:
+            yield f"tasks.classes[{index}] is empty: a task needs at least one class"
+        for name in names:
+            fault = class_name_fault(name)
+            if fault:
+                yield f"tasks.classes[{index}]: {name!r}: {fault}"
+            elif class_key(name) in seen:
+                yield f"tasks.classes[{index}]: {name!r} is already in task {seen[class_key(name)]}"
+            seen.setdefault(class_key(name), index)
+    yield from _round_checks(config.round, config.least_updates)
+    privacy = config.privacy
+    if privacy.noise_multiplier and not privacy.clip:
+        yield (
+            "privacy.noise_multiplier needs privacy.clip, the largest length of an image's feature "
+            "(docs/privacy.md says how to choose it)"
+        )
+    if not privacy.noise_multiplier:
+        for key in ("clip", "max_epsilon", "partial"):
+            if getattr(privacy, key):
+                yield f"privacy.{key} does nothing while privacy.noise_multiplier is 0"
+    for address in (config.federation.listen, *config.federation.advertise):
+        try:
+            split_address(address)
+        except ConfigError as error:
+            yield str(error).rstrip(".")
+    section = config.federation
+    for key, address, certificate in (
+        ("metrics", section.metrics, section.metrics_certificate),
+        ("page", section.page, section.page_certificate),
+    ):
+        try:
+            if address:
+                check_door(address, certificate)
+        except ConfigError as error:
+            yield f"federation.{key}: {str(error).rstrip('.')}"
+    if not section.page:
+        for key in ("page_read_only", "page_metrics", "page_beside"):
+            if getattr(section, key):
+                yield f"federation.{key} does nothing while federation.page is empty (--page)"
+
+
+def _round_checks(section: RoundSection, least: int) -> Iterator[str]:
+    asked, take, quorum = section.clients_per_round, section.take, section.quorum
+    if 0 < section.min_updates < least:
+        yield (
+            f"round.min_updates is {section.min_updates}, and with privacy.noise_multiplier a "
+            f"round needs {least} updates or more, since what one client sends would go to all as "
+            f"it is; set it to {least} or more, or to 0"
+        )
+    for key, value in (("clients_per_round", asked), ("take", take)):
+        if 0 < value < least:
+            yield (
+                f"round.{key} is {value}, and a round needs {least} updates to change anything "
+                "(round.min_updates): no round could"
+            )
+    if asked and quorum > asked:
+        yield "round.quorum exceeds round.clients_per_round: a round could never complete"
+    if asked and take > asked:
+        yield (
+            f"round.take is {take} and round.clients_per_round {asked}: more updates cannot come "
+            "than clients are asked for"
+        )
+    if take and quorum > take:
+        yield (
+            f"round.quorum is {quorum} and round.take {take}: a round that closes after {take} "
+            "updates would never have its quorum"
+        )
+
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")  # what TOML takes as a key without quotes
+
+
+def to_toml(config: Config, *, comments: bool = False) -> str:
+    """Write a configuration as TOML; with ``comments`` each key carries its meaning."""
+    lines: list[str] = []
+    for section, field in Config.model_fields.items():
+        model = getattr(config, section)
+        keyless = comments and not type(model).model_fields  # what a key is, is told by none
+        lines.append(f"[{section}]{f'  # {type(model).__doc__}' if keyless else ''}")
+        for key, value in _items(model, field.annotation):
+            note = _description(field.annotation, key) if comments else ""
+            name = key if _BARE.fullmatch(key) else _toml(key)
+            lines.append(f"{name} = {_toml(value)}{f'  # {note}' if note else ''}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _items(model: BaseModel, _type: Any) -> Iterator[tuple[str, Any]]:
+    for key in type(model).model_fields:
+        yield key, getattr(model, key)
+    yield from (model.model_extra or {}).items()
+
+
+def _description(model: Any, key: str) -> str:
+    field = model.model_fields.get(key)
+    return (field.description or "") if field else ""
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        printable = "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped)
+        return f'"{printable}"'
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    if isinstance(value, dict):
+        inner = ", ".join(f"{_toml(str(k))} = {_toml(v)}" for k, v in value.items())
+        return "{ " + inner + " }"
+    raise ConfigError(f"cannot write {type(value).__name__} as TOML.")

@@ -1,0 +1,306 @@
+"""A federation's directory: made at the first start, opened by one server at a time.
+
+::
+
+    <directory>/
+        federation.toml   the configuration, with every key and its meaning
+        keys/             root.json, server.json (0600), certificate;
+                          server.next.json while new keys are put in place
+        page.key          signs the sessions of the page (0600), once it was served
+        page.left         its sessions that signed out (0600), once one did
+        ledger.sqlite     who, what, when, how many bytes
+        runs/<id>/        states/ parts/ spool/ incoming/ and the run's results
+        lock  control.sock
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import platformdirs
+
+from fcil_protocol.errors import (
+    CorruptFile,
+    KeyFileError,
+    StorageError,
+    UsageError,
+    WireError,
+)
+from fcil_protocol.ids import Digest, FederationId, RunId, is_run_id
+from fcil_protocol.storage.atomic_files import (
+    DirectoryLock,
+    make_private,
+    storage_errors,
+    write_atomic,
+)
+from fcil_protocol.trust.certificate import Certificate, RootKey
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.federation.config import Config, as_file, load
+from fcil_server.federation.first_start import load_first
+from fcil_server.ledger.database import log_path
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.ledger.wal_check import lost_frames
+
+CONFIG = "federation.toml"
+
+
+class Federation:
+    """An opened federation directory: keys, configuration, ledger."""
+
+    def __init__(self, directory: Path, config: Config, lock: DirectoryLock) -> None:
+        self.directory = directory
+        self.config = config
+        self._lock = lock
+        self._root_path = directory / "keys" / "root.json"
+        _refuse_lost_ledger(directory)
+        self._lost = describe_lost_frames(directory / LEDGER_NAME)  # opening it hides them
+        self.ledger = Ledger(directory / LEDGER_NAME)
+        try:
+            self._open_keys()
+        except BaseException:
+            self.ledger.close()
+            raise
+        self._join_file: Path | None = None
+
+    def _open_keys(self) -> None:
+        keys = self.directory / "keys"
+        self._take_next_keys()  # a change of keys that a kill interrupted
+        if self.ledger.clients() or self.ledger.runs():
+            _refuse_lost_keys(keys)
+        self.keys = PrivateKeys.load_or_new(keys / "server.json")
+        self.certificate = self._certificate(keys / "certificate")
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        config_path: Path | None,
+        overrides: tuple[str, ...],
+        kept: tuple[str, ...] = (),
+    ) -> Self:
+        """Open a federation, or make one where there is none.
+
+        Args:
+            directory: the federation's directory.
+            config_path: a TOML to use instead of the directory's own.
+            overrides: ``section.key=value``, for this start only.
+            kept: those of them that a new federation keeps in its file.
+
+        Raises:
+            ConfigError, Locked, StorageError, KeyFileError.
+        """
+        own = directory / CONFIG
+        new = not own.exists()
+        if new and config_path is None and (directory / LEDGER_NAME).exists():
+            raise CorruptFile(
+                f"{own} is missing, though there is a ledger beside it.",
+                action="Restore it from a backup, or give another one once: "
+                "fcil-server serve --config FILE",
+            )
+        if not new and config_path is None and not own.stat().st_size:
+            raise CorruptFile(f"{own} is empty.", action="Restore it from a backup.")
+        path = config_path or (None if new else own)
+        config = load_first(path, overrides) if new else load(path, overrides)
+        with storage_errors("create the federation directory", directory):
+            make_private(directory)
+            (directory / "keys").mkdir(mode=0o700, exist_ok=True)
+            (directory / "runs").mkdir(mode=0o700, exist_ok=True)
+        lock = DirectoryLock.acquire(directory, "federation")
+        try:
+            if new:
+                # What was chosen at the beginning holds for every start after it.
+                write_atomic(own, as_file(load(config_path, kept)).encode())
+            return cls(directory, config, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    def _certificate(self, path: Path) -> Certificate:
+        if path.exists():
+            try:
+                certificate = Certificate.from_bytes(path.read_bytes())
+            except WireError as error:
+                raise CorruptFile(
+                    f"{path} is damaged: {error.message}", action="Restore it from a backup."
+                ) from error
+            kept_elsewhere = not self._root_path.exists()
+            root = None if kept_elsewhere else RootKey.load(self._root_path)
+            federation = root.federation if root else certificate.federation
+            if certificate.verify(federation, time.time()) != self.keys.public:
+                raise KeyFileError(
+                    f"{path} certifies {certificate.keys.fingerprint[:12]}, but the server's key "
+                    f"is {self.keys.public.fingerprint[:12]}; clients would refuse it.",
+                    action="Restore keys/server.json from a backup.",
+                )
+            return certificate
+        certificate = _root_key(self._root_path).certify(self.keys.public)
+        write_atomic(path, certificate.to_bytes())
+        return certificate
+
+    def tell_lost_frames(self, note: Callable[[str, str, str], None]) -> None:
+        """Say, once, what was acknowledged and then damaged in the ledger's log."""
+        if self._lost:
+            action = "A backup may hold more (fcil-server restore); check the disk."
+            note("warning", CorruptFile.code, f"{self._lost} {action}")
+            self.ledger.empty_log()
+
+    def rotate_keys(self, actor: str) -> None:
+        """Give the server new keys to sign and to open with; members learn them by themselves.
+
+        The root key certifies them, under a higher serial number. The link key stays: clients
+        that sleep know no other. Sealed parts go, since the old key sealed them; they are
+        sealed anew when the server starts.
+
+        Raises:
+            UsageError: updates of an open round are stored, sealed for the old key.
+        """
+        run = self.ledger.newest_run()
+        row = self.ledger.open_round(run.run_id) if run else None
+        if row is not None and self.ledger.accepted(row.key):
+            raise UsageError(
+                f"task {row.task} {row.kind} round {row.round} holds updates that are sealed for "
+                "the present key.",
+                action="Start the server, let the round end (or close it: fcil-server "
+                "close-round), stop the server, and try again.",
+            )
+        RootKey.load(self._root_path)  # without it nothing is begun
+        fresh = PrivateKeys.generate(curve=self.keys.curve_secret)
+        fresh.save(self._next_keys)
+        self.ledger.add_audit(actor, "rotate_keys", fresh.public.fingerprint)
+        self._take_next_keys()
+        self.keys = PrivateKeys.load_or_new(self.directory / "keys" / "server.json")
+        self.certificate = self._certificate(self.directory / "keys" / "certificate")
+
+    @property
+    def _next_keys(self) -> Path:
+        return self.directory / "keys" / "server.next.json"
+
+    def _take_next_keys(self) -> None:
+        """Put new keys in place, if there are any; each step can be done again."""
+        if not self._next_keys.exists():
+            return
+        fresh = PrivateKeys.load(self._next_keys)
+        for run in self.ledger.runs():
+            for part in self.ledger.parts(run.run_id):
+                self.ledger.remove_part(run.run_id, Digest(part.digest))
+        path = self.directory / "keys" / "certificate"
+        with storage_errors("read", path):
+            before = Certificate.from_bytes(path.read_bytes())
+        certificate = RootKey.load(self._root_path).certify(fresh.public, after=before.serial)
+        write_atomic(path, certificate.to_bytes())
+        with storage_errors("replace the server's keys in", self._next_keys.parent):
+            self._next_keys.replace(self.directory / "keys" / "server.json")
+
+    @property
+    def id(self) -> FederationId:
+        """The federation's name for all time: the digest of its root key."""
+        return self.certificate.federation
+
+    def run_directory(self, run: RunId) -> Path:
+        """Return a run's directory."""
+        return self.directory / "runs" / run
+
+    # --- the join file ----------------------------------------------------------------------
+
+    def leave_join_file(self, addresses: list[str]) -> None:
+        """Tell this user's other programs that the server runs, and where."""
+        folder = servers_folder()
+        with storage_errors("create", folder):
+            make_private(folder)
+        self._join_file = folder / f"{self.id}.json"
+        fields = {
+            "federation": self.id,
+            "name": self.config.federation.name,
+            "directory": str(self.directory.resolve()),
+            "addresses": addresses,
+        }
+        write_atomic(self._join_file, json.dumps(fields).encode())
+
+    def close(self) -> None:
+        """Release everything; remove the join file."""
+        if self._join_file is not None:
+            self._join_file.unlink(missing_ok=True)
+        self.ledger.close()
+        self._lock.release()
+
+
+def servers_folder() -> Path:
+    """Return where servers of this user leave their join files."""
+    return Path(platformdirs.user_state_dir("fcil", appauthor=False)) / "servers"
+
+
+def find_directory(directory: Path) -> Path:
+    """Check that a directory holds a federation, for commands that only look at it.
+
+    Raises:
+        StorageError: it does not.
+    """
+    if not (directory / CONFIG).exists():
+        raise StorageError(
+            f"{directory} holds no federation (no {CONFIG}).",
+            action="Name its directory with --dir, or start one with: fcil-server serve",
+        )
+    return directory
+
+
+def describe_lost_frames(ledger: Path) -> str:
+    """Say what of a ledger's log SQLite passes over, as long as nobody has opened it; or ""."""
+    path = log_path(ledger)
+    if not path.exists():
+        return ""
+    with storage_errors("read", path):
+        lost = lost_frames(path.read_bytes())
+    if not lost:
+        return ""
+    return (
+        f"{lost} frames of the ledger's log after a damaged one are lost: what {path} held from "
+        "there on, perhaps acknowledged updates."
+    )
+
+
+def _refuse_lost_ledger(directory: Path) -> None:
+    """Refuse to begin a new ledger where runs show that there was one.
+
+    Raises:
+        CorruptFile: the ledger is missing, or empty.
+    """
+    path, runs = directory / LEDGER_NAME, directory / "runs"
+    names = sorted(p.name for p in runs.iterdir()) if runs.is_dir() else []
+    held = [name for name in names if is_run_id(name)]
+    if held and not (path.exists() and path.stat().st_size):
+        what = "is empty" if path.exists() else "is missing"
+        raise CorruptFile(
+            f"the ledger {path} {what}, though there are runs ({', '.join(held[-3:])}): without "
+            "it nobody knows the members, the tasks, or which states count.",
+            action="Restore a backup into a new directory: fcil-server restore FILE --dir NEW",
+        )
+
+
+def _refuse_lost_keys(folder: Path) -> None:
+    """Refuse to make keys anew where members know others.
+
+    Raises:
+        KeyFileError: the server's keys are gone, or everything that certifies them.
+    """
+    server, root, certificate = (
+        folder / name for name in ("server.json", "root.json", "certificate")
+    )
+    gone = server if not server.exists() else certificate
+    if not server.exists() or not (root.exists() or certificate.exists()):
+        raise KeyFileError(
+            f"the key file {gone} is missing, and the federation has members or runs already; "
+            "with new keys no client would know this server.",
+            action="Restore it from a backup (fcil-server restore FILE), or from your own copy.",
+        )
+
+
+def _root_key(path: Path) -> RootKey:
+    if path.exists():
+        return RootKey.load(path)
+    root = RootKey.generate()
+    root.save(path)
+    return root

@@ -1,0 +1,77 @@
+"""Whether a ticket or a membership is still good, and if not, why, in words for its bearer."""
+
+from __future__ import annotations
+
+import time
+
+from fcil_protocol.errors import (
+    BadTicket,
+    MembershipExpired,
+    Revoked,
+    TicketExpired,
+    TicketUsed,
+    TrustError,
+    UnknownClient,
+)
+from fcil_server.ledger.rows import Client, Ticket
+
+REVOKED = "revoked by the operator"  # where no other reason was given
+LEFT_BY_ITSELF = "the client left by itself"
+
+
+def gone(*, erased: bool, revoked: bool, why: str) -> str:
+    """Return what somebody is who is a member no more: ``left``, ``revoked``, ``erased``; or ""."""
+    if erased:
+        return "erased"
+    if revoked:
+        return "left" if why == LEFT_BY_ITSELF else "revoked"
+    return ""
+
+
+def gone_client(row: Client) -> str:
+    """Return `gone` of a client of the ledger."""
+    why = row.revoked_why or ""
+    return gone(erased=not row.curve, revoked=row.revoked_at is not None, why=why)
+
+
+def check_ticket(ticket: Ticket, now: float) -> None:
+    """Refuse a ticket that lets nobody in any more.
+
+    Raises:
+        TicketUsed, TicketExpired, BadTicket: why, in words for the person at the client.
+    """
+    if ticket.client is not None:
+        raise TicketUsed(
+            f"this ticket was used on {day(ticket.used_at)} by another device.",
+            action=TicketUsed.default_action(),
+        )
+    if ticket.withdrawn_at is not None:
+        raise BadTicket(
+            f"this ticket was withdrawn on {day(ticket.withdrawn_at)}; a newer one was issued.",
+            action=BadTicket.default_action(),
+        )
+    if now >= ticket.expires_at:
+        raise TicketExpired(
+            f"this ticket expired on {day(ticket.expires_at)} by the server's clock, which says "
+            f"{day(now)}.",
+            action=TicketExpired.default_action(),
+        )
+
+
+def refusal(row: Client | None, now: float) -> TrustError:
+    """Return why a key may not take part, in words for the person at the client."""
+    if row is None:
+        return UnknownClient("this key is not enrolled here.")
+    if row.revoked_at is not None:
+        since, why = day(row.revoked_at), row.revoked_why or REVOKED
+        return Revoked(f"client {row.name!r} was taken off the list on {since}: {why}.")
+    assert row.not_after is not None, f"{row.client_id} may join at {now}"
+    return MembershipExpired(
+        f"client {row.name!r} was enrolled until {day(row.not_after)}, and the server's clock says "
+        f"{day(now)}."
+    )
+
+
+def day(seconds: float | None) -> str:
+    """Return a moment as people read it, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

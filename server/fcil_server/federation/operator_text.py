@@ -1,0 +1,84 @@
+"""The operator's orders, as commands and the page give them: what they take, what is said of them.
+
+Both say the same sentences, so that a manual written for one serves the other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fcil_protocol.errors import UsageError
+from fcil_protocol.process.terminal import printable
+from fcil_server.federation.addresses import is_loopback
+
+MIN_TICKET_S, MAX_TICKET_S = 60.0, 90 * 86_400.0
+
+_UNITS = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def seconds(text: str) -> float:
+    """Read a duration such as 30m, 24h or 7d.
+
+    Raises:
+        UsageError: it is none.
+    """
+    match = re.fullmatch(r"([0-9]{1,4})([mhd])", text)
+    if match is None:
+        raise UsageError(
+            f"expected a duration such as 30m, 24h or 7d, got {text[:40]!r}.",
+            action="Give a number and m, h or d.",
+        )
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def check_lasts(lasts_s: Any) -> float:
+    """Return for how many seconds a ticket is to be good, if it may be.
+
+    Raises:
+        UsageError: it is no number, too short or too long.
+    """
+    if not isinstance(lasts_s, int | float) or not MIN_TICKET_S <= lasts_s <= MAX_TICKET_S:
+        raise UsageError(
+            f"a ticket lasts 1 minute to {MAX_TICKET_S / 86_400:.0f} days.",
+            action="Give another --expires, such as 24h.",
+        )
+    return float(lasts_s)
+
+
+def only_here(addresses: Sequence[str]) -> str:
+    """Return the warning about a ticket that leads nobody here from elsewhere, or nothing."""
+    if not all(is_loopback(a.rpartition(":")[0].strip("[]")) for a in addresses):
+        return ""
+    return (
+        "the ticket names only this machine's own address; for clients elsewhere set "
+        "`[federation] listen` and `advertise`, then enrol again."
+    )
+
+
+def start_command(file: str, *, relay: bool) -> str:
+    """Return what is run on the device that the ticket in a file is for."""
+    start = "fcil-server relay --listen HOST:PORT" if relay else "fcil-client join --data FOLDER"
+    return f"{start} --ticket {file}"
+
+
+def said(op: str, told: Mapping[str, Any]) -> str:
+    """Return the sentence for an order that was carried out, from the server's answer to it."""
+    match op:
+        case "close_round":
+            return "The round closes."
+        case "pause":
+            under_way = "The round under way goes on to its end; then "
+            first = under_way if told["round_open"] else "From now on "
+            return f"{first}no round opens: fcil-server resume."
+        case "resume":
+            return "Rounds go on."
+        case "drain":
+            when = "when the round under way is over" if told["round_open"] else "now"
+            return f"The server stops {when}."
+        case "revoke":
+            what = "ticket is withdrawn" if told.get("withdrawn") else "membership is revoked"
+            return f"{printable(str(told['name']))}: the {what}."
+        case _:
+            raise AssertionError(f"nothing is said of {op!r}")

@@ -1,0 +1,390 @@
+"""Who is a member: tickets, enrolment, revocation. Each verb is audited.
+
+The allow-list of the gate (`Doorkeeper`) follows the ledger; both are changed here only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fcil_protocol.envelopes.window import MIN_WINDOW_BYTES, TOTAL_BYTES
+from fcil_protocol.errors import UsageError
+from fcil_protocol.ids import ClientId, named_client_id, new_client_id
+from fcil_protocol.messages.messages import Rotate
+from fcil_protocol.trust.keys import PublicKeys, verify_signature
+from fcil_protocol.trust.ticket import PROOF, Ticket, proof_text
+from fcil_server.federation.allow_list import Doorkeeper
+from fcil_server.federation.directory import Federation
+from fcil_server.federation.eligibility import REVOKED, check_ticket, refusal
+from fcil_server.ledger import rows as ledger_rows
+from fcil_server.ledger.enums import Role, UpdateStatus
+from fcil_server.ledger.ledger import Ledger
+
+WITHDRAWN = "the client was revoked before the round closed"
+MAX_WHY = 200  # characters of a reason that a client is told
+MAX_BEHIND, MAX_GUESTS_BEHIND = 4_000, 1_000  # keys that one `Admit` to a relay can list
+
+
+@dataclass
+class Roster:
+    """The federation's members and open tickets.
+
+    Args:
+        federation: its ledger has the members, its keys go into tickets.
+        door: the gate's lists.
+        changed: hears which relay must be told of a change.
+        named_ids: whether ids derive from names ([federation] ids).
+    """
+
+    federation: Federation
+    door: Doorkeeper
+    changed: Callable[[ClientId], None] = lambda _: None
+    named_ids: bool = False
+
+    @property
+    def _ledger(self) -> Ledger:
+        return self.federation.ledger
+
+    def open(self) -> None:
+        """Put everybody whom the ledger knows on the gate's lists."""
+        now = self._ledger.now
+        members, former = set[bytes](), set[bytes]()
+        tickets = {t.curve: t.open_s(now) for t in self._ledger.tickets()}
+        for row in self._ledger.clients():
+            if row.curve:
+                (members if row.may_join(now) else former).add(row.curve)
+        self.door.replace(members, {k: s for k, s in tickets.items() if s}, former | tickets.keys())
+
+    # --- becoming a member ------------------------------------------------------------------
+
+    def issue(
+        self,
+        name: str,
+        lasts_s: float,
+        addresses: tuple[str, ...],
+        actor: str,
+        *,
+        role: Role = Role.CLIENT,
+        via: str | None = None,
+    ) -> Ticket:
+        """Make a ticket for one new member; earlier open tickets of this name end.
+
+        Args:
+            name: of the new member.
+            lasts_s: how long the ticket is good.
+            addresses: of the server, as tickets tell them.
+            actor: who asks, for the audit log.
+            role: what the new member will be.
+            via: name of the relay that the client will connect to, for ever.
+
+        Raises:
+            UsageError: a client bears the name, or ``via`` is no relay that can take it.
+        """
+        check_name(name)
+        self._ledger.refuse_taken(name)
+        relay = None if via is None else self._relay(via, role)
+        ticket = Ticket.new(
+            relay.curve if relay else self.federation.keys.public.curve,
+            self.federation.id,
+            (relay.address,) if relay else addresses,
+            lasts_s,
+            via=relay is not None,
+            relay=role is Role.RELAY,
+        )
+        guest = ticket.guest_keys().public
+        with self._ledger.transaction():
+            older = [t.curve for t in self._ledger.tickets() if t.name == name]
+            self._ledger.withdraw_tickets(name)
+            self._ledger.add_ticket(
+                name,
+                curve=guest.curve,
+                signing=guest.signing,
+                expires_at=float(ticket.expires),
+                role=role,
+                via=relay.client_id if relay else None,
+            )
+            self._ledger.add_audit(actor, "enrol", name)
+        for curve in older:
+            self.door.explain(curve)
+        self.door.invite(guest.curve, lasts_s)
+        if relay:
+            self.changed(relay.client_id)
+        return ticket
+
+    def _relay(self, name: str, role: Role) -> ledger_rows.Client:
+        """Return the relay that a new client can be sent to."""
+        row = self.named(name)
+        problem = ""
+        if role is Role.RELAY:
+            problem = "a relay connects to the server itself, not to another relay"
+        elif row.role is not Role.RELAY or not row.may_join(self._ledger.now):
+            problem = f"{row.name!r} is no relay, or is one no more"
+        elif not row.address:
+            problem = f"the relay {row.name!r} has never connected, so its address is not known"
+        elif len(self.lists(row.client_id)[0]) >= MAX_BEHIND:
+            problem = f"the relay {row.name!r} has {MAX_BEHIND} clients, as many as it can"
+        if problem:
+            raise UsageError(
+                f"{problem}.",
+                action="Make one with `fcil-server enrol RELAY --relay`, start it with "
+                "`fcil-server relay`, then enrol its clients.",
+            )
+        return row
+
+    def redeem(self, ticket: ledger_rows.Ticket, keys: PublicKeys, device: str) -> ClientId:
+        """Make the bearer of a ticket a member; asked again with the same keys, say so again.
+
+        Raises:
+            TicketUsed, TicketExpired, BadTicket: the ticket is good no more.
+            UsageError: the name was given to somebody else meanwhile.
+        """
+        if ticket.client is not None:
+            row = self._ledger.client(ticket.client)
+            if row is not None and row.curve == keys.curve and row.signing == keys.signing:
+                return row.client_id  # the first answer was lost
+        check_ticket(ticket, self._ledger.now)
+        with self._ledger.transaction():
+            client = self._add(ticket.name, keys, device, role=ticket.role, via=ticket.via)
+            self._ledger.use_ticket(ticket.curve, client)
+            self._ledger.add_audit(f"ticket of {ticket.name}", "enrolled", client)
+        self.door.admit(keys.curve)
+        self.door.used(ticket.curve)
+        if ticket.via is not None:
+            self.changed(ticket.via)
+        return client
+
+    def enrol_local(self, name: str, keys: PublicKeys, actor: str) -> ClientId:
+        """Make a client of this machine and user a member; known keys stay who they are.
+
+        The caller syncs the ledger before it says so.
+        """
+        known = self._ledger.client_by_curve(keys.curve)
+        if known is not None and known.may_join(self._ledger.now):
+            return known.client_id
+        if known is not None:
+            raise refusal(known, self._ledger.now)
+        with self._ledger.transaction(waits=False):
+            client = self._add(self._ledger.free_name(name), keys, "")
+            self._ledger.add_audit(actor, "enrol_local", client)
+        self.door.admit(keys.curve)
+        return client
+
+    def rotate(self, row: ledger_rows.Client, message: Rotate) -> PublicKeys:
+        """Take over a member's new keys; the old ones are nobody's from then on.
+
+        Raises:
+            BadSignature, WireError: the new keys do not prove themselves, or are none.
+            UsageError: they are another client's.
+        """
+        keys = PublicKeys.from_fields(
+            {"curve": message.curve, "signing": message.signing, "sealing": message.sealing}
+        )
+        verify_signature(keys.signing, PROOF, proof_text(row.curve, keys), message.proof)
+        holder = self._ledger.client_by_curve(keys.curve)
+        if holder is not None and holder.client_id != row.client_id:
+            raise UsageError("these keys belong to another client.", action="Draw new ones.")
+        with self._ledger.transaction():
+            self._ledger.replace_keys(row.client_id, keys)
+            self._ledger.add_audit(row.name, "rotate_keys", keys.fingerprint)
+        self.door.admit(keys.curve)
+        self.door.forget(row.curve)
+        return keys
+
+    def _add(
+        self,
+        name: str,
+        keys: PublicKeys,
+        device: str,
+        *,
+        role: Role = Role.CLIENT,
+        via: ClientId | None = None,
+    ) -> ClientId:
+        client = self._new_id(name)
+        self._ledger.add_client(
+            client,
+            name,
+            curve=keys.curve,
+            signing=keys.signing,
+            sealing=keys.sealing,
+            device=device,
+            role=role,
+            via=via,
+        )
+        return client
+
+    def _new_id(self, name: str) -> ClientId:
+        """Return an id that nobody has, whichever way ids are made."""
+        if self.named_ids:
+            for words in (name.rpartition(":")[2], name):  # the first is without the machine's name
+                if self._ledger.client(named_client_id(words)) is None:
+                    return named_client_id(words)
+        return new_client_id()
+
+    # --- who is behind a relay --------------------------------------------------------------
+
+    def lists(self, relay: ClientId) -> tuple[list[bytes], list[bytes], int]:
+        """Return the CURVE keys of members and guests that a relay lets in: its own alone.
+
+        The guests who hold open tickets come last; the number says how many those are.
+        """
+        now = self._ledger.now
+        members, former, newcomers = list[bytes](), list[bytes](), list[bytes]()
+        for ticket in self._ledger.tickets_via(relay):
+            (newcomers if ticket.open_s(now) else former).append(ticket.curve)
+        for row in self._ledger.clients_via(relay):
+            if row.curve:
+                (members if row.may_join(now) else former).append(row.curve)
+        guests = (former + newcomers)[-MAX_GUESTS_BEHIND:]
+        return members[:MAX_BEHIND], guests, min(len(newcomers), len(guests))
+
+    def is_behind(self, key: bytes, relay: ClientId) -> bool:
+        """Say whether a client, or a ticket's holder, may be heard of through this relay."""
+        row = self._ledger.client_by_curve(key)
+        ticket = self._ledger.ticket(key) if row is None else None
+        via = row.via if row else ticket.via if ticket else None
+        return via == relay
+
+    # --- how much of whom is heard ----------------------------------------------------------
+
+    def allow(self, key: bytes) -> int:
+        """Return how many bytes may lie unread of a connection; of a relay's, for all behind it."""
+        row = self._ledger.client_by_curve(key)
+        relays = row is not None and row.role is Role.RELAY and self.door.is_member(key)
+        if row is None or not relays:
+            return self.door.allow(key)
+        behind = MIN_WINDOW_BYTES * len(self._ledger.clients_via(row.client_id))
+        return self.door.allow(key) + max(TOTAL_BYTES, behind)
+
+    def who(self, key: bytes) -> str:
+        """Return what to call the holder of a CURVE key in a note; no key: it never spoke."""
+        row = self._ledger.client_by_curve(key) if key else None
+        if row is not None and row.name:
+            return row.name
+        return "somebody with a ticket or who was a member" if key else "somebody who said nothing"
+
+    # --- being one no more ------------------------------------------------------------------
+
+    def revoke(self, row: ledger_rows.Client, why: str, actor: str, *, keep: bool = False) -> None:
+        """Take a client off the allow-list. Its key gets it an explanation, nothing else.
+
+        Args:
+            row: the client.
+            why: what it is told; empty: the usual words.
+            actor: who says so, for the audit log.
+            keep: its update to the open round is aggregated; else it is left out.
+        """
+        why = why[:MAX_WHY] or REVOKED
+        with self._ledger.transaction():
+            if not keep:
+                self._leave_out(row.client_id)
+            self._ledger.revoke_client(row.client_id, why)
+            self._ledger.add_audit(actor, "revoke", f"{row.name}: {why}")
+        if row.curve:
+            self.door.explain(row.curve)
+        self.changed(row.client_id if row.via is None else row.via)
+
+    def bar(self, row: ledger_rows.Client) -> None:
+        """Let a member in only now and then, as one that is none, until `unbar`."""
+        if row.curve:
+            self.door.explain(row.curve)
+
+    def unbar(self, row: ledger_rows.Client) -> None:
+        """Let a member in again that was barred, if it still is a member."""
+        if row.curve and row.may_join(self._ledger.now):
+            self.door.admit(row.curve)
+
+    def _leave_out(self, client: ClientId) -> None:
+        run = self._ledger.newest_run()
+        row = self._ledger.open_round(run.run_id) if run else None
+        update = self._ledger.update_of(row.key, client) if row else None
+        if row is not None and update is not None and update.status is UpdateStatus.ACCEPTED:
+            self._ledger.exclude_update(row.key, client, WITHDRAWN)
+
+    def withdraw(self, name: str, actor: str) -> bool:
+        """Make the open tickets for a name that nobody bears useless; says whether any was."""
+        if self._ledger.client_by_name(name) is not None:
+            return False
+        tickets = [t for t in self._ledger.tickets() if t.name == name]
+        via = {t.via for t in tickets if t.via is not None}
+        if not self._ledger.withdraw_tickets(name):
+            return False
+        self._ledger.add_audit(actor, "withdraw", name)
+        for ticket in tickets:
+            self.door.explain(ticket.curve)
+        for relay in via:
+            self.changed(relay)
+        return True
+
+    def erase(self, row: ledger_rows.Client, actor: str) -> ledger_rows.Erased:
+        """Take a client off the list and remove its name, keys and tests from the ledger.
+
+        Its key gets no explanation any more; the audit log is told its id alone.
+        """
+        with self._ledger.transaction():
+            self._leave_out(row.client_id)
+            erased = self._ledger.erase_client(row.client_id)
+            self._ledger.add_audit(actor, "erase", row.client_id)
+        self.door.forget(row.curve)
+        self.changed(row.client_id if row.via is None else row.via)
+        return erased
+
+    def named(self, name: str) -> ledger_rows.Client:
+        """Return the member with this name, or whose id begins so.
+
+        Raises:
+            UsageError: none or several.
+        """
+        return named(self._ledger, name)
+
+
+def named(ledger: Ledger, name: str) -> ledger_rows.Client:
+    """Return the member with this name, or whose id begins so.
+
+    Raises:
+        UsageError: none or several.
+    """
+    row = ledger.client_by_name(name)
+    rows = [row] if row else [
+        r for r in ledger.clients() if len(name) >= 4 and r.client_id.startswith(name)
+    ]  # fmt: skip
+    if len(rows) != 1:
+        raise UsageError(
+            f"{'no' if not rows else 'more than one'} client is called {name[:80]!r}.",
+            action="List them with: fcil-server clients",
+        )
+    return rows[0]
+
+
+def ever_named(ledger: Ledger, name: str) -> ledger_rows.Client:
+    """Return the client with this name, also one whose membership is over.
+
+    Raises:
+        UsageError: none or several.
+    """
+    if ledger.client_by_name(name) is None:
+        former = [r for r in ledger.clients() if r.name == name]
+        if len(former) == 1:
+            return former[0]
+        if former:
+            ids = ", ".join(r.client_id[:8] for r in former)
+            raise UsageError(
+                f"{len(former)} former members were called {name[:80]!r}: {ids}.",
+                action="Name one by the beginning of its id.",
+            )
+    return named(ledger, name)
+
+
+def check_name(name: Any) -> str:
+    """Return a client's name if it is one.
+
+    Raises:
+        UsageError: it is empty, too long, or not printable.
+    """
+    if not isinstance(name, str) or not 0 < len(name) <= 128 or not name.isprintable():
+        raise UsageError(
+            f"a client's name has 1 to 128 printable characters, got {ascii(name)[:80]}.",
+            action="Choose a name such as camera-3.",
+        )
+    return name

@@ -1,0 +1,203 @@
+"""A whole federation on this machine: one server and several client daemons as processes.
+
+The demo and the system tests use it; nothing in it is a stand-in: processes, sockets and
+keys are those of a real deployment, on the loopback address, in a state directory apart.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from fcil_protocol.errors import LinkError, Timeout, Unreachable
+from fcil_protocol.process import control_socket
+from fcil_protocol.process.children import module_command
+
+STOP_S = 20.0  # for a daemon to end by itself before it is killed
+
+
+@dataclass
+class LocalFederation:
+    """Processes of one federation under a directory.
+
+    Attributes:
+        directory: ``federation/`` (the server's), ``state/`` (the clients'), ``logs/``.
+        port: the server's; 0 before its first start.
+        tied: whether its processes are killed as soon as the thread that starts them is gone.
+    """
+
+    directory: Path
+    port: int = 0
+    tied: bool = False
+    server: subprocess.Popen[bytes] | None = None
+    clients: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    _files: ExitStack = field(default_factory=ExitStack)
+    _heard: int = 0
+
+    def __post_init__(self) -> None:
+        self.directory = self.directory.resolve()
+        for name in ("state", "logs"):
+            (self.directory / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @property
+    def federation(self) -> Path:
+        """The server's directory."""
+        return self.directory / "federation"
+
+    def log(self, name: str) -> Path:
+        """Where a process's words go."""
+        return self.directory / "logs" / f"{name}.log"
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of all processes: a state directory of their own."""
+        return {**os.environ, "XDG_STATE_HOME": str(self.directory / "state")}
+
+    def _start(
+        self, name: str, arguments: list[str], extra: Mapping[str, str] | None
+    ) -> subprocess.Popen[bytes]:
+        log = self._files.enter_context(self.log(name).open("ab"))
+        launch = ["fcil_server.lab.local.tied", str(os.getpid())] if self.tied else []
+        return subprocess.Popen(
+            module_command(*launch, *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**self.environment(), **(extra or {})},
+            start_new_session=True,  # Ctrl-C is for the caller, who then stops them in order
+        )
+
+    def serve(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+        """Start the server; it is reachable when this returns.
+
+        Raises:
+            LinkError: it ended instead; the message holds its last words.
+        """
+        self._heard = 0
+        listen = ["--dir", str(self.federation), "--port", str(self.port)]
+        self.server = self._start("server", ["fcil_server", "serve", *listen, *arguments], env)
+        while (status := self.status()) is None:
+            try:
+                self.server.wait(0.1)
+            except subprocess.TimeoutExpired:
+                continue
+            raise LinkError(
+                f"the server ended with code {self.server.returncode}: {self.last_words('server')}"
+            )
+        # Clients know this address: a restarted server must have it again.
+        self.port = int(status["federation"]["port"])
+
+    def join(
+        self, name: str, data: Path, *arguments: str, env: Mapping[str, str] | None = None
+    ) -> None:
+        """Start a client daemon on a folder."""
+        # Server and clients are one program here: none of them gives way to another.
+        command = ["fcil_client", "join", "--data", str(data), "--nice", "0", *arguments]
+        self.clients[name] = self._start(name, command, env)
+
+    def swarm(
+        self,
+        name: str,
+        data: Path,
+        partition: Path | None,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start one process that is all clients of a partition of some data, or of its folders."""
+        where = ["--data", str(data), "--name", name]
+        where += ["--partition", str(partition)] if partition is not None else []
+        command = ["fcil_client", "swarm", *where, "--nice", "0", *arguments]
+        self.clients[name] = self._start(name, command, env)
+
+    def status(self) -> dict[str, Any] | None:
+        """Return the server's status; None while it does not answer."""
+        try:
+            return control_socket.ask(self.federation, "status")
+        except (Unreachable, Timeout):
+            return None
+
+    def until(self, code: str, *, text: str = "", timeout_s: float = 120.0) -> dict[str, Any]:
+        """Wait for a note of the server with this code (and this text in it).
+
+        Notes are taken in order, each once, so a second call waits for a later one.
+
+        Raises:
+            Timeout: none came. Unreachable: the server ended.
+        """
+        ends = time.monotonic() + timeout_s
+        while True:
+            left = ends - time.monotonic()
+            if left <= 0:
+                raise Timeout(f"no note {code!r} within {timeout_s:.0f} s.")
+            news = control_socket.ask(self.federation, "notes", left, after=self._heard)
+            for number, note in enumerate(news["notes"], news["last"] - len(news["notes"]) + 1):
+                self._heard = number
+                if note["code"] == code and text in note["text"]:
+                    return dict(note)
+
+    def last_words(self, name: str, lines: int = 5) -> str:
+        """Return the end of a process's log on one line."""
+        try:
+            text = self.log(name).read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+        return " | ".join(text.strip().splitlines()[-lines:])
+
+    def check_clients(self) -> None:
+        """Raise if a client daemon ended by itself.
+
+        Raises:
+            LinkError: with its last words.
+        """
+        for name, process in self.clients.items():
+            if process.poll() is not None:
+                raise LinkError(
+                    f"{name} ended with code {process.returncode}: {self.last_words(name)}"
+                )
+
+    def kill_client(self, name: str) -> None:
+        """Pull a client's plug: kill -9 of the daemon; its worker ends with its pipe."""
+        process = self.clients.pop(name)
+        process.kill()
+        process.wait()
+
+    def kill_server(self) -> None:
+        """Pull the server's plug."""
+        assert self.server is not None
+        self.server.kill()
+        self.server.wait()
+
+    def stop(self) -> None:
+        """Stop clients, then the server, in order; kill what does not end."""
+        processes = list(self.clients.values())
+        if self.server is not None:
+            processes.append(self.server)
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+        for process in processes:
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.clients.clear()
+        self._files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

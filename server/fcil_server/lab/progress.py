@@ -1,0 +1,124 @@
+"""What the laboratory tells while it works, and how long it will still take.
+
+The time is expected before the start and refined by every cell that was measured.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.status import Status
+
+from fcil_server.lab.plan import Cell
+from fcil_server.reports.results.format import NOTHING, duration
+
+_OVERDUE = 0.1  # a cell that takes longer than expected: so much of its time again
+
+
+@dataclass
+class Budget:
+    """Seconds of cells, as expected and as measured.
+
+    Attributes:
+        jobs: cells at the same time.
+    """
+
+    jobs: int = 1
+    _measured: dict[str, list[float]] = field(default_factory=dict)  # row -> seconds
+    _expected: float = 0.0  # of all cells that were measured
+    _taken: float = 0.0
+
+    def measured(self, cell: Cell, seconds: float) -> None:
+        """Take in what a cell took."""
+        self._measured.setdefault(cell.row, []).append(seconds)
+        self._expected += cell.expected_s
+        self._taken += seconds
+
+    def of(self, cell: Cell) -> float:
+        """Return what a cell will take: what its row took, or as expected, corrected by others."""
+        if own := self._measured.get(cell.row):
+            return sum(own) / len(own)
+        return cell.expected_s * (self._taken / self._expected if self._expected else 1.0)
+
+    def left(self, waiting: Iterable[Cell], running: Iterable[tuple[Cell, float]] = ()) -> float:
+        """Return the seconds until all are done.
+
+        Args:
+            waiting: cells that have not begun.
+            running: cells, and for how many seconds already.
+        """
+        rest = [max(self.of(c) - for_s, _OVERDUE * for_s) for c, for_s in running]
+        total = sum(rest) + sum(self.of(c) for c in waiting)
+        return max(total / self.jobs, *rest, 0.0)
+
+
+def plan_words(todo: int, all_cells: int, seconds: float, jobs: int) -> str:
+    """Say before the start what is going to happen."""
+    done = all_cells - todo
+    had = f" ({done} of {all_cells} are there already)" if done else ""
+    at_once = f", {jobs} at a time" if jobs > 1 else ""
+    return f"{todo} cells to run{had}, about {duration(seconds)}{at_once}"
+
+
+QUIET_S = 60.0  # between lines of progress where nobody sits at a terminal
+
+
+class Show:
+    """Words on standard error; cells end in threads, so it holds a lock."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._lock = threading.Lock()
+        self._status: Status | None = None
+        self._said = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Write a line."""
+        with self._lock:
+            clock = time.strftime("%H:%M:%S")
+            self._console.print(f"{clock} {text}", markup=False)
+
+    def began(self, cell: Cell) -> None:
+        """Say that a cell runs."""
+        self.say(f"begins: {cell.name}")
+
+    def ended(self, cell: Cell, numbers: Mapping[str, Any]) -> None:
+        """Say what a cell came to."""
+        seconds = duration(numbers["seconds"]["wall_s"])
+        faa, aia = (
+            NOTHING if numbers[m] is None else f"{numbers[m]:.1f} %" for m in ("faa", "aia")
+        )
+        self.say(f"done:   {cell.name}: FAA {faa}, AIA {aia}, {seconds}")
+
+    def failed(self, cell: Cell, why: str) -> None:
+        """Say why a cell has no result."""
+        self.say(f"FAILED: {cell.name}: {why}")
+
+    def progress(self, done: int, of: int, left_s: float, running: Mapping[str, str]) -> None:
+        """Keep the one line current; without a terminal, write it once a minute."""
+        now = "; ".join(f"{name} ({far})" if far else name for name, far in running.items())
+        text = f"{done} of {of} cells done, about {duration(left_s)} left; now: {now or 'none'}"
+        if self._console.is_terminal:
+            self._live(text)
+        elif time.monotonic() - self._said > QUIET_S:
+            self._said = time.monotonic()
+            self.say(text)
+
+    def _live(self, text: str) -> None:
+        from rich.text import Text
+
+        if self._status is None:
+            self._status = self._console.status(Text(text))
+            self._status.start()
+        self._status.update(Text(text))
+
+    def close(self) -> None:
+        """Take the current line away."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None

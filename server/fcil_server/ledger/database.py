@@ -1,0 +1,380 @@
+"""The ledger's SQLite file: opened safely, written in transactions, failing with a sentence.
+
+Commits are durable (WAL, ``synchronous = FULL``) unless a caller says otherwise: whatever an
+Ack or a broadcast claims is on disk before it is said. Rows that nobody was promised (events,
+byte counts, last seen) commit without waiting for the disk; order is kept, so they become
+durable with the next durable commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+from fcil_protocol.errors import (
+    CorruptFile,
+    StorageError,
+)
+from fcil_protocol.storage.atomic_files import storage_errors, sync_data
+from fcil_server.ledger.decoding import build
+from fcil_server.ledger.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
+from fcil_server.ledger.sqlite_errors import BUSY_S, damaged, named_errors
+
+T = TypeVar("T")
+
+LEDGER_NAME = "ledger.sqlite"  # in the federation's directory
+_LONG_LOG = 250  # commits after which the log is worth bringing into the file: 4 MB or so
+KEPT_LOG_BYTES = 4 << 20  # to which a log that begins anew is cut
+MOST_LOG_BYTES = 32 << 20  # beyond it, the log is emptied even if somebody is writing
+_TRIES = 5  # to find a moment in which nobody writes, before that
+
+
+Value = str | int | float | bytes | None
+Args = Sequence[Value] | Mapping[str, Value]
+
+
+class LedgerFile:
+    """One open ledger file.
+
+    Used by one thread. The server writes; any number of readers open with ``read_only``
+    while it runs or after.
+
+    Raises:
+        StorageError: no such file (read_only), not accessible, or written by a newer fcil.
+        CorruptFile: not a ledger, or damaged.
+        Locked: another process holds the write lock for too long.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        read_only: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.path = path
+        self.read_only = read_only
+        self._clock = clock
+        self._depth = 0
+        self._durable = False
+        self._unsynced: StorageError | None = None  # what the disk has lost for good
+        self._commits = 0  # since the last checkpoint
+        if read_only and not path.is_file():
+            raise StorageError(
+                f"there is no ledger at {path}.",
+                action="Name a federation directory that `fcil-server serve` has made.",
+            )
+        if not read_only:
+            _create_private(path)
+        with named_errors(path):
+            self._db = _connect(path, read_only=read_only)
+        try:
+            self._prepare()
+        except BaseException:
+            self._db.close()
+            raise
+        self._places = _inodes(path)
+
+    def close(self) -> None:
+        """Close the file; open transactions are rolled back."""
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def copy_to(self, target: Path) -> None:
+        """Write a copy of the ledger as it is at this moment, whatever others write meanwhile.
+
+        The copy is one file, 0600, without a log beside it.
+
+        Raises:
+            CorruptFile: the ledger is damaged.
+            DiskFull, StorageError, Locked.
+        """
+        _create_private(target)
+        with named_errors(self.path):
+            copy = sqlite3.connect(target, isolation_level=None)
+            try:
+                self._db.backup(copy)  # all pages in one step: one moment
+                copy.execute("PRAGMA journal_mode = DELETE")
+            finally:
+                copy.close()
+
+    def refuse_damage(self) -> None:
+        """Refuse a damaged file, also one whose indexes do not fit its tables.
+
+        What is written to it would be lost with it; and unique indexes are what keeps an
+        update from being counted twice. 0.3 s for 1000 rounds of 20 clients.
+
+        Raises:
+            CorruptFile: it is damaged.
+        """
+        verdict = str(self._number("PRAGMA integrity_check(1)"))
+        if verdict != "ok":
+            raise damaged(self.path, verdict.splitlines()[-1])
+
+    def refuse_if_gone(self) -> None:
+        """Refuse to go on with a file that is no longer where the next start looks for it.
+
+        Raises:
+            CorruptFile: the ledger or its log was removed or replaced while it was open.
+        """
+        now = _inodes(self.path)
+        for path, inode in self._places.items():
+            if now.get(path) != inode:
+                raise CorruptFile(
+                    f"{path} was removed or replaced while the server ran: whatever it "
+                    "acknowledged from now on would be lost.",
+                    action="Restore a backup into a new directory: fcil-server restore",
+                )
+
+    def empty_log(self) -> None:
+        """Bring what the write-ahead log holds into the file, and leave the log empty."""
+        self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def emptied_beside(self) -> bool:
+        """Do as `empty_log`, for any thread; False if a reader still needs the log."""
+        with named_errors(self.path), contextlib.closing(_connect(self.path)) as db:
+            busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return not busy
+
+    def checkpoint_by_hand(self) -> None:
+        """Let no commit bring the log into the file by itself: it would wait for the disk."""
+        self._execute("PRAGMA wal_autocheckpoint = 0")
+        self._execute(f"PRAGMA journal_size_limit = {KEPT_LOG_BYTES}")
+
+    @property
+    def long_log(self) -> bool:
+        """Whether it is time for a `checkpoint`."""
+        if self._commits >= _LONG_LOG:
+            return True
+        return self._commits > 0 and self._log_bytes() > 2 * KEPT_LOG_BYTES
+
+    def _log_bytes(self) -> int:
+        try:
+            return log_path(self.path).stat().st_size
+        except OSError:  # gone: `refuse_if_gone` says so
+            return 0
+
+    def checkpoint(self) -> None:
+        """Bring what the log holds into the file, so that it begins anew; for any thread.
+
+        SQLite begins the log anew, and cuts it to `KEPT_LOG_BYTES`, with the first commit that
+        finds all of it in the file. While others write, something is always left; so it is
+        tried a few times, with less left each time. Nobody waits for that. A log that is long
+        all the same is emptied while commits wait: for the few pages that are left, and a sync.
+        Readers are never waited for: while one needs the log, it stays as it is.
+        """
+        self._commits = 0
+        with named_errors(self.path), contextlib.closing(_connect(self.path)) as db:
+            for _ in range(_TRIES):
+                _, pages, done = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                if pages == done:
+                    return
+            if self._log_bytes() > MOST_LOG_BYTES:
+                db.execute("PRAGMA busy_timeout = 0")
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def sync(self) -> None:
+        """Return when everything committed so far is on the disk; for any thread.
+
+        What a checkpoint has taken out of the log meanwhile was synced by it.
+
+        Raises:
+            DiskFull, StorageError: what was committed since the last sync may be lost. Every
+                later call raises the same: Linux tells of a lost write once, and the next sync
+                would succeed without it.
+        """
+        if self._unsynced is not None:
+            raise self._unsynced
+        path = log_path(self.path)
+        try:
+            with storage_errors("sync", path):
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    sync_data(fd)
+                finally:
+                    os.close(fd)
+        except StorageError as error:
+            self._unsynced = error
+            raise
+
+    def faults(self) -> list[str]:
+        """Return what SQLite finds damaged or dangling in the file, a sentence each."""
+        found = [str(row[0]) for row in self._rows("PRAGMA integrity_check(20)")]
+        dangling = {str(row["table"]) for row in self._rows("PRAGMA foreign_key_check")}
+        texts = [f"rows of {name} refer to rows that do not exist" for name in sorted(dangling)]
+        return [text for text in found if text != "ok"] + texts
+
+    @contextmanager
+    def transaction(self, *, durable: bool = True, waits: bool = True) -> Iterator[None]:
+        """Make everything inside atomic; on leaving it is committed, on an error undone.
+
+        Transactions nest: an inner one that fails is undone alone if its error is caught.
+        ``durable`` waits until the commit is on disk; needed before anything is said. Where it
+        does not wait (``waits``), the caller lets `sync` follow before it says anything.
+        """
+        if self._depth:
+            assert self._durable or not durable, "a durable write in a transaction that is not"
+            begin, commit = f"SAVEPOINT level{self._depth}", f"RELEASE level{self._depth}"
+            undo = [f"ROLLBACK TO level{self._depth}", commit]
+        else:
+            now = durable and waits
+            self._execute(f"PRAGMA synchronous = {'FULL' if now else 'NORMAL'}")
+            self._durable = durable
+            self._commits += 1
+            begin, commit, undo = "BEGIN IMMEDIATE", "COMMIT", ["ROLLBACK"]
+        self._execute(begin)
+        self._depth += 1
+        try:
+            yield
+            self._execute(commit)
+        except BaseException:
+            # SQLite itself ends the transaction on some failures, such as a full disk.
+            if self._db.in_transaction:
+                for statement in undo:
+                    self._execute(statement)
+            raise
+        finally:
+            self._depth -= 1
+
+    @contextmanager
+    def moment(self) -> Iterator[None]:
+        """Let everything inside see the ledger as it is now; nobody waits for it."""
+        self._execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._execute("COMMIT")
+
+    @property
+    def _in_durable(self) -> bool:
+        return self._depth > 0 and self._durable
+
+    @property
+    def now(self) -> float:
+        """The ledger's clock, unix seconds."""
+        return self._clock()
+
+    def _prepare(self) -> None:
+        """Check owner and version, and bring an older or new file to this version."""
+        version = int(self._number("PRAGMA user_version") or 0)
+        owner = int(self._number("PRAGMA application_id") or 0)
+        tables = int(self._number("SELECT count(*) FROM sqlite_master") or 0)
+        if owner != APPLICATION_ID and (owner or version or tables):
+            raise CorruptFile(
+                f"{self.path} is a database, but not an fcil ledger.",
+                action="Move it away, or name another federation directory.",
+            )
+        if version > SCHEMA_VERSION:
+            raise StorageError(
+                f"{self.path} was written by a newer fcil: expected ledger version "
+                f"{SCHEMA_VERSION} or older, got {version}.",
+                action="Install that fcil again, or restore a backup from before the upgrade.",
+            )
+        if self.read_only:
+            if version < SCHEMA_VERSION:
+                raise StorageError(
+                    f"{self.path} has ledger version {version}, expected {SCHEMA_VERSION}.",
+                    action="Start the server once; it upgrades the ledger.",
+                )
+            return
+        self.refuse_damage()
+        self._execute("PRAGMA foreign_keys = ON")
+        if self._number("PRAGMA journal_mode = WAL") != "wal":
+            raise StorageError(
+                f"{self.path} cannot use a write-ahead log on its file system.",
+                action="Put the federation directory on a local disk.",
+            )
+        for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
+            with named_errors(self.path):
+                # One script, one transaction: a kill leaves the old version or the new one.
+                self._db.executescript(
+                    f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID};"
+                    f"{script} PRAGMA user_version = {number}; COMMIT;"
+                )
+
+    def _execute(self, sql: str, args: Args = ()) -> sqlite3.Cursor:
+        with named_errors(self.path):
+            return self._db.execute(sql, args)
+
+    def _execute_each(self, sql: str, rows: Sequence[Args]) -> None:
+        with named_errors(self.path):
+            self._db.executemany(sql, rows)
+
+    def _write(self, sql: str, args: Args = (), *, durable: bool = True) -> int:
+        """Execute one changing statement, return how many rows it changed."""
+        with self.transaction(durable=durable):
+            return self._execute(sql, args).rowcount
+
+    def _insert(self, table: str, values: dict[str, Value], *, durable: bool = True) -> None:
+        columns, marks = ", ".join(values), ", ".join("?" * len(values))
+        sql = f"INSERT INTO {table} ({columns}) VALUES ({marks})"  # noqa: S608 - names are ours
+        self._write(sql, tuple(values.values()), durable=durable)
+
+    def _all(self, cls: type[T], sql: str, args: Args = ()) -> list[T]:
+        return [build(cls, row) for row in self._rows(sql, args)]
+
+    def _rows(self, sql: str, args: Args = ()) -> list[sqlite3.Row]:
+        with named_errors(self.path):
+            return self._db.execute(sql, args).fetchall()
+
+    def _one(self, cls: type[T], sql: str, args: Args = ()) -> T | None:
+        rows = self._all(cls, sql, args)
+        return rows[0] if rows else None
+
+    def _number(self, sql: str, args: Args = ()) -> Any:
+        """Return the first column of the first row, None when there is no row."""
+        with named_errors(self.path):
+            row = self._db.execute(sql, args).fetchone()
+        return None if row is None else row[0]
+
+
+def _create_private(path: Path) -> None:
+    """Make the file 0600 before SQLite opens it; its -wal and -shm files inherit the mode."""
+    with storage_errors("open the ledger", path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(descriptor, 0o600)
+        finally:
+            os.close(descriptor)
+
+
+def log_path(ledger: Path) -> Path:
+    """Return where SQLite keeps the write-ahead log of a ledger."""
+    return ledger.with_name(f"{ledger.name}-wal")
+
+
+def _inodes(ledger: Path) -> dict[Path, tuple[int, int]]:
+    """Return which files bear the names of the ledger and its log."""
+    found = {}
+    for path in (ledger, log_path(ledger)):
+        with contextlib.suppress(OSError):  # a name that is gone is what the caller looks for
+            status = path.stat()
+            found[path] = (status.st_dev, status.st_ino)
+    return found
+
+
+def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    mode = "ro" if read_only else "rw"
+    url = f"file:{quote(str(path.absolute()))}?mode={mode}"
+    # Autocommit: transactions are ours to begin and to end.
+    db = sqlite3.connect(url, uri=True, isolation_level=None, timeout=BUSY_S)
+    db.row_factory = sqlite3.Row
+    return db

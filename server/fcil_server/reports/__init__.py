@@ -1,0 +1,1 @@
+"""Files that a run leaves: run directory, plots and comparison."""

@@ -1,0 +1,276 @@
+"""One run as the page shows it: what `page.reader.Reader` reads, and what a report is made of.
+
+Compact and bounded: a round is a line, whatever its clients sent; lists of people are cut where
+nobody reads on, with their full number beside them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from fcil_protocol.ids import ClientId, RoundKey
+from fcil_server.ledger.enums import Cause, Direction, Outcome
+from fcil_server.ledger.labels import ANSWERS
+from fcil_server.ledger.rows import ByteCount, ClassRow, Event, Run, Task
+from fcil_server.reports.results.metrics import Measured, Metrics
+from fcil_server.reports.results.run_data import CAUSES, Bytes, RoundView, RunData
+from fcil_server.reports.traffic.paper_claims import Paper, paper_of
+
+NAMED = 12  # clients of a round that are told by name and reason
+EXCLUDED = "left out"
+
+
+@dataclass(frozen=True)
+class Away:
+    """A client whose update a round went without, and why."""
+
+    client: ClientId
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class RoundLine:
+    """One round in numbers.
+
+    Attributes:
+        asked, updates, counted: clients asked, updates that came, updates in the new state.
+        without: the first of those it went without; ``left_out`` is how many they are.
+        up, down: its bytes; ``up_by``, ``down_by``: of these the predicted wire bytes, in the
+            order of `CAUSES`.
+    """
+
+    key: RoundKey
+    seq: int
+    opened_at: float
+    closed_at: float | None
+    outcome: Outcome | None
+    why: str
+    reopened: int
+    asked: int
+    updates: int
+    counted: int
+    without: tuple[Away, ...]
+    left_out: int
+    phases: Mapping[str, float]
+    up: Bytes
+    down: Bytes
+    up_by: tuple[int, ...]
+    down_by: tuple[int, ...]
+
+    def bytes_of(self, direction: Direction) -> Bytes:
+        """Return its bytes in one direction."""
+        return self.up if direction is Direction.UP else self.down
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client as the page lists it.
+
+    Attributes:
+        standing: ``member``, ``expired``, ``left``, ``revoked`` or ``erased``, by the ledger.
+        rounds: of this run, in which its update counted.
+        up, down: its bytes on the wire in this run.
+        refused: how many of its messages were refused, of those the ledger still has.
+        refusal, refused_at: the newest reason.
+        recent: whether it took part in one of the newest rounds.
+    """
+
+    client: ClientId
+    name: str
+    standing: str
+    role: str
+    via: str
+    device: str
+    enrolled_at: float
+    last_seen: float | None
+    why: str
+    rounds: int
+    up: int
+    down: int
+    refused: int = 0
+    refusal: str = ""
+    refused_at: float | None = None
+    recent: bool = False
+
+
+@dataclass(frozen=True)
+class OpenTicket:
+    """A ticket that nobody has used yet: for whom, and until when it is good (unix seconds)."""
+
+    name: str
+    expires_at: float
+
+
+@dataclass(frozen=True)
+class RunName:
+    """A run of the federation, for choosing between them."""
+
+    run: str
+    method: str
+    status: str
+
+
+Totals = Mapping[tuple[Direction, Cause | None], Bytes]
+
+
+@dataclass(frozen=True)
+class History(Measured):
+    """One run at one moment.
+
+    Attributes:
+        version: grows with every change of what is shown.
+        rounds: closed ones, in order; ``open`` the one under way; ``unread`` how many older
+            ones are still to be read, without which sums are too small.
+        totals: the run's bytes by direction, and by direction and cause.
+        outside: bytes of the federation that belong to no run.
+        pooled, central: as in `RunData`.
+        members: the first to be enrolled first.
+        tickets: those that are open, the newest first.
+        events: the newest first; ``older`` says how many more the ledger has.
+        paper: what the method's paper says of its bytes.
+        runs: of the federation, the newest first.
+        frozen: whether this is a report: nothing in it goes on.
+        marks: section -> the version in which what it shows has changed last.
+    """
+
+    version: int = 0
+    run: Run | None = None
+    tasks: tuple[Task, ...] = ()
+    classes: tuple[ClassRow, ...] = ()
+    rounds: tuple[RoundLine, ...] = ()
+    open: RoundLine | None = None
+    unread: int = 0
+    totals: Totals = field(default_factory=dict)
+    outside: Mapping[Direction, Bytes] = field(default_factory=dict)
+    pooled: Metrics | None = None
+    central: Metrics | None = None
+    members: tuple[Member, ...] = ()
+    tickets: tuple[OpenTicket, ...] = ()
+    events: tuple[Event, ...] = ()
+    older: int = 0
+    paper: Paper = field(default_factory=Paper)
+    runs: tuple[RunName, ...] = ()
+    frozen: bool = False
+    marks: Mapping[str, int] = field(default_factory=dict)
+
+    def changed(self, since: int) -> frozenset[str]:
+        """Return the names of sections that may look different from those of version ``since``."""
+        return frozenset(name for name, version in self.marks.items() if version > since)
+
+    @property
+    def newer(self) -> str:
+        """The newest run, where this is an older one; else empty."""
+        newest = self.runs[0].run if self.runs else ""
+        return newest if self.run is not None and newest != self.run.run_id else ""
+
+    def bytes_of(self, direction: Direction, cause: Cause | None = None) -> Bytes:
+        """Return the run's bytes in one direction, of one cause or of all."""
+        return self.totals.get((direction, cause), Bytes())
+
+    def name_of_class(self, number: int) -> str:
+        """Return how a class is called."""
+        return self._class_names.get(number, f"#{number}")
+
+    @cached_property
+    def _class_names(self) -> Mapping[int, str]:
+        return {c.class_id: c.name for c in self.classes if c.class_id is not None}
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the run's start to its last closed round."""
+        if self.run is None or not self.rounds:
+            return 0.0
+        # A fork's first rounds are older than the run itself.
+        ends = max(r.closed_at or 0.0 for r in self.rounds)
+        return max(0.0, ends - self.run.created_at)
+
+
+def frozen(data: RunData) -> History:
+    """Return what a report shows of a run."""
+    clients = {c.client_id: c.name for c in data.clients.values()}
+    return History(
+        run=data.run,
+        tasks=data.tasks,
+        classes=data.classes,
+        rounds=tuple(_line(view, clients) for view in data.rounds),
+        totals=_totals(data),
+        outside={d: Bytes.total(f for f in data.outside if f.direction is d) for d in Direction},
+        pooled=data.pooled,
+        central=data.central,
+        members=tuple(_members(data)),
+        events=data.events,
+        paper=paper_of(data.run),
+        frozen=True,
+    )
+
+
+def _totals(data: RunData) -> Totals:
+    flows: defaultdict[tuple[Direction, Cause | None], list[ByteCount]] = defaultdict(list)
+    for flow in data.flows:
+        for cause in (None, flow.cause):
+            flows[flow.direction, cause].append(flow)
+    return {key: Bytes.total(found) for key, found in flows.items()}
+
+
+def _line(view: RoundView, names: Mapping[ClientId, str]) -> RoundLine:
+    row = view.round
+    without = [
+        Away(c, names.get(c, c), ", ".join(filter(None, (ANSWERS[answer.value], why))))
+        for c, (answer, why) in view.silent.items()
+    ]
+    without += [Away(c, names.get(c, c), f"{EXCLUDED}, {w}") for c, w in view.excluded.items()]
+    return RoundLine(
+        key=row.key,
+        seq=row.seq,
+        opened_at=row.opened_at,
+        closed_at=row.closed_at,
+        outcome=row.outcome,
+        why=row.why,
+        reopened=row.reopened,
+        asked=len(row.asked),
+        updates=view.updates,
+        counted=len(view.counted),
+        without=tuple(without[:NAMED]),
+        left_out=len(without),
+        phases=row.phases,
+        up=view.up,
+        down=view.down,
+        up_by=by_cause(view.flows, Direction.UP),
+        down_by=by_cause(view.flows, Direction.DOWN),
+    )
+
+
+def by_cause(flows: Iterable[ByteCount], direction: Direction) -> tuple[int, ...]:
+    """Return the predicted wire bytes of one round and direction, in the order of `CAUSES`."""
+    found: Counter[Cause] = Counter()
+    for flow in flows:
+        if flow.direction is direction:
+            found[flow.cause] += flow.wire
+    return tuple(found[cause] for cause in CAUSES)
+
+
+def _members(data: RunData) -> Iterable[Member]:
+    counted = Counter(c for view in data.rounds for c in view.counted)
+    flows: defaultdict[tuple[ClientId | None, Direction], list[ByteCount]] = defaultdict(list)
+    for flow in data.flows:
+        flows[flow.client, flow.direction].append(flow)
+    for row in data.clients.values():
+        up, down = (Bytes.total(flows[row.client_id, d]).true_wire for d in Direction)
+        yield Member(
+            client=row.client_id,
+            name=row.name,
+            standing="",
+            role=row.role.value,
+            via="",
+            device=row.device,
+            enrolled_at=row.enrolled_at,
+            last_seen=row.last_seen,
+            why="",
+            rounds=counted[row.client_id],
+            up=up,
+            down=down,
+        )

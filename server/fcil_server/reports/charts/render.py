@@ -1,0 +1,71 @@
+"""How the page's HTML is made: Jinja2 templates, in which everything from outside is escaped.
+
+The one place that knows Jinja2. Nothing in a template is trusted but what was made here or by
+the drawing code (`Markup`); a name that a template asks for and does not get is a defect.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from fcil_server.reports.charts import assets
+from fcil_server.reports.results.format import NOTHING, duration, percent, points
+from fcil_server.reports.results.run_data import format_bytes
+
+
+def template(name: str, **context: Any) -> Markup:
+    """Fill in a template of ``templates``, such as ``sections/head.html``."""
+    return Markup(_environment().get_template(name).render(context))  # noqa: S704 - autoescaped
+
+
+def moment(at: float | None) -> Markup:
+    """Write a unix time as an element that scripts turn into local time."""
+    if at is None:
+        return Markup("")
+    try:
+        told = datetime.fromtimestamp(at, UTC)
+    except (ValueError, OverflowError, OSError):  # a damaged ledger, or a clock far off
+        return Markup.escape(NOTHING)
+    mark = Markup('<time datetime="{}">{} UTC</time>')
+    return mark.format(f"{told:%Y-%m-%dT%H:%M:%SZ}", f"{told:%Y-%m-%d %H:%M:%S}")
+
+
+def _known(write: Callable[[float], str]) -> Callable[[float | None], str]:
+    """Let a way to write numbers also write what is not known."""
+
+    def written(value: float | None) -> str:
+        return NOTHING if value is None else write(value)
+
+    return written
+
+
+@functools.cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("fcil_server.reports.charts"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters |= {
+        "bytes": _known(format_bytes),
+        "percent": percent,
+        "points": points,
+        "duration": _known(duration),
+        "moment": moment,
+    }
+    made.globals |= {
+        "asset": assets.url,
+        "styles": assets.STYLES,
+        "scripts": assets.SCRIPTS,
+        "enter_scripts": assets.ENTER_SCRIPTS,
+    }
+    return made

@@ -1,0 +1,117 @@
+"""A chart as data, from which the still picture, the moving one and the table are all made."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from fcil_server.reports.results.format import NOTHING
+from fcil_server.reports.results.run_data import format_bytes
+
+Unit = Literal["%", "B", "s", ""]
+Number = float | int | None
+
+STYLES = "abcdef"
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line, or the pieces of one kind in all bars.
+
+    Attributes:
+        style: a letter of `STYLES`: a colour, and a dash or hatch.
+        values: one for each place on the x axis; None: unknown.
+        stack: which of the bars at a place the pieces are in; None: drawn as a line.
+        points: (x, y) instead of values, where a chart is of kind ``xy``.
+    """
+
+    name: str
+    style: str
+    values: tuple[Number, ...] = ()
+    stack: Literal["up", "down", "total"] | None = None
+    points: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Return its name, with the direction where there are two."""
+        return f"{self.stack}: {self.name}" if self.stack in ("up", "down") else self.name
+
+
+@dataclass(frozen=True)
+class X:
+    """The axis across.
+
+    Attributes:
+        labels: short, below the axis; None for kind ``xy``.
+        names: the same in words, for tooltips and tables.
+    """
+
+    title: str
+    labels: tuple[str, ...] | None = None
+    names: tuple[str, ...] | None = None
+    unit: Unit = ""
+
+
+@dataclass(frozen=True)
+class Y:
+    """The axis up, from 0 to ``max`` or the largest value."""
+
+    unit: Unit
+    max: float | None = None
+
+
+@dataclass(frozen=True)
+class Level:
+    """A line across the chart at a value."""
+
+    value: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A line from top to bottom before the place ``at``."""
+
+    at: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What a chart shows; ``name`` is unique on a page."""
+
+    name: str
+    kind: Literal["lines", "bars", "xy"]
+    title: str
+    x: X
+    y: Y
+    series: tuple[Series, ...]
+    level: Level | None = None
+    marks: tuple[Mark, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as the page's script reads it."""
+        found = asdict(self)
+        del found["name"]
+        for one in found["series"]:
+            del one["points" if self.kind != "xy" else "values"]
+        return found
+
+
+def keys(chart: Chart) -> list[tuple[str, str]]:
+    """Return (name, style) of what the chart shows; what is stacked twice is named once."""
+    return list(dict.fromkeys((s.name, s.style) for s in chart.series))
+
+
+def written(value: Number, unit: Unit) -> str:
+    """Write a number of a chart for people."""
+    if value is None:
+        return NOTHING
+    match unit:
+        case "%":
+            return f"{value:.1f} %"
+        case "B":
+            return format_bytes(value)
+        case "s":
+            return f"{value:.2f} s"
+    return f"{value:g}"

@@ -1,0 +1,112 @@
+"""What the ledger holds of one client: counts by index, and its newest rounds."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+
+from fcil_protocol.ids import ClientId, RunId
+from fcil_server.ledger.byte_counts import IN_INDEX
+from fcil_server.ledger.decoding import build
+from fcil_server.ledger.enums import Direction
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.rows import ByteCount, ClassRow, Round
+from fcil_server.reports.results.run_data import Bytes
+
+_OF_CLIENT_IN_ROUND = f"{IN_INDEX} AND ifnull(client, '') = ?"
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """A round as one client saw it.
+
+    Attributes:
+        became: what became of the client in it: the word of its update or of its answer, or
+            ``asked`` while nothing has come.
+        reason: why, where there is a reason to tell.
+        flows: its bytes in this round.
+    """
+
+    round: Round
+    became: str
+    reason: str
+    flows: tuple[ByteCount, ...]
+
+    @cached_property
+    def up(self) -> Bytes:
+        """What it sent."""
+        return Bytes.total(f for f in self.flows if f.direction is Direction.UP)
+
+    @cached_property
+    def down(self) -> Bytes:
+        """What it was sent."""
+        return Bytes.total(f for f in self.flows if f.direction is Direction.DOWN)
+
+
+class ClientReader(Ledger):
+    """A ledger that is asked about one client at a time; what it costs grows with its rounds."""
+
+    def is_invited(self, name: str) -> bool:
+        """Say whether there is an open ticket for a name."""
+        sql = (
+            "SELECT count(*) FROM tickets WHERE name = ? AND used_at IS NULL "
+            "AND withdrawn_at IS NULL AND expires_at > ?"
+        )
+        return bool(self._number(sql, (name, self.now)))
+
+    def counted(self, client: ClientId) -> int:
+        """Return in how many rounds of all runs its update was counted; copies count once."""
+        sql = (
+            "SELECT count(*) FROM runs CROSS JOIN updates AS u ON u.run = runs.run_id "
+            "AND u.client = ? CROSS JOIN rounds AS r ON (r.run, r.task, r.kind, r.round) = "
+            "(u.run, u.task, u.kind, u.round) "
+            "WHERE u.status = 'counted' AND r.seq >= runs.inherited"
+        )
+        return int(self._number(sql, (client,)))
+
+    def became(self, run: RunId, client: ClientId) -> dict[str, int]:
+        """Return what became of the client in a run's rounds, and how often."""
+        found: defaultdict[str, int] = defaultdict(int)
+        for table, word in (("updates", "status"), ("answers", "answer")):
+            sql = (
+                f"SELECT {word} AS word, count(*) AS n FROM {table} "  # noqa: S608 - ours
+                f"WHERE run = ? AND client = ? GROUP BY {word}"
+            )
+            for row in self._rows(sql, (run, client)):
+                found[row["word"]] += int(row["n"])
+        return dict(found)
+
+    def newest_rounds(self, run: RunId, client: ClientId, limit: int) -> list[ClientRound]:
+        """Return the newest rounds that it was asked for, newest first."""
+        sql = (
+            "SELECT r.*, coalesce(u.status, a.answer, 'asked') AS became, "
+            "coalesce(nullif(u.reason, ''), a.reason, '') AS because FROM rounds AS r "
+            "LEFT JOIN updates AS u ON (u.run, u.client, u.task, u.kind, u.round) = "
+            "(r.run, ?, r.task, r.kind, r.round) "
+            "LEFT JOIN answers AS a ON (a.run, a.task, a.kind, a.round, a.client) = "
+            "(r.run, r.task, r.kind, r.round, ?) WHERE r.run = ? AND (u.client IS NOT NULL "
+            "OR a.client IS NOT NULL OR r.closed_at IS NULL AND instr(r.asked, ?)) "
+            "ORDER BY r.seq DESC LIMIT ?"
+        )
+        found = self._rows(sql, (client, client, run, f'"{client}"', limit))
+        return [self._client_round(row, client) for row in found]
+
+    def _client_round(self, row: sqlite3.Row, client: ClientId) -> ClientRound:
+        one = build(Round, row)
+        sql = f"SELECT * FROM bytes WHERE {_OF_CLIENT_IN_ROUND}"  # noqa: S608 - ours
+        flows = self._all(ByteCount, sql, (*one.key, client))
+        return ClientRound(one, row["became"], row["because"], tuple(flows))
+
+    def counted_tasks_of(self, run: RunId, client: ClientId) -> set[int]:
+        """Return the tasks of a run in which one of its updates was counted."""
+        sql = (
+            "SELECT DISTINCT task FROM updates WHERE run = ? AND client = ? AND status = 'counted'"
+        )
+        return {row["task"] for row in self._rows(sql, (run, client))}
+
+    def brought(self, run: RunId, client: ClientId, limit: int) -> list[ClassRow]:
+        """Return the class names that it was the first to bring, in that order."""
+        sql = "SELECT * FROM classes WHERE run = ? AND first_seen_by = ? ORDER BY seen_at LIMIT ?"
+        return self._all(ClassRow, sql, (run, client, limit))

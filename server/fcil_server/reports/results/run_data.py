@@ -1,0 +1,269 @@
+"""One run as its reports show it: everything read from the ledger, once.
+
+The run directory, the HTML report, the plots and the terminal tables all draw on `collect`,
+so they cannot disagree, and all of them can be made again at any time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
+
+from fcil_protocol.errors import UsageError
+from fcil_protocol.ids import ClientId, RunId
+from fcil_server.ledger.enums import Answer, Cause, Direction, Source, UpdateStatus
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.rows import ByteCount, ClassRow, Client, Event, Round, Run, Task
+from fcil_server.reports.results import metrics
+from fcil_server.reports.results.metrics import Measured, Metrics
+
+_EVENTS = 50  # warnings and errors that a report lists
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes of one direction.
+
+    The first four are exact counts and the exact prediction of every message. The others are
+    what the kernel counted on whole connections, 0 where it was not asked: TCP payload, each
+    byte once; what of it was sent down again; all as frames of an Ethernet link.
+
+    Attributes:
+        true_wire: TCP payload by the kernel's count, or by prediction in rounds (and directions)
+            for which it was not asked.
+        rest: what the kernel counted beyond the messages: heartbeats, answers to strangers.
+            Negative by bytes that were on their way when it was asked.
+    """
+
+    tensor: int = 0
+    sealed: int = 0
+    application: int = 0
+    wire: int = 0
+    wire_kernel: int = 0
+    retransmitted: int = 0
+    link: int = 0
+    true_wire: int = 0
+    rest: int = 0
+
+    @classmethod
+    def total(cls, counts: Iterable[ByteCount]) -> Bytes:
+        """Sum counts; predicted and kernel-counted wire bytes stay apart."""
+        places: defaultdict[object, list[ByteCount]] = defaultdict(list)
+        for count in counts:
+            where = (count.run, count.task, count.kind, count.round, count.direction)
+            places[where].append(count)
+        return sum((cls.of_one_place(found) for found in places.values()), start=cls())
+
+    @classmethod
+    def of_one_place(cls, counts: Sequence[ByteCount]) -> Bytes:
+        """Sum what was counted in one round and direction."""
+        wire = sum(c.wire for c in counts if c.source is not Source.KERNEL)
+        kernel = sum(c.wire for c in counts if c.source is Source.KERNEL)
+        return cls(
+            tensor=sum(c.tensor for c in counts),
+            sealed=sum(c.sealed for c in counts),
+            application=sum(c.application for c in counts),
+            wire=wire,
+            wire_kernel=kernel,
+            retransmitted=sum(c.retransmitted for c in counts),
+            link=sum(c.link for c in counts),
+            true_wire=kernel or wire,
+            rest=kernel - wire if kernel else 0,
+        )
+
+    def __add__(self, other: Bytes) -> Bytes:
+        return Bytes(*map(int.__add__, _numbers(self), _numbers(other)))
+
+
+_numbers = attrgetter(*(spec.name for spec in fields(Bytes)))  # astuple copies: 20 times slower
+
+
+@dataclass(frozen=True)
+class RoundView:
+    """One round with who took part and what it cost.
+
+    Attributes:
+        updates: how many came, counted or not.
+    """
+
+    round: Round
+    updates: int
+    counted: tuple[ClientId, ...]
+    excluded: Mapping[ClientId, str]  # client -> reason
+    silent: Mapping[ClientId, tuple[Answer, str]]  # asked, no update: why
+    up: Bytes
+    down: Bytes
+    flows: tuple[ByteCount, ...] = ()
+
+    def line(self) -> dict[str, Any]:
+        """Return the round's line of ``rounds.jsonl``."""
+        row = self.round
+        return {
+            "seq": row.seq,
+            "task": row.task,
+            "kind": row.kind,
+            "round": row.round,
+            "outcome": None if row.outcome is None else row.outcome.value,
+            "closed_by": row.why,
+            "reopened": row.reopened,
+            "opened_at": row.opened_at,
+            "closed_at": row.closed_at,
+            "base_state": row.base_state,
+            "new_state": row.new_state,
+            "asked": list(row.asked),
+            "counted": list(self.counted),
+            "excluded": dict(self.excluded),
+            "silent": {c: {"answer": a.value, "reason": r} for c, (a, r) in self.silent.items()},
+            "seconds": dict(row.phases),
+            "bytes": {"up": asdict(self.up), "down": asdict(self.down)},
+            "metrics": dict(row.metrics),
+        }
+
+
+@dataclass(frozen=True)
+class RunData(Measured):
+    """Everything that reports say about a run.
+
+    Attributes:
+        rounds: closed rounds in order.
+        clients: who was asked, answered or is counted in bytes, by id.
+        pooled: metrics over the clients' test images; ``central`` over the server's folder.
+        flows: the run's byte counts; ``outside``: the federation's that belong to no run.
+        events: the run's newest warnings and errors, the newest first.
+    """
+
+    run: Run
+    tasks: tuple[Task, ...]
+    classes: tuple[ClassRow, ...]
+    rounds: tuple[RoundView, ...]
+    clients: Mapping[ClientId, Client]
+    pooled: Metrics | None
+    central: Metrics | None
+    flows: tuple[ByteCount, ...]
+    outside: tuple[ByteCount, ...]
+    events: tuple[Event, ...] = ()
+
+    @cached_property
+    def class_names(self) -> Mapping[int, str]:
+        """Class id -> name."""
+        return {c.class_id: c.name for c in self.classes if c.class_id is not None}
+
+    def bytes_of(self, direction: Direction, cause: Cause | None = None) -> Bytes:
+        """Sum the run's bytes in one direction, of one cause or of all."""
+        return Bytes.total(
+            f for f in self.flows if f.direction is direction and cause in (None, f.cause)
+        )
+
+    def seconds(self) -> dict[str, float]:
+        """Return the run's seconds from its start to its last closed round, and per phase."""
+        ends = [v.round.closed_at for v in self.rounds if v.round.closed_at is not None]
+        # A fork's first rounds are older than the run itself.
+        total = {"total_s": max(0.0, max(ends) - self.run.created_at) if ends else 0.0}
+        for view in self.rounds:
+            for phase, seconds in view.round.phases.items():
+                total[phase] = total.get(phase, 0.0) + seconds
+        return total
+
+    def name_of(self, client: str) -> str:
+        """Return the name that people gave a client, its id where there is none."""
+        row = self.clients.get(ClientId(client))
+        return client if row is None else row.name
+
+
+def collect(ledger: Ledger, run_id: RunId) -> RunData:
+    """Read a run.
+
+    Raises:
+        UsageError: the federation has no such run.
+    """
+    run = ledger.run(run_id)
+    if run is None:
+        known = ", ".join(r.run_id for r in ledger.runs()[-5:]) or "none yet"
+        raise UsageError(
+            f"there is no run {run_id!r} in {ledger.path}; the newest are {known}.",
+            action="List all of them with: fcil-server run ls",
+        )
+    tasks = ledger.tasks(run_id)
+    flows = ledger.byte_counts(run_id)
+    evaluations = ledger.evaluations(run_id)
+    increments = [t.class_ids for t in tasks]
+    views = tuple(v for v in round_views(ledger, run_id, flows) if v.round.closed_at is not None)
+    return RunData(
+        run=run,
+        tasks=tuple(tasks),
+        classes=tuple(ledger.classes(run_id)),
+        rounds=views,
+        clients=_participants(ledger, views, flows),
+        pooled=metrics.pooled(evaluations, increments),
+        central=metrics.central(evaluations, increments),
+        flows=tuple(flows),
+        outside=tuple(ledger.byte_counts(None)),
+        events=tuple(e for e in reversed(ledger.events(run_id)) if e.level != "info")[:_EVENTS],
+    )
+
+
+def round_views(
+    ledger: Ledger, run: RunId, flows: Iterable[ByteCount] | None = None
+) -> list[RoundView]:
+    """Read all rounds of a run in order, an open one too; ``flows`` are its counts, if at hand."""
+    by_round: defaultdict[object, list[ByteCount]] = defaultdict(list)
+    for flow in ledger.byte_counts(run) if flows is None else flows:
+        by_round[flow.run, flow.task, flow.kind, flow.round].append(flow)
+    return [_round_view(ledger, row, by_round[row.key]) for row in ledger.rounds(run)]
+
+
+def round_view(ledger: Ledger, row: Round) -> RoundView:
+    """Read one round."""
+    return _round_view(ledger, row, ledger.byte_counts_of(row.key))
+
+
+def sum_bytes(parts: Iterable[Bytes]) -> Bytes:
+    """Add up the bytes of several rounds."""
+    return sum(parts, start=Bytes())
+
+
+# What bytes on the wire were spent on, in the order in which charts stack them.
+CAUSES = {
+    Cause.UPDATE: "updates",
+    Cause.BROADCAST: "broadcasts",
+    Cause.CATCH_UP: "catch-up",
+    Cause.CONTROL: "control",
+    Cause.HANDSHAKE: "handshakes",
+}
+REST = "heartbeats and the rest"
+
+
+def format_bytes(count: float) -> str:
+    """Write a number of bytes with three digits and a decimal unit (1 kB = 1,000 B)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 999.5 or unit == "GB":
+            break
+        count /= 1000
+    digits = 0 if unit == "B" or abs(count) >= 99.95 else 1 if abs(count) >= 9.995 else 2
+    return f"{count:,.{digits}f} {unit}"
+
+
+def _round_view(ledger: Ledger, row: Round, mine: Sequence[ByteCount]) -> RoundView:
+    updates = ledger.updates(row.key)
+    return RoundView(
+        round=row,
+        updates=len(updates),
+        counted=tuple(u.client for u in updates if u.status is UpdateStatus.COUNTED),
+        excluded={u.client: u.reason for u in updates if u.status is UpdateStatus.EXCLUDED},
+        silent={a.client: (a.answer, a.reason) for a in ledger.answers(row.key)},
+        up=Bytes.total(f for f in mine if f.direction is Direction.UP),
+        down=Bytes.total(f for f in mine if f.direction is Direction.DOWN),
+        flows=tuple(mine),
+    )
+
+
+def _participants(
+    ledger: Ledger, views: Sequence[RoundView], flows: Sequence[ByteCount]
+) -> dict[ClientId, Client]:
+    took_part = {c for v in views for c in (*v.round.asked, *v.counted, *v.excluded)}
+    took_part |= {f.client for f in flows if f.client is not None}
+    return {c.client_id: c for c in ledger.clients() if c.client_id in took_part}

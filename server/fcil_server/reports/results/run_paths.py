@@ -1,0 +1,48 @@
+"""Runs beside each other: where they are, and the line of each in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fcil_protocol.errors import UsageError
+from fcil_server.ledger.ledger import LEDGER_NAME
+from fcil_server.reports.results.run_data import Bytes, format_bytes
+
+HEAD = ("run", "method", "FAA", "AIA", "forgetting", "up", "down", "tensors up", "tensors down")
+
+
+def where(place: Path) -> tuple[Path, str | None]:
+    """Return the federation's directory that a place stands for, and the run; None: its newest.
+
+    Raises:
+        UsageError: it is neither a federation's directory nor one of its runs.
+    """
+    # A run directory is <federation>/runs/<run>.
+    directory, run = place, None
+    if not (place / LEDGER_NAME).exists():
+        directory, run = place.parent.parent, place.name
+    if not (directory / LEDGER_NAME).exists():
+        raise UsageError(
+            f"{place} is neither a federation's directory nor one of its runs.",
+            action="Give a directory that holds a ledger, or one of the directories in its runs/.",
+        )
+    return directory, run
+
+
+def row(
+    name: str,
+    method: str,
+    headline: tuple[float | None, float | None, float | None],
+    ways: Sequence[Bytes],
+) -> tuple[str, ...]:
+    """Return the line of one run; ``ways`` are its bytes in each `Direction`."""
+    faa, aia, lost = headline
+    return (
+        name,
+        method,
+        *("-" if v is None else f"{v:.1f} %" for v in (faa, aia)),
+        "-" if lost is None else f"{lost:.1f} pp",
+        *(format_bytes(b.true_wire) for b in ways),
+        *(format_bytes(b.tensor) for b in ways),
+    )

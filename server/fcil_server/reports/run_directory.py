@@ -1,0 +1,350 @@
+"""The run directory: what a run leaves behind without being asked.
+
+Every file can be made again from the ledger at any time (`write`); ``rounds.jsonl`` also grows
+line by line while the run goes on (`append_round`), so that it can be followed.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import importlib.util
+import io
+import json
+import os
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import IO, Any
+
+from fcil_protocol.errors import CorruptFile
+from fcil_protocol.ids import RoundKey, RunId
+from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
+from fcil_server.aggregation.store import StateRecord, StateStore, check_state
+from fcil_server.ledger.enums import Direction, RunStatus
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.rows import ByteCount
+from fcil_server.reports.results.metrics import Metrics
+from fcil_server.reports.results.run_data import Bytes, RunData, collect, round_view
+
+SCHEMA_VERSION = 1  # of summary.json, environment.json and the lines of rounds.jsonl
+ROUNDS = "rounds.jsonl"
+FINAL_MODEL = "final.safetensors"
+BYTE_COLUMNS = (
+    "run", "seq", "task", "kind", "round", "client", "client_name", "direction", "cause", "source",
+    "tensor", "sealed", "application", "wire", "retransmitted", "link",
+)  # fmt: skip
+_SIZES = ("tensor", "true_wire")  # of each direction of a round
+_PHASES = ("collect_s", "aggregate_s", "save_s")
+ROUND_COLUMNS = (
+    "seq", "task", "kind", "round", "outcome", "closed_by", "reopened", "opened_at", "closed_at",
+    "asked", "counted", "excluded", "silent",
+    *(f"{way}_{name}" for way in ("up", "down") for name in _SIZES), *_PHASES,
+)  # fmt: skip
+_TAIL_BYTES = 4096  # a line with few clients is shorter
+
+# What an experiment's numbers may depend on; those that are installed are listed.
+_PACKAGES = (
+    "fcil",
+    "torch",
+    "torchvision",
+    "timm",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "safetensors",
+    "pillow",
+    "pyzmq",
+    "cryptography",
+    "msgpack",
+    "pydantic",
+)
+
+
+def write(
+    ledger: Ledger,
+    run: RunId,
+    directory: Path,
+    *,
+    states: StateStore | None = None,
+    plots: bool = True,
+) -> list[Path]:
+    """Write all files of a run's directory anew, each atomically, and return their paths.
+
+    ``states`` is where the final model is copied from; without it, and before the first
+    state, there is none. Pictures are drawn where ``plots`` says so and matplotlib is there.
+
+    Raises:
+        UsageError: there is no such run.
+        StorageError, DiskFull: the directory cannot be written.
+    """
+    from fcil_server.reports.sections import (
+        static_page,  # its templates are loaded when they are needed
+    )
+
+    data = collect(ledger, run)
+    with storage_errors("create", directory):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    final = _final(ledger, run, states)
+    files: dict[str, bytes] = {
+        ROUNDS: b"".join(_json_line(v.line()) for v in data.rounds),
+        "bytes.csv": bytes_csv(data).encode(),
+        "accuracy_matrix.csv": matrix_csv(data.metrics).encode(),
+        "environment.json": _json(environment(data)),
+        "report.html": static_page.report(data).encode(),
+    }
+    content = summary(data)
+    if states is not None and final is not None:
+        content["data"]["final_state"] = asdict(final)
+        path = states.path(final.number)
+        with storage_errors("read", path):
+            files[FINAL_MODEL] = path.read_bytes()
+    if plots and importlib.util.find_spec("matplotlib") is not None:
+        from fcil_server.reports.plots import draw
+
+        files.update(draw(data))
+    files["summary.json"] = _json(content)  # the last one: where it is, the others are
+    for name, content_bytes in files.items():
+        write_atomic(directory / name, content_bytes)
+    return [directory / name for name in sorted(files)]
+
+
+def _final(ledger: Ledger, run: RunId, states: StateStore | None) -> StateRecord | None:
+    """Return the newest committed state if it is whole; an older one is not the final model."""
+    newest = ledger.newest_state(run)
+    if states is None or newest is None:
+        return None
+    try:
+        check_state(states, newest.state, {newest.state: newest.digest})
+    except CorruptFile:
+        return None  # the server says so when it starts, and so does `fcil-server check`
+    return states.record(newest.state)
+
+
+def is_complete(directory: Path) -> bool:
+    """Say whether the results of a run that is done were written, all of them."""
+    try:
+        data = json.loads((directory / "summary.json").read_bytes())["data"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return isinstance(data, dict) and data.get("run_status") == RunStatus.DONE.value
+
+
+def append_round(ledger: Ledger, key: RoundKey, directory: Path) -> None:
+    """Add a closed round's line to ``rounds.jsonl``; what it takes does not grow with the run.
+
+    If the last line is not that of the round before (a kill came between a round's end and its
+    line, or in the middle of one), the file is written anew from the ledger.
+    """
+    row = ledger.round(key)
+    assert row is not None, "a round that closed is in the ledger"
+    path = directory / ROUNDS
+    with storage_errors("write", path):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        with os.fdopen(os.open(path, mode, 0o600), "ab+") as file:
+            if _last_seq(file) == ledger.seq_before(row):
+                file.write(_json_line(round_view(ledger, row).line()))
+                return
+    data = collect(ledger, key.run)
+    write_atomic(path, b"".join(_json_line(v.line()) for v in data.rounds))
+
+
+def _last_seq(file: IO[bytes]) -> int | None:
+    """Return which round the last line is about; None: the file is empty; -1: it has no such line.
+
+    Only the last line is read, whose size depends on the clients of a round.
+    """
+    at = size = file.seek(0, os.SEEK_END)
+    tail = b""
+    while at > 0 and b"\n" not in tail[:-1]:
+        step = min(at, max(_TAIL_BYTES, len(tail)))
+        at -= step
+        file.seek(at)
+        tail = file.read(step) + tail
+    if size == 0:
+        return None
+    try:
+        line = json.loads(tail[:-1].rpartition(b"\n")[2]) if tail.endswith(b"\n") else {}
+        return int(line["seq"])
+    except (ValueError, KeyError, TypeError):
+        return -1
+
+
+def summary(data: RunData) -> dict[str, Any]:
+    """Return the content of ``summary.json``."""
+    run, m = data.run, data.metrics
+    faa, aia, lost = data.headline
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "status": "error" if run.status is RunStatus.FAILED else "ok",
+        "data": {
+            "run": run.run_id,
+            "run_status": run.status.value,
+            "created_at": run.created_at,
+            "parent": run.parent_run and {"run": run.parent_run, "state": run.parent_state},
+            "method": run.method,
+            "method_version": run.method_version,
+            "hparams": run.hparams,
+            "seed": run.seed,
+            "backbone": run.backbone,
+            "tasks": [_task(data, i) for i in range(len(data.tasks))],
+            "rounds": len(data.rounds),
+            "clients": {c.client_id: c.name for c in data.clients.values()},
+            "faa": faa,
+            "aia": aia,
+            "forgetting": lost,
+            "accuracy_matrix": m and m.matrix,
+            "evaluation": data.pooled and data.pooled.to_json(),
+            "central_evaluation": data.central and data.central.to_json(),
+            "bytes": _all_bytes(data),
+            "budget": run.environment.get("budget"),
+            "seconds": data.seconds(),
+            "final_state": None,
+        },
+    }
+
+
+def environment(data: RunData) -> dict[str, Any]:
+    """Return the content of ``environment.json``: what the run was computed with and on."""
+    run = data.run
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "status": "ok",
+        "data": {
+            **run.environment,
+            "method": run.method,
+            "method_version": run.method_version,
+            "schema_digest": run.schema_digest,
+            "backbone": run.backbone,
+            "seed": run.seed,
+            "config": run.config,
+            "clients": {c.client_id: c.device for c in data.clients.values()},
+        },
+    }
+
+
+def describe_environment(device: Mapping[str, Any], *, threads: int) -> dict[str, Any]:
+    """Describe this machine for `Ledger.new_run`.
+
+    ``device`` is what the worker says of the device it computes on; ``threads`` is how many
+    it was given. Nothing that names a person, a host or a path is included.
+    """
+    return {
+        "python": platform.python_version(),
+        "implementation": platform.python_implementation(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "device": dict(device),
+        "packages": _versions(_PACKAGES),
+    }
+
+
+def bytes_csv(data: RunData) -> str:
+    """Return ``bytes.csv``."""
+    out = io.StringIO()
+    table = csv.DictWriter(out, BYTE_COLUMNS, lineterminator="\n")
+    table.writeheader()
+    table.writerows(byte_records(data))
+    return out.getvalue()
+
+
+def byte_records(data: RunData) -> Iterator[dict[str, Any]]:
+    """Yield one record per flow, in order of rounds; then those of no round."""
+    seq: dict[object, int] = {v.round.key: v.round.seq for v in data.rounds}
+    placed = [(seq.get(_round_of(f)), f) for f in (*data.flows, *data.outside)]
+    placed.sort(key=lambda pair: (pair[0] is None, pair[0] or 0))  # stable otherwise
+    for number, flow in placed:
+        name = data.name_of(flow.client) if flow.client else None
+        values = {k: v.value if isinstance(v, Enum) else v for k, v in asdict(flow).items()}
+        record = {**values, "seq": number, "client_name": name}
+        yield {column: record[column] for column in BYTE_COLUMNS}
+
+
+def round_records(data: RunData) -> Iterator[dict[str, Any]]:
+    """Yield one flat record per closed round; ``rounds.jsonl`` says who and why as well."""
+    for view in data.rounds:
+        line = view.line()
+        counts = {n: len(line[n]) for n in ("asked", "counted", "excluded", "silent")}
+        sizes = {f"{way}_{n}": line["bytes"][way][n] for way in ("up", "down") for n in _SIZES}
+        seconds = {name: line["seconds"].get(name) for name in _PHASES}
+        record = {**line, **counts, **sizes, **seconds}
+        yield {column: record[column] for column in ROUND_COLUMNS}
+
+
+def matrix_csv(m: Metrics | None) -> str:
+    """Return ``accuracy_matrix.csv``: S_{t,i} in percent, one row per evaluation."""
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    T = 0 if m is None else m.tasks
+    table.writerow(("after_task", *(f"task_{i}" for i in range(T)), "task_mean"))
+    for t in range(T):
+        assert m is not None, "T > 0"
+        cells = [_cell(v) for v in m.matrix[t]]
+        table.writerow((t, *cells, *[""] * (T - 1 - t), _cell(m.task_mean[t])))
+    return out.getvalue()
+
+
+def _round_of(flow: ByteCount) -> object:
+    return (flow.run, flow.task, flow.kind, flow.round)
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def _task(data: RunData, index: int) -> dict[str, Any]:
+    task = data.tasks[index]
+    return {
+        "task": task.task,
+        "class_ids": task.class_ids,
+        "classes": [data.class_names[i] for i in task.class_ids],
+        "opened_at": task.opened_at,
+        "closed_at": task.closed_at,
+    }
+
+
+def _all_bytes(data: RunData) -> dict[str, Any]:
+    return {
+        **{d.value: asdict(data.bytes_of(d)) for d in Direction},
+        "by_cause": {
+            c.value: {d.value: asdict(data.bytes_of(d, c)) for d in Direction}
+            for c in sorted({f.cause for f in data.flows})
+        },
+        "outside_run": {
+            d.value: asdict(Bytes.total(f for f in data.outside if f.direction is d))
+            for d in Direction
+        },
+    }
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode("ascii")
+
+
+def _json_line(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, allow_nan=False) + "\n").encode("ascii")
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in packages:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        lines: Iterable[str] = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())

@@ -1,0 +1,119 @@
+"""The section about what happens now: the round in progress, who is at work, what is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fcil_server.ledger.labels import progress_of
+from fcil_server.reports.charts.history import History
+from fcil_server.reports.sections.params import Params
+
+_PHASES = {
+    "starting": "starting",
+    "opening": "opening a task",
+    "publishing": "preparing the broadcast",
+    "gathering": "waiting for clients",
+    "collecting": "collecting updates",
+    "aggregating": "putting updates together",
+    "evaluating": "testing the model",
+    "paused": "paused",
+    "drained": "drained",
+    "done": "done",
+}
+_MODES = {
+    "paused": "Paused by the operator: no further round opens.",
+    "draining": "Draining: no further round opens, then the server stops.",
+}
+# What a client of the round has done, and how good that is.
+_ANSWERS = {
+    "updated": ("has answered", "good"),
+    "declined": ("declined", "warn"),
+    "lost": ("is away", "bad"),
+    "late": ("came too late", "bad"),
+    "surplus": ("is not needed", "quiet"),
+}
+
+
+def in_short(history: History, live: Mapping[str, Any] | None) -> str:
+    """Say in a few words where the run stands: for the head of the page and the window's title."""
+    run = history.run
+    if run is None:
+        return "no run yet"
+    older = history.newer or (live is not None and live["run"] != run.run_id)
+    if history.frozen or older:
+        return run.status.value
+    if live is None:
+        return "server stopped" if run.status.value == "running" else run.status.value
+    at = live.get("round")
+    where = f"task {at['task']}, {_round(at)}: " if at else ""
+    return f"{where}{_phase(live)}"
+
+
+def view(history: History, live: Mapping[str, Any] | None, _: Params) -> dict[str, Any]:
+    """Return what the section shows."""
+    known: dict[str, Any] = {
+        "clients": [],
+        "at": None,
+        "last": next(reversed(history.rounds), None),
+    }
+    if history.newer:
+        return {**known, "state": "older", "current": history.newer}
+    if live is None:
+        return {**known, "state": "stopped"}
+    if history.run is not None and live["run"] != history.run.run_id:  # it has just begun
+        return {**known, "state": "older", "current": live["run"]}
+    at = live.get("round")
+    return {
+        **known,
+        "state": "live",
+        "phase": _phase(live),
+        "mode": _MODES.get(live["mode"], ""),
+        "order": live["mode"],
+        "waits": live.get("waiting_for") or "",
+        "at": at and {"until": None, **at},
+        "title": f"Task {at['task']}, {_round(at)}" if at else "",
+        "clients": [_client(one) for one in at["clients"]] if at else [],
+        "connected": live["connected"],
+        "ready": live["ready"],
+    }
+
+
+def _phase(live: Mapping[str, Any]) -> str:
+    word = str(live["mode"] if live["mode"] == "paused" else live["phase"])
+    return _PHASES.get(word, word)
+
+
+def _round(at: Mapping[str, Any]) -> str:
+    of = f" (the last is {at['rounds'] - 1})" if (at.get("rounds") or 0) > 1 else ""
+    return f"{at['kind']} round {at['round']}{of}"
+
+
+def _client(one: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a client of the round: its state in words, and its bytes if any are on their way."""
+    words, look = _ANSWERS.get(one["answer"], ("", ""))
+    if not words:
+        words, look = _at_work(one)
+    if one.get("reason"):
+        words = f"{words}: {one['reason']}"
+    expected = one.get("expected")
+    return {
+        "id": one["id"],
+        "name": one["name"],
+        "words": words,
+        "look": look,
+        "received": one["received"],
+        "expected": expected,
+        "lost": one["answer"] == "lost" or (one["answer"] == "none" and not one["here"]),
+    }
+
+
+def _at_work(one: Mapping[str, Any]) -> tuple[str, str]:
+    if not one["here"]:
+        return "is away", "bad"
+    if one["expected"] is not None:
+        return "sends its update", "good"
+    if one["paused"]:
+        return "stands still", "warn"
+    progress = one.get("progress")
+    return progress_of(*progress) if progress else "is asked", "quiet"

@@ -1,0 +1,86 @@
+"""The section about rounds: what their seconds went into, who took part, what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from fcil_server.ledger.labels import CLOSED_BY
+from fcil_server.reports.charts import charts
+from fcil_server.reports.charts.history import History, RoundLine
+from fcil_server.reports.sections.params import Params, cut
+
+OTHER_S = 1.0  # of a round that may be in no phase without a word
+_LISTED = 200  # rounds of a report; more are summed by task
+
+
+@dataclass(frozen=True)
+class RoundRow:
+    """A round in words."""
+
+    line: RoundLine
+    end: str
+    look: str
+    seconds: float
+    phases: str
+
+
+@dataclass(frozen=True)
+class TaskSum:
+    """The rounds of a task together."""
+
+    task: int
+    rounds: int
+    counted: int
+    asked: int
+    seconds: float
+    up: int
+    down: int
+
+
+def view(history: History, _: Mapping[str, Any] | None, params: Params) -> dict[str, Any]:
+    """Return what the section shows."""
+    lines = history.rounds
+    most = None if history.frozen else params.most
+    shown = lines if most is None else lines[-most:]
+    by_task = most is None and len(lines) > _LISTED
+    rows: Sequence[Any]
+    if by_task:
+        sums = [_sum(task, list(g)) for task, g in groupby(shown, key=lambda r: r.key.task)]
+        rows = sums
+    else:
+        rows = [_row(line) for line in shown]
+    ordered = rows if history.frozen else rows[::-1]
+    return {
+        "chart": charts.figure(charts.seconds(shown)) if shown else "",
+        "by_task": by_task,
+        "cut": cut(ordered, 1 if history.frozen else params.page, _LISTED),
+    }
+
+
+def _row(line: RoundLine) -> RoundRow:
+    outcome = line.outcome.value if line.outcome else ""
+    told = [CLOSED_BY.get(line.why, ""), f"reopened {line.reopened} x" if line.reopened else ""]
+    how = ", ".join(filter(None, told))
+    look = {"done": "good", "short": "warn", "skipped": "bad"}.get(outcome, "quiet")
+    seconds = (line.closed_at or line.opened_at) - line.opened_at
+    spent = {k.removesuffix("_s"): v for k, v in line.phases.items()}
+    # What a server did of it before it was killed is in no phase.
+    if (other := seconds - sum(spent.values())) > max(OTHER_S, seconds / 20):
+        spent["before a restart, or waiting"] = other
+    phases = ", ".join(f"{k} {v:.2f} s" for k, v in spent.items())
+    return RoundRow(line, f"{outcome} ({how})" if how else outcome, look, seconds, phases)
+
+
+def _sum(task: int, lines: Sequence[RoundLine]) -> TaskSum:
+    return TaskSum(
+        task=task,
+        rounds=len(lines),
+        counted=sum(r.counted for r in lines),
+        asked=sum(r.asked for r in lines),
+        seconds=sum((r.closed_at or r.opened_at) - r.opened_at for r in lines),
+        up=sum(r.up.true_wire for r in lines),
+        down=sum(r.down.true_wire for r in lines),
+    )

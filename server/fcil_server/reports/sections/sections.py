@@ -1,0 +1,98 @@
+"""The pieces of the page, each made from a run's `History` and what the server says now.
+
+Pure: the same history, word of the server and parameters give the same HTML, so that the page
+is told only of what changed. The report is made of the same pieces, frozen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from fcil_server.ledger.enums import Direction
+from fcil_server.reports.charts.history import History
+from fcil_server.reports.charts.render import template
+from fcil_server.reports.sections import accuracy, clients, events, now, rounds, tasks, traffic
+from fcil_server.reports.sections.params import Params
+
+__all__ = ["SECTIONS", "Live", "Params", "section"]
+
+Live = Mapping[str, Any]
+
+
+def section(
+    name: str,
+    history: History,
+    live: Live | None,
+    params: Params | None = None,
+    *,
+    acts: bool = False,
+) -> Markup:
+    """Return a section as HTML.
+
+    Args:
+        name: one of `SECTIONS`.
+        history: the run.
+        live: what the server says on ``live``; None while it does not answer.
+        params: what the visitor asked of this section.
+        acts: whether the visitor may act: buttons are shown.
+    """
+    asked = params or Params()
+    context = _VIEWS[name](history, live, asked)
+    path = f"sections/{name}.html"
+    return template(path, h=history, run=history.run, params=asked, acts=acts, **context)
+
+
+def _head(history: History, live: Live | None, _: Params) -> dict[str, Any]:
+    faa, aia, lost = history.headline
+    return {
+        "top": now.in_short(history, live),
+        "badge": _badge(history, live),
+        "faa": faa,
+        "aia": aia,
+        "lost": lost,
+        "up": history.bytes_of(Direction.UP).true_wire,
+        "down": history.bytes_of(Direction.DOWN).true_wire,
+    }
+
+
+def _badge(history: History, live: Live | None) -> tuple[str, str]:
+    """Return what the run is in a word, and how good that is."""
+    status = history.run.status.value if history.run else "no run yet"
+    if status == "running" and not history.frozen:
+        if live is None:
+            return status, "quiet"  # the page says elsewhere that the server does not answer
+        if live["mode"] != "running":
+            return str(live["mode"]), "warn"
+    looks = {"running": "good", "done": "good", "failed": "bad", "stopped": "warn"}
+    return status, looks.get(status, "quiet")
+
+
+def _configuration(history: History, _: Live | None, __: Params) -> dict[str, Any]:
+    run = history.run
+    if run is None:
+        return {"parts": []}
+    parts = (
+        ("run", "Configuration of the run", run.config),
+        ("method", "Options of the method", json.dumps(run.hparams, indent=2)),
+        ("backbone", "Backbone", json.dumps(run.backbone, indent=2)),
+        ("environment", "Environment", json.dumps(run.environment, indent=2)),
+    )
+    return {"parts": parts}
+
+
+_VIEWS: Mapping[str, Callable[[History, Live | None, Params], dict[str, Any]]] = {
+    "head": _head,
+    "now": now.view,
+    "accuracy": accuracy.view,
+    "clients": clients.view,
+    "bytes": traffic.view,
+    "rounds": rounds.view,
+    "tasks": tasks.view,
+    "events": events.view,
+    "configuration": _configuration,
+}
+SECTIONS: tuple[str, ...] = tuple(_VIEWS)

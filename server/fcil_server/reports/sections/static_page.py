@@ -1,0 +1,72 @@
+"""The page of a run as one file that stays as it is: for a mail, a paper, a folder.
+
+It has the sections of the live page without those about the moment, and asks nobody for
+anything: style and scripts are in it, and its policy allows them alone, by their hashes.
+Without scripts everything can be read; they only let charts be zoomed.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import importlib.metadata
+
+from markupsafe import Markup
+
+from fcil_server.reports.charts import assets
+from fcil_server.reports.charts.history import frozen
+from fcil_server.reports.charts.render import template
+from fcil_server.reports.results.run_data import RunData
+from fcil_server.reports.sections.sections import section
+
+SECTIONS = ("head", "accuracy", "bytes", "rounds", "tasks", "clients", "events", "configuration")
+
+
+def report(data: RunData) -> str:
+    """Return the report of a run as one HTML document."""
+    history = frozen(data)
+    css, scripts, policy = _inside()
+    html = template(
+        "report.html",
+        title=f"{data.run.method}: {data.run.run_id}",
+        csp=policy,
+        css=css,
+        scripts=scripts,
+        sections={name: section(name, history, None) for name in SECTIONS},
+        version=importlib.metadata.version("fcil"),
+    )
+    return f"{html}\n"
+
+
+def plain(title: str, body: str) -> str:
+    """Return a document without scripts around a body of escaped HTML."""
+    css = _whole("page.css")
+    policy = f"default-src 'none'; style-src {_hash(css)}"
+    inside = Markup(body)  # noqa: S704 - escaped by who wrote it
+    return f"{template('plain.html', title=title, csp=policy, css=css, body=inside)}\n"
+
+
+@functools.cache
+def _inside() -> tuple[Markup, list[Markup], str]:
+    """Return the style, the scripts, and the policy that allows these alone."""
+    css = _whole(*assets.STYLES)
+    scripts = [_whole(name) for name in assets.FROZEN_SCRIPTS]
+    hashes = " ".join(map(_hash, scripts))
+    policy = (
+        f"default-src 'none'; style-src {_hash(css)}; script-src {hashes}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return css, scripts, policy
+
+
+def _whole(*names: str) -> Markup:
+    text = "\n".join(map(assets.text, names)).replace("\r\n", "\n")
+    assert "</script" not in text.lower(), "an asset would end its own element"
+    assert "</style" not in text.lower(), "an asset would end its own element"
+    return Markup(text)  # noqa: S704 - comes with the package
+
+
+def _hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"

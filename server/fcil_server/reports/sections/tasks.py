@@ -1,0 +1,88 @@
+"""The section about tasks, and the class names as they were discovered."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fcil_server.ledger.rows import ClassRow, Task
+from fcil_server.reports.charts.history import History
+from fcil_server.reports.sections.params import Params, cut, matches
+
+_NAMED = 12  # classes of a task that are named in its line
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """A task with the names of its first classes."""
+
+    task: Task
+    names: tuple[str, ...]
+    more: int
+    rounds: int
+
+
+@dataclass(frozen=True)
+class ClassLine:
+    """A class name: who brought it (empty: somebody who was erased), and where it is."""
+
+    row: ClassRow
+    by: str
+    state: str
+
+    @property
+    def waits(self) -> bool:
+        """Whether no task has it yet."""
+        return self.row.task is None
+
+    @property
+    def id(self) -> str:
+        """Return what its row is called on the page, whatever is in its name."""
+        return f"class-{hashlib.sha256(self.row.key.encode()).hexdigest()[:12]}"
+
+
+def view(history: History, _: Mapping[str, Any] | None, params: Params) -> dict[str, Any]:
+    """Return what the section shows."""
+    counts = Counter(r.key.task for r in history.rounds)
+    tasks = [_task(history, t, counts[t.task]) for t in history.tasks]
+    names: dict[str, str] = {m.client: m.name for m in history.members}
+    lines = [_line(c, names) for c in history.classes]
+    waiting = [one for one in lines if one.waits]
+    found = [
+        one
+        for one in lines
+        if one.row.task is not None and matches(params.find, one.row.name, one.by, one.state)
+    ]
+    kept = params.most or 200
+    shown = tasks if history.frozen else list(reversed(tasks))[:kept]
+    return {
+        "tasks": shown[:kept] if history.frozen else shown,
+        "hidden": max(0, len(tasks) - kept),
+        "waiting": waiting,
+        "asked": any(not one.row.admitted for one in waiting),
+        "classes": len(lines),
+        "cut": cut(found, params.page, 200 if history.frozen else 50),
+    }
+
+
+def _task(history: History, task: Task, rounds: int) -> TaskRow:
+    ids = task.class_ids
+    names = tuple(history.name_of_class(i) for i in ids[:_NAMED])
+    return TaskRow(task, names, len(ids) - len(names), rounds)
+
+
+def _line(row: ClassRow, names: Mapping[str, str]) -> ClassLine:
+    if row.first_seen_by:
+        by = names.get(row.first_seen_by, row.first_seen_by[:8])
+    else:
+        by = "" if row.planned_task is None else "the configuration"
+    if row.task is not None:
+        state = f"task {row.task}"
+    elif row.planned_task is not None:
+        state = f"planned for task {row.planned_task}"
+    else:
+        state = "waits for a task" if row.admitted else "waits for your word"
+    return ClassLine(row, by, f"{state}, hidden" if row.hidden else state)

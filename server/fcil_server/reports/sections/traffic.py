@@ -1,0 +1,75 @@
+"""The section about bytes: true ones per round by cause, beside what the method's paper claims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fcil_server.ledger.enums import Cause, Direction
+from fcil_server.reports.charts import charts
+from fcil_server.reports.charts.history import History
+from fcil_server.reports.results.format import NOTHING
+from fcil_server.reports.results.run_data import Bytes, format_bytes
+from fcil_server.reports.sections.claims import accounts, claimed_round_bytes
+from fcil_server.reports.sections.params import Params
+
+LEVELS = (
+    "tensors", "sealed", "application", "wire (predicted)", "wire (kernel)",
+    "sent again", "Ethernet frames",
+)  # fmt: skip
+_REST = "heartbeats and the rest: kernel minus predicted"
+_CAUSES = {
+    Cause.UPDATE: "updates",
+    Cause.BROADCAST: "broadcasts",
+    Cause.CATCH_UP: "catch-up of clients that were away",
+    Cause.HANDSHAKE: "handshakes",
+    Cause.CONTROL: "control",
+    Cause.CONNECTION: "whole connections",
+}
+
+
+def view(history: History, _: Mapping[str, Any] | None, params: Params) -> dict[str, Any]:
+    """Return what the section shows."""
+    rounds = history.rounds
+    shown = rounds if history.frozen or params.most is None else rounds[-params.most :]
+    claim = history.paper.claim
+    return {
+        "levels": LEVELS,
+        "ways": [(d.value, *_levels(history.bytes_of(d))) for d in Direction],
+        "chart": charts.figure(charts.traffic(shown, claimed_round_bytes(history)))
+        if shown
+        else "",
+        "accounts": [(a.how, _told(a.up), _told(a.down)) for a in accounts(history)],
+        "claim": claim,
+        "causes": _by_cause(history),
+    }
+
+
+def _by_cause(history: History) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [
+        (d.value, _CAUSES[c], *_levels(history.bytes_of(d, c)))
+        for d in Direction
+        for c in Cause
+        if history.bytes_of(d, c) != Bytes()
+    ]
+    for d, size in history.outside.items():
+        if size != Bytes():
+            rows.append((d.value, "outside any run", *_levels(size)))
+    for d in Direction:
+        total = history.bytes_of(d)
+        if total.wire_kernel:
+            nothing = [NOTHING] * 4
+            rest = format_bytes(total.rest)
+            rows.append((d.value, _REST, *nothing, rest, NOTHING, NOTHING))
+    return rows
+
+
+def _levels(b: Bytes) -> tuple[str, ...]:
+    exact = (format_bytes(n) for n in (b.tensor, b.sealed, b.application, b.wire))
+    if not b.wire_kernel:
+        return (*exact, *[NOTHING] * 3)
+    return (*exact, *(format_bytes(n) for n in (b.wire_kernel, b.retransmitted, b.link)))
+
+
+def _told(size: float | None) -> str:
+    return "not told" if size is None else format_bytes(size)

@@ -1,0 +1,272 @@
+"""The process of one sink.
+
+Its command is ``python -m fcil_server.reports.sinks.follower --dir DIR --run RUN --name NAME``.
+
+Standard input says everything: the first line is the sink's options (they may hold an address
+with a password, so they are no process argument), each further byte that something new is in the
+ledger, and its end that the server is gone. What was taken is written down after the sink has it
+for sure, so after a kill some figures may be offered twice and none is lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fcil_protocol.errors import EXIT_INTERNAL, ConfigError, FcilError
+from fcil_protocol.ids import RunId, digest_of
+from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
+from fcil_server.child_process import limit
+from fcil_server.federation import config as configuration
+from fcil_server.ledger.enums import CENTRAL
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.reports import run_directory
+from fcil_server.reports.results.run_data import round_view
+from fcil_server.reports.sinks import registry, scalars
+from fcil_server.reports.sinks.contract import RunFacts, Writer
+from fcil_server.reports.sinks.registry import Chosen
+
+FILES = 256  # that it may have open
+LEFT_S = 20.0  # for the last figures of a server that was killed; others kill the process earlier
+REPORTS = ("summary.json", "accuracy_matrix.csv", "bytes.csv", "report.html")
+# Sections that say how a run learns; those of places and doors are left out.
+PARAMS = ("run", "method", "round", "wire", "privacy", "trust")
+PLACES = ("run.weights", "run.central_test")
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a sink has for sure.
+
+    Attributes:
+        options: digest of those that it was opened with; with others it begins anew.
+        seq: the newest round; -1: none.
+        bytes_seq: the newest round of which it has the bytes.
+        up, down: true bytes of all rounds up to that.
+        clients, server: evaluated tasks, by whose test images they were judged.
+        finished: it knows that the run is complete.
+    """
+
+    options: str
+    seq: int = -1
+    bytes_seq: int = -1
+    up: int = 0
+    down: int = 0
+    clients: int = 0
+    server: int = 0
+    finished: bool = False
+
+
+class Follower:
+    """Gives one sink what is new in the ledger.
+
+    Args:
+        directory: of the federation.
+        run: which.
+        chosen: the sink.
+    """
+
+    def __init__(self, directory: Path, run: RunId, chosen: Chosen) -> None:
+        self._ledger = directory / LEDGER_NAME
+        self._run = run
+        self._chosen = chosen
+        self._directory = directory / "runs" / run
+        self._path = self._directory / "sinks" / f"{chosen.sink.name}.json"
+        self._taken = self._read()
+        self._writer: Writer | None = None
+
+    def catch_up(self, *, last: bool = False) -> None:
+        """Give the sink everything that it lacks, and write down that it has it.
+
+        Args:
+            last: the server has written all that it will write.
+
+        Raises:
+            Whatever the sink does; nothing is written down then.
+        """
+        complete = run_directory.is_complete(
+            self._directory
+        )  # first: the bytes are in the ledger then
+        with Ledger(self._ledger, read_only=True) as ledger:
+            writer = self._open(ledger)
+            taken = self._rounds(ledger, writer, self._taken, settled=complete or last)
+            taken = self._tasks(ledger, writer, taken)
+        if complete and not taken.finished:
+            writer.finish([p for name in REPORTS if (p := self._directory / name).exists()])
+            taken = replace(taken, finished=True)
+        if taken != self._taken:
+            writer.flush()
+            with storage_errors("create", self._path.parent):
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomic(self._path, json.dumps(asdict(taken)).encode())
+            self._taken = taken
+
+    def close(self) -> None:
+        """Close the sink."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self, ledger: Ledger) -> Writer:
+        if self._writer is None:
+            row = ledger.run(self._run)
+            if row is None:
+                raise ConfigError(f"there is no run {self._run} in {self._ledger}.")
+            facts = RunFacts(
+                run=row.run_id,
+                method=row.method,
+                began=row.created_at,
+                directory=self._directory,
+                params=dict(params(row.config, row.hparams, row.backbone)),
+            )
+            self._writer = self._chosen.sink.open(facts, self._chosen.options)
+        return self._writer
+
+    def _rounds(self, ledger: Ledger, writer: Writer, taken: Taken, *, settled: bool) -> Taken:
+        """Give closed rounds; bytes of the newest one only if they are ``settled``.
+
+        Bytes come into the ledger after their round is closed, and before the next one is.
+        """
+        lacking = ledger.rounds(self._run, min(taken.seq, taken.bytes_seq) + 1)
+        rows = [row for row in lacking if row.closed_at is not None]
+        for row in rows:
+            assert row.closed_at is not None, "all of them are closed"
+            view = round_view(ledger, row)
+            if row.seq > taken.seq:
+                writer.scalars(scalars.of_round(view), step=row.seq, at=row.closed_at)
+                taken = replace(taken, seq=row.seq)
+            if row.seq > taken.bytes_seq and (settled or row is not rows[-1]):
+                up, down = taken.up + view.up.true_wire, taken.down + view.down.true_wire
+                taken = replace(taken, bytes_seq=row.seq, up=up, down=down)
+                values = scalars.bytes_of_round(view, up, down)
+                writer.scalars(values, step=row.seq, at=row.closed_at)
+        return taken
+
+    def _tasks(self, ledger: Ledger, writer: Writer, taken: Taken) -> Taken:
+        """Give the accuracies of evaluated tasks; those of earlier ones are read only then.
+
+        The server judges a task after the clients did, and before the next one begins.
+        """
+        since = max(taken.clients, taken.server)
+        clients = ledger.evaluated(self._run, since, central=False)
+        since = max(taken.clients - 1, taken.server)
+        server = ledger.evaluated(self._run, since, central=True)
+        if not clients and not server:
+            return taken
+        classes = [task.class_ids for task in ledger.tasks(self._run)]
+        rows = ledger.evaluations(self._run)
+        ends = {r.task: r.closed_at for r in ledger.rounds(self._run) if r.closed_at is not None}
+        for judge, tasks in (("clients", clients), ("server", server)):
+            found = [row for row in rows if (row.client == CENTRAL) == (judge == "server")]
+            for task in tasks:
+                values = scalars.of_task(found, classes, task, judge)
+                writer.scalars(values, step=task, at=ends[task])
+        return replace(
+            taken,
+            clients=max(clients, default=taken.clients - 1) + 1,
+            server=max(server, default=taken.server - 1) + 1,
+        )
+
+    def _read(self) -> Taken:
+        """Return what the sink has; nothing, if it was opened otherwise then."""
+        new = Taken(digest_of(self._chosen.options.model_dump(mode="json")))
+        try:
+            taken = Taken(**json.loads(self._path.read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return new
+        return taken if taken.options == new.options else new
+
+
+def params(
+    config: str, hparams: Mapping[str, Any], backbone: Mapping[str, Any]
+) -> Iterator[tuple[str, str | int | float | bool]]:
+    """Yield how a run learns, flat; paths of this machine are left out."""
+    fields = configuration.parse(config).model_dump(mode="json")
+    fields["method"] |= hparams
+    for section in PARAMS:
+        for key, value in fields[section].items():
+            name = f"{section}.{key}"
+            if name not in PLACES and value is not None:
+                yield name, value if isinstance(value, bool | int | float) else _text(value)
+    yield "backbone", str(backbone.get("name", ""))
+    yield "backbone.digest", str(backbone.get("digest", ""))
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+class Calls:
+    """What the server says on standard input, heard by a thread of its own.
+
+    A sink may hang, and close what is not its own: the process ends all the same when the server
+    is gone.
+
+    Args:
+        fd: the reading end of the pipe.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = os.dup(fd)
+        self._news = threading.Event()
+        self._over = False
+        threading.Thread(target=self._hear, daemon=True).start()
+
+    def _hear(self) -> None:
+        while os.read(self._fd, 4096):
+            self._news.set()
+        self._over = True
+        self._news.set()
+        time.sleep(LEFT_S)
+        os._exit(EXIT_INTERNAL)
+
+    def wait(self) -> bool:
+        """Wait until something is new; False: the server is gone."""
+        self._news.wait()
+        self._news.clear()
+        return not self._over
+
+
+def serve(directory: Path, run: RunId, name: str, stdin: BinaryIO) -> None:
+    """Follow a run until the input ends, and take what is new then."""
+    given = json.loads(stdin.readline())
+    calls = Calls(stdin.fileno())
+    follower = Follower(directory, run, registry.choose(name, given))
+    try:
+        follower.catch_up()
+        while calls.wait():
+            follower.catch_up()
+        follower.catch_up(last=True)
+    finally:
+        follower.close()
+
+
+def main() -> int:
+    """Run the process."""
+    parser = argparse.ArgumentParser(prog="fcil_server.reports.sinks.follower")
+    parser.add_argument("--dir", type=Path, required=True)
+    parser.add_argument("--run", type=RunId, required=True)
+    parser.add_argument("--name", required=True)
+    args = parser.parse_args()
+    limit(FILES)
+    os.umask(0o077)  # what it writes is for nobody else, as all that the server writes
+    try:
+        serve(args.dir, args.run, args.name, sys.stdin.buffer)
+    except FcilError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - the server reads it
+        return error.exit_code
+    except (Exception, SystemExit) as error:  # a sink is another's code
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 - the same
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""Fit a run into a budget: so many bytes for one client in one round, up and down together.
+
+Bytes are those on the wire as the ledger predicts them: an update with its seal and messages,
+the parts that a client which was there before fetches, and control. A method offers economies
+(`fcil_adapters.contract.traffic`); the first of them that make the largest round fit are taken when
+a run begins, and stay with it. What a newcomer catches up with is not part of a round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fcil_adapters.contract import BackboneInfo, Hparams, Method, registry
+from fcil_adapters.contract.half_precision import WEIGHTS, forms_of
+from fcil_adapters.contract.privacy_terms import check_privacy
+from fcil_adapters.contract.traffic import Economy
+from fcil_protocol.envelopes.header import chunk_bytes_for, sealed_size
+from fcil_protocol.envelopes.window import MAX_SPAN_BYTES
+from fcil_protocol.errors import ConfigError
+from fcil_server.federation.config import Config
+from fcil_server.federation.sections import MethodSection
+from fcil_server.ledger.enums import Cause, Source
+from fcil_server.ledger.rows import ByteCount
+from fcil_server.reports.results.run_data import format_bytes
+from fcil_server.reports.traffic.broadcast_parts import Setting
+from fcil_server.reports.traffic.prediction import RoundTraffic, task_rounds
+from fcil_server.reports.traffic.sizes import Size
+
+# TCP payload beside tensors, fitted to docs/benchmarks.md, "What the wire adds to tensors".
+ENVELOPE_BYTES = 1_810  # wrapped key, header without hashes, signatures, the message around them
+HASH_BYTES = 34  # of each chunk, in the header
+MESSAGE_BYTES = 235  # of each message with chunks
+WANT_BYTES = 330  # of each part that is asked for
+CONTROL_BYTES, PART_REF_BYTES = 1_000, 110  # of a round; of each part that is named
+CLASS_BYTES = 10  # of each class, in `round_open` and in the registry
+JOINING_BYTES = 9_000  # greeting and list of classes; no part of a round, but the ledger's names
+
+ASSUMED_TASKS, ASSUMED_CLASSES = 10, 10
+COUNTED = (Cause.UPDATE, Cause.BROADCAST, Cause.CONTROL)  # catching up and joining are not
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Wire bytes of one client in the largest round, and which round that is."""
+
+    up: int
+    down: int
+    task: int
+    kind: str
+    round: int
+
+    @property
+    def bytes(self) -> int:
+        """Both ways."""
+        return self.up + self.down
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a budget came to.
+
+    Attributes:
+        limit: the budget in bytes.
+        taken: economies in the order in which they were taken.
+        kept: options that the operator set and economies would have changed.
+        cost: of the largest round with them.
+        basis: what was assumed.
+    """
+
+    limit: int
+    taken: tuple[Economy, ...]
+    kept: tuple[str, ...]
+    cost: Cost
+    basis: str
+
+    @property
+    def fits(self) -> bool:
+        """Whether the largest round keeps to the budget."""
+        return self.cost.bytes <= self.limit
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The method options that were chosen."""
+        return {k: v for economy in self.taken for k, v in economy.options.items()}
+
+    def text(self) -> str:
+        """Say it in one line."""
+        cost = self.cost
+        does = ", ".join(f"{e.what} (gives up {e.gives_up})" for e in self.taken)
+        kept = f"; kept as set: {', '.join(self.kept)}" if self.kept else ""
+        return (
+            f"budget {format_bytes(self.limit)} a round: {does or 'nothing is given up'}{kept}; "
+            f"{format_bytes(cost.up)} up + {format_bytes(cost.down)} down expected in the largest "
+            f"round (task {cost.task}, {cost.kind}), {self.basis}"
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """Return plain data, as a run keeps it."""
+        return {
+            "bytes": self.limit,
+            "options": self.options,
+            "up": self.cost.up,
+            "down": self.cost.down,
+            "text": self.text(),
+        }
+
+
+def choose(
+    method: Method, config: Config, settings: Sequence[Setting], basis: str, limit: int
+) -> Choice:
+    """Take economies until the largest round of some tasks fits, or there are none left.
+
+    Options that the operator set stay; so does what would not make the round cheaper.
+
+    Args:
+        method: as its manifest is.
+        config: with the operator's own options.
+        settings: the tasks.
+        basis: what they are, in words.
+        limit: bytes of one client in one round.
+
+    Raises:
+        ConfigError: the method's options are wrong.
+    """
+    taken: tuple[Economy, ...] = ()
+    cost = _cost(method, config, settings)
+    kept = ["wire.half"] if cost.bytes > limit and config.wire.half != WEIGHTS else []
+    for economy in method.economies:
+        if cost.bytes <= limit:
+            break
+        own = [name for name in economy.options if name in config.method.options]
+        if own:
+            kept += [name for name in own if name not in kept]
+            continue
+        tried = _tried(method, config, settings, (*taken, economy))
+        if tried is not None and tried.bytes < cost.bytes:
+            taken, cost = (*taken, economy), tried
+    return Choice(limit, taken, tuple(kept), cost, basis)
+
+
+def fitted(method: Method, config: Config, info: BackboneInfo) -> Choice:
+    """Choose for the tasks that a run will have, and insist that its ``[wire] budget_mb`` fits.
+
+    Raises:
+        ConfigError: nothing that the method offers fits; the message says what would.
+    """
+    settings, basis = known_settings(config, info)
+    choice = choose(method, config, settings, basis, round(config.wire.budget_mb * 1e6))
+    if choice.fits:
+        return choice
+    gave = f" with {', '.join(e.what for e in choice.taken)}" if choice.taken else ""
+    kept = f" and without what you set ({', '.join(choice.kept)})" if choice.kept else ""
+    raise ConfigError(
+        f"a budget of {format_bytes(choice.limit)} a round is too small for {method.name}: its "
+        f"largest round takes at least {format_bytes(choice.cost.bytes)}{gave}, {choice.basis}.",
+        action=f"Set a budget of {math.ceil(choice.cost.bytes / 1e4) / 100} MB or more{kept}, "
+        "make tasks smaller, or choose another method (fcil-server methods --budget SIZE).",
+    )
+
+
+def applied(config: Config, options: Mapping[str, Any]) -> Config:
+    """Return the configuration with what a budget chose."""
+    own = config.method
+    method = MethodSection(name=own.name, **{**own.options, **options})
+    return config.model_copy(update={"method": method})
+
+
+def over_budget(counts: Sequence[ByteCount], limit: int) -> tuple[str, int] | None:
+    """Return the client that a round cost the most, and its bytes, if they exceed a budget.
+
+    The ledger does not tell control of a round from that of joining in it, which is let pass.
+    """
+    spent: dict[str, int] = {}
+    for count in counts:
+        if count.client and count.cause in COUNTED and count.source is Source.PREDICTED:
+            spent[count.client] = spent.get(count.client, 0) + count.wire
+    worst = max(spent, key=lambda client: spent[client], default=None)
+    if worst is None or spent[worst] <= limit + JOINING_BYTES:
+        return None
+    return worst, spent[worst]
+
+
+def known_settings(config: Config, info: BackboneInfo) -> tuple[list[Setting], str]:
+    """Return one setting per task, and in words what of it was assumed."""
+    rounds = config.round
+    clients = rounds.take or rounds.clients_per_round or rounds.min_clients
+    sizes = [len(names) for names in config.tasks.classes]
+    basis = f"with {len(sizes)} listed tasks"
+    if not sizes:
+        sizes = [ASSUMED_CLASSES] * ASSUMED_TASKS
+        basis = f"assuming {ASSUMED_TASKS} tasks of {ASSUMED_CLASSES} classes"
+    who = "" if rounds.take or rounds.clients_per_round else " (round.min_clients)"
+    made = [
+        Setting(
+            backbone=info,
+            classes=size,
+            past=sum(sizes[:task]),
+            clients=clients,
+            rounds=rounds.rounds_per_task,
+            evaluate=config.run.evaluate,
+            earlier=tuple(sizes[:task]),
+        )
+        for task, size in enumerate(sizes)
+    ]
+    return made, f"{basis} and {clients} clients{who} in a round"
+
+
+def _tried(
+    method: Method,
+    config: Config,
+    settings: Sequence[Setting],
+    economies: tuple[Economy, ...],
+) -> Cost | None:
+    """Return the cost with some economies; None if they do not go with the configuration."""
+    options = {k: v for economy in economies for k, v in economy.options.items()}
+    try:
+        return _cost(method, applied(config, options), settings)
+    except ConfigError:
+        return None
+
+
+def _cost(method: Method, config: Config, settings: Sequence[Setting]) -> Cost:
+    """Return the cost of the largest round of all tasks."""
+    hparams = registry.make_hparams(method, config.method.options)
+    registry.check_averaging(method, hparams, config.trust.averaging)
+    check_privacy(method, hparams, settings[0].backbone, config.privacy.terms)
+    formed = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))
+    costs = (cost for setting in settings for cost in _costs(formed, hparams, setting))
+    return max(costs, key=lambda cost: cost.bytes)
+
+
+def _costs(method: Method, hparams: Hparams, setting: Setting) -> Iterator[Cost]:
+    task = setting.tasks[-1].index
+    classes = setting.past + setting.classes
+    for one in task_rounds(method, hparams, setting):
+        parts = [*one.down, *_registry(one, classes)]
+        up = envelope_wire(one.up) + WANT_BYTES * len(parts)
+        named = PART_REF_BYTES * (len(parts) + task) + CLASS_BYTES * classes
+        down = sum(map(envelope_wire, parts)) + CONTROL_BYTES + named
+        yield Cost(up, down, task, one.kind, one.round)
+
+
+def _registry(one: RoundTraffic, classes: int) -> list[Size]:
+    """Return the list of class names, which a task's first round brings."""
+    # Two ids of 8 bytes for each, and a name.
+    return [] if one.round else [Size({}, frame=180 + (16 + CLASS_BYTES) * classes)]
+
+
+def envelope_wire(size: Size) -> int:
+    """Return the TCP payload of one sealed payload: header, key, chunks and their messages."""
+    sealed = sealed_size(size.bytes + size.frame)
+    chunks = math.ceil(sealed / chunk_bytes_for(sealed))
+    messages = math.ceil(sealed / MAX_SPAN_BYTES)
+    return sealed + ENVELOPE_BYTES + HASH_BYTES * chunks + MESSAGE_BYTES * messages

@@ -1,0 +1,66 @@
+"""A method's bytes as its paper counts them, beside what they are and what this run took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fcil_adapters.backbones.known import backbone_by_name
+from fcil_adapters.contract import Method, registry
+from fcil_adapters.contract.half_precision import forms_of
+from fcil_adapters.contract.traffic import Claim
+from fcil_protocol.errors import FcilError
+from fcil_server.federation import config as configuration
+from fcil_server.ledger.rows import Run
+from fcil_server.reports.traffic.broadcast_parts import Setting
+from fcil_server.reports.traffic.prediction import predict
+
+
+@dataclass(frozen=True)
+class Account:
+    """One way to count a client's bytes in a round; None where it says nothing."""
+
+    how: str
+    up: float | None
+    down: float | None
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What a method's paper says of its bytes, and what the method would send in its setting."""
+
+    claim: Claim | None = None
+    accounts: tuple[Account, ...] = ()
+
+
+def paper_of(run: Run) -> Paper:
+    """Return what the paper of a run's method says; nothing without the method's package.
+
+    What the method would send in the paper's setting is told from its schemas.
+    """
+    try:
+        method: Method = _in_forms(registry.load_method(run.method), run)
+    except FcilError:
+        return Paper()
+    claim = method.claim
+    return Paper() if claim is None else Paper(claim, tuple(_accounts(run, method, claim)))
+
+
+def _in_forms(method: Method, run: Run) -> Method:
+    half = configuration.parse(run.config).wire.half
+    return registry.in_forms(method, forms_of(half, method.name, method.half))
+
+
+def _accounts(run: Run, method: Method, claim: Claim) -> list[Account]:
+    where = f"{claim.backbone}, {claim.classes} classes a task"
+    found = [Account(f"the paper ({where})", claim.up_bytes, claim.down_bytes)]
+    try:
+        hparams = registry.make_hparams(method, dict(run.hparams))
+        traffic = predict(
+            method,
+            hparams,
+            Setting(backbone_by_name(claim.backbone), claim.classes, clients=claim.clients),
+        )
+    except FcilError:  # the run's options do not fit that backbone, or are another version's
+        return found
+    up, down = traffic.round
+    return [*found, Account(f"its tensors with this run's options ({where})", up.bytes, down.bytes)]

@@ -1,0 +1,127 @@
+"""What a method sends, in bytes of tensors, told from its manifest before anything runs.
+
+Schemas say what may travel and how large; the manifest's ``cadence`` says how often, and its
+``largest`` what bounds leave open. Envelopes, names and the link come on top: what a run really
+sent is in its ledger.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fcil_adapters.contract import Method
+from fcil_adapters.contract.traffic import Cadence, Largest
+from fcil_protocol.payloads.builtin import EVALUATE, EVALUATE_SCHEMA
+from fcil_server.reports.traffic.broadcast_parts import TRAIN, BroadcastParts, Download, Setting
+from fcil_server.reports.traffic.sizes import NOTHING, Size, size_of
+from fcil_server.rounds.schedule import task_steps
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What one client sends in one round of an exchange, of which a task has ``rounds``."""
+
+    exchange: str
+    rounds: int
+    size: Size
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Tensor bytes of one client in one task.
+
+    Attributes:
+        up: in the order of the task.
+        round: what a client sends in the largest round and fetches on average in a round.
+        task: what a client that was there before sends and fetches.
+        missed: what a client that joins in this task fetches besides.
+
+    Logs and bases are those of logs as large as they can get.
+    """
+
+    up: tuple[Upload, ...]
+    down: tuple[Download, ...]
+    round: tuple[Size, Size]
+    task: tuple[Size, Size]
+    missed: Size
+
+
+def predict(method: Method, hparams: Any, setting: Setting) -> Traffic:
+    """Compute a method's traffic.
+
+    Raises:
+        ConfigError: the options do not fit the backbone, or a schema leaves a size without bound.
+    """
+    now = setting.tasks[-1]
+    bounds = method.largest(hparams, setting.backbone, now, setting.clients)
+    dims = method.dims(hparams, setting.backbone, now)
+    exchanges = method.exchanges(hparams, setting.backbone)
+    steps = Counter(s.kind for s in task_steps(exchanges, setting.rounds, evaluate=False))
+    up = [Upload(e.kind, steps[e.kind], size_of(e.upload, dims, bounds)) for e in exchanges]
+    largest = max((upload.size for upload in up), key=lambda size: size.bytes)
+    if setting.evaluate:
+        up.append(Upload(EVALUATE, 1, size_of(EVALUATE_SCHEMA, {"seen": len(now.seen)}, Largest())))
+    down = BroadcastParts(method, hparams, setting, bounds, steps[TRAIN]).downloads(steps.total())
+    return Traffic(
+        up=tuple(up),
+        down=down,
+        round=(largest, _average(down)),
+        task=(
+            sum((u.size.times(u.rounds) for u in up), NOTHING),
+            sum((d.task for d in down), NOTHING),
+        ),
+        missed=sum((d.missed for d in down), NOTHING),
+    )
+
+
+@dataclass(frozen=True)
+class RoundTraffic:
+    """What one client sends and fetches in one round, as payloads."""
+
+    kind: str
+    round: int
+    up: Size
+    down: tuple[Size, ...]
+
+
+def task_rounds(method: Method, hparams: Any, setting: Setting) -> Iterator[RoundTraffic]:
+    """Yield every round of a task, for a client that was there before.
+
+    Raises:
+        ConfigError: as `predict`.
+    """
+    now = setting.tasks[-1]
+    bounds = method.largest(hparams, setting.backbone, now, setting.clients)
+    dims = method.dims(hparams, setting.backbone, now)
+    exchanges = method.exchanges(hparams, setting.backbone)
+    up = {e.kind: size_of(e.upload, dims, bounds) for e in exchanges}
+    up[EVALUATE] = size_of(EVALUATE_SCHEMA, {"seen": len(now.seen)}, Largest())
+    steps = task_steps(exchanges, setting.rounds, evaluate=setting.evaluate)
+    trained = sum(step.kind == TRAIN for step in steps)
+    broadcast = BroadcastParts(method, hparams, setting, bounds, trained)
+    before = None
+    for number, step in enumerate(steps):
+        down = tuple(broadcast.fetched(number, before))
+        yield RoundTraffic(step.kind, step.round, up[step.kind], down)
+        before = step.kind
+
+
+# What every round brings anew.
+_EACH = frozenset({Cadence.ROUND, Cadence.OWN, Cadence.TRAINED, Cadence.COUNTED, Cadence.LEARNED})
+
+
+def _average(down: tuple[Download, ...]) -> Size:
+    """Return what a round brings on average, over many rounds."""
+    every = next((d.every for d in down if d.every), None)
+    total = NOTHING
+    for one in down:
+        if one.cadence in _EACH:
+            total += one.each
+        elif one.cadence is Cadence.LOG:
+            total += one.each.times(every - 1, every) if every else one.each
+        elif one.cadence is Cadence.BASE:
+            total += one.each.times(1, one.every or 1)
+    return total

@@ -1,0 +1,84 @@
+"""How large a payload is, in bytes of tensors by kind, told from its schema."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fcil_adapters.contract.traffic import Largest
+from fcil_protocol.errors import ConfigError
+from fcil_protocol.payloads.schema import PayloadSchema, TensorSpec
+
+# Of a packed payload (`payload.pack`): its length and the JSON around metadata; around a field of
+# it; around a tensor's name, shape and place.
+PAYLOAD_BYTES, FIELD_BYTES, TENSOR_BYTES = 42, 10, 49
+
+
+@dataclass(frozen=True)
+class Size:
+    """Bytes by payload kind; ``exact`` or the largest possible.
+
+    Attributes:
+        frame: bytes of a payload beside its tensors: their names, shapes and places.
+    """
+
+    kinds: Mapping[str, int]
+    exact: bool = True
+    frame: int = field(default=0, compare=False)
+
+    @property
+    def bytes(self) -> int:
+        """All kinds together."""
+        return sum(self.kinds.values())
+
+    def __add__(self, other: Size) -> Size:
+        kinds = Counter(self.kinds)
+        kinds.update(other.kinds)
+        # Nothing at all takes no part in how exact a sum is.
+        exact = all(size.exact for size in (self, other) if size.bytes)
+        return Size(dict(kinds), exact, self.frame + other.frame)
+
+    def times(self, count: int, per: int = 1) -> Size:
+        """Return the bytes of ``count / per`` of them."""
+        kinds = {kind: round(count * size / per) for kind, size in self.kinds.items()}
+        return Size({kind: size for kind, size in kinds.items() if size}, self.exact)
+
+    def fields(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {"bytes": self.bytes, "at_most": not self.exact, "kinds": dict(self.kinds)}
+
+
+NOTHING = Size({})
+
+
+def size_of(schema: PayloadSchema, dims: Mapping[str, int], bounds: Largest) -> Size:
+    """Return how large a payload of this schema can be.
+
+    Raises:
+        ConfigError: the schema leaves a size without bound.
+    """
+    kinds: Counter[str] = Counter()
+    exact, end = True, 0
+    frame = PAYLOAD_BYTES + sum(FIELD_BYTES + len(meta.name) for meta in schema.meta)
+    for spec in schema.tensors:
+        if spec.name not in bounds.without_tensors:
+            alone = PayloadSchema((spec,), at_most=schema.at_most)
+            try:
+                (bound,) = alone.bounds({**bounds.sizes, **dims})
+            except KeyError as error:
+                raise ConfigError(
+                    f"tensor {spec.name!r}: nothing bounds the size {error} in its schema.",
+                    action="Name it in the method's dims, or in the schema's at_most.",
+                ) from error
+            kinds[spec.kind.value] += bound.bytes
+            exact &= _is_fixed(spec, dims)
+            begin, end = end, end + bound.bytes
+            numbers = (*bound.shape, begin, end)
+            frame += TENSOR_BYTES + len(spec.name) + sum(len(f",{n}") for n in numbers) - 2
+    return Size({kind: size for kind, size in kinds.items() if size}, exact, frame)
+
+
+def _is_fixed(spec: TensorSpec, dims: Mapping[str, int]) -> bool:
+    return not spec.optional and all(isinstance(s, int) or s in dims for s in spec.shape)

@@ -1,0 +1,319 @@
+"""Which classes a run knows, under which ids, in which tasks.
+
+The rules over the ledger's rows: names are matched by `class_key` (NFC, trimmed, case-folded),
+ids are given in order and never change, a client may bring a limited number of names, and it
+is told ids only for names that it holds itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from fcil_adapters.contract import TaskInfo
+from fcil_protocol.errors import ConfigError, InternalError, UsageError
+from fcil_protocol.ids import ClientId, RunId
+from fcil_protocol.payloads.schema import class_key, class_name_fault, normalise_class_name
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.rows import ClassRow
+
+_NAMED = 3  # refused names that a note shows
+DEFAULT_QUOTA = 1000  # names that one client may bring into a run
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What became of the names that a client announced.
+
+    Attributes:
+        accepted: the client's spellings of names that the run knows now.
+        new: those of them that the run had never seen.
+        refused: (name, reason), for the client's eyes.
+    """
+
+    accepted: tuple[str, ...]
+    new: tuple[str, ...]
+    refused: tuple[tuple[str, str], ...]
+
+
+class ClassRegistry:
+    """The class names of one run. All memory is in the ledger; this holds the rules."""
+
+    def __init__(
+        self, ledger: Ledger, run: RunId, *, quota: int = DEFAULT_QUOTA, confirm: bool = False
+    ) -> None:
+        self._ledger = ledger
+        self._run = run
+        self._quota = quota
+        self._confirm = confirm
+
+    def register_listed(self, tasks: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
+        """Give ids in listed order, at the start of a run; doing it again changes nothing.
+
+        Returns:
+            The ids of each task's classes.
+
+        Raises:
+            ConfigError: a name is malformed or listed twice, a task is empty, or the run
+                was started with other names.
+        """
+        _check_listed(tasks)
+        held = self._ledger.classes(self._run)
+        wanted = [
+            (class_key(name), task, i)
+            for i, (task, name) in enumerate(
+                (task, name) for task, names in enumerate(tasks) for name in names
+            )
+        ]
+        if held:
+            if [(c.key, c.planned_task, c.class_id) for c in held] != wanted:
+                raise ConfigError(
+                    "[tasks] classes differ from those that the run was started with.",
+                    action="Start a new run: fcil-server serve --new-run",
+                )
+        else:
+            names = [normalise_class_name(name) for listed in tasks for name in listed]
+            with self._ledger.transaction():
+                for (key, task, class_id), name in zip(wanted, names, strict=True):
+                    self._ledger.add_class(
+                        self._run, key, name, class_id=class_id, planned_task=task
+                    )
+        return [
+            tuple(i for _, planned, i in wanted if planned == task) for task in range(len(tasks))
+        ]
+
+    def announce(self, client: ClientId, names: Iterable[str]) -> Announcement:
+        """Take the class names that a client holds images of.
+
+        New names wait for their task; in a run with listed classes they are refused. A
+        client's quota counts the names that it was the first to bring.
+        """
+        rows = {c.key: c for c in self._ledger.classes(self._run)}
+        aliases = self._ledger.aliases(self._run)
+        listed = any(c.planned_task is not None for c in rows.values())
+        brought = sum(c.first_seen_by == client for c in rows.values())
+        accepted: list[str] = []
+        new: dict[str, str] = {}  # key -> the client's spelling
+        refused: list[tuple[str, str]] = []
+        for name in names:
+            clean = normalise_class_name(name)
+            key = class_key(name)
+            if aliases.get(key, key) in rows or key in new:
+                accepted.append(name)
+                continue
+            reason = class_name_fault(clean)
+            if reason is None and listed:
+                reason = "the run's listed tasks do not name this class"
+            if reason is None and brought + len(new) >= self._quota:
+                reason = f"a client may bring at most {self._quota} class names"
+            if reason is None:
+                new[key] = name
+                accepted.append(name)
+            else:
+                refused.append((name, reason))
+        if new:
+            with self._ledger.transaction():
+                for key, name in new.items():
+                    clean = normalise_class_name(name)
+                    self._ledger.add_class(
+                        self._run, key, clean, first_seen_by=client, admitted=not self._confirm
+                    )
+        return Announcement(tuple(accepted), tuple(new.values()), tuple(refused))
+
+    def pending(self) -> list[ClassRow]:
+        """Return the names that the next task would take, in the order of their future ids.
+
+        ``seen_at`` of each says how long it has waited. Empty in a run with listed classes.
+        """
+        rows = self._ledger.classes(self._run)
+        waiting = [c for c in rows if c.class_id is None and not c.hidden and c.admitted]
+        return sorted(waiting, key=lambda c: c.key)
+
+    def unadmitted(self) -> list[ClassRow]:
+        """Return the names that wait for an operator's word, the first to come first."""
+        rows = [c for c in self._ledger.classes(self._run) if not (c.admitted or c.hidden)]
+        return sorted(rows, key=lambda c: (c.seen_at, c.key))
+
+    def canonical(self, keys: Iterable[str]) -> frozenset[str]:
+        """Return the keys of the classes that these keys stand for."""
+        aliases = self._ledger.aliases(self._run)
+        return frozenset(aliases.get(key, key) for key in keys)
+
+    def keys_of(self, class_ids: Collection[int]) -> frozenset[str]:
+        """Return all keys by which clients may call these classes; hidden ones have none."""
+        wanted = set(class_ids)
+        rows = self._ledger.classes(self._run)
+        own = {c.key for c in rows if c.class_id in wanted and not c.hidden}
+        others = self._ledger.aliases(self._run).items()
+        return frozenset(own | {key for key, target in others if target in own})
+
+    def listed_tasks(self) -> int:
+        """Return how many tasks the listed schedule has, 0 when classes are discovered."""
+        planned = [c.planned_task for c in self._ledger.classes(self._run)]
+        return 1 + max((p for p in planned if p is not None), default=-1)
+
+    def open_task(self, task: int, *, only: Collection[str] | None = None) -> TaskInfo:
+        """Open a task in the ledger with its listed classes, or with the pending names.
+
+        ``only`` restricts pending names to these keys; the others go on waiting.
+
+        Pending names are sorted before they get the next ids, so that ids do not depend on
+        who connected first.
+
+        Raises:
+            InternalError: the task would have no class, or is not the next one.
+        """
+        rows = self._ledger.classes(self._run)
+        if self.listed_tasks():
+            chosen = [(c.key, c.class_id) for c in rows if c.planned_task == task]
+        else:
+            first = 1 + max((c.class_id for c in rows if c.class_id is not None), default=-1)
+            waiting = [c for c in self.pending() if only is None or c.key in only]
+            chosen = [(c.key, first + i) for i, c in enumerate(waiting)]
+        if not chosen:
+            raise InternalError(f"task {task} would open without a class.")
+        ids = [class_id for _, class_id in chosen if class_id is not None]
+        with self._ledger.transaction():
+            for (key, _), class_id in zip(chosen, ids, strict=True):
+                self._ledger.place_class(self._run, key, class_id=class_id, task=task)
+            self._ledger.new_task(self._run, task, ids)
+        return self.task_info(task)
+
+    def task_info(self, task: int) -> TaskInfo:
+        """Return an opened task as methods see it."""
+        opened = self._ledger.tasks(self._run)
+        past = tuple(i for t in opened[:task] for i in t.class_ids)
+        return TaskInfo(index=task, classes=opened[task].class_ids, past=past)
+
+    def names_for(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the client's own spellings with their ids, as far as tasks have opened.
+
+        A client learns nothing of names that it does not hold. Hidden classes are left out.
+        """
+        by_key = {
+            c.key: c.class_id
+            for c in self._ledger.classes(self._run)
+            if c.task is not None and c.class_id is not None and not c.hidden
+        }
+        aliases = self._ledger.aliases(self._run)
+        found: dict[str, int] = {}
+        for name in names:
+            key = class_key(name)
+            class_id = by_key.get(aliases.get(key, key))
+            if class_id is not None:
+                found[name] = class_id
+        return found
+
+    def names(self) -> dict[int, str]:
+        """Return id -> name of every class that has an id."""
+        rows = self._ledger.classes(self._run)
+        return {c.class_id: c.name for c in rows if c.class_id is not None}
+
+    # What an operator may do.
+
+    def rename(self, name: str, new_name: str) -> None:
+        """Call a class otherwise; its id stays, and the old name goes on to stand for it."""
+        row = self._find(name)
+        clean = _clean_name(new_name)
+        key = class_key(clean)
+        with self._ledger.transaction():
+            if key != row.key:
+                self._refuse_taken(clean)
+            self._ledger.rename_class(self._run, row.key, key, clean)
+            if key != row.key:
+                self._ledger.add_alias(self._run, row.key, row.name, key)
+
+    def alias(self, name: str, target: str) -> None:
+        """Let ``name`` stand for the class ``target``; a waiting name is merged into it.
+
+        Raises:
+            UsageError: ``target`` is unknown, or ``name`` is a class with its own id.
+        """
+        to = self._find(target)
+        clean = _clean_name(name)
+        key = class_key(clean)
+        rows = {c.key: c for c in self._ledger.classes(self._run)}
+        if key == to.key or (key in rows and rows[key].class_id is not None):
+            raise UsageError(
+                f"{clean!r} is a class of its own and cannot become another name of {to.name!r}.",
+                action="Hide it instead.",
+            )
+        with self._ledger.transaction():
+            self._ledger.move_aliases(self._run, key, to.key)
+            self._ledger.remove_class(self._run, key)
+            self._refuse_taken(clean)
+            self._ledger.add_alias(self._run, key, clean, to.key)
+
+    def admit(self, name: str) -> None:
+        """Let a task take a name that waits for an operator's word."""
+        self._ledger.admit_class(self._run, self._find(name).key)
+
+    def hide(self, name: str, *, hidden: bool = True) -> None:
+        """Keep a name out of coming tasks and away from clients, or show it again."""
+        self._ledger.hide_class(self._run, self._find(name).key, hidden=hidden)
+
+    def _find(self, name: str) -> ClassRow:
+        key = class_key(name)
+        key = self._ledger.aliases(self._run).get(key, key)
+        rows = {c.key: c for c in self._ledger.classes(self._run)}
+        if key not in rows:
+            known = ", ".join(repr(c.name) for c in list(rows.values())[:20]) or "none yet"
+            raise UsageError(
+                f"the run has no class {name!r}; it knows {known}.",
+                action="fcil-server classes ls lists all of them.",
+            )
+        return rows[key]
+
+    def _refuse_taken(self, name: str) -> None:
+        key = class_key(name)
+        taken = {c.key for c in self._ledger.classes(self._run)}
+        if key in taken or key in self._ledger.aliases(self._run):
+            raise UsageError(f"{name!r} stands for a class already.", action="Choose another name.")
+
+
+def refused_names(refused: Iterable[tuple[str, str]]) -> list[str]:
+    """Return one sentence for each reason, however many names were refused for it.
+
+    Args:
+        refused: (name, reason), as `Announcement.refused` has them.
+    """
+    names: dict[str, list[str]] = {}
+    for name, reason in refused:
+        names.setdefault(reason, []).append(name)
+    return [f"{_counted(found)}: {reason}" for reason, found in names.items()]
+
+
+def _counted(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:_NAMED])
+    if len(names) == 1:
+        return f"class {shown}"
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return f"{len(names):,} classes: {shown}{more}"
+
+
+def _clean_name(name: str) -> str:
+    clean = normalise_class_name(name)
+    fault = class_name_fault(clean)
+    if fault is not None:
+        raise UsageError(f"{name[:80]!r}: {fault}.", action="Choose another name.")
+    return clean
+
+
+def _check_listed(tasks: Sequence[Sequence[str]]) -> None:
+    faults: list[str] = []
+    seen: dict[str, int] = {}
+    for task, names in enumerate(tasks):
+        if not names:
+            faults.append(f"task {task} lists no class")
+        for name in names:
+            fault = class_name_fault(normalise_class_name(name))
+            if fault is not None:
+                faults.append(f"task {task}, {name[:80]!r}: {fault}")
+            earlier = seen.setdefault(class_key(name), task)
+            if earlier != task or sum(class_key(n) == class_key(name) for n in names) > 1:
+                faults.append(f"{name[:80]!r} is listed in task {earlier} and again in {task}")
+    if faults or not tasks:
+        raise ConfigError(
+            f"[tasks] classes: {'; '.join(dict.fromkeys(faults)) or 'no task is listed'}.",
+            action="List every class once, as one list of names per task.",
+        )

@@ -1,0 +1,318 @@
+"""What happens when a round closes: aggregate, commit, evaluate, tell."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fcil_adapters.contract import Part, State, TaskInfo
+from fcil_protocol.errors import RunFailed, StorageError
+from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId
+from fcil_protocol.messages.messages import RoundClosed, Verdict
+from fcil_protocol.payloads.builtin import EVALUATE
+from fcil_server.aggregation.combining import Combined
+from fcil_server.event_loop import Turns
+from fcil_server.federation.roster import WITHDRAWN
+from fcil_server.ledger.enums import CENTRAL, SILENT, Answer, Outcome, UpdateStatus
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.rows import UpdateRow
+from fcil_server.rounds import events as machine
+from fcil_server.rounds import notes
+from fcil_server.rounds.position import RunContext, RunProgress, context
+from fcil_server.rounds.schedule import Step
+
+MAX_VOID = 3  # rounds in a row, and then each further one
+
+
+def needed_updates(ledger: Ledger, run: RunId) -> set[str]:
+    """Return which updates the spool must keep: the open round's, and the newest state's."""
+    row = ledger.open_round(run)
+    made = ledger.newest_combined(run)
+    updates = ledger.accepted(row.key) if row else []
+    updates += ledger.updates(made.key) if made else []
+    return {str(u.update_id) for u in updates if u.reason != WITHDRAWN}
+
+
+async def save(
+    kit: RunContext, at: RunProgress, state: State, task: TaskInfo
+) -> tuple[int, Digest]:
+    """Put the next state on disk; the ledger makes it the run's."""
+    number = at.number + 1
+    digest = await asyncio.to_thread(kit.states.save, number, state, at.digest, task.index)
+    return number, digest
+
+
+@dataclass
+class Closing:
+    """Closes rounds of one run and remembers what became of updates.
+
+    Attributes:
+        at: where the run stands, to look at.
+        adopt: called with a state that is committed, as `RunProgress.adopt` is.
+    """
+
+    kit: RunContext
+    at: RunProgress
+    adopt: Callable[[State, int, Digest, tuple[Part, ...]], None]
+    _verdicts: dict[ClientId, Verdict | None] = field(default_factory=dict)  # of synced rounds
+    _judged: dict[ClientId, Verdict] = field(default_factory=dict)  # of the one that is closing
+    _far_apart: set[int] = field(default_factory=set)  # classes that this was said of
+    _tidying: asyncio.Task[None] | None = None
+
+    async def close(
+        self, task: TaskInfo, step: Step, close: machine.Close, collect_s: float
+    ) -> None:
+        """Carry out the end of a round, to the ledger and to those who were asked."""
+        key = RoundKey(self.kit.run, task.index, step.kind, step.round)
+        if step.kind == EVALUATE:
+            rows = self.kit.ledger.accepted(key)
+            results = await asyncio.to_thread(self._open_evaluations, rows)
+            with self.kit.ledger.transaction(waits=False):
+                for row in self.kit.ledger.accepted(key):  # but for who was revoked meanwhile
+                    counts = results[row.client]
+                    self.kit.ledger.add_evaluation(self.kit.run, key.task, row.client, counts)
+                outcome = self._commit(key, close, {"collect_s": collect_s})
+        else:
+            outcome = await self._aggregate(task, step, key, close, collect_s)
+        await asyncio.to_thread(self.kit.ledger.sync)
+        self._verdicts |= self._judged
+        await self._tell(key, close, outcome)
+        await asyncio.to_thread(self.kit.aggregation.settled)
+        await self.tidied()
+        # What made the newest state stays: should its file be damaged, it is computed again.
+        # Chosen now, while no round takes updates; removed while the next one does.
+        needed = needed_updates(self.kit.ledger, self.kit.run)
+        victims = sorted(set(self.kit.spool.keys()) - needed)
+        self._tidying = asyncio.create_task(self._tidy(victims))
+
+    async def _tidy(self, victims: Sequence[str]) -> None:
+        """Remove updates and states that are needed no more."""
+        try:
+            await asyncio.to_thread(self.kit.spool.remove, victims)
+            await asyncio.to_thread(self.kit.states.prune)
+        except StorageError as error:  # the next round tries again
+            self.kit.notify("warning", error.code, str(error))
+
+    async def tidied(self) -> None:
+        """Wait until what closed rounds have left over is removed."""
+        if self._tidying is not None:
+            await asyncio.shield(self._tidying)
+
+    async def _aggregate(
+        self, task: TaskInfo, step: Step, key: RoundKey, close: machine.Close, collect_s: float
+    ) -> Outcome:
+        kit, at, loop = self.kit, self.at, asyncio.get_running_loop()
+        began, least = loop.time(), kit.config.least_updates
+        while len(updates := self._usable(key)) >= least:
+            ctx = context(kit, task, step)
+            combined = await kit.aggregation.aggregate(ctx, at.state, updates)
+            state, excluded = combined.state, combined.excluded
+            aggregated = loop.time()
+            phases = {"collect_s": collect_s, "aggregate_s": aggregated - began}
+            if state is None:
+                return self._void(key, close, combined, phases)
+            counted = [u for u in updates if u.client not in excluded]
+            if len(counted) < least:
+                return self._too_few(key, close, excluded, phases)
+            await asyncio.to_thread(kit.aggregation.keep, counted)
+            number, digest = await save(kit, at, state, task)
+            if self._usable(key) == updates:
+                break
+            # Somebody was revoked meanwhile: what it sent must not be in the state.
+            kit.states.discard_after(at.number)
+            kit.aggregation.keep_not(updates)
+        else:
+            return self._too_few(key, close, {}, {"collect_s": collect_s})
+        phases["save_s"] = loop.time() - aggregated
+        with kit.ledger.transaction(waits=False):
+            for client, reason in excluded.items():
+                kit.ledger.exclude_update(key, client, reason)
+            kit.ledger.add_state(key, number, digest, at.digest)
+            outcome = self._commit(key, close, phases, number)
+        for client, reason in excluded.items():
+            kit.notify("warning", "excluded", f"{kit.name_of(client)}: {reason}")
+        self._warn_of_names()
+        self.adopt(state, number, digest, combined.parts)
+        return outcome
+
+    def _usable(self, key: RoundKey) -> list[UpdateRow]:
+        """Return the updates that aggregation takes now."""
+        return [u for u in self.kit.ledger.accepted(key) if u.samples > 0]
+
+    def _too_few(
+        self,
+        key: RoundKey,
+        close: machine.Close,
+        excluded: Mapping[ClientId, str],
+        phases: dict[str, float],
+    ) -> Outcome:
+        """Close a round with fewer updates than a state is made of; the state stays."""
+        kit, least = self.kit, self.kit.config.least_updates
+        with kit.ledger.transaction(waits=False):
+            for client, reason in excluded.items():
+                kit.ledger.exclude_update(key, client, reason)
+            usable = self._usable(key)
+            for row in usable:
+                reason = (
+                    f"a round needs {least} updates to change anything and had {len(usable)} "
+                    "(round.min_updates)"
+                )
+                kit.ledger.exclude_update(key, row.client, reason)
+            if usable and close.why is not machine.Why.REST:  # which must be remembered
+                close = replace(close, why=machine.Why.TOO_FEW)
+            outcome = self._commit(key, close, phases)
+        for client, reason in excluded.items():
+            kit.notify("warning", "excluded", f"{kit.name_of(client)}: {reason}")
+        if usable:
+            text = notes.too_few(self.at, len(usable), least)
+            kit.notify("warning", "too_few_updates", text)
+        return outcome
+
+    def _void(
+        self,
+        key: RoundKey,
+        close: machine.Close,
+        combined: Combined,
+        phases: dict[str, float],
+    ) -> Outcome:
+        """Close a round whose updates cannot be combined, none being to blame; the state stays."""
+        kit = self.kit
+        assert combined.failure is not None
+        why = combined.failure.message
+        with kit.ledger.transaction(waits=False):
+            for row in self._usable(key):
+                reason = f"the round is void, and no update is to blame: {why}"
+                kit.ledger.exclude_update(key, row.client, reason)
+            if close.why is not machine.Why.REST:  # which must be remembered
+                close = replace(close, why=machine.Why.VOID)
+            outcome = self._commit(key, close, phases)
+        kit.notify("error", "void", notes.void(self.at, why))
+        return outcome
+
+    def heed_void(self, key: RoundKey) -> str:
+        """Say why to hold the run after several void rounds in a row, else nothing.
+
+        By itself it would go on in vain.
+
+        Args:
+            key: of the round that was just closed.
+
+        Raises:
+            RunFailed: nobody is there to let it go on (``--until-done``).
+        """
+        kit, row = self.kit, self.kit.ledger.round(key)
+        count = kit.ledger.void_rounds(kit.run)
+        if count < MAX_VOID or row is None or row.why != machine.Why.VOID:
+            return ""
+        text = f"the last {count} rounds are void: their updates could not be combined"
+        action = "Mend what the notes and worker.log name (memory, the method), then: "
+        if not kit.attended:
+            raise RunFailed(
+                f"{text}.",
+                action=f"{action}fcil-server serve; the run goes on with the next round.",
+            )
+        kit.notify("error", "paused", f"{text}. The run is paused. {action}fcil-server resume")
+        return text
+
+    def _warn_of_names(self) -> None:
+        """Say, once for a class, that two clients mean different things by its name, it seems."""
+        names = self.kit.classes.names()
+        for class_id, one, other in self.kit.aggregation.far_apart:
+            if class_id not in self._far_apart:
+                self._far_apart.add(class_id)
+                both = f"{self.kit.name_of(one)} and {self.kit.name_of(other)}"
+                text = (
+                    f"{both} mean different things by {names[class_id]!r}, it seems: their images"
+                )
+                self.kit.notify("warning", "far_apart", f"{text} are as far apart as classes are")
+
+    def _commit(
+        self,
+        key: RoundKey,
+        close: machine.Close,
+        phases: dict[str, float],
+        new_state: int | None = None,
+    ) -> Outcome:
+        ledger = self.kit.ledger
+        assert self.at.round is not None
+        for client in close.answers:  # who asks before the disk has it hears of the last round
+            self.verdict(client)
+        with ledger.transaction(waits=False):
+            # Updates that landed while the last ones were made durable count like the others.
+            rows = ledger.updates(key)
+            updated = {u.client for u in rows}
+            outcome = close.outcome
+            if updated and outcome is Outcome.SKIPPED:
+                outcome = Outcome.SHORT
+            for client, answer in close.answers.items():
+                if answer in SILENT and client not in updated:
+                    reason = self.at.round.reasons.get(client, "")
+                    ledger.set_answer(key, client, answer, reason)
+            ledger.count_updates(key)
+            if all(u.status is UpdateStatus.EXCLUDED for u in rows):
+                outcome = Outcome.SKIPPED
+            ledger.close_round(
+                key,
+                outcome,
+                why=close.why,
+                new_state=new_state,
+                phases=phases,
+                metrics=self.kit.lag().to_fields(),
+            )
+        self._judged = {row.client: _verdict(row) for row in rows}
+        return outcome
+
+    def _open_evaluations(self, rows: Sequence[UpdateRow]) -> dict[str, dict[int, tuple[int, int]]]:
+        """Return client -> class id -> (correct, total); runs beside the loop."""
+        found: dict[str, dict[int, tuple[int, int]]] = {}
+        for row in rows:
+            payload = self.kit.aggregation.open_update(row)
+            columns = (payload.i64(c).tolist() for c in ("classes", "correct", "total"))
+            found[row.client] = {c: (right, n) for c, right, n in zip(*columns, strict=True)}
+        return found
+
+    async def _tell(self, key: RoundKey, close: machine.Close, outcome: Outcome) -> None:
+        turns = Turns()
+        updated = {u.client for u in self.kit.ledger.updates(key)}
+        for client, answer in close.answers.items():
+            await turns.give()
+            peer = self.kit.peers.by_client(client)
+            if peer is None:
+                continue
+            peer.progress, peer.paused = None, False
+            message = RoundClosed(
+                run=self.kit.run,
+                task=key.task,
+                kind=key.kind,
+                round=key.round,
+                outcome=outcome.value,
+                answer=(Answer.UPDATED if client in updated else answer).word,
+                verdict=self.verdict(client),
+            )
+            self.kit.send(peer, message)
+
+    def verdict(self, client: ClientId) -> Verdict | None:
+        """Return what became of a client's last update whose round is closed."""
+        if client not in self._verdicts:
+            judged = self.kit.ledger.last_judged(self.kit.run, client)
+            self._verdicts[client] = None if judged is None else _verdict(judged)
+        return self._verdicts[client]
+
+    async def central_evaluation(self, task: TaskInfo) -> None:
+        """Test the global model on the server's own folder, where one is configured."""
+        folder = self.kit.config.run.central_test
+        if not folder:
+            return
+        ctx = context(self.kit, task, Step(EVALUATE, 0, 1))
+        parts = self.at.parts or await self.kit.aggregation.broadcast(ctx, self.at.state)
+        seen = set(task.seen)
+        ids = {name: c for c, name in self.kit.classes.names().items() if c in seen}
+        counts = await self.kit.aggregation.evaluate(ctx, parts, folder, ids)
+        self.kit.ledger.add_evaluation(self.kit.run, task.index, CENTRAL, counts)
+
+
+def _verdict(row: UpdateRow) -> Verdict:
+    """Return what became of an update whose round is closed, or is just being closed."""
+    counted = row.status is not UpdateStatus.EXCLUDED
+    return Verdict(update=row.update_id, counted=counted, reason=row.reason)

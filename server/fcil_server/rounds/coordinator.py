@@ -1,0 +1,398 @@
+"""Drives one run: tasks, rounds, one step after the other.
+
+What comes next is decided by pure code (`plan`, `round`); here it is carried out, with
+`asking`, `reception` and `closing`. Every step is committed to the ledger before anybody is
+told, so a restart goes on with the same round: `Coordinator.drive` begins wherever the
+ledger says the run stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fcil_adapters.contract import TaskInfo
+from fcil_protocol.errors import NotNow, UsageError
+from fcil_protocol.ids import ClientId, RoundKey
+from fcil_protocol.messages.messages import Verdict
+from fcil_protocol.payloads.builtin import EVALUATE
+from fcil_server.event_loop import Turns
+from fcil_server.federation.roster import WITHDRAWN
+from fcil_server.ledger.enums import OPENING, Answer
+from fcil_server.rounds import events as machine
+from fcil_server.rounds import notes
+from fcil_server.rounds.asking import ask, available, describe_pause, describe_wait
+from fcil_server.rounds.closing import Closing, needed_updates, save
+from fcil_server.rounds.discovery import Discovery, OldClasses
+from fcil_server.rounds.events import Phase
+from fcil_server.rounds.machine import Round
+from fcil_server.rounds.position import Mode, RunContext, RunProgress, context, stamp
+from fcil_server.rounds.reception import Reception
+from fcil_server.rounds.restore import restore
+from fcil_server.rounds.rules import rules_of
+from fcil_server.rounds.schedule import Step, next_step, task_steps
+from fcil_server.sessions.peers import Peer
+from fcil_server.sessions.run_ports import RunPorts
+
+
+@dataclass
+class Coordinator:
+    """One run of the federation on its way.
+
+    Attributes:
+        ports: the daemon's side of the run.
+        task_closed: called when a task is learned, and judged.
+    """
+
+    kit: RunContext
+    ports: RunPorts
+    task_closed: Callable[[], None]
+    at: RunProgress = field(default_factory=RunProgress)
+    _events: asyncio.Queue[machine.Event] = field(default_factory=asyncio.Queue)
+    _mode_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _timers: list[asyncio.TimerHandle] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.closing = Closing(self.kit, self.at, self.at.adopt)
+        self.reception = Reception(self.kit, self.at, self._updated, self._empty)
+        self.discovery = Discovery(self.kit, self._wait_for_classes, self._may_go_on)
+        self.old_classes = OldClasses(self.kit)
+        self._unheld_noted = -1  # the task of which was said that nobody has data for it
+
+    # --- what the daemon tells ----------------------------------------------------------------
+
+    def arrived(self, peer: Peer) -> None:
+        """A client is ready and has announced its classes (again)."""
+        self.old_classes.notice(peer)
+        self._look_at([peer])
+
+    def _look_at(self, peers: list[Peer]) -> None:
+        self.discovery.news.set()
+        for event in available(self.kit, self.at, peers, self._now()):
+            self._events.put_nowait(event)
+
+    def left(self, client: ClientId) -> None:
+        """A client's session ended."""
+        self.discovery.news.set()  # what is waited for says how many are here
+        self._events.put_nowait(machine.Left(client, self._now()))
+
+    def declined(self, client: ClientId, key: RoundKey, reason: str) -> bool:
+        """A client cannot take part in a round; says whether the round waited for its word."""
+        if self.at.round is None or not self.at.is_open or key != self.at.key(self.kit.run):
+            return False
+        waited = self.at.round.answers.get(client) is Answer.NONE
+        if waited:
+            self.kit.ledger.set_answer(key, client, Answer.DECLINED, reason)
+        resting = reason == NotNow.code
+        self._events.put_nowait(machine.Declined(client, reason, self._now(), resting=resting))
+        return waited
+
+    def revoked(self, client: ClientId) -> None:
+        """A client was taken off the list; unless its update was kept, it declines the round."""
+        key = self.at.key(self.kit.run)
+        if key is None or not self.at.is_open:
+            return
+        row = self.kit.ledger.update_of(key, client)
+        if row is not None and row.reason != WITHDRAWN:
+            return
+        self._events.put_nowait(machine.Withdrawn(client, WITHDRAWN, self._now()))
+
+    def classes_changed(self) -> None:
+        """The operator changed names: who holds what is judged anew."""
+        self._look_at(self.kit.peers.announced())
+
+    def close_short(self, *, rest_of_task: bool = False) -> None:
+        """The operator ends the round under way with what has come.
+
+        Args:
+            rest_of_task: the further rounds of its task too, but for the evaluation.
+
+        Raises:
+            UsageError: none is under way.
+        """
+        if self.at.round is None or self.at.round.phase is Phase.CLOSED or self.at.task is None:
+            raise UsageError(
+                "no round is under way.", action="fcil-server status says what the server does."
+            )
+        self._events.put_nowait(machine.Stop(self._now(), rest=rest_of_task))
+
+    def set_mode(self, mode: Mode) -> None:
+        """The operator holds the run between rounds, ends the server there, or lets it go on."""
+        at = self.at
+        at.mode, at.held_for = mode, ""
+        event = machine.Resume if mode is Mode.RUNNING else machine.Hold
+        self._events.put_nowait(event(self._now()))
+        self._mode_changed.set()
+        self.discovery.news.set()
+        if mode is Mode.DRAINING and at.phase == "done":
+            self.ports.drained()
+
+    def _wait_for_classes(self, what: str) -> None:
+        self.at.show("waiting", what)
+
+    async def _may_go_on(self) -> None:
+        """Between rounds: wait while the operator holds the run; a drained server ends here."""
+        at = self.at
+        while at.mode is not Mode.RUNNING:
+            if at.mode is Mode.DRAINING:
+                at.show("drained")
+                self.ports.drained()
+            else:
+                at.show("paused", describe_pause(at))
+            self._mode_changed.clear()
+            await self._mode_changed.wait()
+
+    def _empty(self, client: ClientId, reason: str) -> None:
+        self._events.put_nowait(machine.Declined(client, reason, self._now(), final=True))
+
+    def _updated(self, client: ClientId) -> None:
+        self._events.put_nowait(machine.Updated(client, self._now()))
+
+    def verdict(self, client: ClientId) -> Verdict | None:
+        """Return what became of a client's last update whose round is closed."""
+        return self.closing.verdict(client)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds until the open round's deadline."""
+        if not self.at.is_open or self.at.round is None:
+            return None
+        return max(0.0, self.at.round.deadline - self._now())
+
+    # --- the run ----------------------------------------------------------------------------
+
+    async def drive(self) -> None:
+        """Go on from wherever the ledger says the run stands, until its listed end.
+
+        A discovered schedule has no end: it waits for new classes until it is stopped.
+        """
+        kit, at = self.kit, self.at
+        await self._load_state()
+        self._tidy_spool()
+        while (task := await self._next_task()) is not None:
+            at.task = task
+            await self._open_task(task)
+            steps = task_steps(
+                kit.method.exchanges(kit.hparams, kit.info),
+                kit.config.round.rounds_per_task,
+                evaluate=kit.config.run.evaluate,
+            )
+            while (step := next_step(steps, self._closed(task.index))) is not None:
+                await self._may_go_on()
+                at.step = step
+                await self._one_round(task, step)
+            at.step = None
+            if kit.config.run.central_test:
+                at.show("evaluating")
+                await self.closing.central_evaluation(task)
+            kit.ledger.close_task(kit.run, task.index)
+            if kit.ledger.was_learned(kit.run, task.index):
+                kit.notify("info", "task_done", f"task {task.index} is learned")
+            else:
+                text = f"task {task.index} is over and nothing was learned in it: no round of it"
+                kit.notify("warning", "task_done", f"{text} changed the model")
+            self.task_closed()
+        self.end()
+
+    def end(self) -> None:
+        """The run is learned."""
+        self.at.show("done")
+
+    def _closed(self, task: int) -> int:
+        return self.kit.ledger.closed_rounds(self.kit.run, task)
+
+    async def _load_state(self) -> None:
+        newest = self.kit.ledger.newest_state(self.kit.run)
+        # A state file that the ledger does not know was never committed: its round goes on.
+        self.kit.states.discard_after(newest.state if newest else -1)
+        if newest is not None:
+            state = await asyncio.to_thread(self.kit.states.load, newest.state)
+            self.at.adopt(state, newest.state, newest.digest)
+
+    def _tidy_spool(self) -> None:
+        """Remove older rounds' updates, and those never recorded: their senders still have them."""
+        row = self.kit.ledger.open_round(self.kit.run)
+        updates = self.kit.ledger.accepted(row.key) if row else []
+        held = set(self.kit.spool.keys())
+        for update in updates:
+            if row is not None and update.update_id not in held:
+                self.kit.ledger.exclude_update(row.key, update.client, "damaged in the spool")
+                name = self.kit.name_of(update.client)
+                text = f"the update of {name} is damaged in the spool and cannot be counted"
+                self.kit.notify("error", "corrupt_file", text)
+        needed = needed_updates(self.kit.ledger, self.kit.run)
+        self.kit.spool.remove([k for k in sorted(self.kit.spool.keys()) if k not in needed])
+
+    async def _next_task(self) -> TaskInfo | None:
+        kit = self.kit
+        opened = kit.ledger.tasks(kit.run)
+        if opened and opened[-1].closed_at is None:
+            return kit.classes.task_info(opened[-1].task)
+        listed = kit.classes.listed_tasks()
+        if listed and len(opened) >= listed:
+            return None
+        await self._may_go_on()
+        if listed:
+            return kit.classes.open_task(len(opened))
+        await self.discovery.wait()
+        # Only what somebody here can teach: names of clients that left again go on waiting.
+        return kit.classes.open_task(len(opened), only=self.discovery.held())
+
+    async def _open_task(self, task: TaskInfo) -> None:
+        kit, at = self.kit, self.at
+        if any(row.task == task.index for row in kit.ledger.states(kit.run)):
+            return  # opened before a restart
+        at.show("opening")
+        ctx = context(kit, task, Step(OPENING, 0, 1))
+        state = at.state if at.number >= 0 else await kit.aggregation.init(ctx)
+        state = await kit.aggregation.open_task(ctx, state)
+        parts = await kit.aggregation.broadcast(ctx, state)  # what nobody could take is not kept
+        number, digest = await save(kit, at, state, task)
+        key = RoundKey(kit.run, task.index, OPENING, 0)
+        kit.ledger.add_state(key, number, digest, at.digest)
+        at.adopt(state, number, digest, parts)
+        names = kit.classes.names()
+        listed = ", ".join(names[c] for c in task.classes)
+        kit.notify("info", "task_opened", f"task {task.index} opens: {listed}")
+
+    # --- one round --------------------------------------------------------------------------
+
+    async def _one_round(self, task: TaskInfo, step: Step) -> None:
+        kit, at = self.kit, self.at
+        at.show("publishing")
+        if not at.parts:
+            at.parts = await kit.aggregation.broadcast(context(kit, task, step), at.state)
+        before = {r.digest for r in at.refs}
+        at.refs = await kit.publisher.publish(at.parts, stamp(kit, at, task, step))
+        key = RoundKey(kit.run, task.index, step.kind, step.round)
+        self.ports.round_opens(key, {r.digest for r in at.refs} - before)
+        began = self._now()
+        close = await self._collect(key)
+        at.show("aggregating")
+        await self.closing.close(task, step, close, self._now() - began)
+        nobody = at.round is not None and close.why is machine.Why.NO_HOLDER
+        at.unheld_since = at.round.unheld_since if nobody and at.round is not None else None
+        at.round = None
+        await self.ports.round_closed(key)
+        if void := self.closing.heed_void(key):
+            at.hold(void)
+
+    async def _collect(self, key: RoundKey) -> machine.Close:
+        """Run the round's machine until it closes."""
+        at = self.at
+        at.round = self._machine(key)
+        self._events = asyncio.Queue()
+        now = self._now()
+        if key.kind != EVALUATE and self._no_more_of(key.task):
+            self._events.put_nowait(machine.Stop(now, rest=True))
+        here = available(self.kit, at, self.kit.peers.announced(), now)
+        # One snapshot: whoever is here is a candidate, whatever the order of connecting.
+        pairs = tuple((e.client, e.holds) for e in here)
+        self._events.put_nowait(machine.Present(pairs, now))
+        if at.round.phase is Phase.OPEN:  # restored: it may be complete already
+            self._set_timer(at.round.deadline)
+            self._set_timer(self._now() + at.round.rules.grace_s)
+            self._events.put_nowait(machine.Tick(self._now()))
+        turns = Turns()
+        try:
+            while True:
+                if at.mode is Mode.DRAINING and at.round.phase is Phase.GATHERING:
+                    await self._may_go_on()
+                at.show(*describe_wait(self.kit, at))
+                for instruction in at.round.handle(await self._events.get()):
+                    if isinstance(instruction, machine.Close):
+                        await self.ports.drain()
+                        self._ensure_row(key)
+                        return instruction
+                    await self._execute(instruction, key)
+                    await turns.give()
+        finally:
+            for timer in self._timers:
+                timer.cancel()
+            self._timers.clear()
+
+    def _no_more_of(self, task: int) -> bool:
+        """Say whether the operator wanted no more rounds of a task; the ledger remembers."""
+        return self.kit.ledger.was_closed_by(self.kit.run, task, machine.Why.REST.value)
+
+    def _ensure_row(self, key: RoundKey) -> None:
+        """A round that closes before it asked anybody has left no trace in the ledger yet."""
+        if self.kit.ledger.open_round(self.kit.run) is None:
+            self.kit.ledger.new_round(key, asked=(), base_state=self.at.number)
+
+    def _machine(self, key: RoundKey) -> Round:
+        """Make the round's machine, as it was when the server stopped if it was open."""
+        ledger = self.kit.ledger
+        rules = rules_of(self.kit.config, key.kind)
+        seed = (self.kit.config.run.seed, key.task, key.round)
+        row = ledger.open_round(self.kit.run)
+        if row is None or row.key != key:
+            held, since = self.at.mode is not Mode.RUNNING, self.at.unheld_since
+            self.at.opened_at = None
+            # Classes that are discovered have settled before their task opened.
+            listed = self.kit.config.tasks.schedule == "listed" and key.kind != EVALUATE
+            first = listed and not self._closed(key.task)
+            return Round(rules=rules, seed=seed, held=held, unheld_since=since, first=first)
+        self.at.opened_at = row.opened_at
+        return restore(ledger, row, rules, seed, self._now())
+
+    def _set_timer(self, at: float) -> None:
+        loop = asyncio.get_running_loop()
+        tick = machine.Tick(at)
+        self._timers.append(loop.call_at(at, lambda: self._events.put_nowait(tick)))
+
+    async def _execute(self, instruction: machine.Instruction, key: RoundKey) -> None:
+        kit = self.kit
+        match instruction:
+            case machine.Unheld(until):
+                self._note_unheld(None if until is None else until - self._now())
+            case machine.Unable(until):
+                left = None if until is None else until - self._now()
+                text = notes.unable(kit, self.at, left)
+                kit.notify("warning", "all_declined", text)
+            case machine.Opened(asked):
+                self._unheld_noted = -1
+                remaining = kit.config.round.deadline_s
+                with kit.ledger.transaction(waits=False):
+                    row = kit.ledger.new_round(
+                        key, asked=asked, base_state=self.at.number, remaining_s=remaining
+                    )
+                self.at.opened_at = row.opened_at
+                await asyncio.to_thread(kit.ledger.sync)
+                kit.notify("info", "round_opened", notes.opened(self.at, asked))
+            case machine.Widened(asked):
+                kit.ledger.set_asked(key, asked)
+                kit.ledger.set_remaining(key, kit.config.round.deadline_s)
+                kit.notify("info", "round_widened", notes.widened(self.at, asked))
+            case machine.Ask(client):
+                peer = kit.peers.by_client(client)
+                if peer is not None:
+                    remaining = self.remaining_s or 0.0
+                    await ask(
+                        kit, self.at, peer, remaining_s=remaining, verdict=self.verdict(client)
+                    )
+            case machine.SetTimer(at):
+                self._set_timer(at)
+            case machine.Reopened():
+                await self._reopened(instruction, key)
+            case machine.Close():
+                raise AssertionError("the caller takes Close")
+
+    async def _reopened(self, what: machine.Reopened, key: RoundKey) -> None:
+        assert self.at.round is not None
+        asked = tuple(self.at.round.answers)
+        self.kit.ledger.reopen_round(key, asked=asked, remaining_s=what.at - self._now())
+        self.kit.notify("warning", "reopened", notes.reopened(self.kit, self.at, what))
+        if self.at.mode is Mode.DRAINING:  # it goes on when the server is started again
+            await self._may_go_on()
+
+    def _note_unheld(self, until_s: float | None) -> None:
+        assert self.at.task is not None
+        if self._unheld_noted != self.at.task.index:
+            self._unheld_noted = self.at.task.index
+            self.kit.notify("warning", "no_holder", notes.unheld(self.kit, self.at, until_s))

@@ -1,0 +1,122 @@
+"""Discovered classes: when the next task opens, and who brings what was learned before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from fcil_protocol.ids import ClientId
+from fcil_server.ledger.enums import UpdateStatus
+from fcil_server.ledger.rows import ClassRow
+from fcil_server.rounds.position import RunContext
+from fcil_server.sessions.peers import Peer
+
+NAMED = 8  # classes that a note lists
+
+
+@dataclass
+class Discovery:
+    """Waits until enough new class names are there and have settled.
+
+    Attributes:
+        waits: told for what the next task waits, in a phrase.
+        may_go_on: returns at once unless the operator holds the run.
+        news: set whenever a client has announced its classes or left, or names were changed.
+    """
+
+    kit: RunContext
+    waits: Callable[[str], None]
+    may_go_on: Callable[[], Awaitable[None]]
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def held(self) -> frozenset[str]:
+        """Return the keys of new class names that a present client has images of."""
+        brought = {k for p in self.kit.peers.announced() for k, n in (p.train or {}).items() if n}
+        held = self.kit.classes.canonical(brought)
+        return frozenset(c.key for c in self.kit.classes.pending() if c.key in held)
+
+    async def wait(self) -> None:
+        """Wait until a task may open by the rules of ``[tasks]``."""
+        rules, least = self.kit.config.tasks, self.kit.config.round.min_clients
+        now = asyncio.get_running_loop().time
+        first: float | None = None
+        while True:
+            await self.may_go_on()
+            pending, here = len(self.held()), len(self.kit.peers.announced())
+            first = (first or now()) if pending else None
+            enough = pending >= rules.min_new_classes and here >= least
+            overdue = first is not None and now() >= first + rules.max_wait_s
+            if pending and here and overdue:
+                return
+            self.waits(self._wish(pending, here))
+            # Overdue with nobody here: only an arrival changes anything.
+            limit = None if first is None or not here else first + rules.max_wait_s - now()
+            self.news.clear()
+            try:
+                wait_s = rules.settle_s if enough else limit and max(0.0, limit)
+                await asyncio.wait_for(self.news.wait(), wait_s)
+            except TimeoutError:
+                # Whoever brought the classes may have left while they settled.
+                if enough and len(self.held()) >= rules.min_new_classes:
+                    return
+
+    def _wish(self, pending: int, here: int) -> str:
+        rules, least = self.kit.config.tasks, self.kit.config.round.min_clients
+        asked = len(self.kit.classes.unadmitted())
+        more = f"; {asked} to be admitted: fcil-server classes admit" if asked else ""
+        return (
+            f"{least} client{'s' if least > 1 else ''} ({here} here) with at least "
+            f"{rules.min_new_classes} new class{'es' if rules.min_new_classes > 1 else ''} "
+            f"({pending} waiting{more})"
+        )
+
+
+@dataclass
+class OldClasses:
+    """Notices who brings images of classes that earlier tasks have learned.
+
+    Such images are tested and not trained (docs/decisions/0015): the client is told with its
+    next round, the operator here.
+    """
+
+    kit: RunContext
+    _counts: dict[ClientId, Mapping[str, int]] = field(default_factory=dict)
+
+    def notice(self, peer: Peer) -> None:
+        """Say which learned classes a client brings that it took no part in, or more of."""
+        counts = peer.train or {}
+        before = self._counts.get(peer.client)
+        self._counts[peer.client] = dict(counts)
+        learned = self._learned(counts)
+        took_part = self._took_part(peer.client) if learned else set()
+        new, more = [], []
+        for key, row in learned.items():
+            if before is not None and key in before:
+                more += [row] if counts[key] > before[key] else []
+            elif row.task not in took_part:
+                new.append(row)
+        peer.untrained = tuple(sorted({*peer.untrained, *(r.name for r in (*new, *more))}))
+        for what, rows in (("images", new), ("more images", more)):
+            if rows:
+                self._say(peer, what, rows)
+
+    def _learned(self, counts: Mapping[str, int]) -> dict[str, ClassRow]:
+        """Return the client's key -> class of those whose task is over."""
+        over = {t.task for t in self.kit.ledger.tasks(self.kit.run) if t.closed_at is not None}
+        if not over:
+            return {}
+        rows = {c.key: c for c in self.kit.ledger.classes(self.kit.run) if c.task in over}
+        aliases = self.kit.ledger.aliases(self.kit.run)
+        held = {k: aliases.get(k, k) for k, n in counts.items() if n}
+        return {k: rows[to] for k, to in held.items() if to in rows and not rows[to].hidden}
+
+    def _took_part(self, client: ClientId) -> set[int | None]:
+        updates = self.kit.ledger.updates_of(self.kit.run, client)
+        return {u.task for u in updates if u.status is UpdateStatus.COUNTED}
+
+    def _say(self, peer: Peer, what: str, rows: list[ClassRow]) -> None:
+        names = ", ".join(f"{r.name} (task {r.task})" for r in rows[:NAMED])
+        rest = f" and {len(rows) - NAMED} more classes" if len(rows) > NAMED else ""
+        text = f"{peer.name} brings {what} of {names}{rest}: learned before, not trained again"
+        self.kit.notify("info", "learned_before", text)

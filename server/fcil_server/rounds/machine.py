@@ -1,0 +1,387 @@
+"""One round as a pure machine: events in, instructions out, no clock, no sockets, no disk.
+
+Phases: ``gathering`` (too few clients), ``open`` (asked, collecting), ``closed``.
+
+    gathering --Present/Available/Left/Tick/Resume (enough)--> open
+        |  open --Updated/Declined/Withdrawn/Tick/Stop--> closed
+        |  open --Tick (deadline without quorum)--> open, reopened
+        +--Stop, or one of the first line (too few have data)--> closed, skipped
+
+No round closes as done or short with fewer updates than ``Rules.min_updates``: it is skipped.
+
+``Round.TABLE`` at the end of the file is the whole transition table; the events and
+instructions are in `rounds.events`. Time is a number of seconds of server uptime that the
+daemon passes in, so deadlines do not run while it is down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from fcil_protocol.ids import ClientId
+from fcil_server.ledger.enums import Answer, Outcome
+from fcil_server.rounds.events import (
+    Ask,
+    Available,
+    Close,
+    Declined,
+    Event,
+    Hold,
+    Instruction,
+    Left,
+    Opened,
+    Phase,
+    Present,
+    Reopened,
+    Resume,
+    Rules,
+    SetTimer,
+    Stop,
+    Tick,
+    Unable,
+    Unheld,
+    Updated,
+    Why,
+    Widened,
+    Withdrawn,
+)
+from fcil_server.rounds.sampling import sample
+
+
+@dataclass
+class Round:
+    """State of one round; only `handle` changes it.
+
+    Attributes:
+        opens_at: set while enough clients are here and others may follow, or may have data soon.
+        first: the first round of its task: who is here may not have said yet what it holds of it.
+        hearing: set while it waits only for those who are here to say so.
+        held: between `Hold` and `Resume`.
+        unheld_since: since when enough clients are here of which too few have data; the next
+            round of the task goes on with it.
+        timed: its end has a timer.
+        barred: asked clients that cannot answer any more: revoked, or sent an update that is void.
+        stuck_until: set while too few updates have come and nobody that was asked is at work.
+        resting: asked clients that declined and will ask in again.
+    """
+
+    rules: Rules
+    seed: tuple[int, ...]  # words that the sample of clients depends on
+    phase: Phase = Phase.GATHERING
+    connected: dict[ClientId, bool] = field(default_factory=dict)  # client -> holds data
+    answers: dict[ClientId, Answer] = field(default_factory=dict)  # keys: the asked clients
+    reasons: dict[ClientId, str] = field(default_factory=dict)
+    away_since: dict[ClientId, float] = field(default_factory=dict)
+    deadline: float = 0.0
+    reopens: int = 0
+    opens_at: float | None = None
+    first: bool = False
+    hearing: bool = False
+    held: bool = False
+    unheld_since: float | None = None
+    timed: bool = False
+    barred: set[ClientId] = field(default_factory=set)
+    stuck_until: float | None = None
+    resting: set[ClientId] = field(default_factory=set)
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Take one event and return what is to be done, in order."""
+        handler = self.TABLE.get((self.phase, type(event)))
+        return handler(self, event) if handler is not None else []
+
+    # --- gathering --------------------------------------------------------------------------
+
+    def _present(self, event: Present) -> list[Instruction]:
+        self.connected.update(event.clients)
+        return self._hear_all(event.now)
+
+    def _hear_all(self, now: float) -> list[Instruction]:
+        """Open, but let those who are here say first what they hold of a task that is new."""
+        enough = len(self.connected) >= self.rules.min_clients and self.holders >= self._least
+        all_said = self.holders == len(self.connected)
+        if not self.first or not self.rules.settle_s or self.held or all_said or not enough:
+            return self._open_if_enough(now)
+        self.hearing, self.unheld_since = True, None
+        return self._settle_until(now + self.rules.settle_s)
+
+    def _settle_until(self, at: float) -> list[Instruction]:
+        self.opens_at = at
+        return [SetTimer(at)]
+
+    def _gather(self, event: Available) -> list[Instruction]:
+        if event.client not in self.connected:
+            self.hearing = False  # others may follow it
+        self.connected[event.client] = event.holds
+        if self.opens_at is not None or not self.rules.settle_s:
+            return self._heard(event.now)
+        if self.held or len(self.connected) < self.rules.min_clients:
+            return []
+        return self._settle_until(event.now + self.rules.settle_s)
+
+    def _heard(self, now: float) -> list[Instruction]:
+        """Open, unless it waits for others to come, or for some to say what they hold."""
+        if self.opens_at is not None:
+            if not self.hearing or self.holders < len(self.connected):
+                return []
+            self.opens_at, self.hearing = None, False
+        return self._open_if_enough(now)
+
+    def _settled(self, event: Tick) -> list[Instruction]:
+        if self.opens_at is None:
+            return self._open_if_enough(event.now) if self.unheld_since is not None else []
+        if event.now < self.opens_at:
+            return []
+        self.opens_at, self.hearing = None, False
+        return self._open_if_enough(event.now)
+
+    @property
+    def holders(self) -> int:
+        """How many of those who are here have data for it."""
+        return sum(self.connected.values())
+
+    def _open_if_enough(self, now: float) -> list[Instruction]:
+        enough = len(self.connected) >= self.rules.min_clients
+        holders = sorted(c for c, holds in self.connected.items() if holds)
+        held = len(holders) >= self._least
+        if held or not enough:
+            self.unheld_since = None
+        if self.held or not enough:
+            return []
+        if not held:
+            return self._too_few_hold(now)
+        asked = self._sample_of(holders)
+        self.phase = Phase.OPEN
+        self.answers = dict.fromkeys(asked, Answer.NONE)
+        self.deadline = now + self.rules.deadline_s
+        return [Opened(tuple(asked)), *(Ask(c) for c in asked), SetTimer(self.deadline)]
+
+    def _too_few_hold(self, now: float) -> list[Instruction]:
+        began, limit = self.unheld_since is None, self.rules.no_holder_s
+        since = now if self.unheld_since is None else self.unheld_since
+        self.unheld_since = since
+        if limit is None:
+            return [Unheld(None)] if began else []
+        until = since + limit
+        if now >= until:
+            return self._close(Outcome.SKIPPED, Why.NO_HOLDER)
+        timer = [] if self.timed and not began else [SetTimer(until)]
+        self.timed = True
+        return [*([Unheld(until)] if began else []), *timer]
+
+    def _sample_of(self, holders: list[ClientId]) -> list[ClientId]:
+        return sample(holders, self.rules.clients_per_round, self.seed)
+
+    def _forget(self, event: Left) -> list[Instruction]:
+        self.connected.pop(event.client, None)
+        if len(self.connected) < self.rules.min_clients:
+            self.unheld_since = None
+        return self._heard(event.now) if self.hearing else []
+
+    def _hold(self, _: Hold) -> list[Instruction]:
+        self.held, self.opens_at, self.unheld_since, self.hearing = True, None, None, False
+        return []
+
+    def _resume(self, event: Resume) -> list[Instruction]:
+        self.held = False
+        return self._hear_all(event.now)
+
+    # --- open -------------------------------------------------------------------------------
+
+    def _all_back(self, event: Present) -> list[Instruction]:
+        return [
+            instruction
+            for client, holds in event.clients
+            for instruction in self._back(Available(client, holds, event.now))
+        ]
+
+    def _back(self, event: Available) -> list[Instruction]:
+        self.connected[event.client] = event.holds
+        self.away_since.pop(event.client, None)
+        if self.stuck_until is not None and event.client not in self.answers:
+            return self._ask_others(event.now)
+        again = [Answer.NONE, Answer.LOST]
+        # Its folder changed, say; or it may work again.
+        renewed = self.stuck_until is not None or event.client in self.resting
+        self.resting.discard(event.client)
+        if renewed and event.holds and event.client not in self.barred:
+            again.append(Answer.DECLINED)
+        if self.answers.get(event.client) not in again:
+            # Perhaps it was the last one that rested, and has no data any more.
+            return [SetTimer(event.now)] if self.stuck_until == math.inf else []
+        waited = self.stuck_until == math.inf  # perhaps for longer than a round may take
+        self.answers[event.client], self.stuck_until = Answer.NONE, None
+        if not waited:
+            return [Ask(event.client)]
+        self.deadline = event.now + self.rules.deadline_s
+        return [Ask(event.client), SetTimer(self.deadline)]
+
+    def _away(self, event: Left) -> list[Instruction]:
+        self.connected.pop(event.client, None)
+        if self.answers.get(event.client) is not Answer.NONE:
+            return []
+        self.away_since[event.client] = event.now
+        return [SetTimer(event.now + self.rules.grace_s)]
+
+    def _updated(self, event: Updated) -> list[Instruction]:
+        if event.client in self.answers:
+            self.answers[event.client] = Answer.UPDATED
+        return self._settle(event.now)
+
+    def _declined(self, event: Declined) -> list[Instruction]:
+        if self.answers.get(event.client) is Answer.NONE:
+            self.answers[event.client] = Answer.DECLINED
+            self.reasons[event.client] = event.reason
+        if event.final:
+            self._bar(event.client)
+        elif event.resting:
+            if event.client in set(self.answers) - self.barred:
+                self.resting.add(event.client)
+            self.connected.pop(event.client, None)
+        return self._settle(event.now)
+
+    def _withdrawn(self, event: Withdrawn) -> list[Instruction]:
+        if event.client in self.answers:
+            self.answers[event.client] = Answer.DECLINED
+            self.reasons[event.client] = event.reason
+            self._bar(event.client)
+            self.away_since.pop(event.client, None)
+        return self._settle(event.now)
+
+    def _bar(self, client: ClientId) -> None:
+        self.barred.add(client)
+        self.resting.discard(client)  # nobody waits for it
+
+    def _tick(self, event: Tick) -> list[Instruction]:
+        for client, since in list(self.away_since.items()):
+            if event.now >= since + self.rules.grace_s:
+                del self.away_since[client]
+                # Its update may have reached the disk after the connection ended.
+                if self.answers[client] is Answer.NONE:
+                    self.answers[client] = Answer.LOST
+        return self._settle(event.now)
+
+    def _stop(self, event: Stop) -> list[Instruction]:
+        return self._close(Outcome.SHORT, Why.REST if event.rest else Why.OPERATOR)
+
+    def _unmoved(self, _event: Hold | Resume) -> list[Instruction]:
+        return []  # it has asked: what was asked for is taken
+
+    def _settle(self, now: float) -> list[Instruction]:
+        counts = self._counts()
+        few = counts[Answer.UPDATED] < self._least
+        if self.rules.take and counts[Answer.UPDATED] >= self.rules.take and not few:
+            return self._close(Outcome.DONE, Why.TAKEN)
+        if counts[Answer.NONE] == 0 and (self._quorum() or not counts[Answer.LOST]):
+            if (self.rules.retry_s or self.resting) and few:
+                return self._too_many_declined(now)
+            return self._close(Outcome.DONE if self._quorum() else Outcome.SHORT, Why.ANSWERED)
+        if now < self.deadline:
+            return []
+        if self._quorum():
+            return self._close(Outcome.DONE, Why.DEADLINE)
+        if self.rules.on_short == "reopen" and self.reopens < self.rules.max_reopens:
+            self.reopens += 1
+            self.deadline = now + self.rules.deadline_s
+            waiting = (Answer.NONE, Answer.LOST)
+            missing = tuple(sorted(c for c, a in self.answers.items() if a in waiting))
+            return [Reopened(missing, self.deadline), SetTimer(self.deadline)]
+        if self.resting and few:
+            silent = [c for c, a in self.answers.items() if a is Answer.NONE]
+            self.answers.update(dict.fromkeys(silent, Answer.LOST))
+            return self._wait_for_rested()
+        return self._close(Outcome.SHORT, Why.DEADLINE)
+
+    def _ask_others(self, now: float) -> list[Instruction]:
+        holders = sorted(c for c, holds in self.connected.items() if holds)
+        others = self._sample_of([c for c in holders if c not in self.answers])
+        if not others:
+            return []
+        self.answers.update(dict.fromkeys(others, Answer.NONE))
+        self.stuck_until, self.deadline = None, now + self.rules.deadline_s
+        asks = [Ask(c) for c in others]
+        return [Widened(tuple(self.answers)), *asks, SetTimer(self.deadline)]
+
+    def _too_many_declined(self, now: float) -> list[Instruction]:
+        others = self._ask_others(now)
+        if others:
+            return others
+        declined = {c for c, a in self.answers.items() if a is Answer.DECLINED}
+        able = declined - self.barred
+        if not able:
+            return self._close(Outcome.SHORT, Why.ANSWERED)
+        if able <= self.resting:
+            return self._wait_for_rested()
+        # Not closed at once: the next round would fare the same, and a run be over in a moment.
+        waited = self.stuck_until == math.inf and not self.resting  # for one that is gone
+        if self.stuck_until is None or waited:
+            self.stuck_until = now + self.rules.retry_s * 4**self.reopens
+            return [Unable(self.stuck_until), SetTimer(self.stuck_until)]
+        if now < self.stuck_until:
+            return []
+        if self.rules.on_short != "reopen" or self.reopens >= self.rules.max_reopens:
+            if self.resting:
+                return self._wait_for_rested()
+            return self._close(Outcome.SHORT, Why.ANSWERED)
+        self.stuck_until = None
+        self.reopens += 1
+        self.deadline = now + self.rules.deadline_s
+        again = sorted(able - self.resting)
+        here = [c for c in again if c in self.connected]
+        self.answers.update({c: Answer.NONE if c in here else Answer.LOST for c in again})
+        reopened = Reopened(tuple(again), self.deadline, declined=True)
+        return [reopened, *(Ask(c) for c in here), SetTimer(self.deadline)]
+
+    def _wait_for_rested(self) -> list[Instruction]:
+        """Wait, however long: those that rest ask in again by themselves."""
+        begins, self.stuck_until = self.stuck_until != math.inf, math.inf
+        return [Unable(None)] if begins else []
+
+    def _counts(self) -> Counter[Answer]:
+        return Counter(self.answers.values())
+
+    @property
+    def _least(self) -> int:
+        return max(self.rules.min_updates, 1)
+
+    def _quorum(self) -> bool:
+        # Who declines leaves the denominator: it has no data and cannot help. But whatever the
+        # reasons, no fewer than `min_updates` make a state.
+        counts = self._counts()
+        wanted = self.rules.quorum or self.rules.min_clients
+        needed = min(wanted, len(self.answers) - counts[Answer.DECLINED])
+        return counts[Answer.UPDATED] >= max(needed, self._least)
+
+    def _close(self, outcome: Outcome, why: Why) -> list[Instruction]:
+        self.phase = Phase.CLOSED
+        silent = Answer.SURPLUS if why is Why.TAKEN else Answer.STRAGGLER
+        for client, answer in self.answers.items():
+            if answer is Answer.NONE:
+                self.answers[client] = silent
+        if self._counts()[Answer.UPDATED] < self._least:
+            outcome = Outcome.SKIPPED
+        return [Close(outcome, dict(self.answers), why)]
+
+    TABLE: ClassVar[dict[tuple[Phase, type], Callable[..., list[Instruction]]]] = {
+        (Phase.GATHERING, Present): _present,
+        (Phase.GATHERING, Available): _gather,
+        (Phase.GATHERING, Left): _forget,
+        (Phase.GATHERING, Tick): _settled,
+        (Phase.GATHERING, Stop): _stop,
+        (Phase.GATHERING, Hold): _hold,
+        (Phase.GATHERING, Resume): _resume,
+        (Phase.OPEN, Present): _all_back,
+        (Phase.OPEN, Available): _back,
+        (Phase.OPEN, Left): _away,
+        (Phase.OPEN, Updated): _updated,
+        (Phase.OPEN, Declined): _declined,
+        (Phase.OPEN, Withdrawn): _withdrawn,
+        (Phase.OPEN, Tick): _tick,
+        (Phase.OPEN, Stop): _stop,
+        (Phase.OPEN, Hold): _unmoved,
+        (Phase.OPEN, Resume): _unmoved,
+        # A closed round answers nothing: the daemon opens the next one.
+    }

@@ -1,0 +1,171 @@
+"""What a run is made of, and where it stands; shared by the parts of the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from fcil_adapters.contract import BackboneInfo, Context, Hparams, Method, Part, State, TaskInfo
+from fcil_adapters.contract.averaging import Averaging
+from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId
+from fcil_protocol.messages.messages import Message, PartRef
+from fcil_protocol.storage.spool import Spool
+from fcil_server.aggregation.aggregation import Aggregation
+from fcil_server.aggregation.kept_updates import KeptUpdates
+from fcil_server.aggregation.publisher import Publisher, Stamp
+from fcil_server.aggregation.store import StateStore
+from fcil_server.event_loop import Lag
+from fcil_server.federation.config import Config
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.rounds.classes import ClassRegistry
+from fcil_server.rounds.events import Phase
+from fcil_server.rounds.machine import Round
+from fcil_server.rounds.schedule import Step
+from fcil_server.sessions.peers import Peer, Peers
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What does not change while a run is served.
+
+    Attributes:
+        send: sends a message to a client's session; False if it is gone.
+        notify: tells the operator: (level, code, text).
+        lag: returns how late the loop was since the last call.
+        kept: where counted updates stay; None: they go with the state after next.
+        forgotten: clients with the tasks for which they are not asked any more.
+        attended: somebody may let a paused run go on; False with ``--until-done``.
+    """
+
+    run: RunId
+    config: Config
+    method: Method
+    hparams: Hparams
+    info: BackboneInfo
+    schema_digest: str
+    ledger: Ledger
+    classes: ClassRegistry
+    states: StateStore
+    spool: Spool
+    publisher: Publisher
+    aggregation: Aggregation
+    peers: Peers
+    send: Callable[[Peer, Message], bool]
+    notify: Callable[[str, str, str], None]
+    lag: Callable[[], Lag] = Lag
+    kept: KeptUpdates | None = None
+    forgotten: frozenset[tuple[ClientId, int]] = frozenset()
+    attended: bool = True
+
+    def name_of(self, client: str) -> str:
+        """Return a client's name for people."""
+        row = self.ledger.client(ClientId(client))
+        return row.name if row else client[:8]
+
+
+class Mode(StrEnum):
+    """Whether rounds follow one another, as the operator wants it."""
+
+    RUNNING = "running"
+    PAUSED = "paused"  # no round opens
+    DRAINING = "draining"  # no round opens, and then the server stops
+
+
+@dataclass
+class RunProgress:
+    """Where a run stands now; its coordinator alone writes it.
+
+    Attributes:
+        phase: one word for status.
+        waiting_for: what the run waits for, one phrase; empty while busy.
+        state, number, digest: the committed state that the next round starts from.
+        parts, refs: its broadcast, once computed, and the sealed references to it.
+        mode: what the operator wants; it ends with the server.
+        held_for: why the run is paused, if it is not the operator who paused it.
+        opened_at: when the round under way first asked somebody, unix seconds.
+        unheld_since: since when nobody here has data for the task, while its rounds are skipped
+            for that.
+    """
+
+    phase: str = "starting"
+    waiting_for: str = ""
+    task: TaskInfo | None = None
+    step: Step | None = None
+    round: Round | None = None
+    state: State = field(default_factory=State)
+    number: int = -1
+    digest: Digest | None = None
+    parts: tuple[Part, ...] = ()
+    refs: list[PartRef] = field(default_factory=list)
+    mode: Mode = Mode.RUNNING
+    held_for: str = ""
+    unheld_since: float | None = None
+    opened_at: float | None = None
+
+    @property
+    def base(self) -> int:
+        """The number that updates of the open round must name."""
+        return max(self.number, 0)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a round takes updates."""
+        return self.round is not None and self.round.phase is Phase.OPEN
+
+    def key(self, run: RunId) -> RoundKey | None:
+        """Return the round under way."""
+        if self.task is None or self.step is None:
+            return None
+        return RoundKey(run, self.task.index, self.step.kind, self.step.round)
+
+    def show(self, phase: str, waiting_for: str = "") -> None:
+        """Say what the run does now, and what it waits for."""
+        self.phase, self.waiting_for = phase, waiting_for
+
+    def hold(self, why: str) -> None:
+        """Pause the run, unless the operator wants something else already."""
+        if self.mode is Mode.RUNNING:
+            self.mode, self.held_for = Mode.PAUSED, why
+
+    def adopt(
+        self, state: State, number: int, digest: Digest, parts: tuple[Part, ...] = ()
+    ) -> None:
+        """Go on from a state that was just committed, and from its broadcast if that is known."""
+        self.state, self.number, self.digest = state, number, digest
+        self.parts = parts
+
+
+def averaging_of(config: Config) -> Averaging:
+    """Return how the clients' tensors are averaged."""
+    trust = config.trust
+    return Averaging(trust.averaging, trust.trim, trust.clip)
+
+
+def context(kit: RunContext, task: TaskInfo, step: Step) -> Context:
+    """Return what the method's halves on the server may use."""
+    return Context(
+        kind=step.kind,
+        task=task,
+        round=step.round,
+        rounds=step.rounds,
+        hparams=kit.hparams,
+        backbone_info=kit.info,
+        device=kit.aggregation.device,
+        seed=(kit.config.run.seed,),
+        max_weight_share=kit.config.trust.max_weight_share,
+        averaging=averaging_of(kit.config),
+        forms=kit.method.forms,
+    )
+
+
+def stamp(kit: RunContext, at: RunProgress, task: TaskInfo, step: Step) -> Stamp:
+    """Return what the headers of parts sealed now say."""
+    return Stamp(
+        method=kit.method.name,
+        schema_digest=kit.schema_digest,
+        task=task.index,
+        round=step.round,
+        kind=step.kind,
+        base=at.base,
+    )

@@ -1,0 +1,70 @@
+"""A round that was open when the server stopped, as the ledger remembers it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fcil_protocol.errors import NotNow
+from fcil_protocol.ids import ClientId
+from fcil_server.ledger.enums import Answer, UpdateStatus
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.rows import Round as RoundRow
+from fcil_server.rounds.events import Phase, Rules
+from fcil_server.rounds.machine import Round
+
+
+def restore(
+    ledger: Ledger, row: RoundRow, rules: Rules, seed: tuple[int, ...], now: float
+) -> Round:
+    """Return the round's machine: whoever declined has declined, whoever rests still rests."""
+    answers = dict.fromkeys(row.asked, Answer.NONE)
+    barred, resting = [], []
+    for update in ledger.updates(row.key):
+        gone = update.status is UpdateStatus.EXCLUDED
+        answers[update.client] = Answer.DECLINED if gone else Answer.UPDATED
+        barred += [update.client] if gone else []
+    for kept in ledger.answers(row.key):
+        # One that declined may have been asked again, and have sent an update since.
+        if kept.answer is Answer.DECLINED and answers.get(kept.client) is Answer.NONE:
+            answers[kept.client] = Answer.DECLINED
+            resting += [kept.client] if kept.reason == NotNow.code else []
+    return going_on(
+        rules,
+        seed,
+        asked=answers,
+        remaining_s=row.remaining_s or 0.0,
+        now=now,
+        reopens=row.reopened,
+        barred=barred,
+        resting=resting,
+    )
+
+
+def going_on(
+    rules: Rules,
+    seed: tuple[int, ...],
+    *,
+    asked: Mapping[ClientId, Answer],
+    remaining_s: float,
+    now: float,
+    reopens: int = 0,
+    barred: Iterable[ClientId] = (),
+    resting: Iterable[ClientId] = (),
+) -> Round:
+    """Return the machine of a round that was open when the server stopped.
+
+    Nobody is connected yet: clients that have not answered get the grace period, at
+    least, to come back.
+    """
+    waiting = [c for c, a in asked.items() if a is Answer.NONE]
+    return Round(
+        rules=rules,
+        seed=seed,
+        phase=Phase.OPEN,
+        answers=dict(asked),
+        away_since=dict.fromkeys(waiting, now),
+        deadline=now + max(remaining_s, rules.grace_s),
+        reopens=reopens,
+        barred=set(barred),
+        resting=set(resting),
+    )

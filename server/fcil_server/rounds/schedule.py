@@ -1,0 +1,36 @@
+"""What comes next: pure functions from what is closed to the next step of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fcil_adapters.contract import Exchange
+from fcil_protocol.payloads.builtin import EVALUATE
+
+
+@dataclass(frozen=True)
+class Step:
+    """One round of the plan: its kind, its index within (task, kind), and how many there are."""
+
+    kind: str
+    round: int
+    rounds: int
+
+
+def task_steps(
+    exchanges: Sequence[Exchange], rounds_per_task: int, *, evaluate: bool
+) -> tuple[Step, ...]:
+    """List the rounds of a task in order: the method's exchanges, then the evaluation."""
+    steps: list[Step] = []
+    for exchange in exchanges:
+        rounds = rounds_per_task if exchange.rounds is None else exchange.rounds
+        steps.extend(Step(exchange.kind, i, rounds) for i in range(rounds))
+    if evaluate:
+        steps.append(Step(EVALUATE, 0, 1))
+    return tuple(steps)
+
+
+def next_step(steps: Sequence[Step], closed: int) -> Step | None:
+    """Return the step after ``closed`` finished rounds of a task, or None at its end."""
+    return steps[closed] if closed < len(steps) else None

@@ -1,0 +1,334 @@
+"""Open the federation's current run, or begin one: worker, method, backbone, stores."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fcil_adapters.backbones.known import backbone_by_name
+from fcil_adapters.contract import BackboneInfo, Hparams, Method, registry
+from fcil_adapters.contract.backbone_info import backbone_fields
+from fcil_adapters.contract.half_precision import forms_of
+from fcil_adapters.contract.privacy_terms import check_privacy
+from fcil_protocol.errors import (
+    BackboneMismatch,
+    FcilError,
+    RunFailed,
+    StorageError,
+)
+from fcil_protocol.ids import ClientId, RoundKey, new_run_id
+from fcil_server.aggregation.aggregation import Aggregation, threads_of
+from fcil_server.aggregation.publisher import Publisher
+from fcil_server.federation import config as configuration
+from fcil_server.federation.config import Config
+from fcil_server.federation.directory import Federation
+from fcil_server.federation.sections import SinksSection
+from fcil_server.ledger.enums import RunStatus
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.rows import ByteCount, Run
+from fcil_server.reports import run_directory
+from fcil_server.reports.results.run_data import format_bytes
+from fcil_server.reports.sinks import registry as doors
+from fcil_server.reports.sinks.process import Sinks
+from fcil_server.reports.sinks.registry import Chosen
+from fcil_server.reports.traffic.budget import applied, fitted, over_budget
+from fcil_server.rounds.classes import ClassRegistry
+from fcil_server.rounds.coordinator import Coordinator
+from fcil_server.runs.forget import finish_emptying
+from fcil_server.runs.frozen_config import config_of
+from fcil_server.runs.ignored_options import tell_ignored
+from fcil_server.runs.recovery import ensure_state
+from fcil_server.runs.resources import RunSetup, make_context
+from fcil_server.runs.uploads import RunUploads
+from fcil_server.sessions.handshake import RunTerms
+from fcil_server.sessions.intake import Intake
+from fcil_server.sessions.run_ports import RunPorts
+
+
+@dataclass
+class OpenRun:
+    """A run with everything that serves it.
+
+    Attributes:
+        config: as the server was started with it; the run keeps its own where that is fixed.
+        directory: the run's.
+    """
+
+    federation: Federation
+    config: Config
+    ports: RunPorts
+    directory: Path
+    coordinator: Coordinator
+    publisher: Publisher
+    aggregation: Aggregation
+    terms: RunTerms
+    sinks: Sinks
+
+    async def drive(self) -> None:
+        """Carry the run to its end; then leave its results."""
+        self.sinks.start()
+        ledger, run = self.federation.ledger, self.coordinator.kit.run
+        row = ledger.run(run)
+        if row is None or row.status is not RunStatus.DONE:
+            await self._learn()
+        self.coordinator.end()  # also of a run that was complete already
+        if not run_directory.is_complete(self.directory):  # nor after a kill at the very end
+            await self.write_results()
+        spool = self.coordinator.kit.spool
+        spool.remove(spool.keys())  # the last state has a second copy by now
+        self.ports.notify("info", "run_done", f"run {run} is complete: {self.directory}")
+        for peer in self.ports.peers:
+            self.ports.tell_done(peer)
+        self.ports.done()
+
+    async def _learn(self) -> None:
+        ledger, run = self.federation.ledger, self.coordinator.kit.run
+        ledger.set_run_status(run, RunStatus.RUNNING)
+        try:
+            await self.coordinator.drive()
+        except StorageError:
+            raise  # the disk failed, not the run: it goes on when the server is started again
+        except FcilError:
+            with contextlib.suppress(StorageError):  # what failed first is what is told
+                ledger.set_run_status(run, RunStatus.FAILED)
+            raise
+        ledger.set_run_status(run, RunStatus.DONE)
+
+    async def write_results(self) -> None:
+        """Write the run directory anew, off the loop."""
+        path, kit = self.federation.ledger.path, self.coordinator.kit
+
+        def write() -> None:
+            with Ledger(path, read_only=True) as ledger:
+                drawn = kit.config.run.plots
+                run_directory.write(ledger, kit.run, self.directory, states=kit.states, plots=drawn)
+
+        await self.ports.flush_bytes()
+        await asyncio.to_thread(write)
+        self.sinks.wake()
+
+    async def write_round(self, key: RoundKey) -> None:
+        """Add a closed round to ``rounds.jsonl``; what fails now is made good with the next."""
+        path = self.federation.ledger.path
+
+        def write() -> None:
+            with Ledger(path, read_only=True) as ledger:
+                run_directory.append_round(ledger, key, self.directory)
+
+        try:
+            await asyncio.to_thread(write)
+            self.sinks.wake()
+            await self._look_at_budget(key)
+        except StorageError as error:
+            self.ports.notify("warning", error.code, str(error))
+
+    async def _look_at_budget(self, key: RoundKey) -> None:
+        """Say so if a round cost a client more than the run's budget."""
+        limit = round(self.coordinator.kit.config.wire.budget_mb * 1e6)
+        if not limit:
+            return
+        path = self.federation.ledger.path
+
+        def read() -> list[ByteCount]:
+            with Ledger(path, read_only=True) as ledger:
+                return ledger.byte_counts_of(key)
+
+        over = over_budget(await asyncio.to_thread(read), limit)
+        if over is not None:
+            row = self.federation.ledger.client(ClientId(over[0]))
+            self.ports.notify(
+                "warning",
+                "over_budget",
+                f"{key.kind} round {key.round} of task {key.task} cost "
+                f"{row.name if row else over[0]} {format_bytes(over[1])}; the budget is "
+                f"{format_bytes(limit)}",
+                ClientId(over[0]),
+            )
+
+    def make_intake(self) -> Intake:
+        """Make what takes in this run's uploads."""
+        wire = self.config.wire
+        return Intake(
+            federation=self.federation.id,
+            keys=self.federation.keys,
+            incoming=self.directory / "incoming",
+            spool=self.coordinator.kit.spool,
+            credit=wire.credit,
+            max_payload_bytes=int(wire.max_payload_mb * 1e6),
+            max_classes=self.config.trust.max_classes_per_client,
+            ports=RunUploads(self.coordinator, self.ports),
+        )
+
+    async def close(self) -> None:
+        """Stop the worker and close the stores."""
+        try:
+            await self.coordinator.closing.tidied()
+            await self.sinks.end()
+        finally:
+            await self.aggregation.close()
+            self.coordinator.kit.spool.close()
+
+
+async def open_run(
+    federation: Federation, config: Config, ports: RunPorts, *, new: bool
+) -> OpenRun:
+    """Open the newest run of the federation, or begin one.
+
+    Args:
+        federation: whose run it is.
+        config: as the server was started with it.
+        ports: the daemon's side; of it, the opening uses ``notify`` alone.
+        new: begin a run, whatever there is.
+
+    Raises:
+        ConfigError, BackboneMismatch, RunFailed: with the next action.
+        EgressRefused: the method would have clients send what may not leave them.
+    """
+    ledger, given = federation.ledger, config
+    finish_emptying(ledger, federation.directory)
+    row = None if new else ledger.newest_run()
+    if row is not None and row.status is RunStatus.STOPPED:
+        row = None
+    chosen = [doors.choose(name, options) for name, options in given.sinks.options.items()]
+    config = config_of(row, given, ports.notify)
+    choice = None
+    if row is None and config.wire.budget_mb:
+        method = registry.load_method(config.method.name)
+        choice = fitted(method, config, backbone_by_name(config.run.backbone))
+        config = applied(config, choice.options)
+        ports.notify("info", "budget", choice.text())
+    method, hparams = _method_of(config)
+    aggregation = Aggregation(
+        method,
+        hparams,
+        config,
+        log=federation.directory / "worker.log",
+        tell=lambda text: ports.notify("warning", "worker", text),
+    )
+    try:
+        info, probe = await aggregation.load_backbone()
+        registry.check_uploads(method, hparams, info)
+        check_privacy(method, hparams, info, config.privacy.terms)
+        digest = registry.schema_digest(method, hparams, info, config.privacy.terms)
+        setup = RunSetup(config, method, hparams, info, digest, aggregation)
+        tell_ignored(ports.notify, method, hparams, config)
+        if row is None:
+            facts = run_directory.describe_environment(
+                aggregation.described, threads=threads_of(config)
+            )
+            if choice is not None:
+                facts["budget"] = choice.fields()
+            row = _begin(ledger, setup, facts, ports.notify)
+        else:
+            check_resumed(row, method, info, digest)
+        opened = _assemble(federation, given, row, setup, probe, chosen, ports)
+        fork = await ensure_state(opened.coordinator.kit, federation.directory)
+        if fork is None:
+            return opened
+        opened.coordinator.kit.spool.close()
+        return _assemble(federation, given, fork, setup, probe, chosen, ports)
+    except BaseException:
+        await aggregation.close()
+        raise
+
+
+def _method_of(config: Config) -> tuple[Method, Hparams]:
+    """Return the method that is configured, in the forms that are, and its options."""
+    method = registry.load_method(config.method.name)
+    method = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))
+    hparams = registry.make_hparams(method, config.method.options)
+    registry.check_averaging(method, hparams, config.trust.averaging)
+    return method, hparams
+
+
+def _begin(
+    ledger: Ledger, setup: RunSetup, facts: dict[str, Any], notify: Callable[[str, str, str], None]
+) -> Run:
+    run, config, method = new_run_id(), setup.config, setup.method
+    with ledger.transaction():  # a run without its listed classes would wait for others
+        row = ledger.new_run(
+            run,
+            method=method.name,
+            method_version=method.version,
+            # Sinks are the server's, not the run's; and an address may hold a password.
+            config=configuration.to_toml(config.model_copy(update={"sinks": SinksSection()})),
+            hparams=setup.hparams.model_dump(mode="json"),
+            backbone=backbone_fields(setup.info),
+            schema_digest=setup.schema_digest,
+            seed=config.run.seed,
+            environment=facts,
+        )
+        if config.tasks.schedule == "listed":
+            ClassRegistry(ledger, run).register_listed(config.tasks.classes)
+        ledger.add_audit(f"uid {os.getuid()}", "run_begun", run)
+    notify("info", "run_begun", f"run {run} begins with method {method.name}")
+    return row
+
+
+def check_resumed(row: Run, method: Method, info: BackboneInfo, digest: str) -> None:
+    """Refuse to go on with a run that was begun with something else.
+
+    Raises:
+        BackboneMismatch, RunFailed: with both, and what to do.
+    """
+    if row.backbone.get("digest") != info.digest:
+        raise BackboneMismatch(
+            f"run {row.run_id} was started with backbone weights "
+            f"{str(row.backbone.get('digest'))[:12]}, now they are {info.digest[:12]}.",
+            action="Give the same weights file, or start a new run: fcil-server serve --new-run",
+        )
+    if row.method_version != method.version or row.schema_digest != digest:
+        raise RunFailed(
+            f"run {row.run_id} was started with {row.method} {row.method_version} (schema "
+            f"{row.schema_digest[:12]}), installed is {method.version} (schema {digest[:12]}).",
+            action="Install that version, or start a new run: fcil-server serve --new-run",
+        )
+
+
+def _assemble(
+    federation: Federation,
+    given: Config,
+    row: Run,
+    setup: RunSetup,
+    probe: NDArray[np.float32] | None,
+    chosen: list[Chosen],
+    ports: RunPorts,
+) -> OpenRun:
+    sinks = Sinks(federation.directory, row.run_id, chosen, ports.notify)
+    kit = make_context(federation, row, setup, ports)
+    coordinator = Coordinator(kit, ports, task_closed=sinks.wake)
+    terms = RunTerms(
+        federation=federation.id,
+        certificate=federation.certificate.to_bytes(),
+        run=row.run_id,
+        method=kit.method,
+        hparams=kit.hparams,
+        info=kit.info,
+        probe=probe,
+        schema_digest=kit.schema_digest,
+        max_payload_bytes=int(kit.config.wire.max_payload_mb * 1e6),
+        credit=kit.config.wire.credit,
+        privacy=kit.config.privacy.terms,
+        package=version("fcil"),
+        method_package=registry.package_of(kit.method.name),
+    )
+    return OpenRun(
+        federation=federation,
+        config=given,
+        ports=ports,
+        directory=federation.run_directory(row.run_id),
+        coordinator=coordinator,
+        publisher=kit.publisher,
+        aggregation=kit.aggregation,
+        terms=terms,
+        sinks=sinks,
+    )

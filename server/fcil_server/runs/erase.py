@@ -1,0 +1,178 @@
+"""``fcil-server erase``: what the server holds about a client goes; what cannot go is named."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from fcil_protocol.ids import ClientId, RunId
+from fcil_protocol.storage.atomic_files import storage_errors
+from fcil_protocol.storage.segment import Segment
+from fcil_protocol.storage.spool import Spool
+from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
+from fcil_server.aggregation.store import StateStore
+from fcil_server.federation.roster import Roster
+from fcil_server.ledger.forget import as_word
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.rows import Client, Erased, Run
+from fcil_server.reports import run_directory
+from fcil_server.runs.forget import finish_emptying
+
+_LOG_BYTES = 64 << 20  # of a log file that are searched for a name
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """What went and what stays.
+
+    Attributes:
+        pseudonym: what it is called from now on.
+        gone: what was removed, in sentences; ``stays``: what could not be.
+    """
+
+    client: ClientId
+    name: str
+    pseudonym: str
+    gone: tuple[str, ...]
+    stays: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Going:
+    """The run that a server serves at this moment: its spool is open.
+
+    Attributes:
+        in_use: update ids of the round under way, which leave the spool as it closes.
+    """
+
+    run: RunId
+    spool: Spool
+    in_use: Collection[str] = ()
+
+
+def outlook(ledger: Ledger, directory: Path, row: Client) -> list[str]:
+    """Say what a client is part of, before it is erased: it can be forgotten only now."""
+    lines = []
+    for run, count in ledger.counts_of(row.client_id).items():
+        kept = KeptUpdates(kept_folder(directory, run)).names()
+        way = (
+            f"it can be taken out exactly only before it is erased: fcil-server forget {row.name} "
+            f"--run {run}"
+            if kept
+            else "they cannot be taken out of them"
+        )
+        lines.append(f"{count} of its updates are in the states of run {run}: {way}")
+    return lines
+
+
+def erase(
+    roster: Roster, directory: Path, row: Client, actor: str, going: Going | None = None
+) -> Erasure:
+    """Erase a client; asked again, finish what a kill interrupted.
+
+    The ledger first, which ends the membership, then files; reports are the caller's
+    (`tidy`).
+
+    Args:
+        roster: of the federation.
+        directory: the federation's.
+        row: the client.
+        actor: who asks, for the audit log.
+        going: the run that is served now; None: the server is stopped.
+
+    Raises:
+        StorageError: something could not be removed.
+    """
+    ledger = roster.federation.ledger
+    if row.curve:
+        erased = roster.erase(row, actor)
+    else:
+        erased = Erased(row.name, evaluations=0, events=0, counted=0, audited=0)
+    if going is None:
+        finish_emptying(ledger, directory)  # a fork that a kill left has its updates too
+    sealed = kept = 0
+    for run in ledger.runs():
+        ids = [str(u.update_id) for u in ledger.updates_of(run.run_id, row.client_id)]
+        kept += KeptUpdates(kept_folder(directory, run.run_id)).remove(ids)
+        sealed += _unspool(directory, run, ids, going)
+        if going is None:
+            _clear(directory / "runs" / run.run_id / "incoming")
+    gone = [
+        "its name, keys, device, addresses and membership",
+        f"{erased.evaluations} test results, {erased.events} notes, its refusals and tickets",
+        "its name in notes about others and in the tables of runs",
+        f"{sealed} sealed updates and {kept} kept ones",
+    ]
+    stays = _stays(ledger, directory, row, erased, kept=kept)
+    return Erasure(row.client_id, row.name, erased.pseudonym, tuple(gone), tuple(stays))
+
+
+def _unspool(directory: Path, run: Run, ids: list[str], going: Going | None) -> int:
+    if going is not None and going.run == run.run_id:
+        return going.spool.purge([i for i in ids if i not in going.in_use])
+    folder = directory / "runs" / run.run_id / "spool"
+    if not ids or not folder.is_dir() or not Segment.all_in(folder):
+        return 0
+    spool = Spool(folder)
+    try:
+        return spool.purge(ids)
+    finally:
+        spool.close()
+
+
+def _clear(folder: Path) -> None:
+    """Remove what has come of updates under way; their senders begin them again."""
+    if folder.is_dir():
+        with storage_errors("remove", folder):
+            shutil.rmtree(folder)
+
+
+def _stays(ledger: Ledger, directory: Path, row: Client, erased: Erased, *, kept: int) -> list[str]:
+    lines = [
+        f"{count} of its updates are averaged into the states of run {run}"
+        for run, count in ledger.counts_of(row.client_id).items()
+    ]
+    if kept:
+        lines.append("without its kept updates, nobody else can be forgotten exactly in that run")
+    lines.append(
+        f"its random id {row.client_id} in the tables of rounds and bytes, and a digest of its "
+        "key, so that the key is never enrolled again"
+    )
+    lines.append("names of classes that it brought")
+    if erased.audited:
+        lines.append(f"its name in {erased.audited} lines of the audit log, which only grows")
+    if row.curve and (logs := _logs_with(directory, row.name)):
+        lines.append(f"its name in log files: {', '.join(logs)}")
+    lines.append("backups, exported models, and what other members hold")
+    return lines
+
+
+def _logs_with(directory: Path, name: str) -> list[str]:
+    """Return the log files in the federation's directory that name a client."""
+    word, found = as_word(name), []
+    for path in sorted(directory.glob("*.log*")) + sorted(directory.glob("*.jsonl*")):
+        with storage_errors("read", path), path.open(errors="replace") as file:
+            if word.search(file.read(_LOG_BYTES)):
+                found.append(path.name)
+    return found
+
+
+def tidy(path: Path, directory: Path) -> list[str]:
+    """Write the tables of all runs that have some anew, and empty the ledger's log; any thread.
+
+    Returns what stays after all, in sentences.
+
+    Raises:
+        DiskFull, StorageError.
+    """
+    with Ledger(path, read_only=True) as ledger:
+        for run in ledger.runs():
+            folder = directory / "runs" / run.run_id
+            if any((folder / name).exists() for name in (run_directory.ROUNDS, "summary.json")):
+                run_directory.write(
+                    ledger, run.run_id, folder, states=StateStore(folder / "states")
+                )
+        emptied = ledger.emptied_beside()  # its pages are as they were before
+    return [] if emptied else ["its name in the ledger's log, until the server is next stopped"]

@@ -1,0 +1,357 @@
+"""``fcil-server forget``: go on as if a client had never taken part.
+
+Where uploads follow from each client's own images (`Method.forgets`) and counted updates are kept
+(`[run] keep_updates`), the run is aggregated again from what the others have sent. The result
+becomes a fork (decisions 0017 and 0031); the states of the old run, which hold the client, go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from fcil_adapters.contract import State
+from fcil_adapters.contract.forgetting import classes_with_images
+from fcil_protocol.errors import InternalError, UsageError
+from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, is_run_id
+from fcil_protocol.payloads.builtin import EVALUATE
+from fcil_protocol.payloads.payload import pack, unpack
+from fcil_protocol.storage.atomic_files import storage_errors
+from fcil_server.aggregation.store import StateStore, kept_states, new_id, states_folder
+from fcil_server.ledger.enums import OPENING, UpdateStatus
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.rows import Client, Run, StateRow, UpdateRow
+from fcil_server.reports import run_directory
+from fcil_server.rounds.position import RunContext
+from fcil_server.runs.fork import share_kept
+from fcil_server.runs.recovery import take_step
+from fcil_server.runs.resources import RunSetup
+
+_EMPTIED = ("states", "parts", "spool", "incoming", "kept")
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """What was done.
+
+    Attributes:
+        run: the fork that goes on.
+        parent, state: what it was forked from.
+        updates, images: of the client, that are in no state any more; ``tasks``: theirs.
+        vanished: names of classes of which nobody else had an image.
+        left_out: updates of others that are too far from those that are left, with the reason.
+        emptied: runs whose states and stored updates are removed.
+        elsewhere: other runs, with how many updates of the client are still in them.
+        overtaken: the run that a server would have gone on with, if it was another one, and its
+            newest state.
+    """
+
+    client: ClientId
+    name: str
+    run: RunId
+    parent: RunId
+    state: int
+    updates: int
+    images: int
+    tasks: tuple[int, ...]
+    vanished: tuple[str, ...]
+    left_out: tuple[tuple[str, str], ...]
+    emptied: tuple[RunId, ...]
+    elsewhere: dict[RunId, int]
+    overtaken: tuple[RunId, int] | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run has of a client, and where computing again begins.
+
+    Attributes:
+        run: the run.
+        client: who is to be forgotten.
+        mine: its counted updates, in the order of the rounds.
+        first: the number of the first state that it is in.
+    """
+
+    ledger: Ledger
+    run: Run
+    client: Client
+    mine: tuple[UpdateRow, ...]
+    first: int
+
+    @cached_property
+    def rounds(self) -> dict[RoundKey, list[UpdateRow]]:
+        """The counted updates of each round that made a state."""
+        found = {}
+        for row in self.ledger.states(self.run.run_id):
+            if row.kind != OPENING:
+                rows = self.ledger.updates(row.key)
+                found[row.key] = [
+                    u for u in rows if u.status is UpdateStatus.COUNTED and u.samples > 0
+                ]
+        return found
+
+    def others(self, row: StateRow) -> list[UpdateRow]:
+        """Return the updates that a state was made of, without the client's."""
+        return [u for u in self.rounds[row.key] if u.client != self.client.client_id]
+
+
+def plan(ledger: Ledger, directory: Path, run: Run, client: Client, why_not: str) -> Plan:
+    """Say what there is to forget.
+
+    Args:
+        ledger: the federation's.
+        directory: the federation's.
+        run: where.
+        client: who.
+        why_not: why the run cannot forget exactly; empty: it can.
+
+    Raises:
+        UsageError: nothing, or not exactly; the message says what can be done instead.
+    """
+    counted = [
+        u
+        for u in ledger.updates_of(run.run_id, client.client_id)
+        if u.status is UpdateStatus.COUNTED and u.samples > 0 and u.kind != EVALUATE
+    ]
+    if run.emptied_at is not None or not counted:
+        others = [r for r in ledger.counts_of(client.client_id) if r != run.run_id]
+        listed = f" It is in {', '.join(others)}: name one with --run." if others else ""
+        raise UsageError(
+            f"no update of {client.name!r} is in the states of run {run.run_id}.{listed}",
+            action="fcil-server rounds says who took part.",
+        )
+    keys = {RoundKey(u.run, u.task, u.kind, u.round) for u in counted}
+    states = [row for row in ledger.states(run.run_id) if row.kind != OPENING]
+    first = min((row.state for row in states if row.key in keys), default=None)
+    if first is None:
+        raise InternalError(f"no state of run {run.run_id} was made of its counted updates.")
+    if why_not:
+        raise UsageError(
+            f"run {run.run_id} cannot forget {client.name!r} exactly: {why_not}.",
+            action=_instead(ledger, directory, run, client, first),
+        )
+    return Plan(ledger, run, client, tuple(counted), first)
+
+
+def _instead(ledger: Ledger, directory: Path, run: Run, client: Client, first: int) -> str:
+    """Return the nearest thing that can be done where nobody can be forgotten exactly."""
+    before = [row for row in kept_states(ledger, directory, run.run_id) if row.state < first]
+    anew = f"learn again without it: fcil-server revoke {client.name}, then serve --new-run"
+    if not before:
+        return f"No kept state is without it; {anew}."
+    kept = before[-1].state
+    return (
+        f"Go back to before it took part: fcil-server run rollback {run.run_id} --to-state {kept} "
+        f"(the newest kept state without it; all that came later is learned again); or {anew}."
+    )
+
+
+def why_not(setup: RunSetup) -> str:
+    """Return why a run cannot forget exactly; empty if it can."""
+    reason = setup.method.forgets(setup.hparams)
+    if reason:
+        return f"with {setup.method.name}, {reason}"
+    if not setup.keeps:
+        return "it keeps no counted updates ([run] keep_updates was false as it began)"
+    return ""
+
+
+@dataclass
+class Forgetting:
+    """Computes a run again without a client, and makes the result a fork.
+
+    Attributes:
+        left_out: of each round, whose updates are too far from the others' now, and why.
+    """
+
+    kit: RunContext
+    plan: Plan
+    directory: Path
+    left_out: list[tuple[RoundKey, ClientId, str]] = field(default_factory=list)
+
+    async def run(self) -> tuple[RunId, list[tuple[int, Digest, Digest | None]]]:
+        """Write the fork's states and kept updates; the ledger knows nothing of them yet.
+
+        Returns:
+            The fork's id, and number, digest and parent's digest of each changed state.
+
+        Raises:
+            CorruptFile: a kept update is missing or damaged. UsageError: several are missing.
+            DiskFull, StorageError.
+        """
+        kit, ledger = self.kit, self.plan.ledger
+        self._refuse_gaps()
+        fork = new_id(ledger)
+        target = StateStore(states_folder(self.directory, fork))
+        with storage_errors("create the run directory", target.directory):
+            target.directory.parent.chmod(0o700)
+        rows = ledger.states(kit.run)
+        whole = {row.state for row in kept_states(ledger, self.directory, kit.run)}
+        base = max((n for n in whole if n < self.plan.first), default=-1)
+        for number in sorted(n for n in whole if n <= base):
+            kit.states.copy_to(target, number)
+        share_kept(ledger, self.directory, kit.run, fork, without=self.plan.client.client_id)
+        return fork, await self._compute(rows, base, target, {*whole, rows[-1].state})
+
+    async def _compute(
+        self, rows: list[StateRow], base: int, target: StateStore, saved: set[int]
+    ) -> list[tuple[int, Digest, Digest | None]]:
+        """Return what every state after ``base`` becomes; write those that are ``saved``."""
+        kit = self.kit
+        state: State | None = kit.states.load(base) if base >= 0 else None
+        digest: Digest | None = rows[base].digest if base >= 0 else None
+        found = []
+        for row in rows[base + 1 :]:
+            state = await self._next(row, state)
+            parent = digest
+            if row.state in saved:
+                digest = target.save(row.state, state, parent, row.task)
+            else:
+                digest = Digest(hashlib.sha256(pack(state)).hexdigest())
+            found.append((row.state, digest, parent))
+        return found
+
+    async def _next(self, row: StateRow, before: State | None) -> State:
+        """Return a state without the client; where too few others sent anything, the one before."""
+        updates = self.plan.others(row) if row.kind != OPENING else []
+        if row.kind == OPENING:
+            opened, _ = await take_step(self.kit, row, before, [])
+            assert opened is not None, "an opening needs no updates"
+            return opened
+        assert before is not None, "a round starts from a state"
+        if self._too_few(row, updates):
+            return before
+        state, excluded = await take_step(self.kit, row, before, updates)
+        self.left_out += [(row.key, c, reason) for c, reason in sorted(excluded.items())]
+        rest = [u for u in updates if u.client not in excluded]
+        if state is None or self._too_few(row, rest):
+            return before
+        return state
+
+    def _too_few(self, row: StateRow, updates: list[UpdateRow]) -> bool:
+        """Say whether these make no state, as in a round; they are left out then.
+
+        What made one under an earlier `[round] min_updates` still does.
+        """
+        least = min(self.kit.config.least_updates, len(self.plan.rounds[row.key]))
+        if len(updates) >= max(least, 1):
+            return False
+        reason = f"without the client, the round has fewer than {least} updates (round.min_updates)"
+        self.left_out += [(row.key, u.client, reason) for u in updates]
+        return True
+
+    def _refuse_gaps(self) -> None:
+        kept = self.kit.kept
+        assert kept is not None, "the run keeps updates"
+        names = set(kept.names())
+        rows = [r for r in self.plan.ledger.states(self.kit.run) if r.kind != OPENING]
+        needed = [u for r in rows if r.state >= self.plan.first for u in self.plan.others(r)]
+        lost = [u for u in needed if u.update_id not in names]
+        if lost:
+            who = ", ".join(sorted({self.kit.name_of(u.client) for u in lost}))
+            raise UsageError(
+                f"{len(lost)} counted updates of other clients are not kept any more ({who}), so "
+                "the run cannot be computed again without this one.",
+                action=_instead(
+                    self.plan.ledger, self.directory, self.plan.run, self.plan.client,
+                    self.plan.first,
+                ),
+            )  # fmt: skip
+
+    def vanished(self) -> tuple[str, ...]:
+        """Return the names of the classes of which nobody else had an image."""
+        mine, others = set[int](), set[int]()
+        kept, registry = self.kit.kept, self.kit.classes
+        assert kept is not None, "the run keeps updates"
+        names = set(kept.names())
+        for key, updates in self.plan.rounds.items():
+            classes = registry.task_info(key.task).classes
+            for update in updates:
+                if update.update_id in names:
+                    held = mine if update.client == self.plan.client.client_id else others
+                    held |= classes_with_images(unpack(kept.get(update.update_id)), classes)
+        known = registry.names()
+        return tuple(known[c] for c in sorted(mine - others))
+
+    def commit(
+        self, fork: RunId, states: list[tuple[int, Digest, Digest | None]], actor: str
+    ) -> Forgotten:
+        """Make the fork the run that goes on, in one transaction; then remove the old states."""
+        ledger, source, client = self.plan.ledger, self.plan.run, self.plan.client
+        vanished, counts = self.vanished(), ledger.counts_of(client.client_id)
+        emptied = tuple(r for r in ledger.lineage(source.run_id) if r in counts)
+        newest = ledger.states(source.run_id)[-1].state
+        overtaken = _overtaken(ledger, source)
+        with ledger.transaction():
+            ledger.fork_run(source.run_id, newest, fork)
+            ledger.forget_in(fork, client.client_id, states)
+            for key, other, reason in self.left_out:
+                ledger.exclude_update(key._replace(run=fork), other, reason)
+            for run in emptied:
+                ledger.empty_run(run)
+            ledger.add_audit(actor, "forget", f"{client.client_id} in {source.run_id}: {fork}")
+            text = f"a client was forgotten in run {source.run_id}; run {fork} goes on without it"
+            ledger.add_event("warning", "forgotten", text, run=fork)
+        finish_emptying(ledger, self.directory)
+        return Forgotten(
+            client=client.client_id,
+            name=client.name,
+            run=fork,
+            parent=source.run_id,
+            state=newest,
+            updates=len(self.plan.mine),
+            images=sum(u.samples for u in self.plan.mine),
+            tasks=tuple(sorted({u.task for u in self.plan.mine})),
+            vanished=vanished,
+            left_out=tuple((self.kit.name_of(c), why) for _, c, why in self.left_out),
+            emptied=emptied,
+            elsewhere={r: n for r, n in counts.items() if r not in emptied},
+            overtaken=overtaken,
+        )
+
+
+def _overtaken(ledger: Ledger, source: Run) -> tuple[RunId, int] | None:
+    """Return the run that is newer than the one that is forked, with its newest state."""
+    last = ledger.newest_run()
+    state = ledger.newest_state(last.run_id) if last is not None else None
+    if last is None or state is None or last.run_id == source.run_id:
+        return None
+    return last.run_id, state.state
+
+
+def finish_emptying(ledger: Ledger, directory: Path) -> None:
+    """Remove the states and stored updates of runs that somebody was forgotten from.
+
+    Also those that a kill left: the ledger says which runs they are. Tables and plots stay.
+    With them go forks that a kill or a fault left before the ledger knew them: they share states
+    and kept updates, also of somebody who is forgotten or erased after that.
+
+    Raises:
+        StorageError: something cannot be removed.
+    """
+    emptied = [path for run in ledger.emptied_runs() for path in leftovers(directory, run.run_id)]
+    for path in (*emptied, *_unborn(ledger, directory)):
+        with storage_errors("remove", path):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def _unborn(ledger: Ledger, directory: Path) -> list[Path]:
+    """Return the folders of forks that no ledger row names, and that no server has opened."""
+    runs = directory / "runs"
+    with storage_errors("list", runs):
+        folders = sorted(p for p in runs.iterdir() if is_run_id(p.name)) if runs.is_dir() else []
+        unknown = [p for p in folders if p.is_dir() and ledger.run(RunId(p.name)) is None]
+        return [p for p in unknown if {q.name for q in p.iterdir()} <= {"states", "kept"}]
+
+
+def leftovers(directory: Path, run: RunId) -> list[Path]:
+    """Return what an emptied run still has of what it must not have."""
+    folder = directory / "runs" / run
+    there = [p for name in (*_EMPTIED, run_directory.FINAL_MODEL) if (p := folder / name).exists()]
+    return [p for p in there if p.is_file() or any(p.iterdir())]

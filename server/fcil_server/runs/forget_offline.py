@@ -1,0 +1,80 @@
+"""Forget a client in a federation whose server is stopped: open the run, compute, commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fcil_adapters.contract import registry
+from fcil_adapters.contract.backbone_info import backbone_from_fields
+from fcil_adapters.contract.half_precision import forms_of
+from fcil_server.aggregation.aggregation import Aggregation
+from fcil_server.federation import config as configuration
+from fcil_server.federation.allow_list import Doorkeeper
+from fcil_server.federation.directory import Federation
+from fcil_server.federation.roster import Roster, ever_named
+from fcil_server.ledger.ledger import run_named
+from fcil_server.ledger.rows import Run
+from fcil_server.runs.active_run import check_resumed
+from fcil_server.runs.forget import Forgetting, Forgotten, finish_emptying, plan, why_not
+from fcil_server.runs.resources import RunSetup, make_context
+from fcil_server.sessions.peers import Peers
+from fcil_server.sessions.run_ports import RunPorts
+
+REVOKED_WITH_IT = "the operator forgot it"
+
+Note = Callable[[str, str, str], None]
+
+
+async def forget(
+    federation: Federation, name: str, run: str | None, *, actor: str, note: Note, revoke: bool
+) -> Forgotten:
+    """Go on as if a client had never taken part in a run.
+
+    Args:
+        federation: open, and so not served.
+        name: the client's, or the beginning of its id; also a former member's.
+        run: the run's id or its beginning; None: the newest.
+        actor: who asks, for the audit log.
+        note: tells the operator: (level, code, text).
+        revoke: end its membership too.
+
+    Raises:
+        UsageError: there is nothing to forget, or not exactly; says what can be done instead.
+        BackboneMismatch, RunFailed: the run cannot be computed with what is installed.
+        CorruptFile, DiskFull, StorageError: run and membership are as they were.
+    """
+    ledger, directory = federation.ledger, federation.directory
+    finish_emptying(ledger, directory)  # of one that a kill interrupted
+    row, roster = run_named(ledger, run), Roster(federation, Doorkeeper())
+    client = ever_named(ledger, name)
+    setup = _setup(federation, row, note)
+    prepared = plan(ledger, directory, row, client, why_not(setup))
+    try:
+        info, _ = await setup.aggregation.load_backbone()
+        privacy = setup.config.privacy.terms
+        digest = registry.schema_digest(setup.method, setup.hparams, info, privacy)
+        check_resumed(row, setup.method, info, digest)
+        kit = make_context(federation, row, setup, RunPorts(notify=note, peers=Peers()))
+        try:
+            work = Forgetting(kit, prepared, directory)
+            fork, states = await work.run()
+        finally:
+            kit.spool.close()
+    finally:
+        await setup.aggregation.close()
+    if revoke:
+        roster.revoke(client, REVOKED_WITH_IT, actor)
+    return work.commit(fork, states, actor)
+
+
+def _setup(federation: Federation, row: Run, note: Note) -> RunSetup:
+    config = configuration.parse(row.config)  # as the run was begun
+    method = registry.load_method(config.method.name)
+    method = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))
+    hparams = registry.make_hparams(method, config.method.options)
+    log = federation.directory / "worker.log"
+    aggregation = Aggregation(
+        method, hparams, config, log=log, tell=lambda text: note("warning", "worker", text)
+    )
+    info = backbone_from_fields(dict(row.backbone))
+    return RunSetup(config, method, hparams, info, row.schema_digest, aggregation)

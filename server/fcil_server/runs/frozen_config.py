@@ -1,0 +1,69 @@
+"""What of its configuration a run keeps, whatever the file says by now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel
+
+from fcil_server.federation import config as configuration
+from fcil_server.federation.config import Config
+from fcil_server.ledger.rows import Run
+from fcil_server.reports.traffic.budget import applied
+
+FIXED_SECTIONS = ("method", "run", "tasks", "wire", "privacy")
+FREE_KEYS = {
+    "tasks": {"admit"},
+    "run": {
+        "central_test",
+        "device",
+        "plots",
+        "threads",
+        "weights",
+        "work_timeout_s",
+        "worker_idle_s",
+    },
+    "wire": {"max_payload_mb", "window_mb"},
+    "privacy": {"evaluate_min_count", "share_names"},
+}
+
+
+def config_of(row: Run | None, config: Config, notify: Callable[[str, str, str], None]) -> Config:
+    """Return the configuration to run with: the run's own where it is fixed.
+
+    Args:
+        row: the run that goes on; None: one begins.
+        config: as the server was started with it.
+        notify: tells the operator: (level, code, text).
+    """
+    if row is None:
+        return config
+    own = configuration.parse(row.config)
+    given, chosen = config, row.environment.get("budget")
+    if chosen:  # what a budget chose as the run began is no difference, unless it is set now
+        mine = given.method.options
+        given = applied(given, {k: v for k, v in chosen["options"].items() if k not in mine})
+    update: dict[str, Any] = {}
+    for section in FIXED_SECTIONS:
+        theirs, ours = getattr(given, section), getattr(own, section)
+        free = {k: getattr(theirs, k) for k in FREE_KEYS.get(section, ())}
+        update[section] = ours.model_copy(update=free)
+        if others := _differing(theirs, update[section]):
+            notify(
+                "warning",
+                "config_kept",
+                f"[{section}] {', '.join(others)}: other than run {row.run_id} was started with; "
+                "the run keeps its own. Start a new one with: fcil-server serve --new-run",
+            )
+    return config.model_copy(update=update)
+
+
+def _differing(given: BaseModel, kept: BaseModel) -> list[str]:
+    """Return the keys that are set, here or in the run, and not as the run keeps them.
+
+    A default that changed with a version of this program is no wish of the operator's.
+    """
+    keys = given.model_fields_set | set(kept.model_extra or {})
+    theirs, ours = given.model_dump(), kept.model_dump()
+    return sorted(key for key in keys if theirs.get(key) != ours.get(key))

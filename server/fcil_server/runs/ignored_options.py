@@ -1,0 +1,27 @@
+"""What an operator has set and a run does not obey, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fcil_adapters.contract import Hparams, Method
+from fcil_server.federation.config import Config
+from fcil_server.federation.sections import TrustSection
+
+
+def tell_ignored(
+    note: Callable[[str, str, str], None], method: Method, hparams: Hparams, config: Config
+) -> None:
+    """Warn of a cap on weights, or a wish to keep updates, that has no effect with the method.
+
+    The default cap counts as not set, for a federation's file has every key; and 1 caps nothing.
+    """
+    trust = config.trust
+    share, default = trust.max_weight_share, TrustSection().max_weight_share
+    reason = method.uncapped(hparams)
+    if reason and share not in (default, 1):
+        note("warning", "ignored", f"[trust] max_weight_share = {share} has no effect: {reason}")
+    reason = method.forgets(hparams)
+    if reason and config.run.keep_updates:
+        text = f"[run] keep_updates has no effect: {method.name} cannot forget a client exactly"
+        note("warning", "ignored", f"{text}, for {reason}")

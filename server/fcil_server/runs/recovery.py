@@ -1,0 +1,211 @@
+"""What is done when a run's newest state cannot be read: compute it again, or fork.
+
+The updates of the round that made the newest state stay in the spool until the next state is
+committed. So a damaged state is computed again from the one before it and those updates, and
+taken only if it is the same to the byte. Where that cannot be, the run goes back to the newest
+state that can be read, as a new run: clients have seen the later ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from pathlib import Path
+
+from fcil_adapters.contract import State
+from fcil_protocol.errors import CorruptFile, FcilError, RunFailed, TrustError, WireError
+from fcil_protocol.ids import ClientId
+from fcil_protocol.payloads.payload import pack, unpack
+from fcil_server.aggregation.store import kept_states
+from fcil_server.federation.roster import WITHDRAWN
+from fcil_server.ledger.enums import OPENING, RunStatus, UpdateStatus
+from fcil_server.ledger.rows import Run, StateRow, UpdateRow
+from fcil_server.reports import run_directory
+from fcil_server.rounds.position import RunContext, context
+from fcil_server.rounds.schedule import Step, task_steps
+from fcil_server.runs.fork import fork
+
+
+async def ensure_state(kit: RunContext, directory: Path) -> Run | None:
+    """See to it that the run's newest state can be read; return the fork if there had to be one.
+
+    Args:
+        kit: the run's.
+        directory: the federation's.
+
+    Raises:
+        CorruptFile: no state of the run can be read.
+        RunFailed: the newest cannot, and computing it again failed for another reason.
+    """
+    newest = kit.ledger.newest_state(kit.run)
+    if newest is None:
+        return None
+    recovery = Recovery(kit)
+    try:
+        await recovery.have(newest)
+    except CorruptFile as error:
+        row = kit.ledger.run(kit.run)
+        if row is None or row.status is not RunStatus.DONE:
+            await recovery.have_an_opening()
+            return _fall_back(kit, directory, newest, error)
+        kit.notify("error", error.code, f"{error.message} The run is complete; its figures stay.")
+    return None
+
+
+class Recovery:
+    """Reads states, and computes again those that cannot be read."""
+
+    def __init__(self, kit: RunContext) -> None:
+        self._kit = kit
+        self._rows = {row.digest: row for row in kit.ledger.states(kit.run)}
+
+    async def have(self, row: StateRow) -> State:
+        """Return a committed state; what had to be computed again is on disk again.
+
+        Raises:
+            CorruptFile: it cannot be had; the message says why.
+        """
+        try:
+            return await asyncio.to_thread(self._read, row)
+        except CorruptFile as error:
+            damage = error
+        state = await self._compute(row, damage)
+        await asyncio.to_thread(self._kit.states.save, row.state, state, row.parent, row.task)
+        text = f"{damage.message} It was computed again, and is the same to the byte."
+        self._kit.notify("warning", "state_recomputed", text)
+        return state
+
+    async def have_an_opening(self) -> None:
+        """Compute again the newest opening of a task that can be had: it needs no updates."""
+        for row in reversed(self._rows.values()):
+            if row.kind == OPENING:
+                with contextlib.suppress(CorruptFile):
+                    await self.have(row)
+                    return
+
+    def _read(self, row: StateRow) -> State:
+        states = self._kit.states
+        state = states.load(row.state)
+        if states.record(row.state).digest != row.digest:
+            raise CorruptFile(
+                f"{states.path(row.state)} is a whole state, but not the one that the ledger knows."
+            )
+        return state
+
+    async def _compute(self, row: StateRow, damage: CorruptFile) -> State:
+        """Compute a state again, by whichever way gives the same bytes.
+
+        Raises:
+            CorruptFile: none does.
+        """
+        copy = self._kit.states.directory.parent / run_directory.FINAL_MODEL
+        if copy.exists() and hashlib.sha256(data := copy.read_bytes()).hexdigest() == row.digest:
+            return unpack(data)
+        why = "the result differs"
+        try:
+            # First whether its updates are there: else a long run would be walked to its start.
+            attempts = self._attempts(row)
+            base = await self._base(row)
+            for attempt in attempts:
+                state = await self._step(row, base, attempt)
+                if hashlib.sha256(pack(state)).hexdigest() == row.digest:
+                    return state
+        except (CorruptFile, TrustError, WireError) as error:
+            why = error.message
+        except FcilError as error:  # it may pass: no reason to give a state up
+            raise RunFailed(
+                f"{damage.message} Computing it again failed: {error.message}",
+                action="Start the server again; if that does not help, go back with: "
+                "fcil-server run rollback",
+            ) from error
+        raise CorruptFile(f"{damage.message} It cannot be computed again: {why}") from damage
+
+    async def _base(self, row: StateRow) -> State | None:
+        if row.parent is None:
+            return None
+        parent = self._rows.get(row.parent)
+        if parent is None:
+            raise CorruptFile("the state before it is not in the ledger.")
+        return await self.have(parent)
+
+    def _attempts(self, row: StateRow) -> list[list[UpdateRow]]:
+        """Return the sets of updates that may have made a state.
+
+        Aggregation leaves out some by itself, comparing with the others: those belong to what
+        it is given. An update that was left out for another reason was not there.
+        """
+        if row.kind == OPENING:
+            return [[]]
+        rows = [u for u in self._kit.ledger.updates(row.key) if u.samples > 0]
+        counted = [u for u in rows if u.status is UpdateStatus.COUNTED]
+        held = {*self._kit.spool.keys(), *(self._kit.kept.names() if self._kit.kept else ())}
+        lost = [u for u in counted if u.update_id not in held]
+        if lost or not counted:
+            raise CorruptFile(f"{len(lost)} of its {len(counted)} updates are not kept.")
+        given = [u for u in rows if u in counted or (u.update_id in held and u.reason != WITHDRAWN)]
+        return [given] if given == counted else [given, counted]
+
+    async def _step(self, row: StateRow, base: State | None, updates: list[UpdateRow]) -> State:
+        state, _ = await take_step(self._kit, row, base, updates)
+        if state is None:
+            raise CorruptFile("none of its updates can be used any more.")
+        return state
+
+
+async def take_step(
+    kit: RunContext, row: StateRow, base: State | None, updates: list[UpdateRow]
+) -> tuple[State | None, dict[ClientId, str]]:
+    """Compute what a state row says was computed, from a base and updates.
+
+    Returns:
+        The state, and whose updates are left out and why; None where that is everybody.
+
+    Raises:
+        FcilError: combining them fails, and no update in particular is to blame.
+    """
+    task = kit.classes.task_info(row.task)
+    if row.kind == OPENING:
+        ctx = context(kit, task, Step(OPENING, 0, 1))
+        before = base if base is not None else await kit.aggregation.init(ctx)
+        return await kit.aggregation.open_task(ctx, before), {}
+    assert base is not None, "a round starts from a state"
+    steps = task_steps(
+        kit.method.exchanges(kit.hparams, kit.info),
+        kit.config.round.rounds_per_task,
+        evaluate=False,
+    )
+    ours = [s for s in steps if (s.kind, s.round) == (row.kind, row.round)]
+    step = ours[0] if ours else Step(row.kind, row.round, row.round + 1)
+    combined = await kit.aggregation.aggregate(context(kit, task, step), base, updates)
+    kit.aggregation.settled()
+    if combined.failure is not None:
+        raise combined.failure
+    return combined.state, dict(combined.excluded)
+
+
+def _fall_back(kit: RunContext, directory: Path, newest: StateRow, error: CorruptFile) -> Run:
+    """Fork the run at the newest state that can be read, and say what that costs."""
+    found = kept_states(kit.ledger, directory, kit.run)
+    if not found:
+        raise CorruptFile(
+            f"none of the states in {kit.states.directory} can be read: {error.message}",
+            action="Restore a backup (fcil-server restore), or begin anew: "
+            "fcil-server serve --new-run",
+        )
+    kept, actor = found[-1], "fcil-server serve"
+    row = fork(kit.ledger, directory, kit.run, kept.state, actor=actor, action="fall_back")
+    lost = [
+        f"task {r.task} {r.kind} round {r.round}"
+        for r in kit.ledger.rounds(kit.run)
+        if r.new_state is not None and r.new_state > kept.state
+    ]
+    shown = ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
+    kit.notify(
+        "error",
+        "state_lost",
+        f"{error.message} The run goes back from state {newest.state} to {kept.state}, as run "
+        f"{row.run_id}; lost: {shown or 'the opening of the task'}. A backup may hold more "
+        "(fcil-server restore); check the disk, then: fcil-server check",
+    )
+    return row

@@ -1,0 +1,107 @@
+"""Make a run's context: the stores in its directory, and what else its coordinator works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fcil_adapters.contract import BackboneInfo, Hparams, Method
+from fcil_protocol.ids import RunId
+from fcil_protocol.messages.messages import Message
+from fcil_protocol.storage.atomic_files import storage_errors
+from fcil_protocol.storage.spool import Spool
+from fcil_server.aggregation import trials
+from fcil_server.aggregation.aggregation import Aggregation
+from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
+from fcil_server.aggregation.publisher import Publisher
+from fcil_server.aggregation.store import PartStore, StateStore
+from fcil_server.federation.config import Config
+from fcil_server.federation.directory import Federation
+from fcil_server.ledger.rows import Run
+from fcil_server.rounds.classes import ClassRegistry
+from fcil_server.rounds.position import RunContext
+from fcil_server.sessions.peers import Peer
+from fcil_server.sessions.run_ports import RunPorts
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """What a run computes with, before its stores are open."""
+
+    config: Config
+    method: Method
+    hparams: Hparams
+    info: BackboneInfo
+    schema_digest: str
+    aggregation: Aggregation
+
+    @property
+    def keeps(self) -> bool:
+        """Whether counted updates stay: as wished, where it is of use."""
+        return self.config.run.keep_updates and not self.method.forgets(self.hparams)
+
+
+def make_context(federation: Federation, row: Run, setup: RunSetup, ports: RunPorts) -> RunContext:
+    """Open a run's stores, and make what they need.
+
+    Raises:
+        StorageError: the directory cannot be used.
+    """
+    run, ledger, config = row.run_id, federation.ledger, setup.config
+    directory = federation.run_directory(run)
+    with storage_errors("create the run directory", directory):
+        directory.mkdir(mode=0o700, exist_ok=True)
+        for name in ("states", "parts", "spool", "incoming"):
+            (directory / name).mkdir(mode=0o700, exist_ok=True)
+    spool = Spool(directory / "spool", segment_bytes=config.storage.segment_mb << 20)
+    for text in spool.recovered:
+        ports.notify("warning", "spool_recovered", text)
+    kept = _kept(federation, run) if setup.keeps else None
+    setup.aggregation.use(setup.info, federation.keys, spool, kept, trials=directory / trials.NAME)
+    return RunContext(
+        run=run,
+        config=config,
+        method=setup.method,
+        hparams=setup.hparams,
+        info=setup.info,
+        schema_digest=setup.schema_digest,
+        ledger=ledger,
+        classes=ClassRegistry(
+            ledger,
+            run,
+            quota=config.trust.max_classes_per_client,
+            confirm=config.tasks.admit == "confirm",
+        ),
+        states=StateStore(directory / "states", keep=config.storage.keep_states),
+        spool=spool,
+        publisher=_publisher(federation, row, config, ports.send),
+        aggregation=setup.aggregation,
+        peers=ports.peers,
+        send=ports.send,
+        notify=ports.notify,
+        lag=ports.lag,
+        kept=kept,
+        forgotten=ledger.forgotten(run),
+        attended=ports.attended,
+    )
+
+
+def _kept(federation: Federation, run: RunId) -> KeptUpdates:
+    """Return the updates that a run keeps, without those of a round that a kill ended."""
+    kept = KeptUpdates(kept_folder(federation.directory, run))
+    kept.remove(set(kept.names()) - federation.ledger.counted_ids(run))
+    return kept
+
+
+def _publisher(
+    federation: Federation, row: Run, config: Config, send: Callable[[Peer, Message], bool]
+) -> Publisher:
+    return Publisher(
+        federation=federation.id,
+        run=row.run_id,
+        keys=federation.keys,
+        ledger=federation.ledger,
+        store=PartStore(federation.run_directory(row.run_id) / "parts"),
+        max_plain_bytes=int(config.wire.max_payload_mb * 1e6),
+        send=send,
+    )

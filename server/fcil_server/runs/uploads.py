@@ -1,0 +1,93 @@
+"""What a run makes of its clients' uploads: updates for its rounds, and lists of classes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fcil_protocol.envelopes.envelope import Core
+from fcil_protocol.errors import FcilError
+from fcil_protocol.ids import ClientId
+from fcil_protocol.messages.messages import Message
+from fcil_protocol.payloads.payload import Payload
+from fcil_protocol.payloads.schema import class_key
+from fcil_server.rounds.classes import refused_names
+from fcil_server.rounds.coordinator import Coordinator
+from fcil_server.sessions.peers import Peer
+from fcil_server.sessions.run_ports import RunPorts
+from fcil_server.sessions.uploads import Accepted, Expectation, IntakePorts
+
+
+class RunUploads(IntakePorts):
+    """Takes what intake has opened.
+
+    Args:
+        coordinator: of the run.
+        ports: the daemon's side of it.
+    """
+
+    def __init__(self, coordinator: Coordinator, ports: RunPorts) -> None:
+        self._coordinator = coordinator
+        self._ledger = coordinator.kit.ledger
+        self._ports = ports
+
+    def expect(self, client: ClientId, core: Core) -> Expectation:
+        """Return what is expected of an update with this core, or raise why not."""
+        return self._coordinator.reception.expect(client, core)
+
+    def recorded(self, client: ClientId, core: Core, digest: str) -> bool:
+        """Say whether the ledger has this update."""
+        return self._coordinator.reception.recorded(client, core, digest)
+
+    def opened(self, accepted: Accepted) -> None:
+        """An update is whole and valid, and not yet on the disk."""
+        self._ports.opened(accepted)
+
+    def stored(self, accepted: Accepted) -> None:
+        """Count an update that is in the spool for good."""
+        self._coordinator.reception.stored(accepted)
+        self._ports.stored(accepted)
+        row = self._ledger.client(accepted.client)
+        size = accepted.sealed_bytes / 1e3
+        name = row.name if row else accepted.client
+        text = f"update from {name}, {size:.1f} kB"
+        self._ports.notify("info", "update", text, accepted.client)
+
+    def lasting(self) -> None:
+        """Return when what is committed is on the disk."""
+        self._ledger.sync()
+
+    def announced(self, peer: Peer, payload: Payload) -> None:
+        """Take a client's inventory: which classes it holds, and how many images."""
+        if self._ports.peers.by_conn(peer.conn) is not peer:
+            return  # it left while its list was opened, and will announce it again
+        self._ports.announced(peer)
+        names = [str(n) for n in payload.meta["names"]]  # type: ignore[union-attr]
+        told = self._coordinator.kit.classes.announce(peer.client, names)
+        for text in refused_names(told.refused):
+            self._ports.notify("warning", "class_refused", f"{peer.name}: {text}", peer.client)
+        keys = [class_key(n) for n in names]
+        # Two folders of a client may be one class in other letters: their images add up.
+        train, test = Counter[str](), Counter[str]()
+        for key, n, m in zip(keys, payload.i64("train"), payload.i64("test"), strict=True):
+            train[key] += int(n)
+            test[key] += int(m)
+        peer.train, peer.test = dict(train), dict(test)
+        peer.names, peer.resting = tuple(names), False
+        held = [n for n in peer.train.values() if n]  # of other classes it has tests alone
+        text = f"{peer.name} holds {sum(held)} training images of {len(held)} classes"
+        self._ports.notify("info", "announced", text, peer.client)
+        self._coordinator.arrived(peer)
+        if self._coordinator.at.phase == "done":
+            self._ports.tell_done(peer)
+
+    def send(self, peer: Peer, message: Message) -> bool:
+        """Send a message; False if the client is gone."""
+        return self._ports.send(peer, message)
+
+    def refused(self, peer: Peer, error: FcilError) -> None:
+        """Count that something of a client was refused."""
+        self._ports.count_refusal(peer, error)
+
+    def failed(self, error: FcilError) -> None:
+        """End the server with what it cannot go on with."""
+        self._ports.fail(error)

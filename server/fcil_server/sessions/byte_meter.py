@@ -1,0 +1,186 @@
+"""Bytes as they pass: summed in memory, written to the ledger at intervals and round ends.
+
+Two counts run side by side. What every message means is known here, and what it takes on
+the wire is predicted exactly (`link.interface.frame_wire_bytes`); such counts name their cause.
+What each connection really took is asked of the kernel (`tcp_info`). The difference is libzmq's
+own: heartbeats, and what is said to strangers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from fcil_protocol.ids import ClientId, RoundKey, RunId
+from fcil_protocol.link.tcp_info import TcpCounts
+from fcil_protocol.link.zmq_link import HANDSHAKE_DOWN_BYTES, HANDSHAKE_UP_BYTES, wire_bytes
+from fcil_protocol.messages.messages import Chunk, Message, Parts, Update
+from fcil_server.event_loop import Turns
+from fcil_server.ledger.enums import Cause, Direction, Source
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.rows import ByteCount
+
+STEP = 64  # flows that are written in one go: 2 ms
+_K = TypeVar("_K")
+
+_Flow = tuple[RoundKey | None, ClientId | None, Direction, Cause]
+
+
+class Accounts:
+    """Counts every message of every client, and every connection.
+
+    Args:
+        kernel: returns what the kernel has counted since the last call, by connection number.
+
+    Attributes:
+        round_key: the round that bytes belong to now; None between runs.
+        new_parts: digests of the parts that the current round introduced; fetching others
+            is catching up.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        run: RunId,
+        *,
+        kernel: Callable[[], Mapping[int, TcpCounts]] = dict,
+    ) -> None:
+        self._ledger = ledger
+        self._run = run
+        self._kernel = kernel
+        self._clients: dict[int, ClientId] = {}  # connection -> whose
+        self._left: set[int] = set()  # connections that may be forgotten once they were counted
+        self._tcp: dict[tuple[RoundKey | None, ClientId | None], TcpCounts] = {}
+        self._flows: dict[_Flow, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        self.round_key: RoundKey | None = None
+        self.new_parts: set[str] = set()
+
+    def begin(self, key: RoundKey | None, new_parts: set[str]) -> None:
+        """Charge bytes to this round from now on."""
+        self._ask_kernel()
+        self.round_key, self.new_parts = key, new_parts
+
+    def connected(self, client: ClientId, conn: int) -> None:
+        """Count the CURVE handshake of a new connection, and remember whose it is."""
+        self._clients[conn] = client
+        for direction, size in (
+            (Direction.UP, HANDSHAKE_UP_BYTES),
+            (Direction.DOWN, HANDSHAKE_DOWN_BYTES),
+        ):
+            self._flows[(self.round_key, client, direction, Cause.HANDSHAKE)][3] += size
+
+    def received(self, client: ClientId, message: Message, frames: Sequence[bytes]) -> None:
+        """Count one message from a client."""
+        up = isinstance(message, Update | Chunk)
+        cause = Cause.UPDATE if up else Cause.CONTROL
+        sealed = len(frames[2]) if isinstance(message, Chunk) else 0
+        self._add(client, Direction.UP, cause, frames, sealed=sealed)
+
+    def sent(
+        self, client: ClientId, message: Message, frames: Sequence[bytes], *, tensor: int = 0
+    ) -> None:
+        """Count one message to a client; ``tensor`` bytes come with a part's header."""
+        cause, sealed = Cause.CONTROL, 0
+        if isinstance(message, Parts | Chunk):
+            new = message.digest in self.new_parts
+            cause = Cause.BROADCAST if new else Cause.CATCH_UP
+            sealed = len(frames[2]) if isinstance(message, Chunk) else 0
+        self._add(client, Direction.DOWN, cause, frames, sealed=sealed, tensor=tensor)
+
+    def departed(self, conn: int) -> None:
+        """A connection is over; its last bytes are still to be asked for."""
+        self._left.add(conn)
+
+    def _ask_kernel(self) -> None:
+        """Take what the connections have carried since the last time, for the current round."""
+        left, self._left = self._left, set()
+        for conn, counts in self._kernel().items():
+            key = (self.round_key, self._clients.get(conn))
+            self._tcp[key] = self._tcp.get(key, TcpCounts()) + counts
+        for conn in left:
+            self._clients.pop(conn, None)
+
+    def head(self, relay: ClientId, direction: Direction, frame: bytes) -> None:
+        """Count the frame that names a lane; the client's own message is counted as its own."""
+        self._add(relay, direction, Cause.CONTROL, (frame,))
+
+    def tensors_up(self, client: ClientId, size: int) -> None:
+        """Count the tensor bytes of an update once it has been opened."""
+        self._flows[(self.round_key, client, Direction.UP, Cause.UPDATE)][0] += size
+
+    def _add(
+        self,
+        client: ClientId,
+        direction: Direction,
+        cause: Cause,
+        frames: Sequence[bytes],
+        *,
+        sealed: int = 0,
+        tensor: int = 0,
+    ) -> None:
+        flow = self._flows[(self.round_key, client, direction, cause)]
+        flow[0] += tensor
+        flow[1] += sealed
+        flow[2] += sum(len(f) for f in frames)
+        flow[3] += wire_bytes(frames)
+
+    def flush(self) -> None:
+        """Write what has been counted to the ledger; what fails is written the next time."""
+        self._ask_kernel()
+        for _ in self._written():
+            pass
+
+    async def flush_in_turns(self) -> None:
+        """Do the same, but let others have the loop meanwhile."""
+        turns = Turns()
+        self._ask_kernel()
+        await turns.give()
+        for _ in self._written():
+            await turns.give()
+
+    def _written(self) -> Iterator[None]:
+        """Write what has been counted until now, a few clients after each step.
+
+        What is counted between two steps for a flow that is not written yet goes with it.
+        """
+        for few in batched(list(self._tcp), STEP):
+            self._ledger.add_byte_counts(
+                count for k in few if k in self._tcp for count in self._of_kernel(k, self._tcp[k])
+            )
+            for whose in few:
+                self._tcp.pop(whose, None)
+            yield
+        for some in batched(list(self._flows), STEP):
+            self._ledger.add_byte_counts(
+                self._of_flow(k, self._flows[k]) for k in some if k in self._flows
+            )
+            for flow in some:
+                self._flows.pop(flow, None)
+            yield
+
+    def _of_flow(self, flow: _Flow, counts: Sequence[int]) -> ByteCount:
+        key, client, direction, cause = flow
+        return ByteCount(*self._place(key), client, direction, cause, Source.PREDICTED, *counts)
+
+    def _place(self, key: RoundKey | None) -> tuple[RunId, int | None, str | None, int | None]:
+        return key or (self._run, None, None, None)
+
+    def _of_kernel(
+        self, flow: tuple[RoundKey | None, ClientId | None], tcp: TcpCounts
+    ) -> Iterator[ByteCount]:
+        key, client = flow
+        for direction, wire, again, link in (
+            (Direction.UP, tcp.received, 0, tcp.link_up),
+            (Direction.DOWN, tcp.acked, tcp.retransmitted, tcp.link_down),
+        ):
+            yield ByteCount(
+                *self._place(key), client, direction, Cause.CONNECTION, Source.KERNEL,
+                tensor=0, sealed=0, application=0, wire=wire, retransmitted=again, link=link,
+            )  # fmt: skip
+
+
+def batched(keys: Sequence[_K], most: int) -> Iterator[Sequence[_K]]:
+    """Return ``keys`` in order, so many at a time."""
+    for start in range(0, len(keys), most):
+        yield keys[start : start + most]

@@ -1,0 +1,146 @@
+"""Guests at the gate: a ticket's holder says Enrol, gets one answer, and is shown out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fcil_protocol.errors import BadSignature, BadTicket, FcilError, TooLarge, UnknownClient
+from fcil_protocol.link.zmq_link import Incoming
+from fcil_protocol.messages.frames import Received
+from fcil_protocol.messages.messages import Enrol, Enrolled, Hello, Message, nack_of
+from fcil_protocol.messages.signed_session import Channel
+from fcil_protocol.trust.keys import PrivateKeys, PublicKeys, verify_signature
+from fcil_protocol.trust.ticket import PROOF, proof_text
+from fcil_server.federation.allow_list import MAX_GUEST_BYTES
+from fcil_server.federation.eligibility import check_ticket
+from fcil_server.federation.roster import Roster
+from fcil_server.ledger.rows import Ticket
+
+MAX_FORMER_BYTES = 160 << 10  # of a former member: a Hello with the features of a large backbone
+SHOWN_OUT_S = 5.0  # for the answer to arrive before the connection is cut
+
+
+@dataclass
+class Guests:
+    """Answers those who are not members (yet).
+
+    Args:
+        roster: whom tickets make a member.
+        keys: the server's.
+        send: queues frames to a route. cut: ends a connection.
+        addresses: what a new member is told.
+        say: takes a note for the operator: level, code, text, and whose doing it is (``origin``).
+    """
+
+    roster: Roster
+    keys: PrivateKeys
+    send: Callable[[bytes, Sequence[bytes]], bool]
+    cut: Callable[[int], None]
+    addresses: Callable[[], list[str]]
+    say: Callable[..., None]
+    _answered: set[int] = field(default_factory=set)  # connections of guests on their way out
+
+    def had_its_answer(self, incoming: Incoming) -> bool:
+        """Say whether a connection is a guest's that was answered and is being shown out."""
+        return incoming.conn in self._answered
+
+    def departed(self, conn: int) -> None:
+        """Forget a connection that ended."""
+        self._answered.discard(conn)
+
+    def check_size(self, incoming: Incoming) -> None:
+        """Refuse what is too long for somebody who is not a member.
+
+        Raises:
+            TooLarge: with both sizes.
+        """
+        size = sum(len(frame) for frame in incoming.frames)
+        if size <= MAX_GUEST_BYTES or self.roster.door.is_member(incoming.key):
+            return
+        # Whoever was a member a moment ago says a whole Hello, and is to hear why it is none.
+        former = self.roster.federation.ledger.client_by_curve(incoming.key) is not None
+        if size > MAX_FORMER_BYTES or not former:
+            self.cut(incoming.conn)
+            raise TooLarge(f"a guest's message of {size} bytes exceeds {MAX_GUEST_BYTES}.")
+
+    def show_out(self, incoming: Incoming) -> None:
+        """End a guest's connection once the answer had time to arrive; members stay."""
+        if not self.roster.door.is_member(incoming.key):
+            self._show_out(incoming)
+
+    def dismiss(self, conn: int) -> None:
+        """Hear nothing more of a connection that somebody else will cut."""
+        self._answered.add(conn)
+
+    def _show_out(self, incoming: Incoming) -> None:
+        self.dismiss(incoming.conn)
+        asyncio.get_running_loop().call_later(SHOWN_OUT_S, self.cut, incoming.conn)
+
+    def enrol(self, incoming: Incoming, received: Received, message: Enrol) -> None:
+        """Take a ticket's holder in, or say why not."""
+        ticket = self.roster.federation.ledger.ticket(incoming.key)
+        if ticket is None:  # a member or a former one; the gate lets nobody else through
+            raise BadTicket("this connection was not made with a ticket.")
+        channel = Channel(self.keys, _guest(ticket))
+        channel.peer_nonce = message.nonce
+        answer: Message
+        try:
+            channel.check(received)
+            answer = self._enrolled(ticket, message)
+        except FcilError as error:
+            text = f"the ticket of {ticket.name}: {error.message}"
+            self.say("warning", error.code, text, origin=incoming.key.hex())
+            answer = nack_of(error)
+        self.send(incoming.route, channel.frames(answer))
+        # Its key is a guest's even now: the member comes back with keys of its own.
+        self._show_out(incoming)
+
+    def explain(self, incoming: Incoming, received: Received, message: Hello) -> bool:
+        """Tell a ticket's holder that says Hello what its ticket is worth; it stays unused.
+
+        Returns False for anybody else: who was a member hears elsewhere why it is none.
+        """
+        ledger = self.roster.federation.ledger
+        member = self.roster.door.is_member(incoming.key)
+        ticket = None if member else ledger.ticket(incoming.key)
+        if ticket is None:
+            return False
+        channel = Channel(self.keys, _guest(ticket))
+        channel.peer_nonce = message.nonce
+        try:
+            channel.check(received)
+            check_ticket(ticket, ledger.now)
+            raise UnknownClient("this ticket has not been used yet.")
+        except FcilError as error:
+            self.send(incoming.route, channel.frames(nack_of(error)))
+        self._show_out(incoming)
+        return True
+
+    def _enrolled(self, ticket: Ticket, message: Enrol) -> Enrolled:
+        keys = PublicKeys.from_fields(
+            {"curve": message.curve, "signing": message.signing, "sealing": message.sealing}
+        )
+        try:
+            verify_signature(keys.signing, PROOF, proof_text(ticket.curve, keys), message.proof)
+        except BadSignature as error:
+            raise BadSignature(
+                "the new keys are not those of whoever asks to be enrolled.",
+                action="Remove the client's directory and join again with the ticket.",
+            ) from error
+        client = self.roster.redeem(ticket, keys, message.device)
+        row = self.roster.federation.ledger.client(client)
+        assert row is not None, "it was just enrolled"
+        self.say("info", "enrolled", f"{row.name} enrolled with its ticket ({message.device})")
+        return Enrolled(
+            client=client,
+            name=row.name,
+            certificate=self.roster.federation.certificate.to_bytes(),
+            addresses=self.addresses(),
+        )
+
+
+def _guest(ticket: Ticket) -> PublicKeys:
+    # Nothing is ever sealed for a guest, so its third key is not kept.
+    return PublicKeys(curve=ticket.curve, signing=ticket.signing, sealing=b"")

@@ -1,0 +1,116 @@
+"""Uploads of each client in order: one that is ahead of what is opened waits, and nobody else.
+
+There is one receive loop for all. It never waits: what it cannot take now is held here, for its
+client alone, while whatever else comes (a Hello, a Decline, a Want, also of that client) passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fcil_protocol.errors import FcilError, WireError
+from fcil_protocol.ids import ClientId
+from fcil_protocol.messages.frames import Received
+from fcil_protocol.messages.messages import Chunk, Update
+from fcil_server.sessions.intake import Intake, in_words
+from fcil_server.sessions.peers import Peer
+
+MESSAGE_BYTES = 2048  # that a message which waits costs beside its blobs
+
+
+@dataclass
+class _Held:
+    """What waits of one client, the oldest first."""
+
+    messages: deque[tuple[Peer, Received, Update | Chunk]] = field(default_factory=deque)
+    size: int = 0
+    due: bool = False  # its next one is about to be taken
+
+
+class Inbox:
+    """Hands uploads to intake, at once or when it has room for more of their client.
+
+    Args:
+        intake: takes them.
+        alive: says whether a peer's session is still the one of its connection.
+        refuse: told of an envelope that cannot be taken: whose, its digest, why.
+        cut: ends the connection of a peer of which more waits than may.
+        most_bytes: that may wait of one client. Who is asked for what it sends stays below.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        *,
+        alive: Callable[[Peer], bool],
+        refuse: Callable[[Peer, str, FcilError], None],
+        cut: Callable[[Peer], None],
+        most_bytes: int,
+    ) -> None:
+        self._intake = intake
+        self._alive = alive
+        self._refuse = refuse
+        self._cut = cut
+        self._most_bytes = most_bytes
+        self._held: dict[ClientId, _Held] = {}
+        intake.room = self.go_on
+
+    def put(self, peer: Peer, received: Received, message: Update | Chunk) -> None:
+        """Take an update's header or some of its chunks, now or in its turn."""
+        held = self._held.get(peer.client)
+        if held is None:
+            if not self._intake.is_busy(peer.client):
+                self._take(peer, received, message)
+                return
+            held = self._held[peer.client] = _Held()
+        held.messages.append((peer, received, message))
+        held.size += _size(received)
+        if held.size > self._most_bytes:
+            self._shed(held, peer)
+
+    def _shed(self, held: _Held, peer: Peer) -> None:
+        """Drop what is of sessions that are over; if that is too little, of this one too."""
+        if sum(_size(r) for p, r, _ in held.messages if self._alive(p)) > self._most_bytes:
+            self._cut(peer)
+            held.messages.clear()
+        held.messages = deque(one for one in held.messages if self._alive(one[0]))
+        held.size = sum(_size(received) for _, received, _ in held.messages)
+
+    def go_on(self, client: ClientId) -> None:
+        """Take what waits of a client, one message in each turn of the loop."""
+        held = self._held.get(client)
+        if held is not None and not held.due:
+            held.due = True
+            asyncio.get_running_loop().call_soon(self._next, client, held)
+
+    def _next(self, client: ClientId, held: _Held) -> None:
+        held.due = False
+        if self._intake.is_busy(client):
+            return  # it calls again
+        if held.messages:
+            peer, received, message = held.messages.popleft()
+            held.size -= _size(received)
+            if self._alive(peer):
+                self._take(peer, received, message)
+        if held.messages:
+            self.go_on(client)
+        else:
+            del self._held[client]
+
+    def _take(self, peer: Peer, received: Received, message: Update | Chunk) -> None:
+        try:
+            if isinstance(message, Chunk):
+                self._intake.chunk(peer, received, message)
+            elif peer.ready:
+                self._intake.offer(peer, received, message)
+            else:
+                raise WireError("updates come after a Welcome that says ready.")
+        except Exception as error:
+            self._refuse(peer, message.digest, in_words(error))
+
+
+def _size(received: Received) -> int:
+    return MESSAGE_BYTES + sum(map(len, received.blobs))

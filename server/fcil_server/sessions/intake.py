@@ -1,0 +1,371 @@
+"""From frames to the spool: header, chunks, open, schema, fsync, Ack.
+
+The order of trust (PROTOCOL.md 10): the signed header is judged before the first chunk is
+stored, every chunk against its hash, the opened payload against the schema of its round,
+and the Ack leaves after the fsync. What fails is answered with a Nack that carries a stable
+code, and nothing of it is kept.
+
+The three stages overlap: while chunks of some clients come in, another's update is opened and
+spooled in a thread, one at a time, and those before it are made durable together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fcil_protocol.envelopes.envelope import (
+    Core,
+    Header,
+    open_body,
+    parse_header,
+    unwrap_key,
+    verify_header,
+)
+from fcil_protocol.envelopes.stored_envelope import head_of
+from fcil_protocol.envelopes.transfer import Inflow, Receiving, unasked
+from fcil_protocol.envelopes.window import share
+from fcil_protocol.errors import (
+    FcilError,
+    InternalError,
+    SchemaMismatch,
+    TooLarge,
+    WireError,
+    WrongFederation,
+)
+from fcil_protocol.ids import ClientId
+from fcil_protocol.messages.frames import Received
+from fcil_protocol.messages.messages import Ack, Chunk, Update, nack_of
+from fcil_protocol.payloads.builtin import INVENTORY, inventory_faults
+from fcil_protocol.payloads.payload import Payload, unpack
+from fcil_protocol.storage.spool import Spool
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.event_loop import Turns
+from fcil_server.sessions.partial_uploads import Arriving
+from fcil_server.sessions.peers import Peer
+from fcil_server.sessions.uploads import Accepted, Expectation, IntakePorts
+
+SLACK_BYTES = 1 << 20  # safetensors header and metadata
+MAX_INVENTORY_BYTES = 4 << 20  # 10,000 names of 128 bytes and their counts
+MAX_UPLOADS = 4  # envelopes that one client may have under way
+MAX_OPENING = 2  # complete ones of one client that wait to be opened; then its next ones wait
+MAX_BATCH = 64  # updates that are acknowledged together: nobody waits for more than that
+
+
+@dataclass(frozen=True)
+class _Complete:
+    """An envelope of which all chunks are there."""
+
+    peer: Peer
+    digest: str
+    receiving: Receiving
+    over: asyncio.Event  # it is in the spool, or refused
+
+
+class Intake:
+    """Takes uploads of all clients.
+
+    Args:
+        incoming: the folder for what has come in part.
+        credit: bytes of one client that may be asked for and not yet received.
+        ports: the run that the uploads are for.
+
+    Attributes:
+        room: called with a client when more of it may be taken after it was busy.
+    """
+
+    def __init__(
+        self,
+        *,
+        federation: str,
+        keys: PrivateKeys,
+        incoming: Path,
+        spool: Spool,
+        credit: int,
+        max_payload_bytes: int,
+        max_classes: int,
+        ports: IntakePorts,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._federation = federation
+        self._keys = keys
+        self.arriving = Arriving(incoming, MAX_UPLOADS)
+        self._spool = spool
+        self._credit = credit
+        self._max_payload_bytes = max_payload_bytes
+        self._max_classes = max_classes
+        self._ports = ports
+        self._clock = clock
+        self._inflows: weakref.WeakSet[Inflow] = weakref.WeakSet()  # of connections that live
+        self._waiting: deque[_Complete] = deque()  # the first one is being opened
+        self._opener: asyncio.Task[None] | None = None
+        self._opening: Counter[ClientId] = Counter()  # of `_waiting`
+        self._removals: dict[ClientId, asyncio.Task[None]] = {}
+        self.room: Callable[[ClientId], None] = lambda _: None
+        self._batch: list[tuple[Peer, Accepted]] = []
+        self._pending: set[str] = set()  # appended, not yet acknowledged
+        self._complete: set[str] = set()  # all chunks there, being opened or about to be
+        self._newest: dict[str, Peer] = {}  # of those two, who offered them again meanwhile
+        self._flush: asyncio.Task[None] | None = None
+
+    # --- header -----------------------------------------------------------------------------
+
+    def is_busy(self, client: ClientId) -> bool:
+        """Say whether nothing more of a client should come until `room` is called."""
+        return self._opening[client] >= MAX_OPENING or client in self._removals
+
+    def offer(self, peer: Peer, received: Received, message: Update) -> None:
+        """Judge the header of an update and ask for its chunks, or Ack what is stored."""
+        data, signature, wrap = received.blobs
+        verify_header(data, signature, peer.keys)
+        header = parse_header(data, max_plain_bytes=self._max_payload_bytes)
+        if header.update_id != message.digest:
+            raise WireError("an update's digest is not that of its header.")
+        if message.digest in self._pending or message.digest in self._complete:
+            self._newest[message.digest] = peer  # the answer is on its way, to whoever asks
+            return
+        if self._ports.recorded(peer.client, header.core, message.digest):
+            # The Ack was lost. Its round may be over, and the spool without it: it was in time.
+            self._ports.send(peer, Ack(digest=message.digest))
+            return
+        if message.digest in self._spool:
+            # A kill came between the spool and the ledger: it was never acknowledged.
+            again = self._take_anew(peer, received, message)
+            self._removals[peer.client] = asyncio.get_running_loop().create_task(again)
+            return
+        if message.digest in peer.inflow.under_way:
+            return  # said twice; its chunks are on their way
+        self._check_core(peer, header.core)
+        self._check_size(peer, header)
+        if len(peer.inflow.under_way) >= MAX_UPLOADS:
+            self.forget(peer, next(iter(peer.inflow.under_way)))
+        assembly = self.arriving.take(peer.client, header)
+        receiving = Receiving(header, data, signature, wrap, assembly)
+        self._inflows.add(peer.inflow)
+        coming = min(message.unasked, unasked(header))
+        peer.inflow.begin(receiving, self._clock(), unasked=coming)
+        self._continue(peer, message.digest, receiving)
+
+    async def _take_anew(self, peer: Peer, received: Received, message: Update) -> None:
+        try:
+            await asyncio.to_thread(self._spool.remove, [message.digest])
+            self.offer(peer, received, message)
+        except Exception as error:
+            self._turn_down(peer, message.digest, in_words(error))
+        finally:
+            del self._removals[peer.client]
+            self.room(peer.client)
+
+    def _check_size(self, peer: Peer, header: Header) -> None:
+        """Refuse what its schema cannot need before anything is set aside for it."""
+        limit = MAX_INVENTORY_BYTES
+        if header.core.kind != INVENTORY:
+            expectation = self._ports.expect(peer.client, header.core)
+            limit = expectation.schema.max_bytes(expectation.dims) + SLACK_BYTES
+        if header.plain_bytes > limit:
+            raise TooLarge(
+                f"a payload of {header.plain_bytes} bytes exceeds the {limit} bytes that "
+                f"{header.core.kind} can need."
+            )
+
+    def _check_core(self, peer: Peer, core: Core) -> None:
+        expected = (self._federation, "update", peer.client, "server")
+        got = (core.federation, core.direction, core.sender, core.recipient)
+        if got != expected:
+            raise WrongFederation(f"an update names {got}, expected {expected}.")
+
+    # --- chunks -----------------------------------------------------------------------------
+
+    def chunk(self, peer: Peer, received: Received, message: Chunk) -> None:
+        """Store the chunks of a message if their hashes fit, and go on."""
+        receiving = peer.inflow.under_way.get(message.digest)
+        if receiving is None:
+            return  # late, of an update that was refused or is stored: not worth a word
+        try:
+            peer.inflow.put(message.digest, message.index, received.blobs[0], self._clock())
+        except WireError as error:
+            if not receiving.retries:
+                raise
+            self._ports.refused(peer, error)
+        self._continue(peer, message.digest, receiving)
+
+    def _ask(self, peer: Peer) -> None:
+        """Ask for what the client's link and the server's memory have room for."""
+        busy = sum(bool(inflow.under_way) for inflow in self._inflows)
+        peer.inflow.pace.most_bytes = share(self._credit, busy)
+        for want in peer.inflow.wants(self._clock()):
+            self._ports.send(peer, want)
+
+    def revive(self, peers: Iterable[Peer]) -> None:
+        """Ask again for what was asked for and never came over a connection that lives."""
+        for peer in peers:
+            if peer.inflow.revive(self._clock()):
+                self._ask(peer)
+
+    def _continue(self, peer: Peer, digest: str, receiving: Receiving) -> None:
+        if not receiving.complete:
+            self._ask(peer)
+            return
+        peer.inflow.end(digest)
+        self._ask(peer)
+        self._complete.add(digest)
+        self._waiting.append(_Complete(peer, digest, receiving, asyncio.Event()))
+        self._opening[peer.client] += 1
+        if self._opener is None or self._opener.done():
+            self._opener = asyncio.get_running_loop().create_task(self._open_all())
+
+    # --- complete ---------------------------------------------------------------------------
+
+    async def _open_all(self) -> None:
+        """Open what waits, one after the other: one opened payload in memory at a time."""
+        while self._waiting:
+            one = self._waiting[0]
+            try:
+                await self._finish(one.peer, one.digest, one.receiving)
+            except Exception as error:
+                self._turn_down(one.peer, one.digest, in_words(error))
+            finally:
+                self._waiting.popleft()
+                self._complete.discard(one.digest)
+                with contextlib.suppress(FcilError):  # a bad disk: `sweep` tries again
+                    self.arriving.drop(one.peer.client, one.digest)
+                one.over.set()
+                self._opening[one.peer.client] -= 1
+                self.room(one.peer.client)
+
+    def _turn_down(self, peer: Peer, digest: str, error: FcilError) -> None:
+        peer = self._newest.pop(digest, peer)
+        self._ports.refused(peer, error)
+        self._ports.send(peer, nack_of(error, digest))
+
+    async def _finish(self, peer: Peer, digest: str, receiving: Receiving) -> None:
+        header = receiving.header
+        if header.core.kind == INVENTORY:
+            payload = await asyncio.to_thread(self._open, header, receiving)
+            self._check_inventory(payload)
+            peer = self._newest.pop(digest, peer)
+            self._ports.announced(peer, payload)
+            self._ports.send(peer, Ack(digest=digest))
+            return
+        expectation = self._ports.expect(peer.client, header.core)
+        accepted = await asyncio.to_thread(self._keep, peer.client, receiving, expectation)
+        self._ports.opened(accepted)
+        self._batch.append((peer, accepted))
+        self._pending.add(digest)
+        if self._flush is None or self._flush.done():
+            self._flush = asyncio.get_running_loop().create_task(self._commit())
+
+    def _keep(self, client: ClientId, receiving: Receiving, expected: Expectation) -> Accepted:
+        """Open and check an update, and put it into the spool; runs beside the loop."""
+        header = receiving.header
+        payload = self._open(header, receiving)
+        faults = expected.schema.check_upload(payload, expected.dims)
+        faults = faults or expected.check(payload, expected.task)
+        if faults:
+            raise SchemaMismatch("; ".join(faults[:10]) + ".")
+        accepted = Accepted(
+            client=client,
+            digest=header.update_id,
+            core=header.core,
+            tensor_bytes=payload.tensor_bytes,
+            sealed_bytes=header.sealed_bytes,
+            samples=int(payload.i64("n").sum()),
+        )
+        del payload  # before the sealed chunks are read
+        head = head_of(
+            receiving.header_bytes, receiving.signature, receiving.wrap, header.sealed_bytes
+        )
+        self._spool.append(header.update_id, head, *receiving.assembly.chunks())
+        return accepted
+
+    def _open(self, header: Header, receiving: Receiving) -> Payload:
+        key = unwrap_key(receiving.wrap, receiving.header_bytes, self._keys)
+        return unpack(open_body(header, key, receiving.assembly.chunks()))
+
+    def _check_inventory(self, payload: Payload) -> None:
+        faults = inventory_faults(payload, self._max_classes)
+        if faults:
+            raise SchemaMismatch("; ".join(faults[:10]) + ".")
+
+    async def _commit(self) -> None:
+        """Make a batch durable with one fsync of the spool and one of the ledger, then Ack it."""
+        try:
+            while self._batch:
+                batch, self._batch = self._batch[:MAX_BATCH], self._batch[MAX_BATCH:]
+                await self._commit_batch(batch)
+        except Exception as error:
+            # The ledger's own disk, or no thread, no memory: nothing can be promised any more,
+            # and those of the batch wait for an answer.
+            self._ports.failed(in_words(error))
+
+    async def _commit_batch(self, batch: Sequence[tuple[Peer, Accepted]]) -> None:
+        turns = Turns()
+        try:
+            await asyncio.to_thread(self._spool.sync)
+        except FcilError as error:
+            for peer, accepted in batch:
+                await self._refuse(peer, accepted, error)
+            return
+        kept: list[tuple[Peer, Accepted]] = []
+        for peer, accepted in batch:
+            try:
+                self._ports.stored(accepted)
+            except FcilError as error:
+                await self._refuse(peer, accepted, error)
+            except Exception as error:  # our defect must not stop the other Acks
+                text = f"{type(error).__name__}: {error}"
+                await self._refuse(peer, accepted, InternalError(text))
+            else:
+                kept.append((peer, accepted))
+            await turns.give()
+        await asyncio.to_thread(self._ports.lasting)
+        for peer, accepted in kept:
+            self._pending.discard(accepted.digest)
+            answer = Ack(digest=accepted.digest)
+            self._ports.send(self._newest.pop(accepted.digest, peer), answer)
+            await turns.give()
+
+    async def _refuse(self, peer: Peer, accepted: Accepted, error: FcilError) -> None:
+        """Take an update back that could not be made durable or was not the first."""
+        with contextlib.suppress(FcilError):  # a full disk: it is removed at the next start
+            await asyncio.to_thread(self._spool.remove, [accepted.digest])
+        self._pending.discard(accepted.digest)
+        peer = self._newest.pop(accepted.digest, peer)
+        self._ports.refused(peer, error)
+        self._ports.send(peer, nack_of(error, accepted.digest))
+
+    def forget(self, peer: Peer, digest: str) -> None:
+        """Drop what has come of an update that was refused."""
+        if peer.inflow.end(digest) is not None:
+            self.arriving.drop(peer.client, digest)
+
+    def sweep(self, peers: Iterable[Peer]) -> None:
+        """After a round, remove what nobody goes on with: its updates could not count any more.
+
+        Inventories are sealed anew in every session, so theirs are never taken up again.
+        """
+        live = {digest for peer in peers for digest in peer.inflow.under_way}
+        with contextlib.suppress(FcilError):  # what is left goes after the next round
+            self.arriving.sweep(live | self._complete)
+
+    async def drain(self) -> None:
+        """Wait until every update that is complete now is durable and acknowledged, or refused."""
+        for one in list(self._waiting):
+            await one.over.wait()
+        if self._flush is not None:
+            await asyncio.shield(self._flush)  # a cancelled round must not cancel an Ack
+
+
+def in_words(error: Exception) -> FcilError:
+    """Return an error that a peer may learn; of our own defects only the log has the rest."""
+    if isinstance(error, FcilError):
+        return error
+    wrapped = InternalError(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,120 @@
+"""Who is connected: one `Peer` per live session, found by route, connection or client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from fcil_protocol.envelopes.transfer import Inflow
+from fcil_protocol.envelopes.window import MIN_WINDOW_BYTES
+from fcil_protocol.ids import ClientId
+from fcil_protocol.messages.signed_session import Channel
+from fcil_protocol.trust.keys import PublicKeys
+
+FIRST_LANE = 1 << 48  # numbers of connections that are lanes of relays: others stay far below
+GOODBYE_S = 1.0  # for the reason to arrive before a connection is cut
+
+
+@dataclass
+class Peer:
+    """One client's live session.
+
+    Attributes:
+        ready: its Hello was complete and accepted; it may announce and be asked.
+        train, test: class key -> number of images, as announced; None before.
+        names: the class names as the client spells them.
+        inflow: envelopes on their way in.
+        progress: what it last said of its work in the current round.
+        paused: its work stands still, as it last said.
+        resting: it may not work now, and says so when it may by announcing its classes again.
+        untrained: names of classes that it brings and that were learned before.
+        agreement: how far its features of the probe images are from the server's (relative).
+    """
+
+    client: ClientId
+    name: str
+    keys: PublicKeys = field(repr=False)
+    route: bytes
+    conn: int
+    channel: Channel = field(repr=False)
+    ready: bool = False
+    device: str = ""
+    package: str = ""
+    train: dict[str, int] | None = None
+    test: dict[str, int] | None = None
+    names: tuple[str, ...] = ()
+    inflow: Inflow = field(default_factory=lambda: Inflow(MIN_WINDOW_BYTES), repr=False)
+    progress: tuple[str, int, int] | None = None
+    paused: bool = False
+    resting: bool = False
+    untrained: tuple[str, ...] = ()
+    agreement: float | None = None
+
+    @property
+    def announced(self) -> bool:
+        """Whether the server knows which classes it holds."""
+        return self.ready and self.train is not None
+
+    def holds(self, names: frozenset[str], part: str) -> bool:
+        """Say whether it has an image of one of the classes (by class key)."""
+        counts = self.train if part == "train" else self.test
+        return any(counts.get(name, 0) > 0 for name in names) if counts else False
+
+
+class Peers:
+    """All live sessions; a client has at most one, the newest.
+
+    Attributes:
+        refused: clients that cannot take part as they are, with the reason in a sentence.
+    """
+
+    def __init__(self) -> None:
+        self.refused: dict[ClientId, str] = {}
+        self._by_client: dict[ClientId, Peer] = {}
+        self._by_conn: dict[int, Peer] = {}
+
+    def add(self, peer: Peer) -> Peer | None:
+        """Add a session; returns the client's older one on another connection, if any."""
+        old = self._by_client.get(peer.client)
+        if old is not None:
+            self._by_conn.pop(old.conn, None)
+        self.refused.pop(peer.client, None)
+        self._by_client[peer.client] = peer
+        self._by_conn[peer.conn] = peer
+        return old if old is not None and old.conn != peer.conn else None
+
+    def is_left_behind(self, peer: Peer) -> bool:
+        """Say whether a client has spoken on a connection made later than this one.
+
+        A network may deliver what an old connection said after a new one has spoken.
+        Numbers of connections grow, those of lanes behind relays apart from the others.
+        """
+        newest = self._by_client.get(peer.client)
+        if newest is None or (newest.conn < FIRST_LANE) != (peer.conn < FIRST_LANE):
+            return False
+        return peer.conn < newest.conn
+
+    def remove(self, conn: int) -> Peer | None:
+        """Drop the session of a connection that ended; None if a newer one replaced it."""
+        peer = self._by_conn.pop(conn, None)
+        if peer is not None and self._by_client.get(peer.client) is peer:
+            del self._by_client[peer.client]
+        return peer
+
+    def by_conn(self, conn: int) -> Peer | None:
+        """Return the session of a connection."""
+        return self._by_conn.get(conn)
+
+    def by_client(self, client: ClientId) -> Peer | None:
+        """Return a client's session."""
+        return self._by_client.get(client)
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(sorted(self._by_client.values(), key=lambda p: p.client))
+
+    def __len__(self) -> int:
+        return len(self._by_client)
+
+    def announced(self) -> list[Peer]:
+        """Return the sessions that may be asked, in ClientId order."""
+        return [p for p in self if p.announced and not p.resting]

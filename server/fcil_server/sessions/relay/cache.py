@@ -1,0 +1,92 @@
+"""A relay's cache: sealed chunks of broadcast parts, one file each, the least used removed.
+
+What is kept is what crossed the wire: without the content key, which a relay never has, it
+says nothing. A chunk is given out only if its hash is the one in the part's signed header, so
+a file that was altered or half written is as good as none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from collections import OrderedDict
+from pathlib import Path
+
+from fcil_protocol.storage.atomic_files import storage_errors
+
+_FILE = re.compile(r"([0-9a-f]{64})\.([0-9]{1,9})")
+_Name = tuple[str, int]
+
+
+class Cache:
+    """The chunks in one directory.
+
+    Args:
+        directory: made if it is missing; other files in it are left alone.
+        limit_bytes: most that it holds.
+    """
+
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
+        self._directory = directory
+        self._limit = limit_bytes
+        self._sizes: OrderedDict[_Name, int] = OrderedDict()  # the least recently used first
+        self.bytes = 0
+        with storage_errors("create", directory):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = [(p.stat().st_mtime, p) for p in directory.iterdir() if p.is_file()]
+        for _, path in sorted(found):
+            match = _FILE.fullmatch(path.name)
+            if match:
+                self._add((match[1], int(match[2])), path.stat().st_size)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def get(self, digest: str, index: int, expected: bytes) -> bytes | None:
+        """Return a chunk whose SHA-256 is ``expected``; None if there is none."""
+        name = (digest, index)
+        if name not in self._sizes:
+            return None
+        path = self._path(name)
+        data = b""
+        with contextlib.suppress(OSError):
+            data = path.read_bytes()
+            os.utime(path)  # after a restart the order of use is read from the files
+        if hashlib.sha256(data).digest() != expected:
+            self._remove(name)
+            return None
+        self._sizes.move_to_end(name)
+        return data
+
+    def put(self, digest: str, index: int, data: bytes) -> None:
+        """Keep a chunk. On a full or broken disk it is not kept, which costs bytes only."""
+        name = (digest, index)
+        if name in self._sizes or len(data) > self._limit:
+            return
+        path = self._path(name)
+        # No sync: what a crash leaves half written is found out by its hash.
+        temporary = path.with_name(f".{path.name}.{os.getpid()}-00000000.tmp")
+        try:
+            temporary.write_bytes(data)
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            return
+        self._add(name, len(data))
+
+    def _add(self, name: _Name, size: int) -> None:
+        self._sizes[name] = size
+        self.bytes += size
+        while self.bytes > self._limit:
+            self._remove(next(iter(self._sizes)))
+
+    def _remove(self, name: _Name) -> None:
+        self.bytes -= self._sizes.pop(name)
+        with contextlib.suppress(OSError):
+            self._path(name).unlink()
+
+    def _path(self, name: _Name) -> Path:
+        return self._directory / f"{name[0]}.{name[1]}"

@@ -1,0 +1,124 @@
+"""Which chunks a relay has asked the server for, and which of its clients wait for them.
+
+Several clients want the same chunk at about the same time: it is asked for once. A relay asks
+for itself, since it cannot take a chunk out of the list that a client has signed, and at the
+pace of its own link. What it cannot fetch it leaves to its clients, by passing their own
+messages on.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fcil_protocol.envelopes.header import Header
+from fcil_protocol.envelopes.window import Pace
+from fcil_protocol.messages.messages import MAX_WANTED, Want
+
+MAX_HASHES = 1 << 20  # of all known headers together: 32 MiB
+
+
+@dataclass
+class _Part:
+    """One part: its header, who waits for which chunks, and what is asked for."""
+
+    header: Header
+    waiting: OrderedDict[int, set[int]] = field(default_factory=OrderedDict)  # chunk -> lanes
+    asked: set[int] = field(default_factory=set)
+
+
+class Fetches:
+    """The parts whose headers came by.
+
+    Args:
+        most_bytes: largest window of the uplink.
+
+    Attributes:
+        pace: of the uplink.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.pace = Pace(most_bytes)
+        self._parts: OrderedDict[str, _Part] = OrderedDict()
+
+    def learn(self, header: Header) -> None:
+        """Take a verified header; long unused ones are forgotten."""
+        part = self._parts.setdefault(header.update_id, _Part(header))
+        self._parts.move_to_end(header.update_id)
+        known = sum(len(p.header.hashes) for p in self._parts.values())
+        for other, old in list(self._parts.items()):
+            if known <= MAX_HASHES:
+                break
+            if old is not part and not old.waiting and not old.asked:
+                known -= len(old.header.hashes)
+                del self._parts[other]
+
+    def header_of(self, digest: str) -> Header | None:
+        """Return the header of a part; None if it is not known."""
+        part = self._parts.get(digest)
+        return part.header if part else None
+
+    def wait(self, lane: int, digest: str, chunks: Iterable[int]) -> None:
+        """Note who waits for chunks of a known part."""
+        part = self._parts[digest]
+        for index in chunks:
+            part.waiting.setdefault(index, set()).add(lane)
+
+    def wants(self, now: float) -> list[Want]:
+        """Return what to ask the server for now; it counts as asked for."""
+        found: list[Want] = []
+        free = self.pace.free_bytes
+        for digest, part in self._parts.items():
+            size = part.header.chunk_bytes
+            if not self.pace.in_flight:
+                free = max(free, size)  # a window smaller than a chunk must not stop it
+            most = min(free // size, MAX_WANTED)
+            wanted = [i for i in part.waiting if i not in part.asked][:most]
+            if wanted:
+                part.asked.update(wanted)
+                asked = sum(map(part.header.chunk_size, wanted))
+                free -= asked
+                self.pace.asked(asked, now)
+                span = max(1, self.pace.span_bytes // size)
+                found.append(Want(digest=digest, chunks=sorted(wanted), span=span))
+        return found
+
+    def arrived(self, digest: str, chunks: Iterable[int], now: float) -> dict[int, list[int]]:
+        """Return which of the chunks that came each lane waits for."""
+        part = self._parts.get(digest)
+        found: dict[int, list[int]] = {}
+        if part is None:
+            return found
+        for index in chunks:
+            if index in part.asked:
+                part.asked.discard(index)
+                self.pace.arrived(part.header.chunk_size(index), now)
+            for lane in part.waiting.pop(index, ()):
+                found.setdefault(lane, []).append(index)
+        return found
+
+    def refused(self, digest: str) -> set[int]:
+        """Forget a part that the server does not give; return the lanes that waited for it."""
+        part = self._parts.pop(digest, None)
+        if part is None:
+            return set()
+        self.pace.dropped(sum(map(part.header.chunk_size, part.asked)))
+        return set().union(*part.waiting.values())
+
+    def left(self, lane: int) -> None:
+        """Drop a lane; what nobody else waits for and was not asked for is not asked for."""
+        for part in self._parts.values():
+            for index, lanes in list(part.waiting.items()):
+                lanes.discard(lane)
+                if not lanes:
+                    del part.waiting[index]
+
+    def revive(self, now: float) -> bool:
+        """If what was asked for never came, count it as lost, so that `wants` asks again."""
+        if not self.pace.stalled(now):
+            return False
+        self.pace.begin_anew()
+        for part in self._parts.values():
+            part.asked.clear()
+        return True

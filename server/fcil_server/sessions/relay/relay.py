@@ -1,0 +1,269 @@
+"""A relay: carries its clients' messages to the server, and a broadcast part once over the uplink.
+
+It holds no payload key and signs nothing for anybody. Messages pass through untouched, except
+that a client's Want for chunks of a part is answered from the cache, or with what the relay
+fetches once for all who wait. It never acknowledges anything: what a client may forget, the
+server has. While there is no session with the server nothing listens, so a client behind a
+relay loses its session and finds it again exactly as on a direct link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+import fcil_protocol
+from fcil_protocol.errors import FcilError, InternalError, TrustError, WireError, from_code
+from fcil_protocol.link.dial import ADDRESS_S, REFUSALS, Dial, dial
+from fcil_protocol.link.interface import COME_AGAIN, ClientLink, LinkNews, wire_bytes
+from fcil_protocol.messages import relay_frames
+from fcil_protocol.messages.frames import Received, parse
+from fcil_protocol.messages.messages import Admit, Chunk, Message, Nack, Uplink
+from fcil_protocol.messages.signed_session import Channel
+from fcil_protocol.trust.certificate import Certificate
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.sessions.relay.cache import Cache
+from fcil_server.sessions.relay.home import Record
+from fcil_server.sessions.relay.session import Door, Session
+
+# Refusals that trying again cannot mend.
+FATAL = frozenset({
+    "revoked", "membership_expired", "unknown_client", "version_mismatch", "wrong_federation",
+})  # fmt: skip
+
+# Bytes of the uplink; chunks that were asked for, given again, given to who waited; messages.
+COUNTED = ("uplink_sent", "uplink_received", "fetched", "from_cache", "fanned_out", "passed")
+
+Say = Callable[[str, str], None]
+
+
+class Relay:
+    """One relay of a federation.
+
+    Args:
+        record, keys: who it is.
+        address: what its clients are told, HOST:PORT.
+        cache: its chunks.
+        door: begins to listen; asked anew for every session with the server.
+        say: shows a note: level, text.
+        keep: keeps the record once it has a newer certificate of the server.
+        make: starts a link to one of the server's addresses.
+
+    Attributes:
+        counts: what passed since the start, see `status`.
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        keys: PrivateKeys,
+        *,
+        address: str,
+        cache: Cache,
+        door: Door,
+        say: Say,
+        keep: Callable[[Record], None],
+        make: Dial = dial,
+    ) -> None:
+        certificate = Certificate.from_bytes(bytes.fromhex(record.certificate))
+        self._server = certificate.verify(record.federation, time.time())
+        self._record = record
+        self._keys = keys
+        self._address = address
+        self._cache = cache
+        self._open_door = door
+        self._say = say
+        self._keep = keep
+        self._make = make
+        self._at = 0
+        self._uplink: ClientLink
+        self._said = ""
+        self._session: Session | None = None
+        self._channel = Channel(keys, self._server)
+        self._stopping = asyncio.Event()
+        self._failure: FcilError | None = None
+        self.counts: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
+
+    # --- life -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Relay until `stop`, or a refusal that trying again cannot mend.
+
+        Raises:
+            FcilError: why it cannot relay.
+        """
+        self._connect()
+        task = asyncio.create_task(self._guard())
+        try:
+            await self._stopping.wait()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await self._end_session()
+            self._uplink.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """End the relay."""
+        self._stopping.set()
+
+    def line(self) -> str:
+        """Say in one line what it does, for who supervises it."""
+        if self._session is None:
+            return f"not connected to {self._record.addresses[self._at]}"
+        return f"carries {len(self._session.lanes)} clients"
+
+    def status(self) -> dict[str, Any]:
+        """Return what it does; counts are bytes of the uplink and numbers of chunks."""
+        return {
+            "running": True,
+            "relay": self._record.name,
+            "federation": self._record.federation,
+            "server": self._record.addresses[self._at],
+            "address": self._address,
+            "up": self._session is not None,
+            "clients": len(self._session.lanes) if self._session else 0,
+            "cached_chunks": len(self._cache),
+            "cached_bytes": self._cache.bytes,
+            **self.counts,
+        }
+
+    async def _guard(self) -> None:
+        try:
+            while True:
+                await self._hear(await self._uplink.recv())
+        except FcilError as error:
+            self._failure = error
+        except Exception as error:
+            self._failure = InternalError(f"{type(error).__name__}: {error}")
+            self._failure.__cause__ = error
+        self.stop()
+
+    def fail(self, error: FcilError) -> None:
+        """End with an error."""
+        self._failure = self._failure or error
+        self.stop()
+
+    # --- the uplink -------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        address = self._record.addresses[self._at]
+        self._uplink = self._make(address, self._keys, self._server)
+
+    async def _hear(self, news: LinkNews | tuple[bytes, ...]) -> None:
+        if isinstance(news, LinkNews):
+            await self._link_news(news)
+            return
+        self.counts["uplink_received"] += wire_bytes(news)
+        try:
+            if relay_frames.is_laned(news):
+                if self._session is not None:
+                    self._session.down(relay_frames.read_down(news))
+            else:
+                self._own(parse(news))
+        except (WireError, TrustError) as error:
+            if error.code in FATAL:
+                raise
+            self._say("warning", f"a message of the server was refused: {error}")
+
+    async def _link_news(self, news: LinkNews) -> None:
+        address = self._record.addresses[self._at]
+        if news.state == "up":
+            self._note("info", f"connected to {address}")
+            self._channel = Channel(self._keys, self._server)
+            self._send(
+                Uplink(
+                    nonce=self._channel.nonce,
+                    protocol=fcil_protocol.PROTOCOL_VERSION,
+                    oldest=fcil_protocol.OLDEST_PROTOCOL_VERSION,
+                    package=version("fcil"),
+                    federation=self._record.federation,
+                    relay=self._record.client_id,
+                    address=self._address,
+                )
+            )
+        elif news.state == "refused":
+            again = " It is tried again by itself." if news.reason == COME_AGAIN else ""
+            self._note("error", REFUSALS[news.reason] + again)
+        else:
+            await self._end_session()
+            away = "nobody answers at" if news.reason else "the connection is gone to"
+            self._note("warning", f"{away} {address}; trying again")
+            if news.reason == "unreachable" and len(self._record.addresses) > 1:
+                await asyncio.sleep(ADDRESS_S)
+                self._uplink.close()
+                self._at = (self._at + 1) % len(self._record.addresses)
+                self._connect()
+
+    def _note(self, level: str, text: str) -> None:
+        if text != self._said:  # not once for every attempt
+            self._said = text
+            self._say(level, text)
+
+    def _send(self, message: Message) -> None:
+        self.push(self._channel.frames(message))
+
+    def push(self, frames: list[bytes]) -> bool:
+        """Send over the uplink; False if its queue is full or it is down."""
+        sent = self._uplink.send(frames)
+        if sent:
+            self.counts["uplink_sent"] += wire_bytes(frames)
+        return sent
+
+    def _own(self, received: Received) -> None:
+        """Take what the server says to the relay itself."""
+        message = received.message
+        if isinstance(message, Admit) and self._session is None:
+            self._begin(received, message)
+            return
+        self._channel.check(received)
+        if isinstance(message, Nack) and message.code in FATAL:
+            raise from_code(message.code, message.text, message.action)
+        if self._session is None:
+            if isinstance(message, Nack):
+                self._note("warning", f"the server refuses: {message.text}")
+            return
+        match message:
+            case Admit():
+                self._session.admit(message)
+            case Chunk():
+                self._session.chunk(message, received.blobs[0])
+            case Nack() if message.digest:
+                self._session.refused(message.digest)
+            case Nack():
+                self._say("warning", f"the server refused a message: {message.text}")
+
+    def _begin(self, received: Received, message: Admit) -> None:
+        certificate = Certificate.from_bytes(message.certificate)
+        server = certificate.verify(self._record.federation, time.time())
+        certificate.must_follow(Certificate.from_bytes(bytes.fromhex(self._record.certificate)))
+        self._channel.trust(server)
+        self._channel.check(received)
+        self._channel.peer_nonce = message.server_nonce
+        self._server = server
+        if message.certificate.hex() != self._record.certificate:
+            self._record = replace(self._record, certificate=message.certificate.hex())
+            self._keep(self._record)
+        session = Session(
+            self._channel,
+            server,
+            message,
+            cache=self._cache,
+            counts=self.counts,
+            push=self.push,
+            fail=self.fail,
+        )
+        session.open(self._open_door)
+        self._session = session
+        self._note("info", f"listening on {self._address} for {len(message.members)} clients")
+
+    async def _end_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()

@@ -1,0 +1,296 @@
+"""What a relay does while it has a session with the server: let in, pass on, fetch once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+from fcil_protocol.envelopes.envelope import parse_header, verify_header
+from fcil_protocol.envelopes.header import Header
+from fcil_protocol.envelopes.transfer import runs
+from fcil_protocol.errors import FcilError, InternalError, WireError
+from fcil_protocol.link.interface import Incoming, ServerLink
+from fcil_protocol.messages import relay_frames
+from fcil_protocol.messages.frames import parse
+from fcil_protocol.messages.messages import Admit, Chunk, Message, Parts, Want
+from fcil_protocol.messages.signed_session import Channel
+from fcil_protocol.payloads.builtin import REGISTRY
+from fcil_protocol.trust.keys import PublicKeys
+from fcil_server.federation.allow_list import MAX_GUEST_BYTES, Doorkeeper
+from fcil_server.sessions.relay.cache import Cache
+from fcil_server.sessions.relay.fetches import Fetches
+
+FULL_S = 0.005  # between attempts to send while the uplink's queue is full
+WATCH_S = 10.0  # how often to look for what was lost on an uplink that lives
+MAX_OUT = 64  # messages that wait for the uplink; then clients are not read
+MAX_OUT_BYTES = 8 << 20  # of them together, the last one apart
+_MAX_PLAIN = 1 << 40  # the client, who knows the federation's limit, checks the size
+
+Door = Callable[[Doorkeeper], ServerLink]
+
+
+class Session:
+    """Lists, lanes and fetches, as long as the session with the server lasts.
+
+    Args:
+        channel: the relay's own session.
+        server: who must have signed the headers of parts.
+        first: the answer to the relay's `Uplink`.
+        cache: chunks that came earlier.
+        counts: what passes is counted here.
+        push: sends over the uplink; False if its queue is full.
+        fail: ends the relay.
+
+    Attributes:
+        lanes: number of a lane -> the connection that it is.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        server: PublicKeys,
+        first: Admit,
+        *,
+        cache: Cache,
+        counts: Counter[str],
+        push: Callable[[list[bytes]], bool],
+        fail: Callable[[FcilError], None],
+    ) -> None:
+        self._channel = channel
+        self._server = server
+        self._cache = cache
+        self._counts = counts
+        self._uplink = push
+        self._fail = fail
+        self._keeper = Doorkeeper(credit=first.credit)
+        self._members = frozenset(first.members)
+        self._let_in(first)
+        self._credit = first.credit
+        self._fetches = Fetches(first.credit)
+        self._spans: dict[int, int] = {}  # lane -> chunks that its client takes in one message
+        self._out: deque[list[bytes]] = deque()
+        self._out_bytes = 0
+        self._flowing = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._door: ServerLink
+        self._numbers: dict[int, int] = {}  # connection -> lane
+        self._last = 0
+        self.lanes: dict[int, Incoming] = {}
+
+    def open(self, door: Door) -> None:
+        """Begin to listen.
+
+        Raises:
+            PortInUse, LinkError.
+        """
+        self._door = door(self._keeper)
+        self._tasks = [
+            asyncio.create_task(self._guard(w))
+            for w in (self._receive(), self._flow(), self._watch())
+        ]
+
+    async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do one of the session's tasks; an error that it lets out ends the relay."""
+        try:
+            await work
+        except FcilError as error:
+            self._fail(error)
+        except Exception as error:
+            wrapped = InternalError(f"{type(error).__name__}: {error}")
+            wrapped.__cause__ = error
+            self._fail(wrapped)
+
+    async def close(self) -> None:
+        """End all lanes and listen no more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._door.close()
+
+    # --- up ---------------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        while True:
+            self._up(await self._door.recv())
+            # Meanwhile what clients send lies in libzmq, within the bytes that may lie unread
+            # (`fcil_protocol.link.backlog`); a socket does not tell when it has room.
+            while len(self._out) >= MAX_OUT or self._out_bytes >= MAX_OUT_BYTES:  # noqa: ASYNC110
+                await asyncio.sleep(FULL_S)
+
+    async def _flow(self) -> None:
+        while True:
+            await self._flowing.wait()
+            while self._out:
+                if not self._uplink(self._out[0]):
+                    await asyncio.sleep(FULL_S)
+                    continue
+                self._out_bytes -= sum(map(len, self._out.popleft()))
+            self._flowing.clear()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            self._door.take_counts()  # nobody asks here; they are not to pile up
+            if self._fetches.revive(time.monotonic()):
+                self._ask()
+
+    def _push(self, frames: list[bytes]) -> None:
+        if self._out or not self._uplink(frames):
+            self._out.append(frames)
+            self._out_bytes += sum(map(len, frames))
+            self._flowing.set()
+
+    def _up(self, incoming: Incoming) -> None:
+        frames = incoming.frames
+        if not frames:
+            self._ended(incoming)
+            return
+        size = sum(len(frame) for frame in frames)
+        if size > MAX_GUEST_BYTES and incoming.key not in self._members:
+            self._door.cut(incoming.conn)
+            return
+        number = self._numbers.get(incoming.conn)
+        if number is None:
+            of_key = (lane.conn for lane in self.lanes.values() if lane.key == incoming.key)
+            if max(of_key, default=0) > incoming.conn:
+                self._door.cut(incoming.conn)  # the network kept it while a newer one was made
+                return
+            # Counted here: who connected first does not always speak first.
+            self._last += 1
+            number = self._numbers[incoming.conn] = self._last
+            self.lanes[number] = replace(incoming, frames=())
+        if not self._serve(number, frames):
+            self._push(relay_frames.up(number, incoming.key, frames))
+
+    def _ended(self, incoming: Incoming) -> None:
+        number = self._numbers.pop(incoming.conn, None)
+        if number is not None:
+            del self.lanes[number]
+            self._fetches.left(number)
+            self._spans.pop(number, None)
+            self._push(relay_frames.up(number, incoming.key))
+
+    def _serve(self, number: int, frames: tuple[bytes, ...]) -> bool:
+        """Take a Want for chunks that are here or can be fetched once for all; False: pass it."""
+        want = _peek(frames)
+        if not isinstance(want, Want) or want.header or not want.chunks:
+            return False
+        header = self._fetches.header_of(want.digest)
+        chunks = list(dict.fromkeys(want.chunks))
+        if header is None or max(chunks) >= len(header.hashes):
+            return False  # a client's own part, an unknown one, or no such chunk
+        self._spans[number] = want.span
+        here: dict[int, bytes] = {}
+        missing: list[int] = []
+        for index in chunks[: max(1, self._credit // header.chunk_bytes)]:
+            data = self._cache.get(want.digest, index, header.hashes[index])
+            if data is None:
+                missing.append(index)
+            else:
+                here[index] = data
+        self._counts["from_cache"] += len(here)
+        if self._give(number, header, here) and missing:
+            self._fetches.wait(number, want.digest, missing)
+            self._ask()
+        return True
+
+    def _ask(self) -> None:
+        for want in self._fetches.wants(time.monotonic()):
+            self._push(self._channel.frames(want))
+
+    # --- down -------------------------------------------------------------------------------
+
+    def down(self, laned: relay_frames.Laned) -> None:
+        """Pass a message on to its client, or cut the client."""
+        lane = self.lanes.get(laned.number)
+        if lane is None:
+            return
+        if not laned.frames:
+            self._door.cut(lane.conn)
+            return
+        self._learn(laned.frames)
+        self._counts["passed"] += 1
+        if not self._door.send(lane.route, laned.frames):
+            self._door.cut(lane.conn)  # it does not read: its session ends, it comes back
+
+    def _learn(self, frames: tuple[bytes, ...]) -> None:
+        """Note the hashes of a part that is for all clients, if the server signed its header."""
+        message = _peek(frames)
+        if not isinstance(message, Parts):
+            return
+        data, signature, _ = frames[2:]
+        try:
+            verify_header(data, signature, self._server)
+            header = parse_header(data, max_plain_bytes=_MAX_PLAIN)
+        except FcilError:
+            return  # the client refuses it in its own words
+        if header.update_id == message.digest and header.core.part != REGISTRY:
+            self._fetches.learn(header)
+
+    def chunk(self, message: Chunk, data: bytes) -> None:
+        """Take chunks that were asked for: keep them, and give them to all who wait."""
+        header = self._fetches.header_of(message.digest)
+        if header is None:
+            return  # of a part that was given up
+        came: dict[int, bytes] = {}
+        for start in range(0, len(data), header.chunk_bytes):
+            index = message.index + start // header.chunk_bytes
+            piece = data[start : start + header.chunk_bytes]
+            if index >= len(header.hashes) or not header.fits(index, piece):
+                self.refused(message.digest)
+                raise WireError(f"chunk {index} of part {message.digest[:16]} does not fit.")
+            came[index] = piece
+            self._cache.put(message.digest, index, piece)
+        self._counts["fetched"] += len(came)
+        waiting = self._fetches.arrived(message.digest, came, time.monotonic())
+        for number in sorted(waiting):
+            self._give(number, header, {i: came[i] for i in waiting[number]})
+            self._counts["fanned_out"] += len(waiting[number])
+        self._ask()
+
+    def _give(self, number: int, header: Header, pieces: dict[int, bytes]) -> bool:
+        """Send chunks to a client, as many in a message as it asked for; False: it is gone."""
+        lane = self.lanes.get(number)
+        if lane is None:
+            return False
+        for run in runs(header, pieces, self._spans.get(number, 1)):
+            message = Chunk(digest=header.update_id, index=run.start)
+            blob = b"".join(pieces[i] for i in run)
+            if not self._door.send(lane.route, self._channel.frames(message, blob)):
+                self._door.cut(lane.conn)
+                return False
+        return True
+
+    def refused(self, digest: str) -> None:
+        """The server has no such part any more: those who wait for it begin anew, and hear so."""
+        for number in sorted(self._fetches.refused(digest)):
+            if (lane := self.lanes.get(number)) is not None:
+                self._door.cut(lane.conn)
+
+    def _let_in(self, message: Admit) -> None:
+        former = max(0, len(message.guests) - message.invited)
+        newcomers = dict.fromkeys(message.guests[former:], inf)
+        self._keeper.replace(message.members, newcomers, message.guests[:former])
+
+    def admit(self, message: Admit) -> None:
+        """Take new lists; who is on none, or is a member no more, is cut."""
+        members, guests = frozenset(message.members), frozenset(message.guests)
+        self._let_in(message)
+        for lane in self.lanes.values():
+            was_member = lane.key in self._members
+            if lane.key not in members and (was_member or lane.key not in guests):
+                self._door.cut(lane.conn)
+        self._members = members
+
+
+def _peek(frames: tuple[bytes, ...]) -> Message | None:
+    """Read a message that somebody else will judge; None if it is none that is known here."""
+    try:
+        return parse(frames).message
+    except FcilError:
+        return None

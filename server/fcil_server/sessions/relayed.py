@@ -1,0 +1,392 @@
+"""Relays as the server sees them: every lane is a connection, and no relay is believed.
+
+`Lanes` stands between the socket and the daemon, which knows of no relays. A relay's word is
+good for one thing: that somebody with a CURVE key, of those enrolled behind this relay,
+connected to it. Who that is, the signature of its first message says, as on any connection.
+What a relay may ask for itself is chunks of parts that all clients get: sealed bytes, for
+which it is given no key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import fcil_protocol
+from fcil_protocol.errors import (
+    FcilError,
+    InternalError,
+    TrustError,
+    WireError,
+)
+from fcil_protocol.ids import ClientId
+from fcil_protocol.link.interface import Incoming, ServerLink
+from fcil_protocol.link.tcp_info import TcpCounts
+from fcil_protocol.messages import relay_frames as lanes
+from fcil_protocol.messages.frames import Received, parse
+from fcil_protocol.messages.messages import Admit, Message, Uplink, Want, nack_of
+from fcil_protocol.messages.relay_frames import Laned
+from fcil_protocol.messages.signed_session import Channel
+from fcil_server.federation.eligibility import refusal
+from fcil_server.federation.roster import MAX_BEHIND, MAX_GUESTS_BEHIND, Roster
+from fcil_server.ledger import rows as ledger_rows
+from fcil_server.ledger.enums import Direction, Role
+from fcil_server.sessions.backlog import SendQueue
+from fcil_server.sessions.byte_meter import Accounts
+from fcil_server.sessions.guests import SHOWN_OUT_S
+from fcil_server.sessions.handshake import check_uplink
+from fcil_server.sessions.peers import FIRST_LANE, GOODBYE_S, Peer
+
+# What a route begins with, so that none that a client chose can be taken for another kind.
+_DIRECT, _LANE = b"d", b"l"
+MAX_LANES = 2 * (MAX_BEHIND + MAX_GUESTS_BEHIND)  # of one relay; a client may come back early
+FLUSH_S = 0.005  # between attempts to empty that queue
+
+
+@dataclass
+class _Relay:
+    """One connection of a relay.
+
+    Attributes:
+        peer: its session; None before its `Uplink` was accepted.
+        lanes: number -> the connection that the daemon sees.
+        newest: highest number of a lane so far; ended lanes do not come back.
+        waiting: what its socket does not take yet, in order.
+        silenced: nothing more is heard of it; the connection is about to be cut.
+    """
+
+    row: ledger_rows.Client
+    route: bytes
+    conn: int
+    peer: Peer | None = None
+    lanes: dict[int, _Lane] = field(default_factory=dict)
+    newest: int = -1
+    waiting: SendQueue = field(default_factory=SendQueue)
+    flushing: bool = False
+    silenced: bool = False
+
+
+@dataclass
+class _Lane:
+    relay: _Relay
+    number: int
+    incoming: Incoming  # without frames: who, and where answers go
+    cut: bool = False
+
+
+class Lanes:
+    """A `ServerLink` whose connections are clients, behind relays or not.
+
+    Args:
+        link: the server's socket.
+        roster: who is a relay, and who is behind it.
+        credit: bytes that a relay may have in flight.
+        accounts: where bytes are counted; asked for when there are some.
+        serve: answers a relay's Want, chunks only.
+        say: takes a note for the operator: level, code, text, which relay.
+        refused: told what was refused of a relay itself.
+        must_be_heard: raises for a relay that is cut off.
+    """
+
+    def __init__(
+        self,
+        link: ServerLink,
+        roster: Roster,
+        *,
+        credit: int,
+        accounts: Callable[[], Accounts],
+        serve: Callable[[Peer, Want], None],
+        say: Callable[[str, str, str, ClientId], None],
+        refused: Callable[[ClientId, FcilError], None] = lambda *_: None,
+        must_be_heard: Callable[[ClientId], None] = lambda _: None,
+    ) -> None:
+        self._link = link
+        self._roster = roster
+        self._credit = credit
+        self._accounts = accounts
+        self._serve = serve
+        self._say = say
+        self._refused = refused
+        self._must_be_heard = must_be_heard
+        self._kinds: dict[int, _Relay | None] = {}  # of every connection that has spoken
+        self._lanes: dict[int, _Lane] = {}
+        self._last = FIRST_LANE
+        self._ready: deque[Incoming] = deque()
+
+    # --- the link that the daemon sees ------------------------------------------------------
+
+    async def recv(self) -> Incoming:
+        """Wait for the next message or departure of a client."""
+        while not self._ready:
+            self._sort(await self._link.recv())
+        return self._ready.popleft()
+
+    def send(self, route: bytes, frames: Sequence[bytes]) -> bool:
+        """Queue a message; False if the client is gone or does not read."""
+        kind, rest = route[:1], route[1:]
+        if kind == _DIRECT:
+            return self._link.send(rest, frames)
+        conn = int.from_bytes(rest, "big")
+        lane = self._lanes.get(conn)
+        if lane is None:  # a relay's own session
+            relay = self._kinds.get(conn)
+            return relay is not None and self._post(relay, list(frames))
+        return not lane.cut and self._down(lane, frames)
+
+    def cut(self, conn: int) -> None:
+        """End one connection; a lane has ended when its relay says so, and is not heard until."""
+        lane = self._lanes.get(conn)
+        if lane is None:
+            self._link.cut(conn)
+        elif not lane.cut:
+            self._down(lane, ())
+            lane.cut = True
+
+    def take_counts(self) -> Mapping[int, TcpCounts]:
+        """Return what the kernel counted on real connections; lanes are within a relay's."""
+        return self._link.take_counts()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._link.close()
+
+    # --- relays -----------------------------------------------------------------------------
+
+    def tell(self, client: ClientId) -> None:
+        """Send a relay its lists anew; one that was revoked is cut."""
+        for relay in self._relays(client):
+            row = self._roster.federation.ledger.client(client)
+            if row is None or not row.may_join(self._roster.federation.ledger.now):
+                self._link.cut(relay.conn)
+            elif relay.peer is not None:
+                self._admit(relay.peer)
+
+    def silence(self, client: ClientId) -> None:
+        """Hear nothing more of a relay's connections, and cut them when it could hear why."""
+        for relay in self._relays(client):
+            relay.silenced = True
+            asyncio.get_running_loop().call_later(GOODBYE_S, self._link.cut, relay.conn)
+
+    def carrier(self, conn: int) -> ClientId | None:
+        """Return the relay that a connection is a lane of."""
+        lane = self._lanes.get(conn)
+        return lane.relay.row.client_id if lane else None
+
+    def has(self, client: ClientId) -> bool:
+        """Say whether a relay is connected and was greeted."""
+        return any(relay.peer is not None for relay in self._relays(client))
+
+    def relays(self) -> list[ClientId]:
+        """Return the relays that are connected and were greeted."""
+        greeted = (r for r in self._kinds.values() if r is not None and r.peer is not None)
+        return sorted({relay.row.client_id for relay in greeted})
+
+    def _relays(self, client: ClientId) -> list[_Relay]:
+        return [r for r in self._kinds.values() if r is not None and r.row.client_id == client]
+
+    def _sort(self, incoming: Incoming) -> None:
+        relay = self._kind(incoming)
+        if not incoming.frames:
+            self._kinds.pop(incoming.conn, None)
+            if relay is not None:
+                self._accounts().departed(incoming.conn)
+        if relay is None:
+            self._ready.append(replace(incoming, route=_DIRECT + incoming.route))
+            return
+        try:
+            self._hear(relay, incoming)
+        except FcilError as error:
+            self._refuse(relay, error)
+        except Exception as error:  # our defect, not the end of the server
+            wrapped = InternalError(f"{type(error).__name__}: {error}")
+            wrapped.__cause__ = error
+            self._refuse(relay, wrapped)
+
+    def _kind(self, incoming: Incoming) -> _Relay | None:
+        if incoming.conn not in self._kinds:
+            row = self._roster.federation.ledger.client_by_curve(incoming.key)
+            is_relay = row is not None and row.role is Role.RELAY and incoming.frames
+            relay = _Relay(row, incoming.route, incoming.conn) if row and is_relay else None
+            self._kinds[incoming.conn] = relay
+        return self._kinds[incoming.conn]
+
+    def _hear(self, relay: _Relay, incoming: Incoming) -> None:
+        if not incoming.frames:
+            self._end_all(relay)
+            if relay.peer is not None:
+                self._note(relay, "warning", "relay_left", "left")
+                self._roster.federation.ledger.touch(relay.row.client_id)
+        elif relay.silenced:
+            return
+        elif lanes.is_laned(incoming.frames):
+            self._lane(relay, lanes.read_up(incoming.frames))
+        else:
+            self._own(relay, incoming)
+
+    def _own(self, relay: _Relay, incoming: Incoming) -> None:
+        """Take a relay's own message, of which there are two."""
+        received = parse(incoming.frames)
+        message = received.message
+        if isinstance(message, Uplink):
+            self._greet(relay, received, message)
+        elif relay.peer is None:
+            raise WireError("the session of a relay begins with an uplink.")
+        else:
+            relay.peer.channel.check(received)
+        self._accounts().received(relay.row.client_id, message, incoming.frames)
+        if isinstance(message, Want) and relay.peer is not None:
+            if message.header:
+                raise TrustError("a relay gets no key of any part.")
+            try:
+                self._serve(relay.peer, message)
+            except FcilError as error:  # such a part is no more, or is one client's alone
+                self._answer(relay.peer, nack_of(error, message.digest))
+        elif not isinstance(message, Uplink):
+            raise WireError(f"a relay does not send {message.type}.")
+
+    def _greet(self, relay: _Relay, received: Received, message: Uplink) -> None:
+        federation = self._roster.federation
+        row = federation.ledger.client_by_curve(relay.row.curve)
+        if row is None:
+            raise refusal(row, federation.ledger.now)
+        channel = Channel(federation.keys, row.public_keys)
+        channel.peer_nonce = message.nonce
+        channel.check(received)
+        peer = Peer(
+            client=row.client_id,
+            name=row.name,
+            keys=row.public_keys,
+            route=_LANE + relay.conn.to_bytes(8, "big"),
+            conn=relay.conn,
+            channel=channel,
+        )
+        self._end_all(relay)
+        relay.peer = None  # a second uplink begins anew
+        try:
+            check_uplink(row, message, federation.id, federation.ledger.now)
+            self._must_be_heard(row.client_id)
+        except FcilError as error:
+            self._answer(peer, nack_of(error))
+            raise
+        for other in self._relays(row.client_id):
+            if other is not relay:
+                self._link.cut(other.conn)
+        relay.peer = peer
+        federation.ledger.touch(row.client_id)
+        federation.ledger.set_address(row.client_id, message.address)
+        self._accounts().connected(row.client_id, relay.conn)
+        self._admit(peer)
+        self._note(relay, "info", "relay", f"connected, listening on {message.address}")
+
+    def _admit(self, peer: Peer) -> None:
+        members, guests, invited = self._roster.lists(peer.client)
+        federation = self._roster.federation
+        message = Admit(
+            protocol=fcil_protocol.PROTOCOL_VERSION,
+            server_nonce=peer.channel.nonce,
+            certificate=federation.certificate.to_bytes(),
+            credit=self._credit,
+            members=members,
+            guests=guests,
+            invited=invited,
+        )
+        self._answer(peer, message)
+
+    def _answer(self, peer: Peer, message: Message) -> None:
+        frames = peer.channel.frames(message)
+        if self.send(peer.route, frames):
+            self._accounts().sent(peer.client, message, frames)
+
+    def _refuse(self, relay: _Relay, error: FcilError) -> None:
+        self._note(relay, "warning", error.code, error.message)
+        self._refused(relay.row.client_id, error)
+        if relay.peer is not None:
+            self._answer(relay.peer, nack_of(error))
+        else:
+            asyncio.get_running_loop().call_later(SHOWN_OUT_S, self._link.cut, relay.conn)
+
+    def _note(self, relay: _Relay, level: str, code: str, text: str) -> None:
+        self._say(level, code, f"relay {relay.row.name}: {text}", relay.row.client_id)
+
+    # --- lanes ------------------------------------------------------------------------------
+
+    def _lane(self, relay: _Relay, laned: Laned) -> None:
+        self._accounts().head(relay.row.client_id, Direction.UP, laned.head)
+        if relay.peer is None:
+            return  # of a session that is over
+        lane = relay.lanes.get(laned.number)
+        if lane is None:
+            lane = self._begin(relay, laned)
+        if lane is None or (lane.cut and laned.frames):
+            return
+        if laned.key != lane.incoming.key:
+            raise WireError("a lane belongs to one key from its beginning to its end.")
+        if laned.frames:
+            self._ready.append(replace(lane.incoming, frames=laned.frames))
+        else:
+            self._end(lane)
+
+    def _begin(self, relay: _Relay, laned: Laned) -> _Lane | None:
+        if not laned.frames:
+            return None
+        if laned.number <= relay.newest:  # over; whoever still speaks must begin anew
+            self._post(relay, lanes.down(laned.number))
+            return None
+        relay.newest = laned.number
+        if len(relay.lanes) >= MAX_LANES:
+            self._post(relay, lanes.down(laned.number))
+            raise WireError(f"it has {MAX_LANES} connections already.")
+        if not self._roster.is_behind(laned.key, relay.row.client_id):
+            self._post(relay, lanes.down(laned.number))
+            raise TrustError("it speaks for a key that is not enrolled behind it.")
+        self._last += 1
+        route = _LANE + self._last.to_bytes(8, "big")
+        incoming = Incoming(route, self._last, laned.key, relayed=True)
+        lane = _Lane(relay, laned.number, incoming)
+        relay.lanes[laned.number] = self._lanes[self._last] = lane
+        return lane
+
+    def _end(self, lane: _Lane) -> None:
+        del lane.relay.lanes[lane.number]
+        del self._lanes[lane.incoming.conn]
+        self._ready.append(lane.incoming)
+
+    def _end_all(self, relay: _Relay) -> None:
+        relay.waiting.clear()
+        for lane in list(relay.lanes.values()):
+            self._end(lane)
+
+    # --- out --------------------------------------------------------------------------------
+
+    def _down(self, lane: _Lane, frames: Sequence[bytes]) -> bool:
+        message = lanes.down(lane.number, frames)
+        sent = self._post(lane.relay, message)
+        if sent:
+            self._accounts().head(lane.relay.row.client_id, Direction.DOWN, message[0])
+        return sent
+
+    def _post(self, relay: _Relay, message: list[bytes]) -> bool:
+        """Queue a message for a relay in order: many clients share the queue of one socket."""
+        if not relay.waiting and self._link.send(relay.route, message):
+            return True
+        if relay.waiting.full:
+            if not relay.silenced:
+                self._note(relay, "warning", "relay_deaf", "does not read, and is cut")
+                relay.silenced = True
+            self._link.cut(relay.conn)  # its clients come back when it does
+            return False
+        relay.waiting.add(message)
+        if not relay.flushing:
+            relay.flushing = True
+            asyncio.get_running_loop().call_later(FLUSH_S, self._flush, relay)
+        return True
+
+    def _flush(self, relay: _Relay) -> None:
+        relay.flushing = False
+        while relay.waiting and self._link.send(relay.route, relay.waiting.first):
+            relay.waiting.drop()
+        if relay.waiting and self._kinds.get(relay.conn) is relay:
+            relay.flushing = True
+            asyncio.get_running_loop().call_later(FLUSH_S, self._flush, relay)

@@ -1,0 +1,252 @@
+"""The form of a backup: one tar file, its manifest last, every member hashed.
+
+::
+
+    federation.toml   certificate   [keys.sealed]   ledger.sqlite
+    runs/<id>/states/NNNNNN.safetensors and .json
+    runs/<id>/kept/<update>.update
+    manifest.json     what it is, and the SHA-256 and size of every other member
+
+A manifest at the end says also that the file is complete. What is read from a backup is
+believed only after all of it was compared with the manifest; names are taken from a fixed
+list, so nothing can be written elsewhere, and only plain files are accepted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+from fcil_protocol.errors import CorruptFile, UsageError
+from fcil_protocol.ids import is_digest
+from fcil_protocol.storage.atomic_files import storage_errors
+
+FORMAT, VERSION = "fcil-backup", 1
+MANIFEST, KEYS, CERTIFICATE = "manifest.json", "keys.sealed", "certificate"
+MAX_MANIFEST_BYTES = 16 << 20
+_STEP_BYTES = 1 << 20
+_NAME = re.compile(
+    r"federation\.toml|certificate|keys\.sealed|ledger\.sqlite|manifest\.json|"
+    r"runs/r\d{8}-\d{6}-[0-9a-f]{4}/"
+    r"(states/\d{6,12}\.(safetensors|json)|kept/[0-9a-f]{64}\.update)"
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One member of a backup as the manifest names it."""
+
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a backup says of itself.
+
+    Attributes:
+        fcil: version of the package that wrote it.
+        created_at: unix seconds.
+        federation: its id. name: what people call it.
+        run, state: where the newest run stood; None before the first.
+        keys: whether the server's keys are in it, under a passphrase.
+        files: every other member.
+    """
+
+    fcil: str
+    created_at: float
+    federation: str
+    name: str
+    run: str | None
+    state: int | None
+    keys: bool
+    files: dict[str, Entry] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """Encode as JSON."""
+        fields = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        return json.dumps(fields, indent=1, sort_keys=True).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: Path) -> Manifest:
+        """Parse a manifest.
+
+        Raises:
+            CorruptFile: it is none.
+            UsageError: it is of a later version.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(data)
+            form, version = fields.pop("format"), fields.pop("version")
+            files = {str(n): Entry(**e) for n, e in fields.pop("files").items()}
+            known = {k: v for k, v in fields.items() if k in cls.__dataclass_fields__}
+            manifest = cls(**known, files=files)
+            whole = form == FORMAT and all(
+                is_digest(e.sha256) and isinstance(e.size_bytes, int) for e in files.values()
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            whole, version = False, VERSION
+        if not whole:
+            raise CorruptFile(f"{path} is no fcil backup: its {MANIFEST} is damaged.")
+        if version != VERSION:
+            raise UsageError(
+                f"{path} is a backup of form {version}, this fcil reads form {VERSION}.",
+                action=f"Install fcil {fields.get('fcil', '')}.",
+            )
+        return manifest
+
+
+class Writer:
+    """Writes members into an open file; `finish` adds the manifest."""
+
+    def __init__(self, file: BinaryIO, created_at: float) -> None:
+        self._tar = tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT)  # noqa: SIM115
+        self._created_at = created_at
+        self.files: dict[str, Entry] = {}
+
+    def add(self, name: str, data: bytes) -> None:
+        """Add a member."""
+        self._put(name, io.BytesIO(data), len(data))
+        self.files[name] = Entry(hashlib.sha256(data).hexdigest(), len(data))
+
+    def add_file(self, name: str, path: Path) -> None:
+        """Add a file of any size, which nobody changes meanwhile."""
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            size = file.tell()
+            file.seek(0)
+            self._put(name, file, size)
+        self.files[name] = Entry(digest, size)
+
+    def _put(self, name: str, file: BinaryIO, size: int) -> None:
+        assert _NAME.fullmatch(name), "restore would refuse it"
+        member = tarfile.TarInfo(name)
+        member.size, member.mode, member.mtime = size, 0o600, int(self._created_at)
+        self._tar.addfile(member, file)
+
+    def finish(self, manifest: Manifest) -> None:
+        """Write the manifest and the end of the archive."""
+        data = manifest.to_bytes()
+        self._put(MANIFEST, io.BytesIO(data), len(data))
+        self._tar.close()
+
+
+def verify(path: Path) -> Manifest:
+    """Read a whole backup and compare every member with its manifest.
+
+    Raises:
+        CorruptFile: it is damaged, incomplete, or holds what no backup holds.
+        UsageError: it is of a later version.
+        StorageError: it cannot be read.
+    """
+    with _errors(path):
+        manifest, found = _read(path)
+    if manifest is None:
+        raise CorruptFile(f"{path} is no complete fcil backup: it ends without a {MANIFEST}.")
+    wrong = sorted(n for n in {*found, *manifest.files} if found.get(n) != manifest.files.get(n))
+    if wrong:
+        raise CorruptFile(
+            f"{path} is damaged: {', '.join(wrong[:5])} "
+            f"{'differs' if len(wrong) == 1 else 'differ'} from its {MANIFEST}.",
+            action="Use another backup; nothing was written.",
+        )
+    return manifest
+
+
+def _read(path: Path) -> tuple[Manifest | None, dict[str, Entry]]:
+    """Return the manifest, if there is one, and what the other members really are."""
+    found: dict[str, Entry] = {}
+    manifest: Manifest | None = None
+    for name, member in _members(path):
+        if manifest is not None or name in found:
+            raise CorruptFile(f"{path} holds {name!r} twice, or after its end.")
+        if name == MANIFEST:
+            manifest = Manifest.from_bytes(member.read(), path)
+            continue
+        digest = hashlib.sha256()
+        size = 0
+        while piece := member.read(_STEP_BYTES):
+            digest.update(piece)
+            size += len(piece)
+        found[name] = Entry(digest.hexdigest(), size)
+    return manifest, found
+
+
+def unpack_into(path: Path, manifest: Manifest, directory: Path) -> None:
+    """Write the members of a verified backup under a directory, all 0600.
+
+    Raises:
+        CorruptFile: the file changed since it was verified.
+        DiskFull, StorageError.
+    """
+    with _errors(path):
+        for name, member in _members(path):
+            if name != MANIFEST:
+                digest = _write(member, directory, name)
+                entry = manifest.files.get(name)
+                if entry is None or entry.sha256 != digest:
+                    raise CorruptFile(f"{path} has changed while it was read ({name}).")
+
+
+def _write(member: IO[bytes], directory: Path, name: str) -> str:
+    """Write one member; return its SHA-256."""
+    target, digest = directory / name, hashlib.sha256()
+    with storage_errors("write", target):
+        for folder in reversed(Path(name).parents):
+            (directory / folder).mkdir(mode=0o700, exist_ok=True)
+        with open(target, "xb", opener=_private) as file:
+            while piece := member.read(_STEP_BYTES):
+                digest.update(piece)
+                file.write(piece)
+    return digest.hexdigest()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+@contextlib.contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    with storage_errors("read", path):
+        try:
+            yield
+        except tarfile.TarError as error:
+            raise CorruptFile(
+                f"{path} is no fcil backup, or is damaged: {error}.",
+                action="Use another backup; nothing was written.",
+            ) from error
+
+
+def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield name and content of each member in order; only what a backup may hold.
+
+    Raises:
+        CorruptFile: it holds something else.
+        OSError, tarfile.TarError: it cannot be read.
+    """
+    size = path.stat().st_size
+    with tarfile.open(path, "r:") as tar:
+        for member in tar:
+            _check(path, member, size)
+            content = tar.extractfile(member)
+            assert content is not None, "it is a plain file"
+            yield member.name, content
+
+
+def _check(path: Path, member: tarfile.TarInfo, size: int) -> None:
+    limit = MAX_MANIFEST_BYTES if member.name == MANIFEST else size
+    plain = member.type == tarfile.REGTYPE and not member.issparse()
+    if not plain or not _NAME.fullmatch(member.name) or member.size > limit:
+        raise CorruptFile(
+            f"{path} holds {member.name[:100]!r} ({member.size} bytes), which no backup holds.",
+            action="Use another backup; nothing was written.",
+        )

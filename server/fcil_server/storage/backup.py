@@ -1,0 +1,242 @@
+"""``fcil-server backup``: one consistent file of a federation, also while its server runs.
+
+The ledger is copied through SQLite's backup interface, as it is at one moment; then the states
+that this copy names as kept, and the counted updates that a run keeps. Updates of an open round
+are not in it: they belong to a run that a restored federation does not continue, but fork. Parts
+are sealed anew from the state.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from fcil_protocol.errors import (
+    CorruptFile,
+    FcilError,
+    KeyFileError,
+    StorageError,
+    UsageError,
+    WireError,
+)
+from fcil_protocol.ids import RunId
+from fcil_protocol.storage.atomic_files import (
+    place_new,
+    read_private,
+    scratch,
+    storage_errors,
+    sync_data,
+)
+from fcil_protocol.trust.certificate import Certificate
+from fcil_protocol.trust.passphrase import seal_with_passphrase
+from fcil_server.aggregation.kept_updates import SUFFIX, KeptUpdates, kept_folder
+from fcil_server.aggregation.store import StateStore, check_state, states_folder
+from fcil_server.federation.config import load
+from fcil_server.federation.directory import CONFIG
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.ledger.rows import StateRow
+from fcil_server.storage.archive import CERTIFICATE, KEYS, Manifest, Writer
+
+KEY_FILES = ("server.json", "root.json")
+SCRATCH = "fcil-backup"  # begins the names of unfinished files, after a dot
+_TRIES = 3  # a running server may remove a state while it is copied
+
+
+@dataclass(frozen=True)
+class Backup:
+    """What was written."""
+
+    file: Path
+    manifest: Manifest
+    size_bytes: int
+
+
+def key_context(federation: str) -> bytes:
+    """Return what sealed keys are bound to."""
+    return b"fcil/1/backup/" + federation.encode("ascii")
+
+
+def backup(directory: Path, file: Path, *, passphrase: str | None) -> Backup:
+    """Write a backup; it is on disk, whole and 0600, when this returns.
+
+    Args:
+        directory: the federation's, whether its server runs or not.
+        file: does not exist yet.
+        passphrase: the server's keys are sealed with it; None leaves them out.
+
+    Raises:
+        UsageError: the file exists.
+        CorruptFile: the ledger or a state is damaged.
+        DiskFull, StorageError, KeyFileError: no file was left.
+    """
+    if file.exists() or file.is_symlink():
+        raise _taken(file)
+    folder = file.absolute().parent
+    with scratch(folder, SCRATCH) as name:
+        whole = name("file")
+        manifest = _write_patiently(directory, whole, name("ledger"), passphrase)
+        with storage_errors("write", file):
+            size = whole.stat().st_size
+            try:
+                place_new(whole, file)
+            except FileExistsError as error:
+                raise _taken(file) from error
+    return Backup(file, manifest, size)
+
+
+def _taken(file: Path) -> UsageError:
+    return UsageError(f"{file} exists already.", action="Give the backup a new name.")
+
+
+def audit_backup(directory: Path, done: Backup, actor: str) -> bool:
+    """Note a backup in the audit log, beside a running server; says whether that was possible."""
+    try:
+        with Ledger(directory / LEDGER_NAME) as ledger:
+            keys = "with sealed keys" if done.manifest.keys else "without keys"
+            ledger.add_audit(actor, "backup", f"{done.file.name}, {keys}")
+    except FcilError:
+        return False
+    return True
+
+
+def _write_patiently(
+    directory: Path, whole: Path, ledger: Path, passphrase: str | None
+) -> Manifest:
+    """Write the backup; again if the running server removed a state meanwhile."""
+    with Ledger(directory / LEDGER_NAME, read_only=True) as live:
+        live.refuse_damage()
+    certificate = _read_certificate(directory)
+    # Slow by design, so before the moment from which the server's states are waited for.
+    sealed = None if passphrase is None else _seal_keys(directory, certificate, passphrase)
+    for attempt in range(_TRIES):
+        for temporary in (whole, ledger):
+            temporary.unlink(missing_ok=True)
+        try:
+            return _write(directory, whole, ledger, certificate, sealed)
+        except CorruptFile as error:
+            if not _went_on(directory, ledger):
+                raise
+            if attempt == _TRIES - 1:
+                raise StorageError(
+                    f"the server was faster than the backup, {_TRIES} times: it made new states "
+                    "and removed the one that was to be copied.",
+                    action="Pause it (fcil-server pause), or try again.",
+                ) from error
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _went_on(directory: Path, snapshot: Path) -> bool:
+    """Say whether the server has made a state since a copy of its ledger."""
+    newest = []
+    try:
+        for path in (directory / LEDGER_NAME, snapshot):
+            with Ledger(path, read_only=True) as ledger:
+                run = ledger.newest_run()
+                newest.append(ledger.newest_state(run.run_id) if run else None)
+    except FcilError:
+        return False  # the caller's error says what is wrong with the ledger
+    return newest[0] != newest[1]
+
+
+def _write(
+    directory: Path, path: Path, snapshot: Path, certificate: Certificate, sealed: bytes | None
+) -> Manifest:
+    created = time.time()
+    with Ledger(directory / LEDGER_NAME, read_only=True) as live:
+        live.copy_to(snapshot)
+    mode = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with storage_errors("write", path), os.fdopen(os.open(path, mode, 0o600), "wb") as out:
+        writer = Writer(out, created)
+        _add_small(writer, directory, certificate, sealed)
+        writer.add_file(LEDGER_NAME, snapshot)
+        with Ledger(snapshot, read_only=True) as ledger:
+            run = ledger.newest_run()
+            newest = ledger.newest_state(run.run_id) if run else None
+            for row in ledger.runs():
+                _add_states(writer, directory, ledger.states(row.run_id), newest)
+                _add_kept(writer, directory, ledger, row.run_id)
+        manifest = Manifest(
+            fcil=version("fcil"),
+            created_at=created,
+            federation=certificate.federation,
+            name=load(directory / CONFIG).federation.name,
+            run=run.run_id if run else None,
+            state=newest.state if newest else None,
+            keys=sealed is not None,
+            files=writer.files,
+        )
+        writer.finish(manifest)
+        out.flush()
+        sync_data(out.fileno())
+    return manifest
+
+
+def _add_small(
+    writer: Writer, directory: Path, certificate: Certificate, sealed: bytes | None
+) -> None:
+    config = directory / CONFIG
+    with storage_errors("read", config):
+        writer.add(CONFIG, config.read_bytes())
+    writer.add(CERTIFICATE, certificate.to_bytes())
+    if sealed is not None:
+        writer.add(KEYS, sealed)
+
+
+def _seal_keys(directory: Path, certificate: Certificate, passphrase: str) -> bytes:
+    found = {
+        name: read_private(path).decode("utf-8")
+        for name in KEY_FILES
+        if (path := directory / "keys" / name).exists()
+    }
+    if KEY_FILES[0] not in found:
+        raise KeyFileError(
+            f"there is no {directory / 'keys' / KEY_FILES[0]}, so the backup would be without it.",
+            action="Restore it, or leave keys out: --without-keys",
+        )
+    context = key_context(certificate.federation)
+    return seal_with_passphrase(json.dumps(found).encode(), passphrase, context)
+
+
+def _read_certificate(directory: Path) -> Certificate:
+    path = directory / "keys" / "certificate"
+    try:
+        with storage_errors("read", path):
+            return Certificate.from_bytes(path.read_bytes())
+    except WireError as error:
+        raise CorruptFile(f"{path} is damaged: {error.message}") from error
+
+
+def _add_states(
+    writer: Writer, directory: Path, rows: list[StateRow], newest: StateRow | None
+) -> None:
+    """Add the kept states of a run; the newest of all must be there and whole."""
+    folder = states_folder(directory, rows[0].run) if rows else None
+    if folder is None or not folder.is_dir():
+        return
+    store = StateStore(folder)
+    held = set(store.numbers())
+    for row in rows:
+        if row.state not in held and row != newest:
+            continue  # pruned
+        try:
+            check_state(store, row.state, {row.state: row.digest})
+            pieces = store.pair(row.state)
+        except CorruptFile:
+            if row == newest:
+                raise
+            continue  # pruned meanwhile, or damaged: `check` names it
+        for suffix, data in zip(("safetensors", "json"), pieces, strict=True):
+            writer.add(f"runs/{row.run}/states/{row.state:06d}.{suffix}", data)
+
+
+def _add_kept(writer: Writer, directory: Path, ledger: Ledger, run: RunId) -> None:
+    """Add the counted updates that a run keeps; `check` names those that are missing."""
+    kept = KeptUpdates(kept_folder(directory, run))
+    counted = ledger.counted_ids(run)
+    for update in kept.names():
+        if update in counted:  # not of a round that closed after the ledger was copied
+            writer.add_file(f"runs/{run}/kept/{update}{SUFFIX}", kept.path(update))

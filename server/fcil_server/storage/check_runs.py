@@ -1,0 +1,252 @@
+"""The part of a check that is about runs: states, rounds, classes, the spool, sealed parts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from fcil_protocol.envelopes.envelope import (
+    StoredEnvelope,
+    open_body,
+    parse_header,
+    unwrap_key,
+    verify_header,
+)
+from fcil_protocol.errors import CorruptFile, FcilError
+from fcil_protocol.ids import Digest
+from fcil_protocol.storage.segment import Damage, Record, RecordKind, Segment
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
+from fcil_server.aggregation.store import PartStore, StateStore, check_state, states_folder
+from fcil_server.federation.config import parse
+from fcil_server.ledger.enums import RunStatus, UpdateStatus
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.rows import Run, StateRow, UpdateRow
+from fcil_server.runs.forget import leftovers
+from fcil_server.storage.findings import Finding, failure, fine, warning
+
+_SHOWN = 5  # faults of one kind
+_RESTORE = "Restore a backup: fcil-server restore FILE --dir NEW"
+
+
+def check_run(ledger: Ledger, directory: Path, run: Run, *, newest: bool) -> Iterator[Finding]:
+    """Look at one run; at the newest, which a server would go on with, in depth."""
+    about = f"run {run.run_id}"
+    if run.emptied_at is not None:
+        yield from _emptied(directory, run, about)
+        return
+    found = [
+        *_states(ledger, directory, run, about, newest=newest),
+        *_kept(ledger, directory, run, about),
+        *_history(ledger, run, about),
+        *_classes(ledger, run, about),
+    ]
+    if newest and run.status in (RunStatus.RUNNING, RunStatus.FAILED):
+        found += _spool(ledger, directory, run, about)
+        found += _parts(ledger, directory, run, about)
+    yield from found
+    tasks, rounds = len(ledger.tasks(run.run_id)), len(ledger.rounds(run.run_id))
+    states = len(ledger.states(run.run_id))
+    yield fine(about, f"{run.status.value}; {tasks} tasks, {rounds} rounds, {states} states")
+
+
+def _emptied(directory: Path, run: Run, about: str) -> Iterator[Finding]:
+    left = leftovers(directory, run.run_id)
+    if left:
+        text = f"a client was forgotten in it, and {', '.join(p.name for p in left)} are still here"
+        yield failure(about, text, "Start the server, or forget once more: it finishes that first.")
+    else:
+        yield fine(about, "a client was forgotten in it: states and updates removed, tables stay")
+
+
+def _kept(ledger: Ledger, directory: Path, run: Run, about: str) -> Iterator[Finding]:
+    """Look at the counted updates that a run keeps: each there, and whole."""
+    kept = KeptUpdates(kept_folder(directory, run.run_id))
+    names, counted = kept.names(), ledger.counted_ids(run.run_id)
+    wanted = names or parse(run.config).run.keep_updates
+    if not wanted:
+        return
+    faults = [f"{update[:16]} is missing" for update in sorted(counted - set(names))]
+    for update in names:
+        try:
+            kept.get(update)
+        except CorruptFile as error:
+            faults.append(error.message)
+    for fault in faults[:_SHOWN]:
+        action = "The run goes on; a client can be forgotten exactly only with all of them."
+        yield warning(about, f"kept updates: {fault}", action)
+    if set(names) - counted:
+        text = f"{len(set(names) - counted)} kept updates are counted in no state"
+        yield warning(about, text, "The server removes them when it starts.")
+    if len(faults) > _SHOWN:
+        yield warning(about, f"{len(faults) - _SHOWN} more kept updates are missing or damaged")
+    size = f"{kept.size_bytes() / 1e6:.1f} MB"
+    yield fine(about, f"keeps {len(names)} counted updates, {size}")
+
+
+def _states(
+    ledger: Ledger, directory: Path, run: Run, about: str, *, newest: bool
+) -> Iterator[Finding]:
+    rows = ledger.states(run.run_id)
+    yield from _chain(rows, about)
+    folder = states_folder(directory, run.run_id)
+    if not folder.is_dir():
+        if rows:
+            yield failure(about, f"its states are gone: there is no {folder}", _RESTORE)
+        return
+    store = StateStore(folder)
+    digests = {row.state: row.digest for row in rows}
+    last = rows[-1].state if rows else -1
+    for number in sorted({*store.numbers(), *([last] if rows else [])}):
+        if number not in digests:
+            text = f"{store.path(number)} was never committed"
+            yield warning(about, text, "The server removes it when it starts; the round goes on.")
+            continue
+        try:
+            check_state(store, number, digests)
+        except CorruptFile as error:
+            yield _damaged_state(error, about, is_last=newest and number == last)
+
+
+def _damaged_state(error: CorruptFile, about: str, *, is_last: bool) -> Finding:
+    if is_last:
+        action = (
+            "Start the server: it computes the state again, or goes back to the one before "
+            "and says so. Or restore a backup."
+        )
+        return failure(about, error.message, action)
+    return warning(about, error.message, "The run does not need it to go on, only to go back.")
+
+
+def _chain(rows: list[StateRow], about: str) -> Iterator[Finding]:
+    numbers = [row.state for row in rows]
+    if numbers != list(range(len(rows))):
+        yield failure(about, f"its states are numbered {numbers[:10]}, with gaps", _RESTORE)
+    for before, row in pairwise(rows):
+        if row.parent != before.digest:
+            text = f"state {row.state} does not follow from state {before.state}"
+            yield failure(about, text, _RESTORE)
+
+
+def _history(ledger: Ledger, run: Run, about: str) -> Iterator[Finding]:
+    rounds, committed = ledger.rounds(run.run_id), {s.state for s in ledger.states(run.run_id)}
+    if [r.seq for r in rounds] != list(range(len(rounds))):
+        yield failure(about, "its rounds are not numbered without gaps", _RESTORE)
+    for row in rounds:
+        name = f"task {row.task} {row.kind} round {row.round}"
+        if row.new_state is not None and row.new_state not in committed:
+            yield failure(about, f"{name} made state {row.new_state}, which is unknown", _RESTORE)
+        updates = ledger.updates(row.key)
+        twice = [c for c, n in Counter(u.client for u in updates).items() if n > 1]
+        if twice:
+            yield failure(about, f"{name} counts {', '.join(twice)} twice", _RESTORE)
+        left = sum(u.status is UpdateStatus.ACCEPTED for u in updates)
+        if row.closed_at is not None and left:
+            text = f"{name} is closed, but {left} of its updates were neither counted nor excluded"
+            yield failure(about, text, _RESTORE)
+        counted = any(u.status is UpdateStatus.COUNTED for u in updates)
+        if row.closed_at is None and counted:
+            yield failure(about, f"{name} is open, but has counted updates", _RESTORE)
+
+
+def _classes(ledger: Ledger, run: Run, about: str) -> Iterator[Finding]:
+    rows, tasks = ledger.classes(run.run_id), ledger.tasks(run.run_id)
+    ids = [c.class_id for c in rows if c.class_id is not None]
+    if sorted(ids) != list(range(len(ids))):
+        yield failure(about, f"its class ids are not 0 to {len(ids) - 1}", _RESTORE)
+    if [t.task for t in tasks] != list(range(len(tasks))):
+        yield failure(about, "its tasks are not numbered without gaps", _RESTORE)
+    placed = {c.class_id: c.task for c in rows if c.task is not None}
+    listed = {i: t.task for t in tasks for i in t.class_ids}
+    if placed != listed or len(listed) != sum(len(t.class_ids) for t in tasks):
+        yield failure(about, "its tasks and its class names do not fit together", _RESTORE)
+
+
+def _spool(ledger: Ledger, directory: Path, run: Run, about: str) -> Iterator[Finding]:
+    """Every acknowledged update of the open round must be there, whole, and open."""
+    records: dict[str, tuple[Segment, Record]] = {}
+    folder = directory / "runs" / run.run_id / "spool"
+    segments = Segment.all_in(folder) if folder.is_dir() else []
+    for segment in segments:
+        for found in segment.scan():
+            if isinstance(found, Record):
+                if found.kind is RecordKind.DATA:
+                    records[found.key] = (segment, found)
+                elif found.kind is RecordKind.REMOVED:
+                    records.pop(found.key, None)
+            elif not found.torn:
+                yield _damaged_spool(segment, found, about)
+    row = ledger.open_round(run.run_id)
+    updates = ledger.accepted(row.key) if row else []
+    keys = _server_keys(directory)
+    for update in updates:
+        place = records.get(update.update_id)
+        fault = "it is not in the spool" if place is None else ""
+        if place is not None and keys is not None:
+            fault = _fault(ledger, update, *place, keys)
+        if fault:
+            client = ledger.client(update.client)
+            name = client.name if client else update.client[:8]
+            text = f"the update of {name} to the open round is lost: {fault}"
+            action = "The server leaves it out and tells the client so; the round goes on."
+            yield failure(about, text, action)
+    if row is not None:
+        text = f"task {row.task} {row.kind} round {row.round} is open with {len(updates)} updates"
+        yield fine(about, text)
+
+
+def _damaged_spool(segment: Segment, damage: Damage, about: str) -> Finding:
+    text = f"{damage.size} bytes at {damage.offset} of {segment.path} are damaged"
+    return failure(
+        about, text, "The server moves them aside when it starts, and says what is lost."
+    )
+
+
+def _server_keys(directory: Path) -> PrivateKeys | None:
+    try:
+        return PrivateKeys.load(directory / "keys" / "server.json")
+    except FcilError:
+        return None  # reported with the keys
+
+
+def _fault(
+    ledger: Ledger, update: UpdateRow, segment: Segment, record: Record, keys: PrivateKeys
+) -> str:
+    """Return what is wrong with a stored update; empty if nothing is."""
+    try:
+        stored = StoredEnvelope.from_bytes(segment.read(record))
+        header = parse_header(stored.header, max_plain_bytes=1 << 40)  # accepted before
+        if header.update_id != update.update_id:
+            return "another update lies under its name"
+        if (header.core.sender, header.core.run) != (update.client, update.run):
+            return "another client sent it, or for another run"
+        client = ledger.client(update.client)
+        if client is not None and header.core.sender_key == client.public_keys.fingerprint:
+            verify_header(stored.header, stored.signature, client.public_keys)
+        # else: the client has changed its keys since, and the signature was verified then
+        key = unwrap_key(stored.wrap, stored.header, keys)
+        open_body(header, key, header.split(stored.body))
+    except FcilError as error:
+        return error.message
+    return ""
+
+
+def _parts(ledger: Ledger, directory: Path, run: Run, about: str) -> Iterator[Finding]:
+    folder = directory / "runs" / run.run_id / "parts"
+    if not folder.is_dir():
+        return
+    store, rows = PartStore(folder), ledger.parts(run.run_id)
+    again = "Nothing to do: it is sealed anew when the round goes on."
+    for row in rows:
+        try:
+            stored = StoredEnvelope.from_bytes(store.get(Digest(row.digest)))
+            header = parse_header(stored.header, max_plain_bytes=1 << 40)
+            if str(header.update_id) != row.digest:
+                yield warning(about, f"{store.path(Digest(row.digest))} is another part", again)
+        except FcilError as error:
+            yield warning(about, error.message, again)
+    extra = {*store.digests()} - {Digest(r.digest) for r in rows}
+    if extra:
+        yield warning(about, f"{len(extra)} parts in {folder} belong to no state", again)

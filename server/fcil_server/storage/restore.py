@@ -1,0 +1,214 @@
+"""``fcil-server restore``: a backup becomes a federation directory again.
+
+Clients may have seen more than the backup holds, so a run that was going on is forked: they
+meet a run that they do not know, and begin with the state that it begins with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fcil_protocol.errors import KeyFileError, UsageError
+from fcil_protocol.storage.atomic_files import (
+    make_private,
+    scratch,
+    storage_errors,
+    sync_directory,
+    write_atomic,
+)
+from fcil_protocol.trust.certificate import Certificate, RootKey
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_protocol.trust.passphrase import open_with_passphrase
+from fcil_server.ledger.enums import RunStatus
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.ledger.rows import Run
+from fcil_server.runs.fork import fork
+from fcil_server.storage.archive import CERTIFICATE, KEYS, Manifest, unpack_into, verify
+from fcil_server.storage.backup import KEY_FILES, key_context
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Where the keys of a restored federation come from: exactly one of these.
+
+    Attributes:
+        passphrase: opens those in the backup.
+        folder: holds ``server.json``, and perhaps ``root.json``.
+        fresh: nowhere; new ones are made, and clients must be enrolled anew.
+    """
+
+    passphrase: str | None = field(default=None, repr=False)
+    folder: Path | None = None
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What was restored.
+
+    Attributes:
+        fork: the run that goes on; None where there was none to go on with.
+        members: names of clients that may join, also if they were revoked after the backup.
+        withdrawn: how many open tickets were made useless.
+        recertified: the server's keys have a newer certificate, so that clients who saw keys
+            that came after the backup accept them.
+    """
+
+    manifest: Manifest
+    fork: Run | None
+    members: list[str]
+    withdrawn: int
+    recertified: bool
+
+
+def restore(file: Path, directory: Path, keys: Keys, *, actor: str) -> Restored:
+    """Make a federation directory from a backup, all of it or nothing.
+
+    Raises:
+        UsageError: the directory is not empty, or no keys are given.
+        CorruptFile: the backup is damaged; nothing was written.
+        CannotOpen: the passphrase does not fit.
+        KeyFileError: the keys given are not this federation's.
+        DiskFull, StorageError.
+    """
+    directory = directory.absolute()
+    if directory.is_symlink() or (directory.exists() and not _is_empty(directory)):
+        raise UsageError(
+            f"{directory} is not empty.", action="Restore into a new directory: --dir NEW"
+        )
+    manifest = verify(file)
+    _check_choice(file, manifest, keys)
+    with storage_errors("create", directory.parent):
+        make_private(directory.parent)
+    with scratch(directory.parent, f"{directory.name}.restore") as name:
+        staged = name("folder")
+        with storage_errors("create", staged):
+            staged.mkdir(mode=0o700)
+        unpack_into(file, manifest, staged)
+        recertified = _place_keys(staged, manifest, keys)
+        done = _settle(staged, manifest, keys, actor, recertified=recertified)
+        _sync_all(staged)
+        with storage_errors("create", directory):
+            staged.replace(directory)  # an empty directory gives way
+            sync_directory(directory.parent)
+    return done
+
+
+def _is_empty(directory: Path) -> bool:
+    with storage_errors("look into", directory):
+        return directory.is_dir() and not any(directory.iterdir())
+
+
+def _check_choice(file: Path, manifest: Manifest, keys: Keys) -> None:
+    given = [keys.passphrase is not None, keys.folder is not None, keys.fresh]
+    if sum(given) != 1:
+        where = "--passphrase-file FILE" if manifest.keys else "--keys FOLDER with your own copy"
+        raise UsageError(
+            f"{file} holds {'sealed' if manifest.keys else 'no'} keys; say where the server's keys "
+            "come from.",
+            action=f"Give {where}, or --new-keys (every client must be enrolled anew).",
+        )
+    if keys.passphrase is not None and not manifest.keys:
+        raise UsageError(
+            f"{file} was written without keys, so there is nothing to open with a passphrase.",
+            action="Give --keys FOLDER with your own copy of keys/, or --new-keys.",
+        )
+
+
+def _place_keys(staged: Path, manifest: Manifest, keys: Keys) -> bool:
+    """Put keys and certificate in place; says whether the certificate is a new one."""
+    folder, sealed, carried = staged / "keys", staged / KEYS, staged / CERTIFICATE
+    with storage_errors("create", folder):
+        folder.mkdir(mode=0o700)
+    if keys.passphrase is not None:
+        context = key_context(manifest.federation)
+        found = json.loads(open_with_passphrase(sealed.read_bytes(), keys.passphrase, context))
+        for name in KEY_FILES:
+            if name in found:
+                write_atomic(folder / name, str(found[name]).encode())
+    elif keys.folder is not None:
+        server, root = (keys.folder / name for name in KEY_FILES)
+        PrivateKeys.load(server).save(folder / server.name)
+        if root.exists():
+            RootKey.load(root).save(folder / root.name)
+    certificate = Certificate.from_bytes(carried.read_bytes())
+    sealed.unlink(missing_ok=True)
+    carried.unlink()
+    if not keys.fresh:
+        return _certify(folder, certificate)
+    own, anew = PrivateKeys.generate(), RootKey.generate()
+    own.save(folder / KEY_FILES[0])
+    anew.save(folder / KEY_FILES[1])
+    write_atomic(folder / "certificate", anew.certify(own.public).to_bytes())
+    return True
+
+
+def _certify(folder: Path, certificate: Certificate) -> bool:
+    """Write the certificate: a newer one where the root key is there to make it.
+
+    Clients refuse keys that are older than those they have seen, and the backup's may be.
+
+    Raises:
+        KeyFileError: the keys belong to another federation or server.
+    """
+    own = PrivateKeys.load(folder / KEY_FILES[0]).public
+    root = RootKey.load(folder / KEY_FILES[1]) if (folder / KEY_FILES[1]).exists() else None
+    if root is not None and root.federation != certificate.federation:
+        raise KeyFileError(
+            f"the root key is of federation {root.federation}, the backup of "
+            f"{certificate.federation}."
+        )
+    if own.curve != certificate.keys.curve or (root is None and own != certificate.keys):
+        raise KeyFileError(
+            f"the server key {own.fingerprint} is not the one that the backup's certificate "
+            f"names ({certificate.keys.fingerprint})."
+        )
+    certificate = certificate if root is None else root.certify(own, after=certificate.serial)
+    write_atomic(folder / "certificate", certificate.to_bytes())
+    return root is not None
+
+
+def _settle(
+    staged: Path, manifest: Manifest, keys: Keys, actor: str, *, recertified: bool
+) -> Restored:
+    """Fork the run that was going on; close doors that may have been closed since."""
+    with Ledger(staged / LEDGER_NAME) as ledger:
+        run, going = ledger.newest_run(), (RunStatus.RUNNING, RunStatus.FAILED)
+        forked: Run | None = None
+        if run is not None and run.status in going:
+            newest = ledger.newest_state(run.run_id)
+            if newest is None:
+                ledger.set_run_status(run.run_id, RunStatus.STOPPED)
+            else:
+                forked = fork(
+                    ledger, staged, run.run_id, newest.state, actor=actor, action="restore_fork"
+                )
+        with ledger.transaction():
+            names = {t.name for t in ledger.tickets()}
+            withdrawn = sum(ledger.withdraw_tickets(name) for name in sorted(names))
+            if keys.fresh:
+                for client in ledger.clients():
+                    ledger.revoke_client(client.client_id, "the federation has new keys")
+                for part in (p for r in ledger.runs() for p in ledger.parts(r.run_id)):
+                    ledger.remove_part(part.run, part.digest)
+            ledger.add_audit(actor, "restore", f"backup of {manifest.created_at:.0f}")
+        members = [c.name for c in ledger.clients() if c.may_join(ledger.now)]
+    return Restored(manifest, forked, members, withdrawn, recertified)
+
+
+def _sync_all(directory: Path) -> None:
+    """Bring every file and name under a directory to the disk."""
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = Path(folder) / name
+            with storage_errors("sync", path):
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+        with storage_errors("sync", Path(folder)):
+            sync_directory(Path(folder))

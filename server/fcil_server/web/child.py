@@ -1,0 +1,104 @@
+"""What processes share that serve HTTP beside the server: they may fail, and it goes on.
+
+The server starts each with a listening socket and the end of a pipe (`web.supervisor`): when the
+pipe closes, the server is gone, however it ended, and the process ends too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from fcil_protocol.errors import FcilError
+
+FRESH_S = 1.0  # what is shown is gathered at most this often, however many ask
+
+T = TypeVar("T")
+
+
+class Fresh(Generic[T]):
+    """A value that is made at most once in `FRESH_S`, by one thread, for all who want it.
+
+    Args:
+        make: makes it; what it raises is raised to whoever waits for it.
+        thread: in which; else in one of its own.
+    """
+
+    def __init__(self, make: Callable[[], T], thread: ThreadPoolExecutor | None = None) -> None:
+        self._make = make
+        self._thread = thread or ThreadPoolExecutor(max_workers=1)
+        self._making: asyncio.Future[T] | None = None
+        self._ends = 0.0
+
+    async def get(self) -> T:
+        """Return the value, made by now or within the last second."""
+        if self._making is None or (self._making.done() and time.monotonic() > self._ends):
+            loop = asyncio.get_running_loop()
+            self._making = loop.run_in_executor(self._thread, self._make)
+            self._making.add_done_callback(self._made)
+        return await asyncio.shield(self._making)
+
+    def _made(self, made: asyncio.Future[T]) -> None:
+        self._ends = time.monotonic() + FRESH_S
+        if not made.cancelled():
+            made.exception()  # told to whoever asked; nobody else is to hear of it
+
+
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return a parser of what the server says to every such process."""
+    made = argparse.ArgumentParser(prog=prog)
+    made.add_argument("--dir", type=Path, required=True)
+    made.add_argument("--fd", type=int, required=True, help="a listening socket")
+    made.add_argument("--parent", type=int, required=True, help="a pipe's end to read from")
+    made.add_argument("--clients", type=int, default=0)
+    made.add_argument("--cert", default="")
+    made.add_argument("--key", default="")
+    return made
+
+
+async def until_orphaned(
+    server: Any, fd: int, parent: int, at_end: Callable[[], None] = lambda: None
+) -> None:
+    """Run a ``uvicorn.Server`` on a socket until the server's end of the pipe closes.
+
+    Args:
+        server: of `http_server.make_server`.
+        fd: a listening socket.
+        parent: the reading end of the pipe.
+        at_end: what to do then, before connections are ended.
+    """
+    loop = asyncio.get_running_loop()
+
+    def gone() -> None:
+        loop.remove_reader(parent)
+        at_end()
+        server.should_exit = True
+
+    loop.add_reader(parent, gone)
+    await server.serve(sockets=[socket.socket(fileno=fd)])
+
+
+def run(serve: Callable[[], Awaitable[None]]) -> int:
+    """Serve, and end the process after the server's end, whatever its threads wait for.
+
+    Returns:
+        The exit code of what cannot be served at all.
+    """
+
+    async def work() -> None:
+        await serve()
+
+    try:
+        asyncio.run(work())
+    except FcilError as error:
+        print(f"{error.code}: {error}", file=sys.stderr)  # noqa: T201 - the server's log
+        return error.exit_code
+    os._exit(0)  # a thread may still wait for a server that is gone

@@ -1,0 +1,43 @@
+"""``/healthz``: whether the server answers, and what it does, in a line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from fcil_protocol.errors import FcilError
+from fcil_server.web.child import Fresh
+
+PLAIN = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+class Health:
+    """Answers who asks whether the server is well.
+
+    Args:
+        live: what the server says to the question ``gauges``.
+    """
+
+    def __init__(self, live: Fresh[dict[str, Any]]) -> None:
+        self._live = live
+
+    async def answer(self, _request: Request) -> Response:
+        """Say whether the server answers, and what it does."""
+        try:
+            live = await self._live.get()
+        except FcilError as error:
+            return away(error)
+        waits = f"; waits for {live['waiting_for']}" if live["waiting_for"] else ""
+        return text(f"ok: {live['phase']}, {live['ready']} clients ready{waits}", 200)
+
+
+def text(line: str, code: int) -> Response:
+    """Return a line as an answer."""
+    return PlainTextResponse(f"{line}\n", code, headers=PLAIN)
+
+
+def away(error: FcilError) -> Response:
+    """Answer with the kind of a fault alone: its sentence names directories, and strangers ask."""
+    return text(f"{error.code}: `fcil-server status` says more", 503)

@@ -1,0 +1,252 @@
+"""Running totals over the whole ledger, for who asks again and again (`exposition`).
+
+Counters over all runs of a federation only ever grow: a fork's copies of older rounds are left
+out, as in `ledger.byte_counts`. What closed rounds cost is added up once and remembered, so that
+asking costs no more as the history grows; the open round and those just closed are read anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from sqlite3 import Row
+from typing import TypeVar
+
+from fcil_server.ledger.byte_counts import IN_INDEX, LEVELS, SUMS, AccountTables
+from fcil_server.ledger.enums import CENTRAL, Cause, Direction, Role, Source
+from fcil_server.ledger.history import IN_ROUND, HistoryTables
+from fcil_server.ledger.rows import Run
+from fcil_server.reports.results import metrics
+
+# Counts of a closed round may still be on their way to the ledger: `daemon.server.FLUSH_S` and
+# more.
+SETTLED_S = 120.0
+
+K = TypeVar("K")
+N = TypeVar("N", int, float)
+
+Flow = tuple[Direction, Cause, Source]
+
+
+def _increase(mine: dict[K, N], more: Mapping[K, N]) -> None:
+    for key, value in more.items():
+        mine[key] += value
+
+
+@dataclass
+class Counts:
+    """What may be added up over rounds.
+
+    Attributes:
+        rounds: (kind, outcome) -> closed rounds; ``reopened``: kind -> times.
+        seconds: (kind, phase) -> seconds.
+        updates: (kind, status) -> updates; each is in ``accepted`` and later in another, too.
+        answers: answer -> how many asked clients gave no update to a closed round, and why.
+        flows: -> bytes by level, in the order of `LEVELS`.
+        clients: id -> (updates counted, predicted wire bytes up, down), if they are told apart.
+    """
+
+    rounds: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
+    reopened: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    seconds: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    updates: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
+    answers: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    flows: dict[Flow, tuple[int, ...]] = field(default_factory=dict)
+    clients: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+
+    def add(self, other: Counts) -> None:
+        """Add another's counts to these."""
+        _increase(self.rounds, other.rounds)
+        _increase(self.reopened, other.reopened)
+        _increase(self.seconds, other.seconds)
+        _increase(self.updates, other.updates)
+        _increase(self.answers, other.answers)
+        for flow, sizes in other.flows.items():
+            self.add_flow(flow, sizes)
+        for client, told in other.clients.items():
+            self.add_client(client, told)
+
+    def add_flow(self, flow: Flow, sizes: tuple[int, ...]) -> None:
+        """Add bytes by level."""
+        held = self.flows.get(flow, (0,) * len(LEVELS))
+        self.flows[flow] = tuple(a + b for a, b in zip(held, sizes, strict=True))
+
+    def add_client(self, client: str, told: tuple[int, int, int]) -> None:
+        """Add what one client did."""
+        a, b, c = self.clients.get(client, (0, 0, 0))
+        self.clients[client] = (a + told[0], b + told[1], c + told[2])
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The ledger at one moment.
+
+    Attributes:
+        run: the newest run; None before the first.
+        state: number of its newest state; None before the first.
+        tasks, tasks_done, classes, waiting: of that run: opened, learned, names that entered a
+            task, names that wait for one.
+        members: role -> members that may join.
+        refusals: code -> messages ever refused.
+        accuracy: of that run, as reports have it; None before the first evaluation.
+        named: id -> name of the members that are told apart.
+        size_bytes: of the ledger with its log.
+    """
+
+    run: Run | None
+    state: int | None
+    tasks: int
+    tasks_done: int
+    classes: int
+    waiting: int
+    members: Mapping[str, int]
+    refusals: Mapping[str, int]
+    accuracy: metrics.Metrics | None
+    counts: Counts
+    named: Mapping[str, str]
+    size_bytes: int
+
+
+class TotalsReader(HistoryTables, AccountTables):
+    """A reader of totals; it remembers what cannot change any more.
+
+    Args:
+        path: of the ledger.
+        clients: of how many members to tell apart what they did, the first to be enrolled.
+
+    Raises:
+        As `LedgerFile`.
+    """
+
+    def __init__(self, path: Path, *, clients: int = 0) -> None:
+        super().__init__(path, read_only=True)
+        self._told_apart = clients
+        self._settled = Counts()
+        self._past = 0  # rowid of the newest round in it
+        self._accuracy: tuple[object, metrics.Metrics | None] = (None, None)
+
+    def read(self) -> Totals:
+        """Return the ledger as it is now."""
+        with self.moment():
+            counts = self._counts()
+            run = self._one(Run, "SELECT * FROM runs ORDER BY rowid DESC LIMIT 1")
+            own = (run.run_id if run else "",)
+            tasks = self.tasks(run.run_id) if run else []
+            return Totals(
+                run=run,
+                state=self._number("SELECT max(state) FROM states WHERE run = ?", own),
+                tasks=len(tasks),
+                tasks_done=sum(t.closed_at is not None for t in tasks),
+                classes=self._number(
+                    "SELECT count(*) FROM classes WHERE run = ? AND task IS NOT NULL", own
+                ),
+                waiting=self._number(
+                    "SELECT count(*) FROM classes WHERE run = ? AND task IS NULL AND NOT hidden",
+                    own,
+                ),
+                members=self._members(),
+                refusals=self.refusal_counts(),
+                accuracy=self._accuracy_of(run, sum(counts.rounds.values())),
+                counts=counts,
+                named=self._named(),
+                size_bytes=self._size(),
+            )
+
+    def _members(self) -> dict[str, int]:
+        sql = (
+            "SELECT role, count(*) AS n FROM clients WHERE revoked_at IS NULL "
+            "AND (not_after IS NULL OR not_after > ?) GROUP BY role"
+        )
+        found = {row["role"]: int(row["n"]) for row in self._rows(sql, (self.now,))}
+        return {role.value: found.get(role.value, 0) for role in Role}
+
+    def _size(self) -> int:
+        paths = (self.path, self.path.with_name(f"{self.path.name}-wal"))
+        return sum(p.stat().st_size for p in paths if p.exists())
+
+    def _accuracy_of(self, run: Run | None, rounds: int) -> metrics.Metrics | None:
+        if run is None:
+            return None
+        newest = self._number("SELECT max(rowid) FROM evaluations WHERE run = ?", (run.run_id,))
+        key = (run.run_id, newest, rounds)
+        if self._accuracy[0] != key:
+            rows = self.evaluations(run.run_id)
+            increments = [t.class_ids for t in self.tasks(run.run_id)]
+            own = [r for r in rows if r.client != CENTRAL]
+            self._accuracy = (key, metrics.compute(own or rows, increments))
+        return self._accuracy[1]
+
+    # --- what is added up over rounds ---------------------------------------------------------
+
+    def _counts(self) -> Counts:
+        total, settling = Counts(), True
+        sql = (
+            "SELECT r.rowid AS id, r.run, r.task, r.kind, r.round, r.closed_at, r.outcome, "
+            "r.reopened, r.phases FROM rounds AS r JOIN runs ON runs.run_id = r.run "
+            "WHERE r.rowid > ? AND r.seq >= runs.inherited ORDER BY r.rowid"
+        )
+        for row in self._rows(sql, (self._past,)):
+            one = self._one_round(row)
+            closed = row["closed_at"]
+            settling &= closed is not None and closed < self.now - SETTLED_S
+            if settling:
+                self._settled.add(one)
+                self._past = row["id"]
+            else:
+                total.add(one)
+        total.add(self._settled)
+        for run in ["", *(r["run_id"] for r in self._rows("SELECT run_id FROM runs"))]:
+            self._add_flows(total, (run, -1, "", -1))
+        return total
+
+    def _named(self) -> dict[str, str]:
+        sql = (
+            "SELECT client_id, name FROM clients WHERE revoked_at IS NULL "
+            "ORDER BY enrolled_at, rowid LIMIT ?"
+        )
+        return {r["client_id"]: r["name"] for r in self._rows(sql, (self._told_apart,))}
+
+    def _one_round(self, row: Row) -> Counts:
+        found = Counts()
+        kind = row["kind"]
+        key = (row["run"], row["task"], kind, row["round"])
+        found.reopened[kind] += row["reopened"]
+        if row["closed_at"] is not None:
+            found.rounds[kind, row["outcome"]] += 1
+            for phase, seconds in json.loads(row["phases"]).items():
+                found.seconds[kind, phase.removesuffix("_s")] += seconds
+            sql = f"SELECT answer, count(*) AS n FROM answers WHERE {IN_ROUND} GROUP BY answer"  # noqa: S608
+            for line in self._rows(sql, key):
+                found.answers[line["answer"]] += line["n"]
+        sql = f"SELECT status, count(*) AS n FROM updates WHERE {IN_ROUND} GROUP BY status"  # noqa: S608
+        for line in self._rows(sql, key):
+            found.updates[kind, "accepted"] += line["n"]
+            if line["status"] != "accepted":
+                found.updates[kind, line["status"]] += line["n"]
+        if self._told_apart:
+            sql = f"SELECT client FROM updates WHERE {IN_ROUND} AND status = 'counted'"  # noqa: S608
+            for line in self._rows(sql, key):
+                found.add_client(line["client"], (1, 0, 0))
+        self._add_flows(found, key)
+        return found
+
+    def _add_flows(self, counts: Counts, key: tuple[str, int, str, int]) -> None:
+        sql = (
+            f"SELECT direction, cause, source, {SUMS} FROM bytes WHERE {IN_INDEX} "  # noqa: S608
+            "GROUP BY direction, cause, source"
+        )
+        for row in self._rows(sql, key):
+            flow = (Direction(row["direction"]), Cause(row["cause"]), Source(row["source"]))
+            counts.add_flow(flow, tuple(int(row[level]) for level in LEVELS))
+        if not self._told_apart:
+            return
+        sql = (
+            "SELECT client, sum(wire * (direction = 'up')) AS up, "  # noqa: S608
+            f"sum(wire * (direction = 'down')) AS down FROM bytes WHERE {IN_INDEX} "
+            "AND client IS NOT NULL AND source = 'predicted' GROUP BY client"
+        )
+        for row in self._rows(sql, key):
+            counts.add_client(row["client"], (0, row["up"], row["down"]))

@@ -1,0 +1,1 @@
+"""Browser sessions, keys, links and the check of every request."""

@@ -1,0 +1,103 @@
+"""What every request to the page must keep to, and what every answer says to the browser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+
+from fcil_protocol.errors import UsageError
+from fcil_protocol.ids import RunId, is_run_id
+from fcil_server.web.page.access import errors as problems
+
+MAX_QUERY_BYTES = 1024
+MAX_VALUE = 200  # characters of one parameter
+
+# Nothing is loaded, sent or shown elsewhere; no script or style stands in the page itself.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+HEADERS: Mapping[str, str] = {
+    "cache-control": "no-store",
+    "content-security-policy": _POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+_RAW = {name.encode(): value.encode() for name, value in HEADERS.items()}
+
+
+class Guard:
+    """Refuses a query that is too long, and puts the headers on every answer."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass a request on."""
+
+        async def guarded(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                given = {name.lower() for name, _ in message["headers"]}
+                more = [pair for pair in _RAW.items() if pair[0] not in given]
+                message = {**message, "headers": [*message["headers"], *more]}
+            await send(message)
+
+        if len(scope["query_string"]) > MAX_QUERY_BYTES:
+            long = f"What follows the ? may be {MAX_QUERY_BYTES} bytes long."
+            await problems.page(414, long)(scope, receive, guarded)
+        else:
+            await self._app(scope, receive, guarded)
+
+
+def parameters(request: Request, *known: str, many: str = "") -> Mapping[str, str]:
+    """Return a request's parameters.
+
+    Args:
+        request: to look at.
+        known: names that it may have, once each.
+        many: one that it may have again and again; read it with `request.query_params`.
+
+    Raises:
+        UsageError: it has another one, one twice, or one that is too long.
+    """
+    found: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in known and name != many:
+            listed = ", ".join(sorted({*known, *([many] if many else [])})) or "none"
+            raise UsageError(f"unknown parameter {name[:40]!r}; known here: {listed}.")
+        if (name in found and name != many) or len(value) > MAX_VALUE:
+            raise UsageError(f"parameter {name} may be given once, with {MAX_VALUE} characters.")
+        found[name] = value
+    return found
+
+
+def run_of(given: Mapping[str, str]) -> RunId | None:
+    """Return the run that is asked for; None: the newest.
+
+    Raises:
+        UsageError: that is no name of a run.
+    """
+    name = given.get("run", "")
+    if not name:
+        return None
+    if not is_run_id(name):
+        raise UsageError(f"{name[:40]!r} is no run.", action="Choose one on the page.")
+    return RunId(name)
+
+
+def number_of(given: Mapping[str, str], name: str) -> int:
+    """Return a parameter that is a number; 0 if it is not given.
+
+    Raises:
+        UsageError: it is none.
+    """
+    text = given.get(name, "0")
+    if not (text.isascii() and text.isdigit() and len(text) <= 15):
+        raise UsageError(f"expected {name} to be a number, got {text[:20]!r}.")
+    return int(text)

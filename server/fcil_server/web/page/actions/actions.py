@@ -1,0 +1,285 @@
+"""What an operator may order on the page: each the same control command as its CLI verb.
+
+An order takes two steps. `Acts.prepare` says in a sentence what would happen now and hands out
+a word; `Acts.carry_out` takes the word and lets it happen, to just that and nothing else.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import segno
+
+from fcil_protocol.errors import NotNow, Timeout, UsageError
+from fcil_server.federation.eligibility import REVOKED
+from fcil_server.federation.operator_text import (
+    check_lasts,
+    only_here,
+    said,
+    seconds,
+    start_command,
+)
+from fcil_server.federation.roster import MAX_WHY, check_name, named
+from fcil_server.ledger.enums import Role
+from fcil_server.ledger.ledger import LEDGER_NAME
+from fcil_server.ledger.rows import Client
+from fcil_server.reports.results.client_history import ClientReader
+from fcil_server.web.page.access.sessions import Session
+from fcil_server.web.page.actions.confirmations import GOOD_S, Confirmations, Plan
+
+Ask = Callable[..., dict[str, Any]]
+Fields = Mapping[str, Any]
+
+_BY = "page"  # what the audit log adds to the user's number
+
+# What each act takes: field -> type; a field that is not given has its type's empty value.
+_TAKES: dict[str, dict[str, type]] = {
+    "enrol": {"name": str, "lasts": str, "relay": bool, "via": str},
+    "revoke": {"client": str, "name": str, "why": str, "keep_update": bool},
+    "pause": {},
+    "resume": {},
+    "drain": {},
+    "close_round": {"rest_of_task": bool},
+}
+NAMES = tuple(_TAKES)
+
+_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can hold one alone; no file or ledger can
+
+
+class Acts:
+    """The acts on one federation; several threads may use it.
+
+    Args:
+        directory: of the federation, whose ledger says whom an act would meet.
+        ask: asks the running server: ``ask(op, **fields)``, as `process.control_socket.ask`.
+        waiting: the acts that wait for their word.
+    """
+
+    def __init__(self, directory: Path, ask: Ask, waiting: Confirmations | None = None) -> None:
+        self._ledger = directory / LEDGER_NAME
+        self._ask = ask
+        self._waiting = Confirmations() if waiting is None else waiting
+
+    def prepare(self, session: Session, fields: Fields) -> dict[str, Any]:
+        """Say what an act would do now, and hand out the word for it.
+
+        Args:
+            session: who asks.
+            fields: ``act`` and what it takes.
+
+        Raises:
+            UsageError: there is no such act, or it cannot be done as asked.
+            Unreachable: the server does not run.
+        """
+        request = _checked(fields)
+        plan = self._plan(request)
+        word = self._waiting.add(session.id, request, plan)
+        return {"confirm": word, "says": plan.says, "act": plan.act, "good_s": GOOD_S}
+
+    def carry_out(self, session: Session, fields: Fields) -> dict[str, Any]:
+        """Do what a word stands for, and say what was done.
+
+        Raises:
+            UsageError: the word is good no more, or the server refuses.
+            NotNow: it would not do any more what was described.
+            Unreachable, Timeout: the server does not run, or does not answer.
+        """
+        word = fields.get("confirm")
+        if set(fields) != {"confirm"} or not isinstance(word, str):
+            raise UsageError(
+                "what is carried out is what was confirmed: give its word and nothing else."
+            )
+        request, plan = self._waiting.burn(session.id, word)
+        now = self._plan(request)
+        if (now.op, now.fields, now.target) != (plan.op, plan.fields, plan.target):
+            raise NotNow(
+                f"nothing was done, for it is no longer what you confirmed. Now: {now.says}",
+                action="Begin again if you want that.",
+            )
+        try:
+            told = self._ask(plan.op, **plan.fields, by=_BY)
+        except Timeout as error:  # what was sent cannot be taken back
+            raise Timeout(
+                f"{error.message} What you confirmed may still happen.",
+                action="Look whether it did, here or in the audit log, before you begin again.",
+            ) from error
+        if plan.op == "enrol":
+            return _issued(request, told)
+        return {"says": said(plan.op, told)}
+
+    def _plan(self, request: Fields) -> Plan:
+        """Decide what would happen now, from what the server and the ledger say."""
+        live = self._ask("live")  # an act is for a running server; who has none is told here
+        act = request["act"]
+        if act == "enrol":
+            with ClientReader(self._ledger, read_only=True) as ledger:
+                return _plan_enrol(ledger, request)
+        if act == "revoke":
+            with ClientReader(self._ledger, read_only=True) as ledger:
+                return _plan_revoke(ledger, request, live)
+        if act == "close_round":
+            return _plan_close(request, live)
+        return Plan(act, act, {}, (), _MODES[act](live))
+
+
+def _checked(fields: Fields) -> dict[str, Any]:
+    """Return an act's name and all of its fields, each of its type.
+
+    Raises:
+        UsageError: with what is known.
+    """
+    act = fields.get("act")
+    takes = _TAKES.get(act) if isinstance(act, str) else None
+    if takes is None:
+        raise UsageError(f"there is no act {ascii(act)[:40]}; known are {', '.join(NAMES)}.")
+    unknown = sorted(set(fields) - set(takes) - {"act"})
+    if unknown:
+        known = ", ".join(takes) or "no field"
+        raise UsageError(f"{act} takes {known}; got {ascii(unknown[0])[:40]}.")
+    request: dict[str, Any] = {"act": act}
+    for name, kind in takes.items():
+        value = fields.get(name, kind())
+        if type(value) is not kind or (isinstance(value, str) and _SURROGATE.search(value)):
+            words = {str: "a text", bool: "true or false"}[kind]
+            raise UsageError(f"{name} of {act} is {words}, got {ascii(value)[:40]}.")
+        request[name] = value
+    return request
+
+
+def _plan_enrol(ledger: ClientReader, request: Fields) -> Plan:
+    name = check_name(request["name"])
+    ledger.refuse_taken(name)
+    lasts_s = check_lasts(seconds(request["lasts"]))
+    relay = request["relay"]
+    fields: dict[str, Any] = {"name": name, "lasts_s": lasts_s, "relay": relay}
+    way = ""
+    if request["via"]:
+        fields["via"] = request["via"]
+        named(ledger, request["via"])  # whether it can take one is the server's to say
+        way = f" through the relay {request['via']!r}"
+    older = " The open ticket of this name becomes useless." if ledger.is_invited(name) else ""
+    says = (
+        f"Makes a ticket that lets one new {'relay' if relay else 'client'} join as {name!r}"
+        f"{way}, once, within {request['lasts']}. It holds a secret and is shown once: hand it "
+        f"over as you would a key.{older}"
+    )
+    return Plan("enrol", "enrol", fields, (), says)
+
+
+def _plan_revoke(ledger: ClientReader, request: Fields, live: Fields) -> Plan:
+    name = request["client"] or request["name"]
+    if ledger.client_by_name(name) is None and ledger.is_invited(name):
+        says = f"Withdraws the open ticket for {name!r}: nobody can join with it any more."
+        return Plan("revoke", "revoke", {"name": name}, ("ticket", name), says)
+    row = named(ledger, name)
+    why, keep = request["why"][:MAX_WHY], request["keep_update"]
+    fields = {"name": row.client_id, "why": why, "keep": keep}
+    update = f" {_update_stays(live, keep)}" if row.role is Role.CLIENT else ""
+    says = (
+        f"Revokes {_who(ledger, row)}: its connection ends now and its key is refused from now "
+        f"on.{update} It is told: {why or REVOKED!r}."
+    )
+    return Plan("revoke", "revoke", fields, ("client", row.client_id), says)
+
+
+def _who(ledger: ClientReader, row: Client) -> str:
+    """Return a member in words: name, id, and what it has done."""
+    known = f"{row.name!r} (id {row.client_id[:8]}"
+    if row.role is Role.RELAY:
+        behind = sum(c.may_join(ledger.now) for c in ledger.clients_via(row.client_id))
+        return f"the relay {known}), through which {behind} clients connect"
+    rounds = ledger.counted(row.client_id)
+    return f"{known}, counted in {rounds} round{'' if rounds == 1 else 's'})"
+
+
+def _update_stays(live: Fields, keep: bool) -> str:
+    if live["round"] is None:
+        return "No round is under way."
+    kept = "still counts" if keep else "is left out"
+    return f"What it has sent to the round under way ({_place(live)}) {kept}."
+
+
+def _plan_close(request: Fields, live: Fields) -> Plan:
+    under_way = live["round"]
+    if under_way is None:
+        raise UsageError(
+            "no round is under way.", action="fcil-server status says what the server does."
+        )
+    rest = request["rest_of_task"]
+    answered, asked = under_way["answered"], under_way["asked"]
+    left = "the others are not waited for" if answered else "with nothing, it is skipped"
+    more = " The further rounds of its task close too, at once." if rest else ""
+    says = (
+        f"Ends the round under way ({_place(live)}) with what has come: {answered} of {asked} "
+        f"have answered; {left}.{more}"
+    )
+    target = (live["run"], under_way["task"], under_way["kind"], under_way["round"])
+    return Plan("close_round", "close_round", {"rest_of_task": rest}, target, says)
+
+
+def _place(live: Fields) -> str:
+    under_way = live["round"]
+    return f"task {under_way['task']}, {under_way['kind']} {under_way['round']}"
+
+
+def _pause(live: Fields) -> str:
+    if live["mode"] == "paused":
+        return "The server is paused already; it stays so."
+    if live["round"] is not None:
+        return (
+            f"The round under way ({_place(live)}) goes on to its end; then no round opens until "
+            "you resume."
+        )
+    return "From now on no round opens until you resume."
+
+
+def _resume(live: Fields) -> str:
+    return {
+        "paused": "Rounds go on: the next one opens as soon as it can.",
+        "draining": "Takes the drain back: the server does not stop, and rounds go on.",
+    }.get(live["mode"], "Rounds are going on already; nothing changes.")
+
+
+def _drain(live: Fields) -> str:
+    when = "now" if live["round"] is None else f"when the round under way ({_place(live)}) is over"
+    return (
+        f"Stops the server {when}; no other round opens. This page ends with it. Start it again "
+        "with: fcil-server serve."
+    )
+
+
+_MODES: dict[str, Callable[[Fields], str]] = {"pause": _pause, "resume": _resume, "drain": _drain}
+
+
+def _issued(request: Fields, told: Fields) -> dict[str, Any]:
+    """Return what is shown of a new ticket; this is the only time that it is shown."""
+    text = str(told["ticket"])
+    return {
+        "says": f"The ticket for {request['name']!r} is good once, within {request['lasts']}.",
+        "ticket": text,
+        "qr": qr_svg(text),
+        "expires": told["expires"],
+        "addresses": list(told["addresses"]),
+        "fingerprint": told["fingerprint"],
+        "run_this": start_command("FILE", relay=request["relay"]),
+        "warning": _begun_large(only_here(told["addresses"]).replace("`", "")),
+    }
+
+
+def _begun_large(sentence: str) -> str:
+    """Return what a terminal shows after ``warning:`` as it stands alone."""
+    return sentence[:1].upper() + sentence[1:]
+
+
+def qr_svg(text: str) -> str:
+    """Return a ticket as a picture for a phone's camera, black on white in any theme."""
+    out = io.BytesIO()
+    # Alphanumeric mode: a ticket has capitals and digits only.
+    segno.make(text, error="l", micro=False).save(
+        out, kind="svg", xmldecl=False, border=4, light="white", omitsize=True, svgclass="qr"
+    )
+    return out.getvalue().decode("utf-8").strip()

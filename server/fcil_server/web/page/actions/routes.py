@@ -1,0 +1,256 @@
+"""The page's POSTs: entering, leaving, and the acts. Each request proves that it is the page's.
+
+A page of somebody else in the same browser can send requests here, but not with our ``Origin``,
+our content type and a word that it cannot read; what lacks one of them is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hmac
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from fcil_protocol.errors import (
+    FcilError,
+    NotNow,
+    Timeout,
+    TooLarge,
+    TrustError,
+    Unreachable,
+    UsageError,
+)
+from fcil_server.web.page.access import errors as problems
+from fcil_server.web.page.access.sessions import (
+    GET_A_LINK,
+    KeyedSessions,
+    Session,
+    forget_cookies,
+    set_cookie,
+)
+from fcil_server.web.page.actions.actions import Acts, Ask
+
+MAX_BODY_BYTES = 4096
+MAX_TOKEN = 256  # characters
+TRIES = 4  # links about which the server is asked at the same time
+PAUSE_S = 1.0  # before a wrong link is answered
+PATIENCE_S = 5.0  # for a place
+ORDERS = 2  # acts that are asked for at the same time
+ORDER_PATIENCE_S = 1.0  # for one's turn: nothing is to happen after its request was given up
+CSRF_HEADER = "x-fcil-csrf"
+_LATER = "Try the link again when it runs."
+
+T = TypeVar("T")
+
+
+class Refusal(Exception):
+    """A request that is answered with a sentence and goes no further."""
+
+    def __init__(self, status: int, error: FcilError) -> None:
+        super().__init__(str(error))
+        self.status = status
+        self.error = error
+
+
+class Posts:
+    """Answers the POSTs.
+
+    Args:
+        keyed: who is let in.
+        ask: asks the server, in a thread: ``ask(op, **fields)``.
+        acts: what may be ordered; None: nothing may.
+        secure: the door speaks TLS.
+        pause: waits some seconds.
+    """
+
+    def __init__(
+        self,
+        keyed: KeyedSessions,
+        ask: Ask,
+        acts: Acts | None,
+        *,
+        secure: bool,
+        pause: Callable[[float], Awaitable[None]],
+    ) -> None:
+        self._keyed = keyed
+        self._ask = ask
+        self._acts = acts
+        self._secure = secure
+        self._pause = pause
+        self._places = asyncio.Semaphore(TRIES)
+        # Of their own: who knocks must not keep the threads that carry out acts, nor others.
+        self._knocks = ThreadPoolExecutor(max_workers=TRIES, thread_name_prefix="enter")
+        self._turns = asyncio.Semaphore(ORDERS)
+        self._orders = ThreadPoolExecutor(max_workers=ORDERS, thread_name_prefix="act")
+
+    async def enter(self, request: Request) -> Response:
+        """Let a browser in that has a link's token, once for each token."""
+        self._check_sender(request)
+        fields = await _json(request)
+        token = fields.get("token")
+        if set(fields) != {"token"} or not isinstance(token, str) or len(token) > MAX_TOKEN:
+            raise Refusal(400, UsageError("to enter, give the token of a link.", action=GET_A_LINK))
+        sessions = self._keyed.current()  # a token is burnt for nothing without a key
+        await self._try_token(token, request.client.host if request.client else "")
+        answer = JSONResponse({"ok": True, "says": "You are let in."})
+        value = sessions.begin()
+        headers = forget_cookies(request.cookies, sessions.cookie, secure=self._secure)
+        for header in [*headers, set_cookie(sessions, value, secure=self._secure)]:
+            answer.headers.append("set-cookie", header)
+        return answer
+
+    async def _try_token(self, token: str, sender: str) -> None:
+        order = functools.partial(self._ask, "page_enter", token=token, **{"from": sender})
+        try:
+            async with _one_of(self._places, PATIENCE_S, "too many try to enter."):
+                await _in_thread(self._knocks, order)
+        except (Unreachable, Timeout) as error:  # their own words name the server's directory
+            raise Refusal(503, type(error)("the server does not answer.", action=_LATER)) from error
+        except TrustError as error:
+            # Not in a place: many wrong links must not keep the right one waiting.
+            await self._pause(PAUSE_S)
+            raise Refusal(403, error) from error
+
+    async def leave(self, request: Request) -> Response:
+        """End the session, in this process and in the browser."""
+        session = self._check(request)
+        sessions = self._keyed.current()
+        sessions.leave(session)
+        answer = JSONResponse({"ok": True, "says": "You have left. A new link lets you in again."})
+        answer.headers.append("set-cookie", set_cookie(sessions, "", secure=self._secure))
+        return answer
+
+    async def prepare(self, request: Request) -> Response:
+        """Say what an act would do."""
+        return await self._order(request, lambda acts: acts.prepare)
+
+    async def carry_out(self, request: Request) -> Response:
+        """Do what was confirmed."""
+        return await self._order(request, lambda acts: acts.carry_out)
+
+    async def _order(
+        self,
+        request: Request,
+        step: Callable[[Acts], Callable[[Session, Mapping[str, Any]], dict[str, Any]]],
+    ) -> Response:
+        assert self._acts is not None, "a page that is for reading has no such route"
+        session = self._check(request)
+        fields = await _json(request)
+        do = functools.partial(step(self._acts), session, fields)
+        many = "the server has not answered other acts yet; nothing was done."
+        async with _one_of(self._turns, ORDER_PATIENCE_S, many):
+            return JSONResponse(await _in_thread(self._orders, do))
+
+    def _check(self, request: Request) -> Session:
+        """Return the session of a request that its own page sent.
+
+        Raises:
+            Refusal: it has none, or is somebody else's.
+        """
+        self._check_sender(request)
+        session = self._keyed.of(request.cookies)
+        if session is None:
+            raise Refusal(401, TrustError("you are not let in, or no longer.", action=GET_A_LINK))
+        word = request.headers.get(CSRF_HEADER, "").encode("latin-1")
+        if not hmac.compare_digest(word, session.csrf.encode("ascii")):
+            raise Refusal(
+                403, TrustError("this request is not the page's own.", action="Load it anew.")
+            )
+        return session
+
+    def _check_sender(self, request: Request) -> None:
+        """Refuse what a browser would send for a page of another origin.
+
+        Raises:
+            Refusal: it came from there, or does not say from where.
+        """
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise Refusal(415, UsageError("expected a body of type application/json."))
+        scheme = "https" if self._secure else "http"
+        own = f"{scheme}://{request.headers.get('host', '')}"
+        site = request.headers.get("sec-fetch-site", "same-origin")
+        if request.headers.get("origin", "").lower() != own.lower() or site != "same-origin":
+            raise Refusal(
+                403, TrustError("this request comes from another page.", action=GET_A_LINK)
+            )
+
+
+@contextlib.asynccontextmanager
+async def _one_of(places: asyncio.Semaphore, patience_s: float, many: str) -> AsyncIterator[None]:
+    """Hold a place; who gets none in time is told to come again.
+
+    Raises:
+        Refusal: there are too many.
+    """
+    try:
+        async with asyncio.timeout(patience_s):
+            await places.acquire()
+    except TimeoutError as error:
+        raise Refusal(429, NotNow(many, action="Try again in a few seconds.")) from error
+    try:
+        yield
+    finally:
+        places.release()
+
+
+async def _in_thread(pool: ThreadPoolExecutor, do: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(pool, do)
+
+
+async def _json(request: Request) -> dict[str, Any]:
+    """Return the body's JSON object; what is longer than the limit is not read to its end."""
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY_BYTES:
+                long = TooLarge(f"a body may be {MAX_BODY_BYTES} bytes long.", action="Send less.")
+                raise Refusal(413, long)
+    except ClientDisconnect as error:  # nobody is left to tell
+        raise Refusal(400, UsageError("the request ended before its body did.")) from error
+    try:
+        fields = json.loads(bytes(body))
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, UsageError("expected a JSON object.")) from error
+    if not isinstance(fields, dict):
+        raise Refusal(400, UsageError("expected a JSON object."))
+    return fields
+
+
+def _answering(handle: Callable[[Request], Awaitable[Response]]) -> Any:
+    """Let what a handler refuses be answered with its sentence."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handle(request)
+        except Refusal as refusal:
+            return problems.told(refusal.error, refusal.status)
+        except FcilError as error:
+            return problems.told(error)
+
+    return answer
+
+
+def routes(
+    keyed: KeyedSessions,
+    ask: Ask,
+    acts: Acts | None,
+    *,
+    secure: bool,
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> list[Route]:
+    """Return the routes of all POSTs; those of acts are missing where ``acts`` is None."""
+    posts = Posts(keyed, ask, acts, secure=secure, pause=pause)
+    found = {"/enter": posts.enter, "/leave": posts.leave}
+    if acts is not None:
+        found |= {"/act/prepare": posts.prepare, "/act/carry-out": posts.carry_out}
+    return [Route(path, _answering(one), methods=["POST"]) for path, one in found.items()]

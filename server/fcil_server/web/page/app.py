@@ -1,0 +1,285 @@
+"""The page's addresses: who may see what, and how it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from fcil_protocol.errors import FcilError, NotNow, TrustError, UsageError
+from fcil_server.ledger.ledger import LEDGER_NAME
+from fcil_server.reports.charts import assets
+from fcil_server.reports.charts.render import template
+from fcil_server.reports.sections.params import Params
+from fcil_server.reports.sections.sections import SECTIONS
+from fcil_server.web.page import pictures
+from fcil_server.web.page.access import errors as problems
+from fcil_server.web.page.access.errors import DEFECT, Faults
+from fcil_server.web.page.access.guard import Guard, number_of, parameters, run_of
+from fcil_server.web.page.access.sessions import GET_A_LINK, KeyedSessions, Session, set_cookie
+from fcil_server.web.page.client_view import client_html
+from fcil_server.web.page.compare_view import Comparison
+from fcil_server.web.page.event_stream import EventStream, Hub
+from fcil_server.web.page.thread_pool import Pool
+from fcil_server.web.page.watch import Watch
+
+STREAM_S = 3600.0  # a stream ends after so long, and the page opens the next
+_FOREVER = "public, max-age=31536000, immutable"  # an asset's address has its digest
+_FOR_SCRIPTS = ("/part/", "/stream")  # their errors are JSON, as those of all POSTs
+_WORDS = {
+    404: "There is nothing here.",
+    405: "This address does not take that.",
+    413: "A request may not be so long.",
+}
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the page is of, and how it is served.
+
+    Attributes:
+        directory: of the federation.
+        beside: directories of other federations or runs, for the comparison.
+        read_only: nobody may act here.
+        secure: the door speaks TLS.
+    """
+
+    directory: Path
+    beside: Sequence[Path] = ()
+    read_only: bool = False
+    secure: bool = False
+
+
+class Pages:
+    """Answers who looks at the page.
+
+    Args:
+        site: what it is of.
+        watch: what it shows.
+        hub: of the open pages.
+        keyed: who is let in.
+    """
+
+    def __init__(self, site: Site, watch: Watch, hub: Hub, keyed: KeyedSessions) -> None:
+        self._site = site
+        self._watch = watch
+        self._hub = hub
+        self._keyed = keyed
+        self._aside = Pool("aside", threads=2)
+        self._comparison = Comparison(site.directory, site.beside)
+        self._version = version("fcil")
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the addresses of all that is looked at."""
+        get = {
+            "/": self.page,
+            "/enter": self.enter,
+            "/assets/{name:path}": self.asset,
+            "/pictures/{run}/{name}": self._inside(self.picture),
+            "/part/client": self._inside(self.client),
+            "/part/compare": self._inside(self.compare),
+            "/part/{name}": self._inside(self.part),
+        }
+        found: list[BaseRoute] = [Route(path, handle) for path, handle in get.items()]
+        return [*found, Route("/stream", self._inside(self.stream))]
+
+    # --- who is let in ------------------------------------------------------------------------
+
+    def _inside(self, handle: Callable[[Request, Session], Awaitable[Response]]) -> Handler:
+        """Let only those in who have a session."""
+
+        async def answer(request: Request) -> Response:
+            session = self._keyed.of(request.cookies)
+            if session is None:
+                refusal = TrustError("you are not let in, or no longer.", action=GET_A_LINK)
+                return _refused(request, refusal, 401)
+            response = await handle(request, session)
+            if isinstance(response, Response):
+                response.headers.update(self._renewal(session))
+            return response
+
+        return answer
+
+    def _renewal(self, session: Session) -> dict[str, str]:
+        """Return the header by which a session that is used lasts longer."""
+        if session.renewal is None:
+            return {}
+        secure = self._site.secure
+        return {"set-cookie": set_cookie(self._keyed.current(), session.renewal, secure=secure)}
+
+    async def enter(self, request: Request) -> Response:
+        """Show where a link's token is given."""
+        parameters(request)
+        return self._door(200)
+
+    def _door(self, status: int) -> Response:
+        return HTMLResponse(template("enter.html", version=self._version), status)
+
+    # --- what is seen -------------------------------------------------------------------------
+
+    async def page(self, request: Request) -> Response:
+        """Show everything, as it is now; to a stranger, where to enter."""
+        session = self._keyed.of(request.cookies)
+        if session is None:
+            return self._door(401)
+        wanted = run_of(parameters(request, "run"))
+        board = await (self._watch.board() if wanted is None else self._watch.board_of(wanted))
+        newest = self._watch.shows(board)
+        trouble = self._watch.trouble if newest else ""
+        runs = board.history.runs if board.history else ()
+        html = template(
+            "page.html",
+            title=_title(board.method),
+            federation=self._site.directory.resolve().name,
+            sections={name: piece.html for name, piece in board.pieces.items()},
+            csrf=session.csrf,
+            read_only=self._site.read_only,
+            running=newest and self._watch.live,
+            earlier=not newest,
+            runs=[{"id": r.run, "method": r.method, "status": r.status} for r in runs],
+            run=board.run,
+            version=self._version,
+            newest=board.newest,
+            trouble=trouble,
+            pictures=await asyncio.to_thread(pictures.names, self._site.directory, board.run),
+        )
+        return HTMLResponse(html, headers=self._renewal(session))
+
+    async def part(self, request: Request, _: Session) -> Response:
+        """Show one section as somebody wants to see it."""
+        name = request.path_params["name"]
+        if name not in SECTIONS:
+            raise HTTPException(404)
+        given = parameters(request, "run", "last", "page", "find")
+        return HTMLResponse(await self._watch.part(name, run_of(given), Params.parse(given)))
+
+    async def client(self, request: Request, _: Session) -> Response:
+        """Show what one client did."""
+        given = parameters(request, "run", "id")
+        history, live = await self._watch.history(run_of(given))
+        acts = not self._site.read_only and live is not None
+        ledger = self._site.directory / LEDGER_NAME
+        work = functools.partial(client_html, history, live, ledger, given.get("id", ""), acts=acts)
+        html = await self._aside.do(work)
+        if html is None:
+            known = UsageError("there is no such client here.", action="Choose one of the list.")
+            return _refused(request, known, 404)
+        return HTMLResponse(html)
+
+    async def compare(self, request: Request, _: Session) -> Response:
+        """Show runs beside each other."""
+        parameters(request, many="run")
+        wanted = request.query_params.getlist("run")
+        return HTMLResponse(await self._aside.do(self._comparison.html, wanted))
+
+    async def picture(self, request: Request, _: Session) -> Response:
+        """Show a picture of a run's directory."""
+        parameters(request)
+        run, name = request.path_params["run"], request.path_params["name"]
+        try:
+            known = run_of({"run": run})
+            assert known is not None, "the address has one"
+            await self._watch.history(known)
+        except UsageError:
+            raise HTTPException(404) from None
+        found = await asyncio.to_thread(pictures.load, self._site.directory, run, name)
+        if found is None:
+            raise HTTPException(404)
+        # An SVG that is opened by itself is a document: it may draw, and do nothing else.
+        policy = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
+        return Response(found[0], headers={"content-security-policy": policy}, media_type=found[1])
+
+    async def asset(self, request: Request) -> Response:
+        """Hand out a style or a script."""
+        parameters(request, "v")
+        try:
+            content, kind = assets.load(request.path_params["name"])
+        except KeyError:
+            raise HTTPException(404) from None
+        return Response(content, headers={"cache-control": _FOREVER}, media_type=kind)
+
+    async def stream(self, request: Request, session: Session) -> Any:
+        """Tell a page what is new as long as it is open."""
+        given = parameters(request, "run", "since")
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
+        last = request.headers.get("last-event-id", "")
+        seen = number_of({"since": last} if last else given, "since")
+        stream = await self._watch.open(session.csrf, run_of(given), seen)
+        if stream is None:
+            many = NotNow(f"{len(self._hub)} pages are open.", action="Close some of them.")
+            return _refused(request, many, 503)
+        return EventStream(self._hub, stream, self._allowed(request), self._renewal(session))
+
+    def _allowed(self, request: Request) -> Callable[[], bool]:
+        """Return what says whether a stream may go on; a new one renews the session."""
+        cookies = dict(request.cookies)
+        ends = time.monotonic() + STREAM_S
+        return lambda: time.monotonic() < ends and self._keyed.of(cookies) is not None
+
+
+def make_app(
+    pages: Pages, posts: Sequence[BaseRoute], extra: Sequence[BaseRoute], faults: Faults
+) -> Guard:
+    """Return the page as an ASGI app.
+
+    Args:
+        pages: what is looked at.
+        posts: where something is ordered.
+        extra: what is shown without a session.
+        faults: is told of our own defects.
+    """
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, FcilError)
+        return _refused(request, error, problems.status_of(error))
+
+    async def wrong(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        words = _WORDS.get(error.status_code, "This cannot be answered.")
+        response = _refused(request, UsageError(words), error.status_code)
+        response.headers.update(error.headers or {})
+        return response
+
+    async def failed(request: Request, error: Exception) -> Response:
+        faults.tell(error, f"{request.method} {request.url.path}")
+        if _by_script(request):
+            return problems.defect()
+        return problems.page(500, DEFECT)
+
+    app = Starlette(
+        routes=[*pages.routes(), *posts, *extra],
+        middleware=[Middleware(GZipMiddleware, minimum_size=1024)],
+        exception_handlers={FcilError: refused, HTTPException: wrong, Exception: failed},
+    )
+    app.router.redirect_slashes = False
+    return Guard(app)
+
+
+def _refused(request: Request, error: FcilError, status: int) -> Response:
+    return (
+        problems.told(error, status) if _by_script(request) else problems.page(status, str(error))
+    )
+
+
+def _by_script(request: Request) -> bool:
+    return request.method == "POST" or request.url.path.startswith(_FOR_SCRIPTS)
+
+
+def _title(method: str) -> str:
+    return f"{method} - fcil" if method else "fcil"

@@ -1,0 +1,303 @@
+"""Reads a run from the ledger for the page, again and again: cheap, and at no cost to the server.
+
+The ledger is opened read-only; a reader and the server never wait for each other. While nothing
+is written, asking costs one number; while something is, what is closed is not read again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from sqlite3 import Row
+
+from fcil_protocol.errors import UsageError
+from fcil_protocol.ids import ClientId, RunId
+from fcil_server.federation.eligibility import gone
+from fcil_server.ledger.byte_counts import AccountTables
+from fcil_server.ledger.enums import HARMLESS, Direction
+from fcil_server.ledger.history import HistoryTables
+from fcil_server.ledger.rows import Event, Run
+from fcil_server.reports.charts.history import History, Member, OpenTicket, RunName
+from fcil_server.reports.results import metrics
+from fcil_server.reports.results.metrics import Metrics
+from fcil_server.reports.results.run_data import Bytes
+from fcil_server.reports.traffic.paper_claims import Paper, paper_of
+from fcil_server.web.page.tally import Tallied, Tally, counts, no_round, of_place
+
+__all__ = ["History", "Reader"]
+
+KEPT_EVENTS = 2_000  # the newest, which can be leafed through
+_KEPT_RUNS = 4  # of which what was read is remembered
+_SHOWN_RUNS = 100  # the newest, to choose from
+
+# Of any run, so that nothing is searched; with its numbers, since who is tested once more just
+# after the first time gets the same row numbers again.
+_NEWEST_TEST = (
+    "SELECT max(rowid), group_concat(correct || '/' || total) FROM evaluations WHERE "
+    "(run, task, client) = (SELECT run, task, client FROM evaluations ORDER BY rowid DESC LIMIT 1)"
+)
+
+# What each section shows of a history, by the names of its fields.
+_SHOWS: Mapping[str, tuple[str, ...]] = {
+    "head": ("run", "tasks", "rounds", "unread", "totals", "pooled", "central"),
+    "now": ("run", "rounds", "open", "runs"),
+    "clients": ("run", "members", "tickets", "runs"),
+    "tasks": ("run", "tasks", "classes", "rounds"),
+    "accuracy": ("run", "rounds", "unread", "pooled", "central"),
+    "bytes": ("run", "tasks", "rounds", "totals", "outside"),
+    "rounds": ("run", "rounds"),
+    "events": ("run", "events", "older"),
+    "configuration": ("run",),
+}
+
+
+@dataclass
+class _Known:
+    """What is remembered of a run.
+
+    Attributes:
+        forgotten: what was erased or forgotten when it was read; with more, all is read anew.
+        tested: newest evaluation, and closed rounds, that the metrics are of.
+        events, all_events: the newest events; how many there are.
+    """
+
+    tally: Tally
+    paper: Paper
+    forgotten: object
+    tested: object = None
+    pooled: Metrics | None = None
+    central: Metrics | None = None
+    events: tuple[Event, ...] = ()
+    all_events: int = 0
+    history: History = field(default_factory=History)
+
+
+class Reader(HistoryTables, AccountTables):
+    """A reader of histories, for one thread.
+
+    Args:
+        path: of the ledger.
+        patience_s: after so many seconds of reading, what is there is returned, and `read` goes
+            on with the older rounds the next time.
+
+    Raises:
+        As `LedgerFile`.
+    """
+
+    def __init__(self, path: Path, *, patience_s: float = math.inf) -> None:
+        super().__init__(path, read_only=True)
+        self._patience_s = patience_s
+        self._known: OrderedDict[RunId | None, _Known] = OrderedDict()
+        self._written: dict[RunId | None, int] = {}  # what SQLite counted when it was read
+        self._newest: RunId | None = None
+        self._looked = -1  # what SQLite counted when the newest run was looked for
+        self._refusals: tuple[object, Mapping[str, Row]] = (None, {})
+        self._version = 0
+
+    def read(self, run: RunId | None = None) -> History:
+        """Return a run as it is now; the newest where none is named.
+
+        Raises:
+            UsageError: there is no such run.
+            CorruptFile: the ledger is damaged.
+        """
+        written = int(self._number("PRAGMA data_version"))
+        wanted = run or self._newest
+        known = self._known.get(wanted)
+        # That the older run is known as it is now does not say that it is still the newest.
+        fresh = self._written.get(wanted) == written and (run or self._looked == written)
+        if known is not None and fresh and not known.tally.is_due(self.now):
+            return known.history
+        with self.moment():
+            row = self._run(run)
+            if run is None:
+                self._newest, self._looked = row.run_id if row else None, written
+            return self._nothing(written) if row is None else self._read(row, written)
+
+    def _run(self, run: RunId | None) -> Run | None:
+        if run is None:
+            return self._one(Run, "SELECT * FROM runs ORDER BY rowid DESC LIMIT 1")
+        row = self._one(Run, "SELECT * FROM runs WHERE run_id = ?", (run,))
+        if row is None:
+            raise UsageError(
+                f"there is no run {run[:40]!r} in this federation.",
+                action="Choose one of those that the page lists.",
+            )
+        return row
+
+    def _nothing(self, written: int) -> History:
+        """Return what there is before the first run: members and events."""
+        known = self._known_of(None)
+        members = tuple(self._members(self._people(), {}, Tallied((), None, {}, {}, {})))
+        self._take_events(known, None)
+        found = History(
+            members=members,
+            tickets=tuple(self._tickets()),
+            events=known.events,
+            older=self._older(known),
+        )
+        self._remember(None, known, written)
+        return self._keep(known, found)
+
+    def _read(self, run: Run, written: int) -> History:
+        known = self._known_of(run)
+        people = self._people()
+        names = {ClientId(row["client_id"]): row["name"] for row in people}
+        tallied = known.tally.read(names, self.now, self._patience_s)
+        tasks = tuple(self.tasks(run.run_id))
+        self._test(known, run.run_id, len(tallied.rounds), [t.class_ids for t in tasks])
+        self._take_events(known, run.run_id)
+        outside = of_place(counts(self._rows, no_round(None)))
+        found = History(
+            run=run,
+            tasks=tasks,
+            classes=tuple(self.classes(run.run_id)),
+            rounds=tallied.rounds,
+            open=tallied.open,
+            unread=tallied.unread,
+            totals=tallied.totals,
+            outside={d: outside.get((d, None), Bytes()) for d in Direction},
+            pooled=known.pooled,
+            central=known.central,
+            members=tuple(self._members(people, names, tallied)),
+            tickets=tuple(self._tickets()),
+            events=known.events,
+            older=self._older(known),
+            paper=known.paper,
+            runs=tuple(self._runs()),
+        )
+        self._remember(run.run_id, known, written)
+        return self._keep(known, found)
+
+    def _known_of(self, run: Run | None) -> _Known:
+        """Take out what is remembered of a run, or begin anew where it is not true any more."""
+        name = run.run_id if run else None
+        forgotten = (run and run.emptied_at, self._erased())
+        known = self._known.pop(name, None)
+        if known is None or known.forgotten != forgotten or known.tally.reopened():
+            history = known.history if known else History()
+            tally, paper = Tally(name or RunId(""), self._rows), paper_of(run) if run else Paper()
+            known = _Known(tally, paper, forgotten, history=history)
+        return known
+
+    def _erased(self) -> int:
+        """Return how many members were erased: with one more, whatever names it is read anew."""
+        return int(self._number("SELECT count(*) FROM erased"))
+
+    def _remember(self, run: RunId | None, known: _Known, written: int) -> None:
+        """Keep what was read whole; what failed in the middle is begun anew the next time."""
+        self._known[run] = known  # the last one used
+        self._written[run] = written
+        while len(self._known) > _KEPT_RUNS:
+            gone, _ = self._known.popitem(last=False)
+            self._written.pop(gone, None)
+
+    def _keep(self, known: _Known, found: History) -> History:
+        """Return the history that was known if nothing has changed, else this as the next one."""
+        old = known.history
+        fields = dict.fromkeys(name for names in _SHOWS.values() for name in names)
+        other = {name for name in fields if getattr(old, name) != getattr(found, name)}
+        if not other and old.version:
+            return old
+        self._version += 1
+        marks = {
+            name: self._version if not old.version or other.intersection(shown) else old.marks[name]
+            for name, shown in _SHOWS.items()
+        }
+        known.history = replace(found, version=self._version, marks=marks)
+        return known.history
+
+    # --- what is read anew each time ----------------------------------------------------------
+
+    def _runs(self) -> Iterator[RunName]:
+        sql = "SELECT run_id, method, status FROM runs ORDER BY rowid DESC LIMIT ?"
+        for row in self._rows(sql, (_SHOWN_RUNS,)):
+            yield RunName(row["run_id"], row["method"], row["status"])
+
+    def _test(
+        self, known: _Known, run: RunId, rounds: int, increments: Sequence[Sequence[int]]
+    ) -> None:
+        key = (*self._rows(_NEWEST_TEST)[0], rounds)
+        if key != known.tested:
+            rows = self.evaluations(run)
+            known.pooled = metrics.pooled(rows, increments)
+            known.central = metrics.central(rows, increments)
+            known.tested = key
+
+    def _take_events(self, known: _Known, run: RunId | None) -> None:
+        """Take the events of a run, and of none, that came since the last time."""
+        ours = "(run IS NULL OR run = ?)"
+        after = known.events[0].id if known.events else 0
+        sql = f"SELECT * FROM events WHERE id > ? AND {ours} ORDER BY id DESC LIMIT ?"  # noqa: S608
+        new = self._all(Event, sql, (after, run, KEPT_EVENTS))
+        known.events = (*new, *known.events)[:KEPT_EVENTS]
+        if new:
+            count = f"SELECT count(*) FROM events WHERE id > ? AND {ours}"  # noqa: S608
+            known.all_events += int(self._number(count, (after, run)))
+
+    @staticmethod
+    def _older(known: _Known) -> int:
+        return known.all_events - len(known.events)
+
+    def _tickets(self) -> Iterator[OpenTicket]:
+        sql = (
+            "SELECT name, expires_at FROM tickets WHERE used_at IS NULL AND withdrawn_at IS NULL "
+            "AND expires_at > ? ORDER BY issued_at DESC, rowid DESC"
+        )
+        for row in self._rows(sql, (self.now,)):
+            yield OpenTicket(row["name"], row["expires_at"])
+
+    def _people(self) -> list[Row]:
+        sql = (
+            "SELECT client_id, name, length(curve) = 0 AS erased, enrolled_at, not_after, "
+            "revoked_at, revoked_why, last_seen, device, role, via FROM clients "
+            "ORDER BY enrolled_at, rowid"
+        )
+        return self._rows(sql)
+
+    def _members(
+        self, people: Sequence[Row], names: Mapping[ClientId, str], tallied: Tallied
+    ) -> Iterator[Member]:
+        refusals, now = self._newest_refusals(), self.now
+        for row in people:
+            client = ClientId(row["client_id"])
+            refused = refusals.get(client)
+            yield Member(
+                client=client,
+                name=row["name"],
+                standing=_standing(row, now),
+                role=row["role"],
+                via=names.get(row["via"], "") if row["via"] else "",
+                device=row["device"],
+                enrolled_at=row["enrolled_at"],
+                last_seen=row["last_seen"],
+                why=row["revoked_why"],
+                rounds=tallied.counted.get(client, 0),
+                up=tallied.sizes.get((client, Direction.UP), 0),
+                down=tallied.sizes.get((client, Direction.DOWN), 0),
+                refused=refused["n"] if refused else 0,
+                refusal=refused["reason"] if refused else "",
+                refused_at=refused["at"] if refused else None,
+                recent=client in tallied.recent,
+            )
+
+    def _newest_refusals(self) -> Mapping[str, Row]:
+        """Return client -> its newest refusal, and how many the ledger has."""
+        key = (*self._rows("SELECT count(*), max(id) FROM refusals")[0], self._erased())
+        if key != self._refusals[0]:
+            sql = (
+                "SELECT client, max(id), at, reason, count(*) AS n FROM refusals "  # noqa: S608
+                f"WHERE client IS NOT NULL AND code NOT IN {HARMLESS} GROUP BY client"
+            )  # of a bare column SQLite takes the row that has the maximum
+            self._refusals = (key, {row["client"]: row for row in self._rows(sql)})
+        return self._refusals[1]
+
+
+def _standing(row: Row, now: float) -> str:
+    away = row["revoked_at"] is not None
+    if left := gone(erased=bool(row["erased"]), revoked=away, why=row["revoked_why"] or ""):
+        return left
+    return "expired" if row["not_after"] is not None and row["not_after"] <= now else "member"

@@ -1,0 +1,124 @@
+"""``python -m fcil_server.web.page.server``: serves the page, in a process of its own.
+
+So it never delays a round, and may be killed at any time (`web.child`): what it knows is in the
+federation's directory and in the browsers' cookies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from starlette.routing import BaseRoute, Route
+
+from fcil_protocol.process import control_socket
+from fcil_server.child_process import limit
+from fcil_server.federation.addresses import Certificate
+from fcil_server.web import child as web_child
+from fcil_server.web.http_server import Limits, make_server
+from fcil_server.web.metrics.health import Health
+from fcil_server.web.page.access.errors import Faults
+from fcil_server.web.page.access.guard import Guard
+from fcil_server.web.page.access.sessions import KeyedSessions
+from fcil_server.web.page.actions import routes as act_routes
+from fcil_server.web.page.actions.actions import Acts
+from fcil_server.web.page.app import Pages, Site, make_app
+from fcil_server.web.page.board import Boards
+from fcil_server.web.page.event_stream import Hub
+from fcil_server.web.page.watch import Watch
+
+# 100 streams, and room for who opens a page, fetches its scripts, or is sent away.
+LIMITS = Limits(connections=256, body_bytes=4096)
+MAX_FILES = 512
+STACK_BYTES = 1 << 20  # of a thread; all of them count as memory of the process
+THREADS = 4  # for short looks at files
+ASK_S = 3.0  # for the server to say how it is
+ORDER_S = 4.0  # and to do what an act asks of it: twice, and in less than a request may take
+
+
+class Page:
+    """Everything that the process is made of.
+
+    Args:
+        args: what the server said to it (`parser`).
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        directory: Path = args.dir
+        self.hub = Hub()
+        faults = Faults()
+        boards = Boards(directory, faults, acts=not args.read_only)
+        greeting = {"read_only": args.read_only, "version": version("fcil")}
+
+        def ask(op: str, **fields: Any) -> dict[str, Any]:
+            return control_socket.ask(directory, op, ASK_S, **fields)
+
+        def order(op: str, **fields: Any) -> dict[str, Any]:
+            return control_socket.ask(directory, op, ORDER_S, **fields)
+
+        self.watch = Watch(boards, ask, self.hub, greeting, faults)
+        keyed = KeyedSessions(directory)
+        secure = bool(args.cert)
+        site = Site(directory, tuple(args.beside), read_only=args.read_only, secure=secure)
+        acts = None if args.read_only else Acts(directory, order)
+        self.app: Guard = make_app(
+            Pages(site, self.watch, self.hub, keyed),
+            act_routes.routes(keyed, order, acts, secure=secure),
+            _extra(args, functools.partial(ask, "gauges")),
+            faults,
+        )
+
+
+def _extra(args: argparse.Namespace, gauges: Callable[[], dict[str, Any]]) -> list[BaseRoute]:
+    """Return what is shown to everybody, where it is switched on."""
+    found: list[BaseRoute] = []
+    if args.health:
+        found.append(Route("/healthz", Health(web_child.Fresh(gauges)).answer))
+    if args.metrics:
+        from fcil_server.web.metrics.endpoints import Figures
+        from fcil_server.web.metrics.source import MetricsSource
+
+        figures = Figures(MetricsSource(args.dir, clients=args.clients))
+        found.append(Route("/metrics", figures.metrics))
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return a parser of what the server says to this process."""
+    made = web_child.parser("fcil_server.web.page.server")
+    made.add_argument("--read-only", action="store_true")
+    made.add_argument("--metrics", action="store_true")
+    made.add_argument("--health", action="store_true")
+    made.add_argument("--beside", type=Path, action="append", default=[])
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the process; 0 after the server's end."""
+    args = parser().parse_args(arguments)
+    limit(MAX_FILES)
+    threading.stack_size(STACK_BYTES)
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(THREADS))
+        page = Page(args)
+        server = make_server(page.app, Certificate(args.cert, args.key), LIMITS)
+        watching = loop.create_task(page.watch.run())
+        warming = loop.create_task(page.watch.warm_up())
+        await web_child.until_orphaned(server, args.fd, args.parent, page.hub.end)
+        watching.cancel()
+        warming.cancel()
+
+    return web_child.run(serve)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

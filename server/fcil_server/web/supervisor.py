@@ -1,0 +1,244 @@
+"""Starts a process that answers browsers or Prometheus, and starts it again whenever it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fcil_protocol.errors import ConfigError
+from fcil_protocol.process.children import module_command
+from fcil_server.federation.addresses import Certificate
+from fcil_server.federation.sections import FederationSection
+from fcil_server.web.http_server import check_certificate, open_door
+
+BACK_OFF_S = (0.2, 1.0, 5.0, 30.0)  # after the first, second, third ... end in a row
+STEADY_S = 60.0  # after so long it counts as the first again
+LAST_WORDS_S = 1.0  # in which it gives the answers that are under way when the server ends
+
+Say = Callable[[str, str, str], None]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is served, where, and by which program.
+
+    Attributes:
+        key: of the address in ``[federation]``; also the code of what is said of it.
+        what: is served, as it stands in a sentence, with the verb that follows it in `verb`.
+        module: is run as ``python -m module``.
+        packages: that it needs.
+        example: of an address.
+        address: ``HOST:PORT``; empty: it is not served.
+        path: of what one looks for there.
+        hint: how to get in.
+        words: its options besides those that every such program has.
+        status: what the status says of it besides address and process.
+    """
+
+    key: str
+    what: str
+    verb: str
+    module: str
+    packages: tuple[str, ...]
+    example: str
+    address: str
+    certificate: Certificate
+    path: str = ""
+    hint: str = ""
+    words: tuple[str, ...] = ()
+    status: tuple[tuple[str, Any], ...] = ()
+
+
+def figures_site(section: FederationSection) -> Site:
+    """Return how figures are served to Prometheus."""
+    return Site(
+        key="metrics",
+        what="figures",
+        verb="are",
+        module="fcil_server.web.metrics.server",
+        packages=("prometheus_client", "starlette", "uvicorn"),
+        example="127.0.0.1:9464",
+        address=section.metrics,
+        certificate=section.metrics_certificate,
+        path="/metrics",
+        words=("--clients", str(section.metrics_clients)),
+    )
+
+
+def page_site(section: FederationSection) -> Site:
+    """Return how the live page is served."""
+    switches = {
+        "--read-only": section.page_read_only,
+        "--metrics": section.page_metrics,
+        "--health": section.page_health,
+    }
+    figures = ("prometheus_client",) if section.page_metrics else ()
+    beside = [word for folder in section.page_beside for word in ("--beside", folder)]
+    return Site(
+        key="page",
+        what="the page",
+        verb="is",
+        module="fcil_server.web.page.server",
+        packages=("jinja2", "starlette", "uvicorn", *figures),
+        example="127.0.0.1:7780",
+        address=section.page,
+        certificate=section.page_certificate,
+        hint="; a link that lets a browser in: fcil-server page",
+        words=(
+            *(word for word, on in switches.items() if on),
+            *("--clients", str(section.metrics_clients)),
+            *beside,
+        ),
+        status=(("read_only", section.page_read_only),),
+    )
+
+
+class WebProcess:
+    """One door: its socket is the server's and outlives the process behind it.
+
+    Without an address in the configuration there is none, and nothing is started.
+
+    Args:
+        directory: of the federation.
+        site: what is served, and how.
+        say: tells the operator: (level, code, text).
+
+    Raises:
+        LinkError: the address cannot be listened on.
+        ConfigError: the certificate cannot be used, or serves nothing; or a package is missing.
+    """
+
+    def __init__(self, directory: Path, site: Site, say: Say) -> None:
+        self._directory = directory
+        self._site = site
+        self._say = say
+        self._process: asyncio.subprocess.Process | None = None
+        self._socket: socket.socket | None = None
+        if not site.address:
+            _refuse_certificate_alone(site)
+            return
+        self._check()
+        self._socket = open_door(site.address)
+        # The writing end is never written to: it closes when this process ends, however it does.
+        self._pipe = list(os.pipe())
+
+    @property
+    def served(self) -> bool:
+        """Whether there is a door at all."""
+        return self._socket is not None
+
+    @property
+    def address(self) -> str:
+        """Where it is served; empty if it is not."""
+        return self.origin() + self._site.path if self.served else ""
+
+    def origin(self, host: str = "") -> str:
+        """Return the beginning of its addresses.
+
+        Args:
+            host: by which others reach this machine; empty: the one that is listened on.
+        """
+        assert self._socket is not None, "only what is served has an address"
+        own, port = self._socket.getsockname()[:2]
+        scheme, host = "https" if self._site.certificate.chain else "http", host or own
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def describe(self) -> dict[str, Any] | None:
+        """Return address and process id for the status; None if it is not served."""
+        if not self.served:
+            return None
+        pid = self._process.pid if self._process is not None else None
+        return {"address": self.address, "pid": pid, **dict(self._site.status)}
+
+    def _check(self) -> None:
+        """Find out now what the process would only tell the log; load none of it here."""
+        wanted = self._site.packages
+        missing = [name for name in wanted if importlib.util.find_spec(name) is None]
+        if missing:
+            raise ConfigError(
+                f"federation.{self._site.key} needs the packages {', '.join(missing)}.",
+                action="Install them with: pip install 'fcil[server]'",
+            )
+        check_certificate(self._site.certificate)
+
+    async def run(self) -> None:
+        """Keep the process running until cancelled; nothing to do if it is not served."""
+        if self._socket is None:
+            return
+        key, what = self._site.key, self._site.what
+        self._say("info", key, f"{what} {self._site.verb} at {self.address}{self._site.hint}")
+        loop = asyncio.get_running_loop()
+        ends = 0
+        while True:
+            began = loop.time()
+            why = await self._one_life(self._socket.fileno(), self._pipe[0])
+            ends = 1 if loop.time() - began > STEADY_S else ends + 1
+            pause = BACK_OFF_S[min(ends, len(BACK_OFF_S)) - 1]
+            text = f"the process that serves {what} {why}; it is started again in {pause:g} s"
+            self._say("warning", key, text)
+            await asyncio.sleep(pause)
+
+    async def _one_life(self, *fds: int) -> str:
+        """Start the process and wait for its end; say how it ended."""
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command(*fds),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=fds,
+                start_new_session=True,  # Ctrl-C is for the server, which then ends it
+            )
+        except OSError as error:
+            return f"cannot be started: {error.strerror}"
+        try:
+            code = await self._process.wait()
+        finally:
+            if self._process.returncode is None:  # the server ends
+                await self._end(self._process)
+            self._process = None
+        return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        """End the process; who asked it for the server's end is told before."""
+        os.close(self._pipe.pop())
+        try:
+            await asyncio.wait_for(process.wait(), LAST_WORDS_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    def _command(self, fd: int, parent: int) -> list[str]:
+        site = self._site
+        options = {
+            "--dir": str(self._directory.resolve()),
+            "--fd": str(fd),
+            "--parent": str(parent),
+            "--cert": site.certificate.chain,
+            "--key": site.certificate.key,
+        }
+        given = [word for pair in options.items() if pair[1] for word in pair]
+        return module_command(site.module, *given, *site.words)
+
+    def close(self) -> None:
+        """Close the door and the pipe; the process, if it still runs, ends by that."""
+        if self._socket is None:
+            return
+        self._socket.close()
+        for end in self._pipe:
+            os.close(end)
+
+
+def _refuse_certificate_alone(site: Site) -> None:
+    if site.certificate.chain or site.certificate.key:
+        raise ConfigError(
+            f"federation.{site.key}_cert or {site.key}_key is given, but no address of "
+            f"{site.what}.",
+            action=f"Give one, such as --{site.key} {site.example}, or leave the two out.",
+        )

@@ -1,0 +1,23 @@
+"""How presets and options of a method are laid over each other."""
+
+import pytest
+
+from fcil_adapters.contract.registry import make_hparams
+from fcil_adapters.methods.pilora import METHOD
+from fcil_protocol.errors import ConfigError
+
+
+def test_a_nested_option_keeps_the_rest_of_a_presets_section():
+    hparams = make_hparams(METHOD, {"preset": "paper", "reweight": {"eta": 0.5}})
+    assert hparams.reweight.eta == 0.5
+    assert hparams.reweight.temperature == "mul"
+
+
+def test_an_unknown_option_names_the_nearest():
+    with pytest.raises(ConfigError, match="lr_prototype"):
+        make_hparams(METHOD, {"lr_prototypes": 1.0})
+
+
+def test_an_unknown_preset_lists_those_there_are():
+    with pytest.raises(ConfigError, match="paper"):
+        make_hparams(METHOD, {"preset": "long"})

@@ -1,0 +1,396 @@
+"""Pictures are decoded and preprocessed alike everywhere; sources are listed with their faults."""
+
+import io
+import itertools
+import os
+import unicodedata
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fcil_adapters.contract import Preprocessing
+from fcil_adapters.images import folder_walk, sources
+from fcil_adapters.images.decoding import MAX_PIXELS, decode, digest, open_source, preprocess
+from fcil_protocol.errors import ConfigError, DataError
+
+
+def prep(size=8, **options):
+    return Preprocessing(size=size, mean=(0.5,) * 3, std=(0.5,) * 3, **options)
+
+
+def encoded(image, form="PNG", **options):
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def picture(width=12, height=8, seed=0):
+    values = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    return Image.fromarray(values)
+
+
+def png(seed=0):
+    return encoded(picture(seed=seed))
+
+
+def write(root, *names):
+    for seed, name in enumerate(names):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(seed))
+    return root
+
+
+def zipped(path, names, **options):
+    with zipfile.ZipFile(path, "w", **options) as archive:
+        for seed, name in enumerate(names):
+            archive.writestr(name, png(seed))
+    return path
+
+
+def found(source):
+    return [(e.name, e.class_name, e.part) for e in source.listing().entries]
+
+
+# --- decode ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["PNG", "BMP", "TIFF", "PPM"])
+def test_lossless_formats_decode_to_the_same_pixels(form):
+    image = picture()
+    assert np.array_equal(np.asarray(decode(encoded(image, form))), np.asarray(image))
+
+
+@pytest.mark.parametrize("form", ["JPEG", "WEBP", "GIF"])
+def test_other_formats_decode_to_the_same_size(form):
+    assert decode(encoded(picture(), form)).size == (12, 8)
+
+
+def test_exif_orientation_turns_the_picture_upright():
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was held upright: rotate by 90 degrees clockwise
+    upright = decode(encoded(picture(), "PNG", exif=exif))
+    assert upright.size == (8, 12)
+    assert np.array_equal(np.asarray(upright), np.rot90(np.asarray(picture()), 3))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "empty"),
+        (b"no picture at all", "cannot be decoded"),
+        (png()[:60], "cannot be decoded"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "cannot be decoded"),
+    ],
+)
+def test_a_useless_file_is_one_sentence(data, words):
+    with pytest.raises(DataError, match=words) as caught:
+        decode(data)
+    assert "\n" not in str(caught.value)
+    assert "0x" not in str(caught.value)
+
+
+def test_every_truncation_of_a_picture_decodes_or_is_a_data_error():
+    data = png()
+    for cut in range(0, len(data), 7):
+        try:
+            decode(data[:cut])
+        except DataError:
+            continue
+
+
+@pytest.mark.parametrize("height", [1500, 3000])
+def test_more_pixels_than_the_limit_are_refused_before_they_are_unpacked(height):
+    width = MAX_PIXELS // 1400
+    bomb = encoded(Image.new("1", (width, height)))
+    assert len(bomb) < 100_000
+    with pytest.raises(DataError, match="Scale it down"):
+        decode(bomb)
+
+
+# --- preprocess -----------------------------------------------------------------------------
+
+
+def test_a_square_of_the_right_size_stays_as_it_is():
+    image = picture(8, 8)
+    assert np.array_equal(preprocess(image, prep()), np.asarray(image))
+
+
+@pytest.mark.parametrize("size", [(30, 8), (8, 31)])
+def test_the_centre_of_a_longer_picture_is_taken(size):
+    image = picture(*size)
+    left, top = (size[0] - 8) // 2, (size[1] - 8) // 2
+    expected = np.asarray(image)[top : top + 8, left : left + 8]
+    assert np.array_equal(preprocess(image, prep()), expected)
+
+
+def test_crop_pct_sets_the_shorter_side_before_the_crop():
+    image = picture(40, 20)
+    out = preprocess(image, prep(8, crop_pct=0.8))
+    resized = image.resize((20, 10), Image.Resampling.BICUBIC)
+    assert np.array_equal(out, np.asarray(resized)[1:9, 6:14])
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 50_000), (50_000, 1), (3, 200), (257, 255)])
+@pytest.mark.parametrize("crop_pct", [1.0, 0.9])
+def test_any_size_becomes_the_square(size, crop_pct):
+    out = preprocess(Image.new("RGB", size, (9, 8, 7)), prep(crop_pct=crop_pct))
+    assert out.shape == (8, 8, 3)
+    assert out.dtype == np.uint8
+    assert np.array_equal(out, np.broadcast_to([9, 8, 7], out.shape))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "CMYK", "YCbCr", "LAB", "HSV"])
+def test_every_colour_mode_becomes_rgb(mode):
+    image = Image.new("RGB", (8, 8), (255, 255, 255))
+    if mode == "LAB":
+        image = Image.new("LAB", (8, 8), (255, 128, 128))
+    out = preprocess(image.convert(mode) if mode != "LAB" else image, prep())
+    assert out.shape == (8, 8, 3)
+    assert out.min() >= 253
+
+
+def test_sixteen_bit_greys_keep_their_range():
+    values = np.linspace(0, 65535, 64).reshape(8, 8).astype(np.uint16)
+    out = preprocess(decode(encoded(Image.fromarray(values))), prep())
+    assert np.array_equal(out[..., 0], np.rint(values / 257).astype(np.uint8))
+
+
+def test_float_pictures_are_read_from_0_to_1_or_to_255():
+    unit = np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)
+    small = preprocess(Image.fromarray(unit), prep())
+    large = preprocess(Image.fromarray(unit * 255), prep())
+    assert small.max() == 255
+    assert np.array_equal(small, large)
+    broken = unit.copy()
+    broken[0, 0] = np.nan
+    assert preprocess(Image.fromarray(broken), prep())[0, 0, 0] == 0
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_pixels_become_mid_grey(mode):
+    if mode == "P":
+        image = Image.new("P", (8, 8), 0)
+        image.putpalette([200, 0, 0] * 256)
+        data = encoded(image, transparency=0)
+    else:
+        data = encoded(Image.new("RGBA", (8, 8), (200, 0, 0, 0)).convert(mode))
+    assert np.all(preprocess(decode(data), prep()) == 128)
+
+
+def test_an_unknown_interpolation_is_named():
+    with pytest.raises(ConfigError, match="'cubic'.*bicubic"):
+        preprocess(picture(), prep(interpolation="cubic"))
+
+
+def test_the_digest_is_sha256():
+    assert digest(b"").hex().startswith("e3b0c44298fc1c14")
+
+
+# --- sources --------------------------------------------------------------------------------
+
+
+def test_class_folders_are_listed_by_name_and_other_files_passed_over(tmp_path):
+    write(tmp_path, "dog/b.PNG", "dog/a.jpeg", "cat/deep/x.png", "cat/.hidden.png", ".git/y.png")
+    (tmp_path / "cat/notes.txt").write_text("no image")
+    assert found(open_source(tmp_path)) == [
+        ("cat/deep/x.png", "cat", None),
+        ("dog/a.jpeg", "dog", None),
+        ("dog/b.PNG", "dog", None),
+    ]
+    assert open_source(tmp_path).listing().faults == ()
+
+
+def test_train_and_test_above_the_classes_are_parts(tmp_path):
+    write(tmp_path, "train/cat/1.png", "test/cat/2.png", "test/dog/3.png", "val/cat/4.png")
+    source = open_source(tmp_path)
+    assert found(source) == [
+        ("train/cat/1.png", "cat", "train"),
+        ("test/cat/2.png", "cat", "test"),
+        ("test/dog/3.png", "dog", "test"),
+    ]
+    assert source.listing().faults == ("folder 'val' beside train/ and test/ is left out",)
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    write(tmp_path, "train/1.png", "bus/2.png")
+    assert found(open_source(tmp_path)) == [
+        ("bus/2.png", "bus", None),
+        ("train/1.png", "train", None),
+    ]
+
+
+@pytest.mark.parametrize("top", ["", "photos/"])
+def test_a_zip_reads_like_its_folder_with_or_without_a_folder_around_it(tmp_path, top):
+    names = ["train/cat/1.png", "train/dog/2.png", "test/cat/3.png"]
+    path = zipped(tmp_path / "data.zip", [top + n for n in names] + ["__MACOSX/train/cat/1.png"])
+    source = open_source(path)
+    entries = source.listing().entries
+    assert [(e.class_name, e.part) for e in entries] == [
+        ("cat", "train"),
+        ("dog", "train"),
+        ("cat", "test"),
+    ]
+    assert [source.read(e) for e in entries] == [png(0), png(1), png(2)]
+    source.close()
+
+
+def test_reading_gives_the_bytes_of_the_file(tmp_path):
+    source = open_source(write(tmp_path, "cat/1.png"))
+    assert source.read(next(source.entries())) == png(0)
+
+
+def test_class_names_are_normalised_and_bad_ones_left_out_with_a_sentence(tmp_path):
+    decomposed = unicodedata.normalize("NFD", "café")
+    write(tmp_path, f"{decomposed} /1.png", f"{'x' * 200}/2.png", "a\tb/3.png")
+    listing = open_source(tmp_path).listing()
+    assert [e.class_name for e in listing.entries] == ["café"]
+    assert len(listing.faults) == 2
+    assert "'a\\tb' is left out" in listing.faults[0]
+
+
+def test_of_two_folders_of_one_class_the_second_is_left_out_with_a_sentence(tmp_path):
+    listing = open_source(write(tmp_path, "Cat/1.png", "cat/2.png")).listing()
+    assert [e.name for e in listing.entries] == ["Cat/1.png"]
+    assert "'cat' is left out: it names the same class as 'Cat'" in listing.faults[0]
+
+
+def test_train_and_test_folders_of_one_class_get_one_name(tmp_path):
+    listing = open_source(write(tmp_path, "train/Cat/1.png", "test/cat/2.png")).listing()
+    assert [e.class_name for e in listing.entries] == ["Cat", "Cat"]
+    assert listing.faults == ()
+
+
+@pytest.mark.parametrize("names", [[], ["1.png", "2.png"], [".hidden/1.png"]])
+def test_a_folder_without_class_folders_is_told_the_layout(tmp_path, names):
+    with pytest.raises(DataError, match=r"FOLDER/<class>/<image>"):
+        open_source(write(tmp_path, *names)).listing()
+
+
+def test_a_missing_path_and_a_file_that_is_no_zip_are_told_the_layout(tmp_path):
+    (tmp_path / "x.zip").write_bytes(b"no zip")
+    for name, words in (("nowhere", "no folder or zip"), ("x.zip", "not a readable zip")):
+        with pytest.raises(DataError, match=words) as caught:
+            open_source(tmp_path / name)
+        assert "FOLDER/<class>/<image>" in str(caught.value)
+
+
+def test_loose_images_beside_classes_are_a_fault(tmp_path):
+    listing = open_source(write(tmp_path, "cat/1.png", "2.png")).listing()
+    assert [e.name for e in listing.entries] == ["cat/1.png"]
+    assert listing.faults == ("1 images lie in no class folder, such as '2.png'",)
+
+
+@pytest.mark.parametrize(
+    "name", ["../cat/1.png", "/etc/cat/1.png", "c:/cat/1.png", "a\\..\\b/1.png"]
+)
+def test_zip_members_that_point_elsewhere_are_left_out(tmp_path, name):
+    path = zipped(tmp_path / "d.zip", ["dog/1.png", name])
+    listing = open_source(path).listing()
+    assert [e.name for e in listing.entries] == ["dog/1.png"]
+    assert "points outside the archive" in listing.faults[0]
+
+
+def test_encrypted_zip_members_are_left_out(tmp_path):
+    path = zipped(tmp_path / "d.zip", ["cat/1.png", "dog/1.png"])
+    data = bytearray(path.read_bytes())
+    second = data.index(b"PK\x01\x02", data.index(b"PK\x01\x02") + 4)
+    data[second + 8] |= 1  # the flag in the central directory
+    path.write_bytes(data)
+    listing = open_source(path).listing()
+    assert [e.class_name for e in listing.entries] == ["cat"]
+    assert listing.faults == ("zip member 'dog/1.png' is encrypted",)
+
+
+def test_huge_files_are_left_out_of_folders_and_zips(tmp_path, monkeypatch):
+    write(tmp_path / "f", "cat/1.png", "cat/2.png")
+    (tmp_path / "f/cat/2.png").write_bytes(bytes(5000))
+    with zipfile.ZipFile(tmp_path / "z.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("cat/1.png", png())
+        archive.writestr("cat/2.png", bytes(5000))
+    monkeypatch.setattr(sources, "MAX_FILE_BYTES", 4000)
+    for source in (open_source(tmp_path / "f"), open_source(tmp_path / "z.zip")):
+        listing = source.listing()
+        assert [e.name for e in listing.entries] == ["cat/1.png"]
+        assert listing.faults == ("image 'cat/2.png' has 5000 bytes, more than 4000",)
+
+
+def test_a_file_that_vanished_or_was_damaged_is_a_data_error_on_reading(tmp_path):
+    folder = open_source(write(tmp_path / "f", "cat/1.png"))
+    entry = next(folder.entries())
+    (tmp_path / "f/cat/1.png").unlink()
+    with pytest.raises(DataError, match=r"'cat/1.png' cannot be read \(No such file"):
+        folder.read(entry)
+    path = zipped(tmp_path / "z.zip", ["cat/1.png"])
+    data = bytearray(path.read_bytes())
+    data[60] ^= 0xFF
+    path.write_bytes(data)
+    archive = open_source(path)
+    with pytest.raises(DataError, match="cannot be read"):
+        archive.read(next(archive.entries()))
+    archive.close()
+
+
+def test_a_link_to_a_folder_above_ends_and_a_link_to_another_class_is_read(tmp_path):
+    write(tmp_path, "cat/1.png")
+    os.symlink(tmp_path, tmp_path / "cat/up")
+    os.symlink(tmp_path / "cat", tmp_path / "tiger")
+    names = [e.name for e in open_source(tmp_path).listing().entries]
+    assert names == ["cat/1.png", "tiger/1.png"]
+
+
+def tangled(root, count):
+    """Make class folders of which each links to all others."""
+    for i in range(count):
+        write(root, f"k{i}/{i}.png")
+    for i, j in itertools.permutations(range(count), 2):
+        os.symlink(root / f"k{j}", root / f"k{i}" / f"to{j}")
+    return root
+
+
+@pytest.mark.parametrize("side", [".", "train"])
+def test_class_folders_that_link_to_each_other_are_each_read_once_in_a_class(tmp_path, side):
+    tangled(tmp_path / side, 12)
+    listing = open_source(tmp_path).listing()
+    assert len(listing.entries) == 12 * 12
+    mine = [e.name.removeprefix("train/") for e in listing.entries if e.class_name == "k7"]
+    assert sorted(mine) == sorted(["k7/7.png", *(f"k7/to{j}/{j}.png" for j in range(12) if j != 7)])
+    passed = 12 * 11 * 11  # from each that a link led to, to all others
+    (said,) = listing.faults
+    assert said.startswith(f"{passed} folders are passed over, such as ")
+    assert said.endswith(": links lead there a second time, or round in a circle")
+
+
+def test_of_a_folder_and_a_link_to_it_in_one_class_the_folder_is_read(tmp_path):
+    write(tmp_path, "cat/z/1.png", "cat/y/deep/2.png")
+    os.symlink(tmp_path / "cat/z", tmp_path / "cat/a")
+    os.symlink(tmp_path / "cat/y", tmp_path / "cat/b")
+    listing = open_source(tmp_path).listing()
+    assert [e.name for e in listing.entries] == ["cat/y/deep/2.png", "cat/z/1.png"]
+    assert listing.faults[0].startswith("2 folders are passed over, such as 'cat/a': ")
+
+
+def test_no_more_links_are_followed_than_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_walk, "MAX_LINKS", 50)
+    listing = open_source(tangled(tmp_path, 10)).listing()
+    assert len(listing.entries) == 10 + 50
+
+
+def test_folders_below_the_deepest_are_passed_over_with_a_sentence(tmp_path):
+    deepest = "/".join(["cat", *"d" * (folder_walk.MAX_DEPTH - 1)])
+    write(tmp_path, f"{deepest}/1.png", f"{deepest}/d/2.png")
+    listing = open_source(tmp_path).listing()
+    assert [e.name for e in listing.entries] == [f"{deepest}/1.png"]
+    said = f"1 folders are passed over, such as '{deepest}/d': they lie more than 32 folders deep"
+    assert listing.faults == (said,)
+
+
+def test_a_changed_file_has_another_stamp(tmp_path):
+    source = open_source(write(tmp_path, "cat/1.png"))
+    before = next(source.entries())
+    os.utime(tmp_path / "cat/1.png", ns=(1, 1))
+    after = next(source.entries())
+    assert (before.size, before.name) == (after.size, after.name)
+    assert before.stamp != after.stamp

@@ -1,0 +1,39 @@
+"""Scores that are written once: numpy's arrays and torch's tensors give the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fcil_adapters.methods.analytic.lift import lift
+from fcil_adapters.methods.analytic.model import score as ridge
+from fcil_adapters.methods.running_mean.model import score as nearest_thumbnail
+from fcil_adapters.methods.running_mean.thumbnails import area_weights
+from fcil_adapters.numerics.scores import cosines, linear, negative_distances, unit_rows
+
+RNG = np.random.default_rng(3)
+ROWS = np.vstack([RNG.normal(size=(4, 6)), np.zeros((1, 6))])  # one of length 0
+POINTS = RNG.normal(size=(3, 6))
+PIXELS = RNG.integers(0, 256, (2, 10, 10, 3)).astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("score", "arguments"),
+    [
+        (unit_rows, (ROWS,)),
+        (cosines, (ROWS, POINTS)),
+        (negative_distances, (ROWS, POINTS)),
+        (linear, (ROWS, POINTS, RNG.normal(size=3))),
+        (lift, (ROWS,)),
+        (lift, (ROWS, RNG.normal(size=(6, 9)))),
+        (ridge, (ROWS, RNG.normal(size=(3, 9)), RNG.normal(size=(6, 9)))),
+        (nearest_thumbnail, (PIXELS, area_weights(10, 4), RNG.random((3, 16)))),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_numpy_and_torch_agree(score, arguments):
+    here = score(*arguments)
+    there = score(*(torch.tensor(a) for a in arguments))
+    assert np.isfinite(here).all()
+    np.testing.assert_allclose(there.numpy(), here, rtol=1e-12, atol=1e-12)

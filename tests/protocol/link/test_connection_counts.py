@@ -1,0 +1,149 @@
+"""Counts of connections that begin, speak, end, and leave their descriptor to others."""
+
+import os
+import socket
+import sys
+
+import pytest
+
+from fcil_protocol.link.backlog import UNSPOKEN_BYTES
+from fcil_protocol.link.connection_counts import SILENT, ConnectionCounts
+
+ROOM = 1 << 20  # bytes that may lie unread
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells its counts")
+
+
+class Wire:
+    """Both ends of one TCP connection; `fd` is the accepting end's descriptor."""
+
+    def __init__(self):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.near = socket.create_connection(listener.getsockname())
+            self.far, _ = listener.accept()
+        self.fd = self.far.fileno()
+
+    def up(self, size):
+        self.near.sendall(bytes(size))
+        while size:
+            size -= len(self.far.recv(size))
+
+    def close(self):
+        self.far.close()
+        self.near.close()
+
+
+@pytest.fixture
+def counts():
+    counts = ConnectionCounts()
+    yield counts
+    counts.close()
+
+
+@pytest.fixture
+def wire():
+    wire = Wire()
+    yield wire
+    wire.close()
+
+
+def test_growth_is_told_once_and_under_the_number_that_the_connection_gets(counts, wire):
+    counts.began(wire.fd)
+    wire.up(100)
+    counts.spoke(wire.fd, 7, ROOM)
+    wire.up(11)
+    assert {c: t.received for c, t in counts.take().items()} == {7: 111}
+    assert counts.take() == {}
+    wire.up(5)
+    assert counts.take()[7].received == 5
+
+
+def test_what_comes_before_the_first_word_waits_for_the_number(counts, wire):
+    counts.began(wire.fd)
+    wire.up(64)
+    assert counts.take() == {}
+    counts.spoke(wire.fd, 3, ROOM)
+    wire.up(1)
+    assert {c: t.received for c, t in counts.take().items()} == {3: 65}
+
+
+def test_a_connection_without_a_word_is_counted_as_silent_at_its_end(counts, wire):
+    counts.began(wire.fd)
+    wire.up(64)
+    assert counts.take() == {}
+    wire.far.close()
+    counts.ended(wire.fd)
+    assert {c: t.received for c, t in counts.take().items()} == {SILENT: 64}
+
+
+def test_what_came_before_an_end_is_not_lost(counts, wire):
+    counts.began(wire.fd)
+    counts.spoke(wire.fd, 3, ROOM)
+    wire.up(40)
+    wire.far.close()
+    counts.ended(wire.fd)
+    assert counts.take()[3].received == 40
+    assert counts.take() == {}
+
+
+def test_an_ended_connection_can_really_end(counts, wire):
+    counts.began(wire.fd)
+    wire.far.close()
+    counts.ended(wire.fd)
+    wire.near.settimeout(5)
+    assert wire.near.recv(1) == b""
+
+
+def test_two_connections_on_one_descriptor_are_two(counts):
+    first, second = Wire(), Wire()
+    counts.began(first.fd)
+    counts.spoke(first.fd, 1, ROOM)
+    first.up(10)
+    first.close()
+    os.dup2(second.fd, first.fd)  # the number is used again
+    counts.ended(first.fd)
+    counts.began(first.fd)
+    counts.spoke(first.fd, 2, ROOM)
+    second.up(20)
+    assert {c: t.received for c, t in counts.take().items()} == {1: 10, 2: 20}
+    os.close(first.fd)
+    second.close()
+
+
+def test_late_news_of_a_dead_connection_do_not_count_its_successor_twice(counts, wire):
+    wire.up(30)  # the successor lives on this descriptor already ...
+    counts.began(wire.fd)  # ... when the dead one's beginning is told,
+    counts.ended(wire.fd)  # and its end,
+    counts.began(wire.fd)  # and only then its own beginning
+    counts.spoke(wire.fd, 9, ROOM)
+    wire.up(4)
+    assert sum(t.received for t in counts.take().values()) == 34
+
+
+def test_a_descriptor_that_is_no_connection_is_left_alone(counts, tmp_path):
+    with (tmp_path / "file").open("w") as file:
+        counts.began(file.fileno())
+        counts.spoke(file.fileno(), 1, ROOM)
+        counts.ended(file.fileno())
+    assert counts.take() == {}
+
+
+def test_who_is_beyond_its_allowance_is_cut_once_and_told_with_its_number(counts, wire):
+    counts.began(wire.fd)
+    counts.spoke(wire.fd, 7, 100)
+    wire.up(150)
+    counts.delivered(wire.fd, 60)
+    assert counts.cut_floods(0.0) == []
+    wire.up(20)
+    assert counts.cut_floods(0.0) == [(7, 110)]
+    wire.near.settimeout(5)
+    assert wire.near.recv(1) == b""
+    assert counts.cut_floods(0.0) == []
+
+
+def test_who_has_not_spoken_may_bring_one_first_message(counts, wire):
+    counts.began(wire.fd)
+    wire.up(UNSPOKEN_BYTES)
+    assert counts.cut_floods(0.0) == []
+    wire.up(1)
+    assert counts.cut_floods(0.0) == [(SILENT, UNSPOKEN_BYTES + 1)]

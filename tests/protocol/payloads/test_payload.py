@@ -1,0 +1,295 @@
+"""Payloads: exact through bytes and back, and nothing but a named error for anything else."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fcil_protocol import Payload, pack, unpack
+from fcil_protocol.errors import FcilError, SchemaMismatch, TooLarge, WireError
+from fcil_protocol.payloads import payload
+from fcil_protocol.payloads.payload import WIRE_DTYPES, dtype_name
+
+FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def example() -> Payload:
+    rng = np.random.default_rng(7)
+    return Payload(
+        tensors={
+            "weights": rng.standard_normal((3, 4)).astype(np.float32),
+            "half": rng.standard_normal(5).astype(np.float16),
+            "counts": np.array([1, 2, 3], dtype=np.int64),
+            "ids": np.array([[4], [5]], dtype=np.int32),
+            "bytes": np.arange(256, dtype=np.uint8),
+            "empty": np.zeros((0, 4), dtype=np.float32),
+            "scalar": np.array(2.5, dtype=np.float32),
+        },
+        meta={"n": 3, "x": 0.5, "on": True, "name": "Käse", "ids": [1, 2], "names": ["a", "b"]},
+    )
+
+
+def raw(header: object, body: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def same(a: Payload, b: Payload) -> bool:
+    return (
+        dict(a.meta) == dict(b.meta)
+        and set(a.tensors) == set(b.tensors)
+        and all(
+            a.tensors[k].dtype == b.tensors[k].dtype
+            and a.tensors[k].shape == b.tensors[k].shape
+            and a.tensors[k].tobytes() == b.tensors[k].tobytes()
+            for k in a.tensors
+        )
+    )
+
+
+# --- the way through ------------------------------------------------------------------------
+
+
+def test_every_wire_dtype_and_meta_type_survives_exactly():
+    original = example()
+    assert {dtype_name(a) for a in original.tensors.values()} == set(WIRE_DTYPES)
+    assert same(unpack(pack(original)), original)
+
+
+def test_the_same_payload_gives_the_same_bytes_in_any_order():
+    original = example()
+    shuffled = Payload(
+        dict(reversed(original.tensors.items())), dict(reversed(original.meta.items()))
+    )
+    assert pack(shuffled) == pack(original)
+
+
+def test_tensors_that_are_not_contiguous_are_sent_as_they_look():
+    array = np.arange(12, dtype=np.float32).reshape(3, 4).T[::2]
+    assert np.array_equal(unpack(pack(Payload({"a": array}))).tensors["a"], array)
+
+
+def test_special_floats_keep_their_bits():
+    array = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-45], dtype=np.float32)
+    assert unpack(pack(Payload({"a": array}))).tensors["a"].tobytes() == array.tobytes()
+
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+SHAPES = st.lists(st.integers(0, 3), max_size=3)
+
+
+@FUZZ
+@given(st.dictionaries(NAMES, st.tuples(SHAPES, st.sampled_from(list(payload.WIRE_DTYPES)))))
+def test_the_bytes_are_those_of_the_safetensors_library(shapes):
+    tensors = {
+        name: np.ones(shape, payload.WIRE_DTYPES[dtype])
+        for name, (shape, dtype) in shapes.items()
+        if name != "__metadata__"
+    }
+    meta = {"fcil": '{"a": 1}'}
+    assert pack(Payload(tensors, {"a": 1})) == safetensors.numpy.save(tensors, metadata=meta)
+
+
+def test_pieces_are_the_tensors_own_memory():
+    made = example()
+    header, *bodies = payload.pieces(made)
+    assert b"".join((header, *bodies)) == pack(made)
+    whole = [np.frombuffer(body, np.uint8) for body in bodies if len(body)]
+    tensors = [t for t in made.tensors.values() if t.nbytes]
+    assert all(any(np.shares_memory(body, t) for t in tensors) for body in whole)
+
+
+def test_an_empty_payload_is_a_payload():
+    assert same(unpack(pack(Payload())), Payload())
+
+
+def test_sizes_and_views_are_told():
+    made = example()
+    assert made.tensor_bytes == 48 + 10 + 24 + 8 + 256 + 0 + 4
+    assert made.f32("half").dtype == np.float32
+    assert made.i64("ids").dtype == np.int64
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.complex64, np.bool_, np.uint32, "S3", object])
+def test_a_dtype_that_may_not_travel_is_refused_with_the_list_of_those_that_may(dtype):
+    with pytest.raises(SchemaMismatch, match="F32, F16, I64, I32, U8"):
+        pack(Payload({"a": np.zeros(2, dtype=dtype)}))
+
+
+# --- from outside ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "words"),
+    [
+        (b"", WireError, "0 bytes is shorter"),
+        (b"\x00" * 7, WireError, "7 bytes is shorter"),
+        (struct.pack("<Q", 2**63), TooLarge, "exceeds"),
+        (struct.pack("<Q", payload.MAX_HEADER_BYTES + 1), TooLarge, "exceeds"),
+        (struct.pack("<Q", 10) + b"{}", WireError, "10 bytes in 10 bytes"),
+        (raw(b"nonsense"), WireError, "not JSON"),
+        (raw(b"\xff\xfe{}"), WireError, "not JSON"),
+        (raw(b"[" * 100_000), WireError, "not JSON"),
+        (raw([1]), WireError, "not a JSON object"),
+        (raw({"a": 1}), SchemaMismatch, "dtype"),
+        (raw({"a": None}), SchemaMismatch, "dtype"),
+        (raw({"a": {"dtype": "BF16"}}), SchemaMismatch, "'BF16'"),
+        (raw({"a": {"dtype": ["F32"]}}), SchemaMismatch, "dtype"),
+        (raw({"a": {"dtype": {}}}), SchemaMismatch, "dtype"),
+        (raw({"a": {"dtype": "F32"}}), WireError, "not valid safetensors"),
+        (raw({"__metadata__": 3}), WireError, "metadata is not a JSON object"),
+        (raw({"__metadata__": {"fcil": 3}}), WireError, "metadata is not a string"),
+        (raw({"__metadata__": {"fcil": "{"}}), WireError, "metadata is not JSON"),
+        (raw({"__metadata__": {"fcil": "[" * 99_999}}), WireError, "metadata is not JSON"),
+        (raw({"__metadata__": {"fcil": "[1]"}}), WireError, "numbers, names and lists"),
+        (raw({"__metadata__": {"fcil": '{"a": {}}'}}), WireError, "numbers, names and lists"),
+        (raw({"__metadata__": {"fcil": '{"a": null}'}}), WireError, "numbers, names and lists"),
+        (raw({"__metadata__": {"fcil": '{"a": [[1]]}'}}), WireError, "numbers, names and lists"),
+        (raw({"__metadata__": {"fcil": " " * (payload.MAX_META_BYTES + 1)}}), TooLarge, "exceeds"),
+        (raw({f"t{i}": 1 for i in range(payload.MAX_TENSORS + 1)}), TooLarge, "4097 tensors"),
+    ],
+)
+def test_every_malformed_payload_has_its_sentence(data, error, words):
+    with pytest.raises(error, match=words) as caught:
+        unpack(data)
+    assert len(str(caught.value)) < 500
+
+
+def tensor(dtype: str = "F32", shape: object = (1,), offsets: object = (0, 4)) -> dict:
+    return {"a": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}
+
+
+@pytest.mark.parametrize(
+    ("header", "body"),
+    [
+        (tensor(), b""),
+        (tensor(), bytes(3)),
+        (tensor(), bytes(5)),
+        (tensor(offsets=(0, 8)), bytes(8)),
+        (tensor(offsets=(4, 0)), bytes(4)),
+        (tensor(offsets=(-4, 0)), bytes(4)),
+        (tensor(offsets=(2**62, 2**62 + 4)), bytes(4)),
+        (tensor(shape=(2**40, 2**40)), bytes(4)),
+        (tensor(shape=(-1,)), bytes(4)),
+        (tensor(shape="x"), bytes(4)),
+        (tensor(shape=[None]), bytes(4)),
+        (tensor(offsets=[0]), bytes(4)),
+        (tensor(shape=(True,)), bytes(4)),
+        (tensor(shape=(1,) * 33), bytes(4)),
+        (tensor(shape=(9,) * 200_000), bytes(4)),  # their product alone takes seconds
+        (tensor(shape=(0, 2**70), offsets=(0, 0)), b""),
+        ({**tensor(), "b": tensor()["a"]}, bytes(4)),  # two tensors in one place
+        ({**tensor(), "b": tensor(offsets=(8, 12))["a"]}, bytes(12)),  # a hole between
+    ],
+)
+def test_offsets_and_shapes_that_lie_are_refused(header, body):
+    with pytest.raises(WireError, match="not valid safetensors"):
+        unpack(raw(header, body))
+
+
+def test_a_huge_announced_shape_of_no_rows_takes_no_memory():
+    data = raw(tensor(shape=(0, 2**31), offsets=(0, 0)))
+    assert unpack(data).tensors["a"].nbytes == 0
+
+
+def test_tensors_are_views_that_nobody_can_write_to():
+    data = bytearray(pack(example()))
+    weights = unpack(memoryview(data)).tensors["weights"]
+    assert not weights.flags.writeable
+    assert np.shares_memory(weights, np.frombuffer(data, np.uint8))
+
+
+def test_a_tensor_that_lies_askew_is_copied_to_where_it_can_be_read():
+    body = b"." + np.array([1.5, -2.0], np.float32).tobytes()
+    odd = {"b": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}
+    got = unpack(raw({**odd, **tensor(shape=(2,), offsets=(1, 9))}, body)).tensors["a"]
+    assert got.flags.aligned
+    assert got.tolist() == [1.5, -2.0]
+
+
+@FUZZ
+@given(st.binary(max_size=300))
+def test_random_bytes_raise_only_named_errors(data):
+    for candidate in (data, raw(data), struct.pack("<Q", 2) + b"{}" + data):
+        try:
+            unpack(candidate)
+        except FcilError:
+            continue
+
+
+NAMES = st.sampled_from(["dtype", "shape", "data_offsets", "fcil", "a"])
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["F32", "I64", "x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@FUZZ
+@given(
+    st.dictionaries(st.sampled_from(["a", "b", "__metadata__"]), JSON_VALUES, max_size=3),
+    st.binary(max_size=16),
+)
+def test_well_formed_nonsense_raises_only_named_errors(header, body):
+    try:
+        unpack(raw(header, body))
+    except FcilError:
+        return
+
+
+@settings(FUZZ, max_examples=300)
+@given(st.data())
+def test_a_mutated_payload_is_read_or_refused_by_name(data):
+    changed = bytearray(pack(example()))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(changed) - 1))
+        end = data.draw(st.integers(at, min(len(changed), at + 4)))
+        changed[at:end] = data.draw(st.binary(max_size=4))
+    try:
+        got = unpack(bytes(changed))
+    except FcilError:
+        return
+    assert got.tensor_bytes <= len(changed)
+
+
+@FUZZ
+@given(
+    st.dictionaries(
+        st.text("abc.é", min_size=1, max_size=8),
+        st.tuples(
+            st.sampled_from(sorted(WIRE_DTYPES)),
+            st.lists(st.integers(0, 4), max_size=3),
+        ),
+        max_size=5,
+    ),
+    st.dictionaries(
+        st.text("abc", max_size=4),
+        st.booleans()
+        | st.integers(-(2**62), 2**62)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text("ab€\n", max_size=5)
+        | st.lists(st.integers(0, 9), max_size=4),
+        max_size=4,
+    ),
+)
+def test_any_payload_survives(specs, meta):
+    rng = np.random.default_rng(0)
+    tensors = {
+        name: np.frombuffer(
+            rng.bytes(WIRE_DTYPES[dtype].itemsize * int(np.prod(shape))), WIRE_DTYPES[dtype]
+        ).reshape(shape)
+        for name, (dtype, shape) in specs.items()
+    }
+    original = Payload(tensors, meta)
+    assert same(unpack(pack(original)), original)
+
+
+def test_a_payload_written_by_the_library_itself_is_read():
+    data = safetensors.numpy.save({"a": np.ones((2, 2), dtype=np.float32)})
+    got = unpack(data)
+    assert got.tensors["a"].tolist() == [[1, 1], [1, 1]]
+    assert got.meta == {}

@@ -1,0 +1,178 @@
+"""``fcil-server export``: which state it takes, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from adapters.kit import Federation as Method
+from adapters.kit import make_tasks, toy_backbone, toy_images
+from fcil_adapters.contract.backbone_info import NO_BACKBONE, backbone_fields
+from fcil_adapters.contract.registry import schema_digest
+from fcil_adapters.export.exported_model import ExportedModel
+from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId, new_run_id
+from fcil_server.aggregation.store import StateStore, states_folder
+from fcil_server.cli.export import show_exported
+from fcil_server.cli.main import app
+from fcil_server.federation.config import load, to_toml
+from fcil_server.federation.directory import Federation
+from fcil_server.ledger.enums import OPENING
+from fcil_server.rounds.classes import ClassRegistry
+from server.storage_kit import flip
+
+ALICE = ClientId("a" * 26)
+NAMES = (("ant", "bee"), ("cat",))
+TASKS = make_tasks([0, 1], [2])
+
+
+@dataclass
+class Built:
+    directory: Path
+    run: RunId
+    method: Method
+
+    def state(self, number: int) -> Path:
+        return states_folder(self.directory, self.run) / f"{number:06d}.safetensors"
+
+
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
+    """Two tasks of running_mean, as a stopped server leaves them: states 0 to 3."""
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / "federation"
+    settings = ("method.name=running_mean",)
+    federation = Federation.open(directory, None, settings)
+    try:
+        method = Method.of("running_mean", [toy_images({0: 4, 1: 3, 2: 5})], toy_backbone())
+        ledger, run = federation.ledger, new_run_id()
+        ledger.new_run(
+            run,
+            method="running_mean",
+            method_version=method.method.version,
+            config=to_toml(load(None, settings)),
+            hparams=method.hparams.model_dump(mode="json"),
+            backbone=backbone_fields(NO_BACKBONE),
+            schema_digest=schema_digest(method.method, method.hparams, NO_BACKBONE),
+            seed=1,
+        )
+        ledger.add_client(ALICE, "alice", curve=b"c" * 32, signing=b"s" * 32, sealing=b"x" * 1216)
+        classes = ClassRegistry(ledger, run)
+        states = StateStore(states_folder(directory, run))
+        digests: list[Digest] = []
+        for task, names in zip(TASKS, NAMES, strict=True):
+            classes.announce(ALICE, names)
+            assert classes.open_task(task.index) == task
+            for kind in (OPENING, "train"):
+                method.open(task) if kind == OPENING else method.round()
+                number, parent = len(digests), digests[-1] if digests else None
+                digests.append(states.save(number, method.state, parent, task.index))
+                key = RoundKey(run, task.index, kind, 0)
+                ledger.add_state(key, number, digests[-1], parent)
+        return Built(directory, run, method)
+    finally:
+        federation.close()
+
+
+def export(*arguments: str, code: int = 0) -> Result:
+    done = CliRunner().invoke(app, ["export", *arguments])
+    assert done.exit_code == code, done.output
+    assert "Traceback" not in done.output
+    return done
+
+
+def test_the_newest_state_is_exported_with_its_names(built: Built) -> None:
+    done = export("--onnx", "model.onnx", "--json")
+    data = json.loads(done.stdout)["data"]
+    assert (data["task"], data["state"], data["names"]) == (1, 3, ["ant", "bee", "cat"])
+    assert data["bytes"] == Path("model.onnx").stat().st_size
+    assert "comparing it with the torch model on 4 images" in done.stderr
+    model = ExportedModel.load(Path("model.onnx"))
+    assert (model.info.run, model.info.method) == (built.run, "running_mean")
+    images = np.random.default_rng(1).integers(0, 256, (5, 32, 32, 3)).astype(np.uint8)
+    model_here = built.method.model
+    ctx = built.method.context("evaluate")
+    fields = {**vars(ctx), "backbone_info": NO_BACKBONE}
+    right = model_here.compose(type(ctx)(**fields), built.method.parts(), None).logits(images)
+    np.testing.assert_allclose(model.logits(images), right, atol=1e-4)
+
+
+@pytest.mark.full
+def test_an_earlier_task_and_a_state_by_number(built: Built) -> None:
+    said = export("--onnx", "first.onnx", "--task", "0").stdout
+    assert f"running_mean 1, run {built.run}, state 1, after task 0: 2 classes" in said
+    assert ExportedModel.load(Path("first.onnx")).info.names == ("ant", "bee")
+    assert "state 2, after task 1: 2 classes" in export("--onnx", "s.onnx", "--state", "2").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--task", "2"], 4, "has no file of task 2; kept are the states 0 (task 0), 1 (task 0)"),
+        (["--state", "9"], 4, "has no file of state 9; kept are"),
+        (["--state", "1", "--task", "0"], 4, "expected --task or --state, not both"),
+        (["--state", "0"], 4, "the model knows no class yet"),
+        (["--run", "rx"], 4, "no run's id begins with 'rx'"),
+        (["--precision", "int8"], 4, "expected at least 16, got 0"),
+        (["--precision", "fp8"], 4, "unknown precision 'fp8'"),
+        (["--opset", "7"], 4, "opset 7 is not possible"),
+        (["--calibrate", "none"], 4, "there is no folder none"),
+        (["--dir", "none"], 1, "none holds no federation"),
+        (["-c", "run.device=cuda"], 4, "'run.device' cannot be set for an export"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_sentence(
+    built: Built, arguments: list[str], code: int, said: str
+) -> None:
+    done = export("--onnx", "model.onnx", *arguments, code=code)
+    assert said in done.stderr
+    assert not Path("model.onnx").exists()
+
+
+def test_a_place_that_is_no_file_is_refused_before_any_work(built: Built) -> None:
+    Path("link.onnx").symlink_to(os.devnull)
+    os.mkfifo("pipe.onnx")
+    for place in ("no/model.onnx", ".", "m" * 300, "link.onnx", "pipe.onnx"):
+        assert "expected a file in a folder that exists" in export("--onnx", place, code=4).stderr
+
+
+def test_a_damaged_state_is_named(built: Built) -> None:
+    flip(built.state(3))
+    assert "000003.safetensors" in export("--onnx", "model.onnx", code=1).stderr
+
+
+def test_a_run_of_another_version_of_the_method_is_refused(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fcil_adapters.contract import registry
+
+    newer = type(built.method.method)(**{**vars(built.method.method), "version": "2"})
+    monkeypatch.setattr(registry, "load_method", lambda _: newer)
+    done = export("--onnx", "model.onnx", code=1)
+    assert "was started with running_mean 1" in done.stderr
+
+
+@pytest.mark.parametrize(("agreement", "said"), [(0.0, False), (0.9, True)])
+def test_a_limit_that_is_none_is_not_told(
+    agreement: float, said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "model.onnx"
+    file.write_bytes(b"x")
+    checked = SimpleNamespace(images=4, provider="CPU", error=1e-6, agreement=1.0)
+    info = SimpleNamespace(
+        checked=checked, tolerance=SimpleNamespace(error=1e-3, agreement=agreement), names=["a"],
+        classes=[0], precision="fp32", opset=20, method="m", method_version=1, run="r", state=1,
+        task=0,
+    )  # fmt: skip
+    show_exported(file, cast("Any", info))
+    out = capsys.readouterr().out
+    assert "the same class for 100.0%" in out
+    assert ("(at least" in out) is said

@@ -1,0 +1,111 @@
+"""Clients as ``status`` and ``clients`` show them: whole names, who is gone, what counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sample_run
+from fcil_protocol.process.terminal import count_of
+from fcil_server.cli.show_members import show_members
+from fcil_server.cli.tables import show_status
+from fcil_server.daemon.status import stopped_status
+from fcil_server.federation.eligibility import LEFT_BY_ITSELF
+from fcil_server.federation.members import member_rows
+from fcil_server.ledger.labels import short_device
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.web.page.reader import Reader
+from sample_run import ALICE, BOB, GONE
+
+LONG = "laboratory-machine:camera-of-the-third-floor-north-7"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Any:
+    with sample_run.build(tmp_path / "ledger.sqlite") as opened:
+        yield opened
+
+
+def state_of(rows: list[dict[str, Any]], client: str) -> str:
+    return next(str(row["state"]) for row in rows if row["id"] == client)
+
+
+def test_who_left_is_not_called_revoked(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.revoke_client(ALICE, LEFT_BY_ITSELF)
+    ledger.revoke_client(BOB, "")
+    rows = member_rows(ledger, {})
+    stopped = stopped_status(ledger, "x")["clients"]
+    for told in (rows, stopped):
+        assert (state_of(told, ALICE), state_of(told, BOB)) == ("left", "revoked")
+        assert state_of(told, GONE) == "away"
+    with Reader(tmp_path / "ledger.sqlite") as reader:
+        standing = {m.client: m.standing for m in reader.read(None).members}
+    assert (standing[ALICE], standing[BOB]) == ("left", "revoked")
+
+
+def test_status_counts_those_who_are_gone_and_lists_the_others(
+    ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger.revoke_client(ALICE, LEFT_BY_ITSELF)
+    ledger.revoke_client(BOB, LEFT_BY_ITSELF)
+    show_status(stopped_status(ledger, "x"))
+    out = capsys.readouterr().out
+    assert "no more     2 left: fcil-server clients" in out
+    assert sum(line.startswith(("alice", "bob", "gone")) for line in out.splitlines()) == 1
+
+
+def test_names_and_states_are_whole_and_refusals_have_their_own_lines(
+    ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger._execute("UPDATE clients SET name = ? WHERE client_id = ?", (LONG, ALICE))
+    ledger.add_refusal(ALICE, "schema_mismatch", "expected (10, 192), got (9, 192).")
+    show_members(member_rows(ledger, {ALICE: "preparing"}), [])
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in lines if line.startswith(f"{LONG} ")]
+    assert " preparing " in row
+    (why,) = [line for line in lines if line.startswith(f"{LONG}: ")]
+    assert why.startswith(f"{LONG}: expected (10, 192), got (9, 192). (")
+
+
+@pytest.mark.parametrize("code", ["not_yet", "already_have"])
+def test_a_refusal_after_which_all_went_well_is_not_told(
+    code: str, ledger: Ledger, tmp_path: Path
+) -> None:
+    ledger.add_refusal(ALICE, code, "task 2 train round 1 goes on in a moment.")
+    (row,) = [r for r in member_rows(ledger, {}) if r["id"] == ALICE]
+    assert row["refusals"] == []
+    with Reader(tmp_path / "ledger.sqlite") as reader:
+        (member,) = [m for m in reader.read(None).members if m.client == ALICE]
+    assert (member.refused, member.refusal) == (0, "")
+
+
+def test_who_is_connected_is_noted_for_the_time_after_a_kill(ledger: Ledger) -> None:
+    clock = ledger._clock
+    ledger.touch(GONE)
+    came = clock.now
+    clock.now += 300
+    ledger.touch_all([ALICE, BOB])
+    seen = {c["id"]: c["last_seen"] for c in stopped_status(ledger, "x")["clients"]}
+    assert (seen[ALICE], seen[BOB], seen[GONE]) == (came + 300, came + 300, came)
+
+
+@pytest.mark.parametrize(
+    ("device", "short"),
+    [
+        ("cpu (x86_64, 2 threads, torch 2.13.0+cpu)", "cpu, 2 threads"),
+        ("cuda:0 (NVIDIA H100 80GB HBM3, torch 2.13.0, trains in bf16)",
+         "cuda:0, NVIDIA H100 80GB HBM3, trains in bf16"),
+        ("Linux x86_64", "Linux x86_64"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_a_device_is_told_in_a_few_words(device: str, short: str) -> None:
+    assert short_device(device) == short
+
+
+def test_one_is_one_and_more_are_more() -> None:
+    assert [count_of(n, "round") for n in (0, 1, 2, 1000)] == [
+        "0 rounds", "1 round", "2 rounds", "1,000 rounds",
+    ]  # fmt: skip

@@ -1,0 +1,205 @@
+"""What is run, kept, run again and left alone; cells are small functions here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from fcil_protocol.errors import DataError, NotYet, RunFailed
+from fcil_server.lab import cell, data, plan, runner
+from fcil_server.lab.cell import Stopped, Work
+from fcil_server.lab.data import Partition
+from fcil_server.lab.progress import Budget, Show
+from fcil_server.lab.results import Results
+from server.lab.kit import content, experiment
+
+
+class Quiet(Show):
+    """Keeps what would be said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def progress(self, *_: object) -> None:
+        return
+
+
+class Lab:
+    """An experiment whose cells are computed by `numbers`, and what became of them."""
+
+    def __init__(self, folder, digest: str = "p") -> None:
+        self.results = Results(folder)
+        self.results.make()
+        self.cells = plan.make(experiment())
+        self.parts = {
+            c.split.slug: Partition(
+                folder, digest + c.split.slug, "d", (("a",),), 8, ("few images",)
+            )
+            for c in self.cells
+        }
+        self.known = self.results.see("backbone", self.parts)
+        self.ran: list[str] = []
+        self.show = Quiet()
+
+    def pending(self) -> list[runner.Pending]:
+        def work(_cell, key: str) -> Work:
+            room = self.results.room(key)
+            return Work(room, room, (("a",),), room, "", room)
+
+        return runner.todo(self.cells, self.known, self.results, work)
+
+    def numbers(self, cell, work, stop, tell):
+        self.ran.append(cell.name)
+        work.room.mkdir()
+        tell("task 1 of 2")
+        return content(cell.name, 50.0)
+
+    def run(self, run_cell=None, jobs: int = 1) -> dict[str, str]:
+        return runner.run(
+            self.pending(), self.known, self.results, Budget(jobs), self.show,
+            after=lambda: None, run_cell=run_cell or self.numbers,
+        )  # fmt: skip
+
+
+def test_a_cell_that_has_a_result_is_not_run_again(tmp_path) -> None:
+    lab = Lab(tmp_path)
+    assert lab.run() == {}
+    assert lab.results.load(lab.known.key(lab.cells[0]))["notes"] == ["few images"]
+    assert len(lab.ran) == 8  # of ten cells, two pairs of joint ones share a result
+    assert set(lab.results.finished(lab.cells, lab.known)) == {c.name for c in lab.cells}
+    again = Lab(tmp_path)
+    assert again.pending() == []
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_a_partition_file_that_was_cut_is_made_anew(tmp_path) -> None:
+    source = data.write_digits(tmp_path / "digits")
+    split = plan.make(experiment(data={"name": "digits", "classes": 10, "tasks": 2}))[1].split
+    images = data.Images(source, source)
+    made = data.partition(images, split, tmp_path)
+    whole = made.path.read_bytes()
+    for damaged in (whole[:300], b"[]", b'{"digest": 3}'):
+        made.path.write_bytes(damaged)
+        assert data.partition(images, split, tmp_path) == made
+        assert made.path.read_bytes() == whole
+
+
+def test_results_of_another_data_set_are_not_in_the_same_table(tmp_path) -> None:
+    lab = Lab(tmp_path)
+    lab.run()
+    some = dict(list(lab.parts.items())[:1])
+    assert lab.results.see("backbone", some).partitions == lab.known.partitions
+    other = {slug: replace(one, source="other") for slug, one in some.items()}
+    assert set(lab.results.see("backbone", other).partitions) == set(some)
+
+
+def test_another_partition_file_makes_every_cell_new(tmp_path) -> None:
+    Lab(tmp_path).run()
+    assert len(Lab(tmp_path, digest="q").pending()) == 8
+
+
+def test_a_damaged_result_is_computed_again(tmp_path) -> None:
+    lab = Lab(tmp_path)
+    lab.run()
+    first, second, third, *_ = sorted((tmp_path / "cells").iterdir())
+    first.write_bytes(first.read_bytes()[:100])
+    second.rename(tmp_path / "cells" / f"{'0' * 24}.json")
+    third.write_text(json.dumps({**json.loads(third.read_text()), "version": 0}))
+    assert len(Lab(tmp_path).pending()) == 3
+
+
+def test_a_failed_cell_is_named_and_the_others_go_on(tmp_path) -> None:
+    lab = Lab(tmp_path)
+
+    def run_cell(cell, work, stop, tell):
+        if cell.row == "Ridge":
+            raise RunFailed("the swarm ended with code 1: no memory")
+        if cell.name == "NCM/alpha=1/2":
+            raise ZeroDivisionError("by zero")
+        return lab.numbers(cell, work, stop, tell)
+
+    failed = lab.run(run_cell)
+    assert sorted(failed) == ["NCM/alpha=1/2", "Ridge/beta=1/1", "Ridge/beta=1/2"]
+    assert "no memory" in failed["Ridge/beta=1/1"]
+    assert "ZeroDivisionError" in failed["NCM/alpha=1/2"]
+    assert len(lab.ran) == 5
+    assert len(Lab(tmp_path).pending()) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_ends_what_runs_and_keeps_what_is_done(tmp_path, number) -> None:
+    lab = Lab(tmp_path)
+    two_begun = threading.Barrier(2)
+
+    def run_cell(cell, work, stop, tell):
+        if cell.name == "NCM/alpha=1/1":
+            return lab.numbers(cell, work, stop, tell)
+        if two_begun.wait(30) == 0:
+            signal.pthread_kill(threading.main_thread().ident, number)
+        assert stop.wait(30)
+        raise Stopped
+
+    with pytest.raises(KeyboardInterrupt):
+        lab.run(run_cell, jobs=2)
+    assert len(Lab(tmp_path).pending()) == 7
+    assert lab.show.lines[0] == "begins: NCM/alpha=1/1"
+
+
+class Declined:
+    """A federation whose clients have all declined: the server would ask again for hours."""
+
+    def __init__(self) -> None:
+        process = SimpleNamespace(poll=lambda: None, pid=os.getpid(), wait=time.sleep)
+        self.server, self.clients = process, {"swarm": process}
+
+    def status(self) -> dict[str, object]:
+        waits = "clients that have declined to be able to take part"
+        return {"now": {"phase": "collecting", "waiting_for": waits, "task": None}}
+
+    def last_words(self, name: str, _lines: int) -> str:
+        return {"server": "all have declined", "swarm": "half precision holds 1e+30"}[name]
+
+
+def test_a_cell_whose_clients_all_decline_fails_with_their_reason(tmp_path) -> None:
+    work = Work(tmp_path, tmp_path, (("a",),), tmp_path, "", tmp_path)
+    with pytest.raises(RunFailed, match=r"all have declined \| half precision holds 1e\+30"):
+        cell._watch(Declined(), work, threading.Event(), lambda _: None, 1)
+
+
+def test_a_folder_without_results_says_so(tmp_path) -> None:
+    with pytest.raises(NotYet, match="no results yet"):
+        Results(tmp_path).known()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "plan.json").write_text("{")
+    with pytest.raises(NotYet, match="cannot be read"):
+        Results(tmp_path).known()
+
+
+def test_test_images_are_the_same_in_every_experiment_and_of_every_class(tmp_path) -> None:
+    source = data.write_digits(tmp_path / "digits")
+    wanted = experiment(data={"name": "digits", "classes": 10, "tasks": 5, "test_per_class": 3})
+    first = data.find(wanted, None, tmp_path).test
+    names = sorted(p.relative_to(first).as_posix() for p in first.rglob("*.png"))
+    assert len(names) == 30
+    assert {n.partition("/")[0] for n in names} == {str(i) for i in range(10)}
+    other = tmp_path / "other"
+    other.mkdir()
+    second = data.find(wanted, None, other).test
+    same = [(first / n).read_bytes() == (second / n).read_bytes() for n in names]
+    assert all(same)
+    trained = {p.read_bytes() for p in (source / "train").rglob("*.png")}
+    assert not trained & {p.read_bytes() for p in first.rglob("*.png")}
+    too_many = experiment(data={"name": "digits", "classes": 10, "tasks": 5, "test_per_class": 50})
+    with pytest.raises(DataError, match="has 3. test images, not 50"):
+        data.find(too_many, None, tmp_path)

@@ -1,0 +1,55 @@
+"""A ledger of an earlier version is brought up to date with all that it holds."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from fcil_protocol.ids import RoundKey
+from fcil_server.ledger.enums import Answer
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.schema import APPLICATION_ID, MIGRATIONS, SCHEMA_VERSION
+from sample_run import ALICE, BOB, RUN
+
+KEY = RoundKey(RUN, 0, "train", 0)
+
+# What a server of version 3 wrote; the columns are named, so it fits every later version.
+ROWS = f"""
+INSERT INTO clients (client_id, name, curve, signing, sealing, enrolled_at) VALUES
+  ('{ALICE}', 'alice', x'01', x'01', x'01', 1.0), ('{BOB}', 'bob', x'02', x'02', x'02', 1.0);
+INSERT INTO runs (run_id, created_at, method, method_version, config, hparams, backbone,
+  schema_digest, seed, status, environment)
+  VALUES ('{RUN}', 1.0, 'm', '1', '', '{{}}', '{{}}', 's', 7, 'running', '{{}}');
+INSERT INTO classes (run, key, name, class_id, task, first_seen_by, seen_at)
+  VALUES ('{RUN}', 'cat', 'Cat', 0, 0, '{ALICE}', 1.0), ('{RUN}', 'dog', 'dog', NULL, NULL, '{BOB}', 2.0);
+INSERT INTO tasks (run, task, class_ids, opened_at) VALUES ('{RUN}', 0, '[0]', 1.0);
+INSERT INTO rounds (run, task, kind, round, seq, opened_at, asked, base_state, closed_at, outcome)
+  VALUES ('{RUN}', 0, 'train', 0, 0, 1.0, '["{ALICE}", "{BOB}"]', 0, 2.0, 'done');
+INSERT INTO updates (run, client, task, kind, round, update_id, accepted_at, samples,
+  tensor_bytes, sealed_bytes, status)
+  VALUES ('{RUN}', '{ALICE}', 0, 'train', 0, 'u', 1.5, 5, 1, 2, 'counted');
+INSERT INTO answers (run, task, kind, round, client, answer, reason, at)
+  VALUES ('{RUN}', 0, 'train', 0, '{BOB}', 'lost', 'away', 1.7);
+"""
+
+
+@pytest.mark.parametrize("version", range(3, SCHEMA_VERSION))
+def test_what_an_earlier_version_wrote_is_all_there(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "ledger.sqlite"
+    old = sqlite3.connect(path)
+    old.executescript("".join(MIGRATIONS[:version]) + ROWS)
+    old.executescript(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {version};")
+    old.close()
+    path.chmod(0o600)
+    with Ledger(path) as ledger:
+        assert [(c.name, c.admitted) for c in ledger.classes(RUN)] == [("Cat", True), ("dog", True)]
+        [row] = ledger.rounds(RUN)
+        assert (row.outcome, row.why, row.asked) == ("done", "", (ALICE, BOB))
+        [update] = ledger.updates(KEY)
+        assert (update.client, update.samples) == (ALICE, 5)
+        [answer] = ledger.answers(KEY)
+        assert (answer.client, answer.answer, answer.reason) == (BOB, Answer.LOST, "away")
+        ledger.set_answer(KEY, BOB, Answer.SURPLUS, "")  # a word that it did not know
+        assert ledger.answers(KEY)[0].answer is Answer.SURPLUS

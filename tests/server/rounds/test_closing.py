@@ -1,0 +1,316 @@
+"""How a round closes when updates turn out to be of no use, or their senders are revoked."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+import sample_run
+from fcil_adapters.contract import TaskInfo
+from fcil_protocol.errors import DiskFull, InternalError, RunFailed
+from fcil_protocol.ids import RoundKey, UpdateId
+from fcil_protocol.payloads.payload import Payload
+from fcil_server.aggregation.combining import Combined
+from fcil_server.event_loop import Lag
+from fcil_server.federation.config import Config
+from fcil_server.federation.sections import RoundSection
+from fcil_server.ledger.enums import Answer, Outcome, UpdateStatus
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.rounds import closing, events
+from fcil_server.rounds.asking import describe_pause
+from fcil_server.rounds.position import Mode, RunProgress
+from fcil_server.rounds.schedule import Step
+from sample_run import ALICE, BOB, RUN, digest
+
+TASK = TaskInfo(0, (0, 1), ())
+
+
+class Spool:
+    def __init__(self):
+        self.held = set()
+
+    def keys(self):
+        return self.held
+
+    def remove(self, keys):
+        self.held -= set(keys)
+
+
+class Scene:
+    """A run whose aggregations answer what `results` says, round after round."""
+
+    def __init__(self, path, monkeypatch, least=0):
+        self.ledger = Ledger(path, clock=sample_run.Clock())
+        sample_run.add_clients(self.ledger)
+        sample_run.add_run(self.ledger)
+        self.ledger.new_task(RUN, 0, [0, 1])
+        self.notes, self.results, self.round = [], [], 0
+        self.discarded, self.seen, self.told = [], [], []
+        self.kept, self.kept_at_save = set(), []
+        self.settled = []
+        self.why = events.Why.ANSWERED
+        self.meanwhile = self.while_saving = lambda: None
+        monkeypatch.setattr(closing, "context", lambda *_: None)
+
+        async def aggregate(_ctx, _state, updates):
+            self.seen.append([u.client for u in updates])
+            self.meanwhile()
+            return self.results.pop(0)
+
+        def save(*_):
+            self.kept_at_save.append(sorted(self.kept))
+            return digest("new")
+
+        async def in_thread(function, *args):
+            self.while_saving()  # as if the loop had its turn meanwhile
+            return function(*args)
+
+        monkeypatch.setattr(closing.asyncio, "to_thread", in_thread)
+
+        self.kit = SimpleNamespace(
+            run=RUN, config=Config(round=RoundSection(min_updates=least)),
+            ledger=self.ledger, spool=Spool(), notify=lambda *n: self.notes.append(n),
+            name_of=str, peers=SimpleNamespace(by_client=lambda _: SimpleNamespace()),
+            send=lambda _, message: self.told.append(message),
+            aggregation=SimpleNamespace(
+                aggregate=aggregate, far_apart=[], keep=self.keep, keep_not=self.keep_not,
+                settled=lambda: self.settled.append(self.ledger.open_round(RUN)),
+            ),
+            states=SimpleNamespace(discard_after=self.discarded.append, save=save, prune=lambda: None),
+            classes=SimpleNamespace(names=dict), lag=Lag, attended=True,
+        )  # fmt: skip
+        self.at = RunProgress(
+            round=SimpleNamespace(reasons={}), task=TASK, step=Step("train", 0, 9)
+        )
+        self.closing = closing.Closing(self.kit, self.at, self.at.adopt)
+
+    def keep(self, rows):
+        self.kept |= {row.client for row in rows}
+
+    def keep_not(self, rows):
+        self.kept -= {row.client for row in rows}
+
+    def void(self):
+        """Let both clients send what cannot be combined, and the run heed it."""
+        key = self.play(None, {}, failure=InternalError("division by zero"))
+        if why := self.closing.heed_void(key):
+            self.at.hold(why)
+        return key
+
+    def play(self, state, excluded, failure=None):
+        """Let both clients send, and close the round with this result."""
+        key = RoundKey(RUN, 0, "train", self.round)
+        self.ledger.new_round(key, asked=(ALICE, BOB), base_state=0)
+        for client in (ALICE, BOB):
+            update = UpdateId(digest(f"{client}{self.round}"))
+            with self.ledger.transaction():
+                self.ledger.accept_update(
+                    key, client, update_id=update, samples=5, tensor_bytes=1, sealed_bytes=1
+                )
+        self.results.append(Combined(state, (), excluded, failure))
+        answers = dict.fromkeys((ALICE, BOB), Answer.UPDATED)
+        close = events.Close(Outcome.DONE, answers, self.why)
+        self.round += 1
+        asyncio.run(self.closing.close(TASK, Step("train", key.round, 9), close, 1.0))
+        return key
+
+    def closed(self, key):
+        return next(r for r in self.ledger.rounds(RUN) if r.key == key)
+
+
+@pytest.fixture
+def scene(tmp_path, monkeypatch):
+    made = Scene(tmp_path / "ledger.sqlite", monkeypatch)
+    yield made
+    made.ledger.close()
+
+
+def test_it_is_closed_as_void_and_everybody_is_told_why(scene):
+    key = scene.void()
+    row = scene.closed(key)
+    assert (row.outcome, row.why, row.new_state) == (Outcome.SKIPPED, "void", None)
+    assert {u.status for u in scene.ledger.updates(key)} == {UpdateStatus.EXCLUDED}
+    assert [n[:2] for n in scene.notes] == [("error", "void")]
+    assert "task 0 train round 0 is void" in scene.notes[0][2]
+    assert "division by zero" in scene.notes[0][2]
+    verdict = scene.closing.verdict(ALICE)
+    assert (verdict.counted, verdict.reason) == (
+        False, "the round is void, and no update is to blame: division by zero",
+    )  # fmt: skip
+    assert scene.settled == [None], "after the round is closed"
+
+
+def test_three_in_a_row_hold_the_run_with_a_sentence_and_each_further_one_does_again(scene):
+    for _ in range(2):
+        scene.void()
+        assert scene.at.mode is Mode.RUNNING
+    scene.void()
+    assert scene.at.mode is Mode.PAUSED
+    assert "the last 3 rounds are void" in describe_pause(scene.at)
+    assert scene.notes[-1][:2] == ("error", "paused")
+    assert "then: fcil-server resume" in scene.notes[-1][2]
+    # A restart counts them, too: the ledger does.
+    scene.at = RunProgress(round=SimpleNamespace(reasons={}), task=TASK, step=Step("train", 0, 9))
+    scene.closing = closing.Closing(scene.kit, scene.at, scene.at.adopt)
+    scene.void()
+    assert scene.at.mode is Mode.PAUSED
+    assert "the last 4 rounds" in scene.at.held_for
+
+
+def test_a_server_that_nobody_attends_ends_instead(scene):
+    scene.kit.attended = False
+    scene.void()
+    scene.void()
+    with pytest.raises(RunFailed, match="the last 3 rounds are void"):
+        scene.void()
+    assert [r.why for r in scene.ledger.rounds(RUN)] == ["void"] * 3
+
+
+def test_a_drained_server_ends_drained(scene):
+    scene.at.mode = Mode.DRAINING
+    for _ in range(3):
+        scene.void()
+    assert scene.at.mode is Mode.DRAINING
+
+
+def test_a_good_round_in_between_begins_the_count_anew(scene):
+    scene.void()
+    scene.void()
+    third = scene.play(GOOD, {ALICE: "far out"})
+    assert not scene.closing.heed_void(third)
+    scene.void()
+    assert scene.at.mode is Mode.RUNNING
+    assert (scene.closed(third).outcome, scene.closed(third).new_state) == (Outcome.DONE, 0)
+
+
+def test_the_rest_of_a_task_stays_closed_although_its_round_is_void(scene):
+    scene.why = events.Why.REST
+    assert scene.closed(scene.void()).why == "rest_of_task"
+
+
+GOOD = Payload({}, {})
+
+
+def revoke(scene, client):
+    """Leave out what a client sent to the open round, as a revocation does."""
+    key = RoundKey(RUN, 0, "train", scene.round - 1)
+    scene.ledger.exclude_update(key, client, "revoked")
+
+
+@pytest.mark.parametrize("moment", ["meanwhile", "while_saving"])
+def test_who_is_revoked_while_a_state_is_made_is_not_in_it(scene, moment):
+    def once():
+        setattr(scene, moment, lambda: None)
+        revoke(scene, BOB)
+
+    setattr(scene, moment, once)
+    scene.results.append(Combined(GOOD))
+    key = scene.play(GOOD, {})
+    assert scene.seen == [[ALICE, BOB], [ALICE]]
+    assert scene.discarded == [-1]
+    row = scene.closed(key)
+    assert (row.outcome, row.new_state) == (Outcome.DONE, 0)
+    assert [u.client for u in scene.ledger.accepted(key)] == [ALICE]
+    assert scene.kept_at_save[-1] == [ALICE]
+
+
+def test_what_counts_is_kept_before_the_state_is_on_disk_and_nothing_else_is(scene):
+    scene.play(GOOD, {ALICE: "far out"})
+    assert scene.kept_at_save == [[BOB]]
+    scene.kept.clear()
+    scene.void()
+    assert not scene.kept
+
+
+def test_a_round_whose_last_sender_is_revoked_meanwhile_leaves_the_state(scene):
+    def both():
+        scene.meanwhile = lambda: None
+        revoke(scene, ALICE)
+        revoke(scene, BOB)
+
+    scene.meanwhile = both
+    key = scene.play(GOOD, {})
+    assert (scene.closed(key).outcome, scene.closed(key).new_state) == (Outcome.SKIPPED, None)
+
+
+def test_clients_are_told_the_outcome_that_the_ledger_has(scene):
+    scene.void()
+    assert {m.outcome for m in scene.told} == {"skipped"}
+    scene.play(GOOD, {})
+    assert scene.told[-1].outcome == "done"
+
+
+def test_a_round_tells_how_late_the_loop_was_meanwhile(scene):
+    scene.kit.lag = lambda: Lag(max_s=0.25, p99_s=0.01)
+    key = scene.play(Payload({}, {}), {})
+    told = scene.ledger.round(key).metrics
+    assert told == {"loop_lag_max_s": 0.25, "loop_lag_p99_s": 0.01}
+
+
+def test_nobody_hears_a_verdict_before_it_is_on_the_disk(scene):
+    heard = []
+    scene.play(GOOD, {})
+    before = scene.closing.verdict(ALICE)
+
+    def sync():
+        heard.append(scene.closing.verdict(ALICE))  # a client that says Hello meanwhile
+
+    scene.ledger.sync = sync
+    scene.void()
+    assert heard == [before]
+    assert before.counted
+    assert not scene.closing.verdict(ALICE).counted
+
+
+def test_a_disk_that_keeps_what_is_needed_no_more_ends_nothing(scene):
+    def full():
+        raise DiskFull("the disk is full.")
+
+    scene.kit.states.prune = full
+    scene.play(GOOD, {})
+    scene.play(GOOD, {})
+    assert [n[1] for n in scene.notes] == ["disk_full", "disk_full"]
+
+
+@pytest.fixture
+def two(tmp_path, monkeypatch):
+    """A scene in which a state is made of two updates at least."""
+    made = Scene(tmp_path / "ledger.sqlite", monkeypatch, least=2)
+    yield made
+    made.ledger.close()
+
+
+def test_a_round_left_with_too_few_updates_changes_nothing_and_says_why(two):
+    key = two.play(GOOD, {ALICE: "far out"})
+    row = two.closed(key)
+    assert (row.outcome, row.why, row.new_state) == (Outcome.SKIPPED, "too_few", None)
+    reasons = {u.client: u.reason for u in two.ledger.updates(key)}
+    assert reasons[ALICE] == "far out"
+    assert "needs 2 updates to change anything and had 1" in reasons[BOB]
+    assert not two.ledger.accepted(key)
+    assert (two.kept_at_save, two.at.number) == ([], -1)
+    assert [n[1] for n in two.notes] == ["excluded", "too_few_updates"]
+    assert {m.outcome for m in two.told} == {"skipped"}
+    assert not two.closing.verdict(BOB).counted
+
+
+@pytest.mark.parametrize("moment", ["meanwhile", "while_saving"])
+def test_one_left_by_a_revocation_meanwhile_is_too_few(two, moment):
+    def once():
+        setattr(two, moment, lambda: None)
+        revoke(two, BOB)
+
+    setattr(two, moment, once)
+    key = two.play(GOOD, {})
+    assert two.seen == [[ALICE, BOB]], "one alone is not combined"
+    assert (two.closed(key).outcome, two.closed(key).new_state) == (Outcome.SKIPPED, None)
+    assert two.discarded == [-1]
+    assert not two.kept
+
+
+def test_a_round_closed_with_the_rest_of_its_task_stays_so(two):
+    """Else the rounds after it would open again."""
+    two.meanwhile = lambda: revoke(two, BOB)
+    two.why = events.Why.REST
+    key = two.play(GOOD, {})
+    assert (two.closed(key).why, two.closed(key).outcome) == ("rest_of_task", Outcome.SKIPPED)

@@ -1,0 +1,144 @@
+"""Who brings what was learned before, and which new names somebody here can teach."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import sample_run
+from fcil_protocol.ids import RoundKey, UpdateId
+from fcil_protocol.payloads.schema import class_key
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.rounds.classes import ClassRegistry
+from fcil_server.rounds.coordinator import Coordinator
+from fcil_server.rounds.discovery import Discovery, OldClasses
+from sample_run import ALICE, BOB, RUN, Clock, digest
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Iterator[SimpleNamespace]:
+    """A run in which alice taught cat in task 0, which is over."""
+    with Ledger(tmp_path / "ledger.sqlite", clock=Clock()) as ledger:
+        sample_run.add_clients(ledger)
+        sample_run.add_run(ledger)
+        classes = ClassRegistry(ledger, RUN)
+        classes.announce(ALICE, ["Cat"])
+        classes.open_task(0)
+        key = RoundKey(RUN, 0, "train", 0)
+        ledger.new_round(key, asked=[ALICE], base_state=0)
+        with ledger.transaction():
+            ledger.accept_update(
+                key, ALICE, update_id=UpdateId(digest("u")), samples=5, tensor_bytes=1,
+                sealed_bytes=2,
+            )  # fmt: skip
+            ledger.count_updates(key)
+        ledger.close_round(key, "done")
+        ledger.close_task(RUN, 0)
+        classes.announce(ALICE, ["dog"])
+        notes: list[str] = []
+        peers: list[SimpleNamespace] = []
+        yield SimpleNamespace(
+            run=RUN, ledger=ledger, classes=classes, notes=notes, here=peers,
+            notify=lambda level, code, text: notes.append(f"{level} {code} {text}"),
+            peers=SimpleNamespace(announced=lambda: peers),
+            config=SimpleNamespace(
+                tasks=SimpleNamespace(min_new_classes=1, max_wait_s=60.0, settle_s=0.01),
+                round=SimpleNamespace(min_clients=1),
+            ),
+        )  # fmt: skip
+
+
+def peer(client, name, **train):
+    counts = {class_key(n): count for n, count in train.items()}
+    return SimpleNamespace(client=client, name=name, train=counts, untrained=())
+
+
+class TestOldClasses:
+    def test_who_taught_a_class_is_not_told_of_it(self, kit) -> None:
+        alice = peer(ALICE, "alice", cat=5, dog=3)
+        OldClasses(kit).notice(alice)
+        assert (kit.notes, alice.untrained) == ([], ())
+
+    def test_a_latecomer_with_it_is_a_note_once(self, kit) -> None:
+        old, bob = OldClasses(kit), peer(BOB, "bob", cat=5, dog=3)
+        for _ in range(2):
+            old.notice(bob)
+        [note] = kit.notes
+        assert note.startswith("info learned_before bob brings images of Cat (task 0): learned")
+        assert bob.untrained == ("Cat",)
+
+    def test_more_images_of_it_are_a_note_and_fewer_are_not(self, kit) -> None:
+        old = OldClasses(kit)
+        for count in (5, 4, 9):
+            old.notice(peer(ALICE, "alice", cat=count))
+        assert len(kit.notes) == 1
+        assert "alice brings more images of Cat" in kit.notes[0]
+
+    def test_a_name_that_stands_for_it_is_it(self, kit) -> None:
+        kit.classes.alias("kitty", "cat")
+        OldClasses(kit).notice(peer(BOB, "bob", kitty=2))
+        assert "bob brings images of Cat" in kit.notes[0]
+
+    def test_test_images_alone_and_classes_of_a_task_under_way_are_no_news(self, kit) -> None:
+        kit.classes.open_task(1)
+        OldClasses(kit).notice(peer(BOB, "bob", cat=0, dog=3))
+        assert kit.notes == []
+
+
+class TestHeld:
+    def test_only_names_that_somebody_here_has_images_of_count(self, kit) -> None:
+        discovery = Discovery(kit, [].append, may_go_on)
+        assert discovery.held() == frozenset()
+        kit.here.append(peer(BOB, "bob", cat=1))
+        assert discovery.held() == frozenset()
+        kit.here.append(peer(ALICE, "alice", Dog=1))
+        assert discovery.held() == {"dog"}
+
+    def test_a_waiting_name_is_held_under_its_other_name_too(self, kit) -> None:
+        kit.classes.alias("hound", "dog")
+        kit.here.append(peer(BOB, "bob", hound=1))
+        assert Discovery(kit, [].append, may_go_on).held() == {"dog"}
+
+
+async def may_go_on() -> None:
+    """Nobody holds the run."""
+
+
+def test_who_leaves_is_no_longer_said_to_be_here(kit) -> None:
+    kit.config.round.min_clients = 2
+    kit.here.append(peer(ALICE, "alice", dog=2))
+
+    async def story() -> str:
+        coordinator = Coordinator(kit, ports=None, task_closed=None)
+        waiting = asyncio.create_task(coordinator.discovery.wait())
+        await asyncio.sleep(0)
+        assert coordinator.at.phase == "waiting"
+        assert "(1 here)" in coordinator.at.waiting_for
+        kit.here.clear()
+        coordinator.left(ALICE)
+        for _ in range(10):  # turns of the loop
+            await asyncio.sleep(0)
+        waiting.cancel()
+        return coordinator.at.waiting_for
+
+    said = asyncio.run(story())
+    assert said == "2 clients (0 here) with at least 1 new class (0 waiting)"
+
+
+def test_it_waits_until_somebody_brings_a_new_name_and_says_for_what(kit) -> None:
+    waits: list[str] = []
+
+    async def story() -> None:
+        discovery = Discovery(kit, waits.append, may_go_on)
+        waiting = asyncio.create_task(discovery.wait())
+        await asyncio.sleep(0)
+        assert waits[-1] == "1 client (0 here) with at least 1 new class (0 waiting)"
+        kit.here.append(peer(ALICE, "alice", dog=2))
+        discovery.news.set()
+        await asyncio.wait_for(waiting, 60)
+
+    asyncio.run(story())

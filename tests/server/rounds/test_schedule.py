@@ -1,0 +1,71 @@
+"""What comes next in a run: the steps of a task in order, and where it stands."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fcil_adapters.contract import Exchange
+from fcil_protocol.payloads.builtin import EVALUATE
+from fcil_protocol.payloads.schema import PayloadSchema
+from fcil_server.rounds.schedule import Step, next_step, task_steps
+
+
+def exchange(kind: str, rounds: int | None) -> Exchange:
+    return Exchange(kind, PayloadSchema(), rounds=rounds)
+
+
+PREPARE, TRAIN, FINISH = exchange("prepare", 1), exchange("train", None), exchange("finish", 2)
+
+
+def test_a_task_is_its_exchanges_in_order_then_the_evaluation() -> None:
+    assert task_steps((PREPARE, TRAIN, FINISH), 3, evaluate=True) == (
+        Step("prepare", 0, 1),
+        Step("train", 0, 3),
+        Step("train", 1, 3),
+        Step("train", 2, 3),
+        Step("finish", 0, 2),
+        Step("finish", 1, 2),
+        Step(EVALUATE, 0, 1),
+    )
+
+
+def test_without_evaluation_a_task_ends_with_its_last_exchange() -> None:
+    assert task_steps((TRAIN,), 1, evaluate=False) == (Step("train", 0, 1),)
+
+
+def test_an_exchange_may_be_left_out_with_no_rounds() -> None:
+    assert task_steps((exchange("prepare", 0), TRAIN), 1, evaluate=False) == (Step("train", 0, 1),)
+
+
+@pytest.mark.parametrize("closed", [7, 8, 100])
+def test_after_the_last_step_there_is_none(closed: int) -> None:
+    steps = task_steps((PREPARE, TRAIN, FINISH), 3, evaluate=True)
+    assert next_step(steps, closed) is None
+
+
+kinds = st.lists(st.sampled_from(["prepare", "train", "finish"]), unique=True, max_size=3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kinds,
+    st.lists(st.none() | st.integers(0, 4), min_size=3, max_size=3),
+    st.integers(1, 5),
+    st.booleans(),
+)
+def test_going_step_by_step_visits_each_round_once(
+    names: list[str], rounds: list[int | None], per_task: int, evaluate: bool
+) -> None:
+    """And each step names its place: index below the number of its kind."""
+    exchanges = [exchange(k, r) for k, r in zip(names, rounds, strict=False)]
+    steps = task_steps(exchanges, per_task, evaluate=evaluate)
+    walked = []
+    while (step := next_step(steps, len(walked))) is not None:
+        walked.append(step)
+    assert tuple(walked) == steps
+    assert len(set(steps)) == len(steps)
+    assert all(0 <= s.round < s.rounds for s in steps)
+    wanted = sum(per_task if e.rounds is None else e.rounds for e in exchanges) + evaluate
+    assert len(steps) == wanted

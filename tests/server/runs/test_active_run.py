@@ -1,0 +1,179 @@
+"""A run is not begun with a method whose clients would refuse it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fcil_adapters.contract import Exchange, registry
+from fcil_adapters.contract.backbone_info import NO_BACKBONE
+from fcil_adapters.methods.running_mean import METHOD
+from fcil_protocol import MetaSpec, PayloadSchema
+from fcil_protocol.errors import ConfigError, EgressRefused, StorageError
+from fcil_server.federation.config import load, to_toml
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.runs import active_run
+from fcil_server.runs.frozen_config import config_of
+from fcil_server.runs.ignored_options import tell_ignored
+from fcil_server.runs.resources import RunSetup
+from fcil_server.sessions.peers import Peers
+from fcil_server.sessions.run_ports import RunPorts
+
+LISTED = ["tasks.schedule=listed"]
+
+
+def silent(_level: str, _code: str, _text: str) -> None:
+    """Stand for an operator who is told nothing."""
+
+
+def begin_run(ledger: Ledger, settings: list[str], notify: Callable[..., None] = silent) -> None:
+    """Open a new run with these settings, in the ledger's directory."""
+    federation: Any = SimpleNamespace(ledger=ledger, directory=ledger.path.parent)
+    ports = RunPorts(notify=notify, peers=Peers())
+    asyncio.run(active_run.open_run(federation, load(None, settings), ports, new=True))
+
+
+def test_a_method_that_declares_free_text_is_refused_before_the_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = PayloadSchema((), (MetaSpec("note", "text"),))
+    bad = replace(METHOD, exchanges=lambda _h, _b: (Exchange("train", text),))
+    monkeypatch.setattr(active_run.registry, "load_method", lambda _name: bad)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        with pytest.raises(EgressRefused, match="train: field 'note' is of type 'text'"):
+            begin_run(ledger, ["method.name=running_mean"])
+        assert ledger.runs() == []
+
+
+def test_a_kind_that_the_method_cannot_halve_is_refused_before_the_run_begins(
+    tmp_path: Path,
+) -> None:
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        with pytest.raises(ConfigError, match="names lora, but the method running_mean can .*none"):
+            begin_run(ledger, ["method.name=running_mean", 'wire.half=["lora"]'])
+        assert ledger.runs() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "told"),
+    [
+        ("analytic", ["trust.max_weight_share=0.3"], True),
+        ("analytic", ["trust.max_weight_share=0.3", "method.weights=capped"], False),
+        ("analytic", ["trust.max_weight_share=1"], False),
+        ("analytic", ["trust.max_weight_share=0.5"], False),  # as every federation's file has it
+        ("fedncm", ["trust.max_weight_share=0.3"], False),
+    ],
+)
+def test_a_cap_on_weights_that_a_method_does_not_obey_is_told(
+    name: str, given: list[str], told: bool
+) -> None:
+    config = load(None, [f"method.name={name}", *given])
+    method = registry.load_method(name)
+    noted: list[tuple[str, str, str]] = []
+    tell_ignored(
+        lambda *line: noted.append(line),
+        method,
+        registry.make_hparams(method, config.method.options),
+        config,
+    )
+    warning = (
+        "[trust] max_weight_share = 0.3 has no effect: analytic counts every image once "
+        '(method.weights = "images"); with "capped" it obeys, and its result is no longer exact'
+    )
+    assert noted == ([("warning", "ignored", warning)] if told else [])
+
+
+def test_a_run_begins_with_its_listed_classes_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill between the two would leave a run that waits for classes that nobody lists."""
+
+    def full(*_: object) -> None:
+        raise StorageError("the disk is full.")
+
+    monkeypatch.setattr(active_run.ClassRegistry, "register_listed", full)
+    config = load(None, ["method.name=running_mean", 'tasks.classes=[["a"]]', *LISTED])
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        hparams = registry.make_hparams(METHOD, {})
+        setup = RunSetup(config, METHOD, hparams, NO_BACKBONE, "", None)  # type: ignore[arg-type]
+        with pytest.raises(StorageError):
+            active_run._begin(ledger, setup, {}, silent)
+        assert ledger.runs() == []
+        monkeypatch.undo()
+        row = active_run._begin(ledger, setup, {}, silent)
+        assert [c.name for c in ledger.classes(row.run_id)] == ["a"]
+
+
+def test_a_wish_to_keep_updates_that_is_of_no_use_is_told() -> None:
+    noted: list[str] = []
+    for name in ("pilora", "analytic"):
+        method, config = registry.load_method(name), load(None, ["run.keep_updates=true"])
+        hparams = registry.make_hparams(method, {})
+        tell_ignored(lambda *line: noted.append(line[2]), method, hparams, config)
+    why = "its clients train on what the server broadcast, so later updates of all hold traces"
+    what = "[run] keep_updates has no effect: pilora cannot forget a client exactly, for"
+    assert noted == [f"{what} {why}"]
+
+
+class ToldError(Exception):
+    """Ends the opening of a run where something is told."""
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5])
+def test_what_is_not_obeyed_is_told_as_the_run_is_opened(
+    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def note(_level: str, _code: str, text: str) -> None:
+        raise ToldError(text)
+
+    method = replace(METHOD, uncapped=lambda _h: "it adds up")
+    monkeypatch.setattr(active_run.registry, "load_method", lambda _name: method)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        expected = "share = 0.3 has no effect: it adds up" if share == 0.3 else "begins with"
+        with pytest.raises(ToldError, match=expected):
+            begin_run(ledger, ["method.name=running_mean", f"trust.max_weight_share={share}"], note)
+
+
+def kept(own: list[str], given: list[str], chosen: dict[str, object] | None = None):
+    """Return what a run with these settings goes on with under others, and what is said of it."""
+    environment = {"budget": {"options": chosen}} if chosen else {}
+    row = SimpleNamespace(run_id="r1", config=to_toml(load(None, own)), environment=environment)
+    noted: list[str] = []
+    config = config_of(row, load(None, given), lambda _level, _code, text: noted.append(text))  # type: ignore[arg-type]
+    return config, noted
+
+
+def test_a_run_keeps_its_forms_and_says_so() -> None:
+    config, noted = kept(
+        ["wire.half=none", "wire.window_mb=1"], ["wire.half=weights", "wire.window_mb=2"]
+    )
+    assert (config.wire.half, config.wire.window_mb) == ("none", 2)
+    assert len(noted) == 1
+    assert noted[0].startswith("[wire] half: other than run r1 was started with")
+
+
+def test_patience_and_plots_of_a_run_may_change_while_it_goes_on() -> None:
+    given = ["run.work_timeout_s=7200", "run.plots=false"]
+    config, noted = kept(["run.work_timeout_s=60"], given)
+    assert (config.run.work_timeout_s, config.run.plots) == (7200, False)
+    assert noted == []
+
+
+def test_a_default_that_has_changed_is_nobody_s_wish() -> None:
+    config, noted = kept(["wire.half=none"], [])
+    assert config.wire.half == "none"
+    assert noted == []
+
+
+def test_what_a_budget_chose_is_kept_and_told_only_where_something_else_is_set() -> None:
+    own = ["method.name=running_mean", "method.side=4"]
+    assert kept(own, ["method.name=running_mean"], {"side": 4})[1] == []
+    config, noted = kept(own, ["method.name=running_mean", "method.side=8"], {"side": 4})
+    assert config.method.options == {"side": 4}
+    assert noted[0].startswith("[method] side: other than")

@@ -1,0 +1,165 @@
+"""Erasing a member: nothing that the server holds names it any more, and the rest still works."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fcil_protocol.errors import UsageError
+from fcil_protocol.storage.spool import Spool
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
+from fcil_server.aggregation.store import StateStore
+from fcil_server.cli.main import app
+from fcil_server.federation.allow_list import Doorkeeper
+from fcil_server.federation.directory import Federation
+from fcil_server.federation.roster import Roster, ever_named
+from fcil_server.ledger.enums import UpdateStatus
+from fcil_server.reports import plots, run_directory
+from fcil_server.runs.erase import erase
+from fcil_server.storage.check import check
+from fcil_server.storage.findings import Level
+from server.storage_kit import ALICE, BOB, Built, build
+
+NAME, PSEUDONYM = "zaphod-7", "erased-aaaaaaaa"
+
+
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
+    """Return a federation in which the member has left its name wherever it can."""
+    monkeypatch.setattr(plots, "draw", lambda _: {})  # of rounds that took no time
+    built = build(tmp_path / "fed")
+    with built.ledger() as ledger:
+        ledger._execute(
+            "UPDATE clients SET name = ?, device = ? WHERE client_id = ?",
+            (NAME, f"a Jetson of {NAME}", ALICE),
+        )
+        ledger.add_ticket(NAME, curve=b"g" * 32, signing=b"h" * 32, expires_at=ledger.now + 99)
+        ledger.use_ticket(b"g" * 32, ALICE)
+        for number in range(300):  # some pages of them
+            ledger.add_event("info", "connected", f"{NAME} connected {number}", client=ALICE)
+        ledger.add_event("warning", "far_apart", f"{NAME} and {NAME}-2 mean different things")
+        ledger.add_refusal(ALICE, "malformed", f"{NAME} said nothing")
+        key = ledger.open_round(built.run).key
+        ledger.set_answer(key, BOB, "declined", f"no images like those of {NAME}")
+        ids = [u.update_id for u in ledger.updates_of(built.run, ALICE)]
+        folder = built.directory / "runs" / built.run
+        run_directory.write(ledger, built.run, folder, states=StateStore(folder / "states"))
+    KeptUpdates(kept_folder(built.directory, built.run)).put([(ids[0], b"sums"), ("f" * 64, b"")])
+    return built
+
+
+def run(built: Built, *arguments: str):
+    return CliRunner().invoke(app, [*arguments, "--dir", str(built.directory)])
+
+
+def naming(directory: Path, word: str = NAME) -> list[str]:
+    return sorted(
+        p.name for p in directory.rglob("*") if p.is_file() and word.encode() in p.read_bytes()
+    )
+
+
+def test_no_file_of_the_server_names_it_any_more(built: Built) -> None:
+    assert {"ledger.sqlite", "summary.json", "report.html"} <= set(naming(built.directory))
+    done = run(built, "erase", NAME, "--yes", "--json")
+    assert done.exit_code == 0, done.output
+    data = json.loads(done.stdout)["data"]
+    assert data["pseudonym"] == PSEUDONYM
+    places = naming(built.directory)
+    with built.ledger() as ledger:
+        texts = [e.text for e in ledger.events()]
+        assert texts == [f"{PSEUDONYM} and {NAME}-2 mean different things"], "another's name stays"
+        ledger._execute("DELETE FROM events")
+        ledger.empty_log()
+        ledger.touch(ALICE, device="cpu")  # its connection ends a moment later
+        row = ledger.client(ALICE)
+    assert places == ["ledger.sqlite"]
+    assert naming(built.directory) == []
+    assert (row.name, row.curve, row.device, row.last_seen) == (PSEUDONYM, b"", "", None)
+    assert "1 sealed updates and 1 kept ones" in data["gone"]
+    assert any("4 of its updates are averaged into the states" in line for line in data["stays"])
+    assert any("nobody else can be forgotten exactly" in line for line in data["stays"])
+
+
+def test_its_sealed_update_leaves_the_disk_and_the_round(built: Built) -> None:
+    with built.ledger() as ledger:
+        sealed = Spool(built.spool)
+        needle = sealed.get(built.update)[-200:]
+        sealed.close()
+        assert needle in b"".join(p.read_bytes() for p in built.spool.glob("*.seg"))
+    assert run(built, "erase", NAME, "--yes").exit_code == 0
+    assert needle not in b"".join(p.read_bytes() for p in built.spool.rglob("*") if p.is_file())
+    with built.ledger() as ledger:
+        (update,) = ledger.updates(ledger.open_round(built.run).key)
+    assert update.status is UpdateStatus.EXCLUDED
+
+
+def test_all_that_shows_members_still_works_and_check_finds_nothing(built: Built) -> None:
+    KeptUpdates(kept_folder(built.directory, built.run)).remove(["f" * 64])
+    before = {(f.level, f.about) for f in check(built.directory)}
+    assert run(built, "erase", NAME, "--yes").exit_code == 0
+    after = [f for f in check(built.directory) if f.level is not Level.OK]
+    assert not [f for f in after if (f.level, f.about) not in before], after
+    for command in ("clients", "rounds", "report", "status"):
+        shown = run(built, command, "--json")
+        assert shown.exit_code == 0, shown.output
+        assert NAME not in shown.stdout
+    assert PSEUDONYM in run(built, "clients", "--json").stdout
+
+
+def test_its_key_is_never_a_members_again_and_its_name_is_free(built: Built) -> None:
+    assert run(built, "erase", NAME, "--yes").exit_code == 0
+    old, new = built.clients[ALICE].public, PrivateKeys.generate().public
+    federation = Federation.open(built.directory, None, ())
+    try:
+        roster = Roster(federation, Doorkeeper())
+        roster.open()
+        assert not roster.door(old.curve), "it hears no explanation either"
+        with pytest.raises(UsageError, match="that was erased, and is not taken again"):
+            roster.enrol_local(NAME, old, "me")
+        assert roster.enrol_local(NAME, new, "me")
+    finally:
+        federation.close()
+
+
+def test_the_audit_log_stays_and_says_it_by_id_alone(built: Built) -> None:
+    with built.ledger() as ledger:
+        ledger.add_audit("uid 0", "revoke", f"{NAME}: lost")
+        ledger.add_audit("uid 0", "revoke", f"{NAME}-2: lost")
+    done = run(built, "erase", NAME, "--yes")
+    assert "stays: its name in 1 lines of the audit log" in done.output
+    with built.ledger() as ledger:
+        assert ledger.audit()[-1].detail == ALICE
+
+
+def test_a_log_that_names_it_is_named(built: Built) -> None:
+    (built.directory / "serve.log").write_text(f"12:00 {NAME} connected\n")
+    (built.directory / "worker.log").write_text(f"{NAME}-2\n")
+    done = run(built, "erase", NAME, "--yes")
+    assert "stays: its name in log files: serve.log\n" in done.output
+
+
+def test_without_a_terminal_it_must_be_said_and_it_says_what_can_be_done_before(
+    built: Built,
+) -> None:
+    done = run(built, "erase", NAME)
+    assert done.exit_code == 4
+    text = " ".join(done.output.split())
+    assert f"fcil-server forget {NAME} --run {built.run}" in text
+    assert "Give --yes." in text
+    with built.ledger() as ledger:
+        assert ledger.client_by_name(NAME) is not None
+
+
+def test_once_more_finishes_what_a_kill_interrupted(built: Built) -> None:
+    federation = Federation.open(built.directory, None, ())
+    try:
+        roster = Roster(federation, Doorkeeper())
+        roster.erase(ever_named(federation.ledger, NAME), "me")  # and killed
+        done = erase(roster, built.directory, ever_named(federation.ledger, PSEUDONYM), "me")
+    finally:
+        federation.close()
+    assert (done.pseudonym, done.gone[-1]) == (PSEUDONYM, "1 sealed updates and 1 kept ones")

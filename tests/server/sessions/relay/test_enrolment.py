@@ -1,0 +1,147 @@
+"""How a relay and the clients behind it become members."""
+
+import asyncio
+import sqlite3
+
+import pytest
+
+from fcil_client.membership.enrol_with_ticket import redeem
+from fcil_protocol.errors import BadTicket, CorruptFile, UsageError
+from fcil_protocol.ids import new_client_id
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_protocol.trust.ticket import Ticket
+from fcil_server.ledger.enums import Role
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
+from fcil_server.ledger.schema import APPLICATION_ID, MIGRATIONS
+from fcil_server.sessions.relay.home import enrol, load_keys, load_record
+from server.relay_kit import ADDRESS, Center
+
+SERVER = ("server.example:7710",)
+
+
+@pytest.fixture
+def center(tmp_path):
+    with Ledger(tmp_path / LEDGER_NAME) as ledger:
+        yield Center(ledger)
+
+
+def issue(center, name, **extra):
+    return center.roster.issue(name, 600, SERVER, "test", **extra)
+
+
+def test_a_ticket_through_a_relay_names_the_relay_and_the_federation(center):
+    keys, relay = center.member("site", role=Role.RELAY)
+    center.ledger.set_address(relay, ADDRESS)
+    ticket = issue(center, "c", via="site")
+    assert (ticket.server_key, ticket.addresses) == (keys.public.curve, (ADDRESS,))
+    assert (ticket.federation, ticket.via, ticket.relay) == (center.federation.id, True, False)
+    assert center.roster.is_behind(ticket.guest_keys().public.curve, relay)
+    assert Ticket.from_text(ticket.to_text()) == ticket
+
+
+def test_who_came_in_through_a_relay_stays_behind_it(center):
+    _, relay = center.member("site", role=Role.RELAY)
+    center.ledger.set_address(relay, ADDRESS)
+    keys, client = center.member("c", via="site")
+    row = center.ledger.client(client)
+    assert (row.role, row.via) == (Role.CLIENT, relay)
+    assert center.roster.is_behind(keys.public.curve, relay)
+    assert not center.roster.is_behind(keys.public.curve, client)
+    assert center.roster.is_behind(PrivateKeys.generate().public.curve, relay) is False
+
+
+def test_a_relays_own_ticket_leads_to_the_server(center):
+    ticket = issue(center, "site", role=Role.RELAY)
+    assert (ticket.addresses, ticket.via, ticket.relay) == (SERVER, False, True)
+    assert Ticket.from_text(ticket.to_text()) == ticket
+
+
+@pytest.mark.parametrize(
+    ("via", "role", "words"),
+    [
+        ("nobody", Role.CLIENT, "no client is called"),
+        ("camera", Role.CLIENT, "is no relay"),
+        ("fresh", Role.CLIENT, "never connected"),
+        ("site", Role.RELAY, "not to another relay"),
+        ("full", Role.CLIENT, "as many as it can"),
+        ("gone", Role.CLIENT, "one no more"),
+    ],
+)
+def test_where_no_client_can_be_sent_no_ticket_is_made(center, monkeypatch, via, role, words):
+    center.member("camera")
+    for name in ("site", "fresh", "full", "gone"):
+        _, relay = center.member(name, role=Role.RELAY)
+        if name != "fresh":
+            center.ledger.set_address(relay, ADDRESS)
+    center.member("c", via="full")
+    if via == "full":
+        monkeypatch.setattr("fcil_server.federation.roster.MAX_BEHIND", 1)
+    gone = center.ledger.client_by_name("gone")
+    monkeypatch.setattr(center.roster, "named", _named(center, gone))
+    center.ledger.revoke_client(gone.client_id)
+    with pytest.raises(UsageError, match=words):
+        issue(center, "new", via=via, role=role)
+
+
+def _named(center, gone):
+    known = center.roster.named
+    return lambda name: center.ledger.client(gone.client_id) if name == "gone" else known(name)
+
+
+def test_a_ticket_of_the_wrong_kind_is_refused_before_it_is_used(center, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    made = []
+    with pytest.raises(BadTicket, match="lets in a relay"):
+        asyncio.run(redeem(issue(center, "a", role=Role.RELAY), tmp_path, made.append))
+    with pytest.raises(BadTicket, match="for a client"):
+        asyncio.run(enrol(tmp_path, issue(center, "b"), made.append))
+    assert made == []
+
+
+def test_a_relay_without_a_ticket_is_told_how_to_get_one(tmp_path):
+    with pytest.raises(UsageError, match="is no enrolled relay"):
+        asyncio.run(enrol(tmp_path, None, print))
+
+
+def test_a_relay_that_is_enrolled_needs_no_ticket_and_takes_no_other(center, tmp_path):
+    ticket = issue(center, "site", role=Role.RELAY)
+    shown = "a" * 64
+    text = (
+        f'{{"client_id": "{new_client_id()}", "name": "site", "federation": "{ticket.federation}",'
+        f' "certificate": "", "addresses": ["a:1"], "ticket": "{shown}"}}'
+    )
+    (tmp_path / "relay.json").write_text(text)
+    record = load_record(tmp_path)
+    assert asyncio.run(enrol(tmp_path, None, print)) == record
+    with pytest.raises(UsageError, match="is the relay 'site' already"):
+        asyncio.run(enrol(tmp_path, ticket, print))
+    (tmp_path / "relay.json").write_text(text[:-40])
+    with pytest.raises(CorruptFile):
+        load_record(tmp_path)
+
+
+def test_the_relays_keys_are_its_users_alone(tmp_path):
+    keys = load_keys(tmp_path)
+    assert load_keys(tmp_path).public == keys.public
+    assert (tmp_path / "keys.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_ledger_from_before_relays_has_clients_only(tmp_path):
+    path = tmp_path / LEDGER_NAME
+    with sqlite3.connect(path) as old:
+        old.executescript(f"PRAGMA application_id = {APPLICATION_ID};")
+        for number, script in enumerate(MIGRATIONS[:2], start=1):
+            old.executescript(f"{script} PRAGMA user_version = {number};")
+        old.execute(
+            "INSERT INTO clients (client_id, name, curve, signing, sealing, enrolled_at) "
+            "VALUES ('c', 'camera', x'01', x'02', x'03', 0)"
+        )
+        old.execute(
+            "INSERT INTO tickets (curve, signing, name, issued_at, expires_at) "
+            "VALUES (x'04', x'05', 'other', 0, 1)"
+        )
+    old.close()
+    with Ledger(path) as ledger:
+        (row,), (ticket,) = ledger.clients(), ledger.tickets()
+        assert (row.role, row.via, row.address) == (Role.CLIENT, None, "")
+        assert (ticket.role, ticket.via) == (Role.CLIENT, None)

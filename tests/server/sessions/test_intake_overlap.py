@@ -1,0 +1,339 @@
+"""Receiving, opening and making durable overlap, within bounds; and save, then speak."""
+
+import asyncio
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fcil_adapters.contract import TaskInfo
+from fcil_protocol import PROTOCOL_VERSION
+from fcil_protocol.envelopes.envelope import Core, seal, wrap_key
+from fcil_protocol.errors import DiskFull, InternalError, SchemaMismatch
+from fcil_protocol.ids import FederationId
+from fcil_protocol.messages.frames import Received
+from fcil_protocol.messages.messages import Ack, Chunk, Nack, Update
+from fcil_protocol.messages.signed_session import Channel
+from fcil_protocol.payloads.payload import Payload, pack
+from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
+from fcil_protocol.storage.spool import Spool
+from fcil_protocol.trust.keys import PrivateKeys
+from fcil_server.sessions import intake
+from fcil_server.sessions.intake import Intake
+from fcil_server.sessions.peers import Peer
+from fcil_server.sessions.uploads import Expectation
+
+SERVER, CLIENT = PrivateKeys.generate(), PrivateKeys.generate()
+FED = FederationId("0" * 32)
+TASK = TaskInfo(0, (0, 1), ())
+SCHEMA = PayloadSchema(
+    (
+        TensorSpec("w", Kind.LORA, (4,), max_abs=1),
+        TensorSpec("n", Kind.COUNT, (1,), dtype="I64", non_negative=True),
+    )
+)
+KEYS = {}  # content keys, by digest
+
+
+def update(client, size=4):
+    core = Core(
+        protocol=PROTOCOL_VERSION, federation=FED, run="r20260102-030405-0a0b",
+        direction="update", sender=client, sender_key=CLIENT.public.fingerprint,
+        recipient="server", method="m", schema="", task=0, round=0, kind="train", base=0,
+    )  # fmt: skip
+    plain = pack(Payload({"w": np.zeros(size, np.float32), "n": np.array([5], np.int64)}))
+    sealed, key = seal(plain, core, CLIENT)
+    KEYS[sealed.parsed.update_id] = key
+    return sealed
+
+
+class Scene:
+    """An intake whose neighbours write down what they are told, in order."""
+
+    def __init__(self, tmp_path):
+        (tmp_path / "incoming").mkdir()
+        self.log, self.failed, self.recorded = [], [], set()
+        self.opening, self.go_on = threading.Semaphore(0), threading.Event()
+        self.go_on.set()
+        self.most_opened = self.opened = 0
+        self.spool = Spool(tmp_path / "spool")
+        sync, self.sync_fault = self.spool.sync, None
+
+        def sync_spool():
+            self.log.append("spool")
+            sync()
+
+        self.spool.sync = sync_spool
+        self.intake = Intake(
+            federation=FED, keys=SERVER, incoming=tmp_path / "incoming", spool=self.spool,
+            credit=1 << 20, max_payload_bytes=1 << 20, max_classes=10,
+            ports=SimpleNamespace(
+                expect=lambda *_: Expectation(TASK, SCHEMA, {}, self._check),
+                recorded=lambda _client, _core, digest: digest in self.recorded,
+                opened=lambda _: None,
+                stored=lambda accepted: self.log.append(f"stored {accepted.client[0]}"),
+                lasting=self._lasting,
+                send=self._send,
+                refused=lambda peer, error: self.log.append(f"refused {type(error).__name__}"),
+                failed=self.failed.append,
+            ),
+        )  # fmt: skip
+
+    def _check(self, _payload, _task):
+        self.opened += 1
+        self.most_opened = max(self.most_opened, self.opened)
+        self.opening.release()
+        assert self.go_on.wait(30)
+        self.opened -= 1
+        return []
+
+    def _lasting(self):
+        self.log.append("ledger")
+        if self.sync_fault:
+            raise self.sync_fault
+
+    def _send(self, peer, message):
+        if isinstance(message, Ack | Nack):
+            self.log.append(f"{message.type} {peer.client[0]}")
+        return True
+
+    def offer(self, client, sealed):
+        """Send the header of a client's update; return the session."""
+        channel = Channel(SERVER, CLIENT.public)
+        peer = Peer(client, "c", CLIENT.public, b"r", ord(client[0]), channel)
+        digest = sealed.parsed.update_id
+        wrap = wrap_key(KEYS[digest], sealed.header, SERVER.public)
+        blobs = (bytes(sealed.header), bytes(sealed.signature), wrap)
+        offer = Update(digest=digest, unasked=0)
+        self.intake.offer(peer, Received(offer, b"", b"", blobs), offer)
+        return peer
+
+    async def send(self, client, sealed=None):
+        """Send a whole update of a client."""
+        sealed = sealed or update(client)
+        peer, digest = self.offer(client, sealed), sealed.parsed.update_id
+        for index in range(len(sealed.parsed.hashes)):
+            message = Chunk(digest=digest, index=index)
+            received = Received(message, b"", b"", (bytes(sealed.chunk(index)),))
+            self.intake.chunk(peer, received, message)
+
+
+@pytest.fixture
+def scene(tmp_path):
+    made = Scene(tmp_path)
+    yield made
+    made.go_on.set()
+    made.spool.close()
+
+
+def play(story):
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+async def begun(scene):
+    """Wait until one more update is being opened."""
+    assert await asyncio.to_thread(scene.opening.acquire, timeout=30)
+
+
+def test_an_ack_leaves_after_the_spool_and_then_the_ledger_are_on_the_disk(scene):
+    async def story():
+        await scene.send("a" * 26)
+        await scene.intake.drain()
+        assert scene.log == ["spool", "stored a", "ledger", "ack a"]
+
+    play(story)
+
+
+def test_other_clients_are_heard_while_an_update_is_opened_one_at_a_time(scene):
+    async def story():
+        scene.go_on.clear()
+        await scene.send("a" * 26)
+        await begun(scene)
+        await scene.send("b" * 26)
+        await scene.send("c" * 26)
+        assert scene.log == [], "the first one is still being opened"
+        scene.go_on.set()
+        await scene.intake.drain()
+        assert {line for line in scene.log if line.startswith("ack")} == {"ack a", "ack b", "ack c"}
+        assert scene.most_opened == 1
+
+    play(story)
+
+
+def test_a_client_whose_envelopes_wait_to_be_opened_is_busy_and_no_other(scene):
+    async def story():
+        room = []
+        scene.intake.room = room.append
+        scene.go_on.clear()
+        await scene.send("a" * 26)
+        await begun(scene)
+        assert not scene.intake.is_busy("a" * 26)
+        for _ in range(intake.MAX_OPENING - 1):
+            await scene.send("a" * 26)
+        assert scene.intake.is_busy("a" * 26)
+        for client in "bcdefghijklmnopqrstuvwxyz":  # however many there are
+            assert not scene.intake.is_busy(client * 26)
+            await scene.send(client * 26)
+        scene.go_on.set()
+        await scene.intake.drain()
+        assert not scene.intake.is_busy("a" * 26)
+        assert room.count("a" * 26) == intake.MAX_OPENING
+
+    play(story)
+
+
+def test_a_round_that_closes_waits_for_what_is_complete_and_not_for_what_comes_later(scene):
+    later = threading.Event()
+
+    def held(*_):
+        assert later.wait(30)
+        return []
+
+    async def story():
+        scene.go_on.clear()
+        await scene.send("a" * 26)
+        await begun(scene)
+        drained = asyncio.create_task(scene.intake.drain())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not drained.done()
+        scene._check = held
+        await scene.send("b" * 26)
+        scene.go_on.set()
+        await drained
+        assert scene.log == ["spool", "stored a", "ledger", "ack a"]
+        later.set()
+        await scene.intake.drain()
+        assert scene.log[-1] == "ack b"
+
+    play(story)
+
+
+def test_those_that_come_while_a_batch_becomes_durable_are_the_next_batch(scene):
+    async def story():
+        sync, syncing, go_on = scene.spool.sync, threading.Semaphore(0), threading.Event()
+
+        def slow():
+            syncing.release()
+            assert go_on.wait(30)
+            sync()
+
+        scene.spool.sync = slow
+        await scene.send("a" * 26)
+        assert await asyncio.to_thread(syncing.acquire, timeout=30)
+        for client in "bcd":
+            await scene.send(client * 26)
+        for _ in range(3):
+            await begun(scene)
+        for one in list(scene.intake._waiting):
+            await one.over.wait()
+        go_on.set()
+        await scene.intake.drain()
+        batches = (
+            "spool",
+            "stored a",
+            "ledger",
+            "ack a",
+            "spool",
+            "stored b",
+            "stored c",
+            "stored d",
+        )
+        assert scene.log == [*batches, "ledger", "ack b", "ack c", "ack d"]
+
+    play(story)
+
+
+def test_what_does_not_fit_is_refused_and_the_others_go_on(scene):
+    async def story():
+        await scene.send("a" * 26, update("a" * 26, size=5))
+        await scene.send("b" * 26)
+        await scene.intake.drain()
+        assert scene.log[:2] == [f"refused {SchemaMismatch.__name__}", "nack a"]
+        assert scene.log[-1] == "ack b"
+        assert len(scene.spool.keys()) == 1
+
+    play(story)
+
+
+def test_a_ledger_that_cannot_be_synced_ends_the_server_and_nobody_gets_an_ack(scene):
+    async def story():
+        scene.sync_fault = DiskFull("the disk is full.")
+        await scene.send("a" * 26)
+        await scene.intake.drain()
+        assert scene.failed == [scene.sync_fault]
+        assert scene.log == ["spool", "stored a", "ledger"]
+
+    play(story)
+
+
+def test_a_batch_that_meets_a_defect_ends_the_server_and_does_not_fall_silent(scene):
+    async def story():
+        scene.sync_fault = RuntimeError("can't start new thread")
+        await scene.send("a" * 26)
+        await scene.intake.drain()
+        (error,) = scene.failed
+        assert isinstance(error, InternalError)
+        assert "can't start new thread" in error.message
+        assert not [word for word in scene.log if word.startswith("ack")]
+
+    play(story)
+
+
+def test_a_client_that_offers_more_does_not_lose_what_is_about_to_be_opened(scene, monkeypatch):
+    monkeypatch.setattr(intake, "MAX_UPLOADS", 1)
+    scene.intake.arriving._per_client = 1
+
+    async def story():
+        scene.go_on.clear()
+        await scene.send("b" * 26)
+        await begun(scene)
+        await scene.send("a" * 26)
+        await scene.send("a" * 26)
+        scene.go_on.set()
+        await scene.intake.drain()
+        assert scene.log.count("ack a") == 2
+        assert not any("refused" in line for line in scene.log)
+
+    play(story)
+
+
+@pytest.mark.parametrize("in_spool", [True, False])
+def test_an_update_that_is_offered_again_since_its_ack_was_lost_gets_another(scene, in_spool):
+    """Also when its round is over meanwhile and the spool holds it no more."""
+
+    async def story():
+        sealed = update("a" * 26)
+        await scene.send("a" * 26, sealed)
+        await scene.intake.drain()
+        scene.recorded.add(sealed.parsed.update_id)
+        if not in_spool:
+            scene.spool.remove([sealed.parsed.update_id])
+        scene.log.clear()
+        await scene.send("a" * 26, sealed)
+        await scene.intake.drain()
+        assert scene.log == ["ack a"]
+
+    play(story)
+
+
+def test_an_update_that_a_kill_kept_from_the_ledger_is_taken_anew(scene):
+    """What comes before it is removed waits in the inbox."""
+
+    async def story():
+        sealed = update("a" * 26)
+        await scene.send("a" * 26, sealed)
+        await scene.intake.drain()
+        scene.log.clear()
+        room = asyncio.Event()
+        scene.intake.room = lambda _: room.set()
+        scene.offer("a" * 26, sealed)
+        assert scene.intake.is_busy("a" * 26)
+        await room.wait()
+        assert not scene.intake.is_busy("a" * 26)
+        await scene.send("a" * 26, sealed)
+        await scene.intake.drain()
+        assert scene.log == ["spool", "stored a", "ledger", "ack a"]
+
+    play(story)

@@ -1,0 +1,296 @@
+"""Histories for the page: the numbers of reports, read again at little cost and never wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import page_kit
+import sample_run
+from byte_counts import add_bytes
+from fcil_protocol.errors import CorruptFile, StorageError, UsageError
+from fcil_protocol.ids import ClientId, RoundKey, RunId
+from fcil_server.ledger.enums import Cause, Direction, RunStatus
+from fcil_server.ledger.ledger import Ledger
+from fcil_server.reports.charts.history import History, frozen
+from fcil_server.reports.results.run_data import collect
+from fcil_server.web.page import tally
+from fcil_server.web.page.reader import Reader
+from sample_run import ALICE, BOB, GONE, RUN, Clock
+
+SIZES = {"tensor": 10, "sealed": 20, "application": 30, "wire": 1_000}
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, clock: Clock) -> Iterator[Ledger]:
+    with sample_run.build(tmp_path / "ledger.sqlite", clock=clock) as opened:
+        yield opened
+
+
+@pytest.fixture
+def reader(ledger: Ledger, clock: Clock) -> Iterator[Reader]:
+    with Reader(ledger.path) as opened:
+        opened._clock = clock
+        yield opened
+
+
+def numbers(history: History) -> dict[str, Any]:
+    """Return what a report and a reader must agree on."""
+    names = {"run", "tasks", "classes", "rounds", "totals", "outside", "pooled", "central", "paper"}
+    found = {f.name: getattr(history, f.name) for f in fields(history) if f.name in names}
+    people = {m.client: (m.name, m.rounds, m.up, m.down, m.device) for m in history.members}
+    return {**found, "people": people}
+
+
+def test_a_reader_has_the_numbers_of_a_report(ledger: Ledger, reader: Reader) -> None:
+    assert numbers(reader.read()) == numbers(frozen(collect(ledger, RUN)))
+
+
+def test_it_has_them_at_every_moment_of_a_run(tmp_path: Path, clock: Clock) -> None:
+    """What is remembered of closed rounds never stands in the way of what is new."""
+    path = tmp_path / "ledger.sqlite"
+    readers: list[Reader] = []
+    real = Ledger.close_task
+
+    def close_task(self: Ledger, run: RunId, task: int) -> None:
+        real(self, run, task)
+        if not readers:
+            readers.append(Reader(path))
+            readers[0]._clock = clock
+        for passed in (0, 10, 200):
+            clock.now += passed
+            assert numbers(readers[0].read()) == numbers(frozen(collect(self, run)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ledger, "close_task", close_task)
+        sample_run.build(path, clock=clock).close()
+    (reader,) = readers
+    assert len(reader.read().rounds) == 12
+    reader.close()
+
+
+def test_what_did_not_change_is_the_same_object(ledger: Ledger, reader: Reader) -> None:
+    first = reader.read()
+    assert reader.read() is first
+    ledger.add_audit("uid 0", "pause")  # written, but nothing that is shown
+    assert reader.read() is first
+
+
+@pytest.mark.parametrize(
+    ("write", "names"),
+    [
+        (lambda led: led.touch(ALICE), {"clients"}),
+        (lambda led: led.add_event("info", "x", "hello", run=RUN), {"events"}),
+        (lambda led: led.add_refusal(BOB, "schema", "no"), {"clients"}),
+        (lambda led: led.add_class(RUN, "fox", "fox", first_seen_by=BOB), {"tasks"}),
+        (lambda led: led.set_run_status(RUN, RunStatus.FAILED), None),
+    ],
+)
+def test_a_change_names_the_sections_that_show_it(
+    ledger: Ledger,
+    reader: Reader,
+    clock: Clock,
+    write: Callable[[Ledger], None],
+    names: set[str] | None,
+) -> None:
+    first = reader.read()
+    clock.now += 1
+    write(ledger)
+    second = reader.read()
+    assert second.version > first.version
+    assert second.changed(second.version) == frozenset()
+    changed = second.changed(first.version)
+    assert changed == names if names is not None else {"head", "now"} <= changed
+
+
+def test_bytes_that_come_after_a_rounds_end_are_counted(
+    ledger: Ledger, reader: Reader, clock: Clock
+) -> None:
+    """Counts are flushed some seconds later; nobody writes anything when they are looked for."""
+    key = reader.read().rounds[-1].key
+    add_bytes(ledger, Direction.UP, Cause.CONTROL, round_key=key, client=ALICE, **SIZES)
+    stale = reader.read()  # too early to look at that round again
+    clock.now += 10
+    fresh = reader.read()
+    assert numbers(fresh) == numbers(frozen(collect(ledger, RUN)))
+    assert fresh.version > stale.version
+    assert "bytes" in fresh.changed(stale.version)
+
+
+def test_a_settled_round_is_not_read_again(
+    ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock.now += 10_000
+    with Reader(ledger.path) as reader:
+        reader._clock = clock
+        reader.read()
+        taken: list[Any] = []
+        monkeypatch.setattr(tally.Tally, "_take", lambda self, row, *_: taken.append(row["seq"]))
+        ledger.touch(ALICE)
+        reader.read()
+        assert taken == []
+
+
+def test_a_round_that_goes_on_is_open_again(tmp_path: Path, clock: Clock) -> None:
+    key = RoundKey(RUN, 3, "train", 0)
+    with sample_run.build(tmp_path / "l", clock=clock) as ledger, Reader(tmp_path / "l") as reader:
+        reader._clock = clock
+        ledger.new_task(RUN, 3, [6])
+        ledger.new_round(key, asked=(ALICE, BOB), base_state=9)
+        opened = reader.read()
+        assert opened.open is not None
+        assert (opened.open.asked, len(opened.rounds)) == (2, 12)
+        ledger.close_round(key, "short", why="deadline")
+        clock.now += 1_000
+        assert len(reader.read().rounds) == 13
+        ledger.reopen_round(key, asked=(ALICE,), remaining_s=5.0)
+        again = reader.read()
+        assert (len(again.rounds), again.open.reopened, again.open.asked) == (12, 1, 1)
+        assert numbers(again) == numbers(frozen(collect(ledger, RUN)))
+
+
+def test_a_long_history_is_read_in_pieces_the_newest_first(
+    ledger: Ledger, clock: Clock, reader: Reader
+) -> None:
+    whole = numbers(reader.read())
+    with Reader(ledger.path, patience_s=0.0) as hasty:
+        hasty._clock = clock
+        for left in range(11, -1, -1):
+            found = hasty.read()  # goes on though nobody writes
+            assert found.unread == left
+            assert [r.seq for r in found.rounds] == list(range(left, 12))
+        assert numbers(found) == whole
+        assert hasty.read() is found
+
+
+def test_a_round_that_goes_on_while_it_is_young_is_read_alone(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = RoundKey(RUN, 3, "train", 0)
+    with sample_run.build(tmp_path / "l", clock=clock) as ledger, Reader(tmp_path / "l") as reader:
+        reader._clock = clock
+        ledger.new_task(RUN, 3, [6])
+        ledger.new_round(key, asked=(ALICE, BOB), base_state=9)
+        clock.now += 1_000
+        reader.read()
+        ledger.close_round(key, "short", why="deadline")
+        reader.read()
+        ledger.reopen_round(key, asked=(ALICE,), remaining_s=5.0)
+        taken: list[int] = []
+        real = tally.Tally._take
+        monkeypatch.setattr(
+            tally.Tally,
+            "_take",
+            lambda self, row, *a: (taken.append(row["seq"]), real(self, row, *a)),
+        )
+        assert reader.read().open is not None
+        assert taken == [12]
+
+
+def test_who_was_erased_is_nowhere_any_more(ledger: Ledger, reader: Reader) -> None:
+    ledger.add_event("warning", "lost", "gone is away", run=RUN)
+    assert "gone" in {m.name for m in reader.read().members}
+    ledger.revoke_client(GONE, "sold")
+    with ledger.transaction():
+        ledger.erase_client(GONE)
+    after = reader.read()
+    assert "gone" not in {m.name for m in after.members}
+    named = [a.name for r in after.rounds for a in r.without]
+    assert named
+    assert "gone" not in named
+    assert not [e for e in after.events if e.text.startswith("gone")]
+    assert [m.standing for m in after.members if m.client == GONE] == ["erased"]
+
+
+def test_who_was_erased_before_the_first_run_is_nowhere_either(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l") as ledger, Reader(tmp_path / "l") as reader:
+        sample_run.add_clients(ledger)
+        ledger.add_event("info", "x", "alice knows gone")
+        ledger.add_refusal(ALICE, "x", "alice knows gone")
+        assert "alice knows gone" in {e.text for e in reader.read().events}
+        with ledger.transaction():
+            ledger.erase_client(GONE)
+        after = reader.read()
+        texts = [e.text for e in after.events] + [m.refusal for m in after.members if m.refusal]
+        assert texts == ["alice knows erased-cccccccc"] * 2
+
+
+def test_a_new_run_is_found_though_the_older_one_was_just_read(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "l") as ledger, Reader(tmp_path / "l") as reader:
+        sample_run.add_run(ledger)
+        reader.read()
+        other = RunId("r20260103-030405-abcd")
+        sample_run.add_run(ledger, other)
+        assert reader.read(RUN).run.run_id == RUN
+        assert reader.read().run.run_id == other
+
+
+def test_an_older_run_can_be_read_beside_the_newest(tmp_path: Path) -> None:
+    with page_kit.small(tmp_path / "l") as ledger, Reader(tmp_path / "l") as reader:
+        other = RunId("r20260103-030405-abcd")
+        sample_run.add_run(ledger, other)
+        assert (reader.read().run.run_id, len(reader.read().rounds)) == (other, 0)
+        older = reader.read(RUN)
+        assert (older.run.run_id, len(older.rounds)) == (RUN, 12)
+        assert [r.run for r in older.runs] == [other, RUN]
+        assert reader.read(RUN) is older
+        for number in range(8):
+            sample_run.add_run(ledger, RunId(f"r20260104-00000{number}-abcd"))
+            reader.read()
+        assert len(reader._known) <= 4  # what is remembered is bounded
+        assert numbers(reader.read(RUN)) == numbers(older)
+
+
+def test_an_unknown_run_is_named(reader: Reader) -> None:
+    with pytest.raises(UsageError, match="there is no run 'r1'"):
+        reader.read(RunId("r1"))
+
+
+def test_a_missing_or_damaged_ledger_is_named_and_read_again_once_it_is_mended(
+    ledger: Ledger, clock: Clock, tmp_path: Path
+) -> None:
+    with pytest.raises(StorageError, match="no ledger at"):
+        Reader(tmp_path / "none")
+    phases = ledger._number("SELECT phases FROM rounds WHERE seq = 3")
+    ledger._write("UPDATE rounds SET phases = 'x' WHERE seq = 3")
+    with Reader(ledger.path) as reader:
+        reader._clock = clock
+        for _ in range(2):
+            with pytest.raises(CorruptFile, match="column phases"):
+                reader.read()
+        ledger._write("UPDATE rounds SET phases = ? WHERE seq = 3", (phases,))
+        assert numbers(reader.read()) == numbers(frozen(collect(ledger, RUN)))
+
+
+def test_the_newest_events_are_kept_and_the_others_counted(
+    ledger: Ledger, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fcil_server.web.page.reader.KEPT_EVENTS", 5)
+    for number in range(7):
+        ledger.add_event("info", "x", f"event {number}", run=RUN)
+    first = reader.read()
+    assert [e.text for e in first.events] == [f"event {n}" for n in (6, 5, 4, 3, 2)]
+    assert first.older == 2
+    ledger.add_event("info", "x", "event 7")  # of no run: of the server itself
+    ledger.add_event("info", "x", "of another run", run=RunId("r1"))
+    second = reader.read()
+    assert [e.text for e in second.events][:2] == ["event 7", "event 6"]
+    assert second.older == 3
+
+
+@pytest.mark.parametrize("client", [ALICE, GONE])  # GONE's are the newest rows
+def test_metrics_follow_the_evaluations(ledger: Ledger, reader: Reader, client: ClientId) -> None:
+    before = reader.read()
+    ledger.add_evaluation(RUN, 2, client, dict.fromkeys(range(6), (0, 10)))
+    after = reader.read()
+    assert after.metrics.faa < before.metrics.faa
+    assert "accuracy" in after.changed(before.version)
