@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import fcil_adapters
+import fcil_adapters.export
 from client.model_kit import give_model, picture, write_shades
 from fcil_adapters.images.decoding import open_source
 from fcil_client.cli import main as cli
@@ -83,7 +83,7 @@ def test_images_that_are_away_stop_no_export(client, tmp_path):
 
 def test_where_torch_or_onnx_is_missing_it_says_what_to_install(client, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fcil_adapters.export.model_file", None)
-    monkeypatch.delattr(fcil_adapters, "export", raising=False)
+    monkeypatch.delattr(fcil_adapters.export, "model_file", raising=False)
     said = run("export", "--onnx", tmp_path / "m.onnx", code=4).stderr
     assert "fcil[client,export,edge]" in said
 
