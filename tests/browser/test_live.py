@@ -90,7 +90,7 @@ def order(visit: kit.Visit, act: str, **fields: str) -> Locator:
 
 def fill_in(visit: kit.Visit, **fields: str) -> Locator:
     dialog = visit.page.get_by_role("dialog")
-    steps = dialog.get_by_role("button", name=re.compile("^(Go on|Confirm)$"))
+    steps = dialog.get_by_role("button", name=re.compile("^(Continue|Confirm)$"))
     expect(steps).to_have_count(1)
     for name, value in fields.items():
         field = dialog.locator(f"[name={name}]")
@@ -98,7 +98,7 @@ def fill_in(visit: kit.Visit, **fields: str) -> Locator:
             field.select_option(value)
         else:
             field.fill(value)
-    if steps.inner_text() == "Go on":
+    if steps.inner_text() == "Continue":
         steps.click()
     dialog.get_by_role("button", name="Confirm").click()
     return dialog

@@ -70,4 +70,4 @@ def describe_terms(terms: PrivacyTerms) -> str:
         parts.append(f"epsilon at delta {terms.delta:g}: {limit}")
         if terms.partial:
             parts.append("on statistics only: what is trained is not protected")
-    return "; ".join(parts) or "no noise, and no least number of images"
+    return "; ".join(parts) or "no noise, no minimum class size"

@@ -10,9 +10,7 @@ import typer
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
 from fcil_protocol.process.terminal import Format, chosen, emit, errors
 
-app = typer.Typer(
-    help="Make the files of a backbone that clients without torch load.", no_args_is_help=True
-)
+app = typer.Typer(help="Prepare backbone files for clients without torch.", no_args_is_help=True)
 
 
 @app.command()
@@ -69,9 +67,9 @@ def convert(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Turn a torch checkpoint into safetensors; only here is such a file ever read.
+    """Convert a torch checkpoint to safetensors; no other command reads such a file.
 
-    A checkpoint can hold a program. It is opened with weights_only, which runs none.
+    A checkpoint can hold a program. This command opens it with weights_only, which runs none.
     """
     form = chosen(form, json_flag)
     with errors(form):

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 def doctor(
     data: Annotated[
-        Path | None, typer.Option(help="The client of this folder or zip file.")
+        Path | None, typer.Option(help="The folder or zip file whose client is examined.")
     ] = None,
     server: ServerOption = None,
     ticket: Annotated[
         Path | None,
-        typer.Option(help="Look at this ticket, or - for standard input, without using it."),
+        typer.Option(help="Examine this ticket, or - for standard input, without using it up."),
     ] = None,
-    device: Annotated[str, typer.Option(help="As join would get it.")] = "auto",
+    device: Annotated[str, typer.Option(help="As you would pass it to join.")] = "auto",
     engine: Annotated[
-        str, typer.Option(help="As join would get it: auto, torch or onnx.")
+        str, typer.Option(help="As you would pass it to join: auto, torch or onnx.")
     ] = "auto",
     weights: Annotated[
         Path | None, typer.Option(help="Local file with the backbone's weights, as for join.")

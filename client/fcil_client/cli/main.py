@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="fcil-client",
-    help="Let a folder of images take part in federated class-incremental learning.",
+    help="Take part in federated class-incremental learning with a folder of images.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -99,10 +99,11 @@ def join(
     min_count: MinCountOption = 1,
     allow_partial: AllowPartialOption = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would leave this device; send nothing.")
+        bool,
+        typer.Option("--dry-run", help="Show what would leave this device, and send none of it."),
     ] = False,
     method: Annotated[
-        str | None, typer.Option(help="Dry run: with this installed method; no server is asked.")
+        str | None, typer.Option(help="Dry run with this installed method; contacts no server.")
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -114,7 +115,7 @@ def join(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Join the federation and stay: learn when asked, until Ctrl-C.
+    """Join the federation and train whenever the server asks, until Ctrl-C.
 
     Images, their names and everything else stay in the folder; what leaves is what the
     method's schema names, and --dry-run shows it. Started again, the client goes on where it was.
@@ -247,13 +248,13 @@ async def _redeem(source: Path, folder: Path, seat: str) -> tuple[Home, Enrolmen
 def status(
     data: Annotated[Path | None, typer.Option(help="Only the client of this folder.")] = None,
     members: Annotated[
-        bool, typer.Option("--members", help="Show the members of swarms one by one as well.")
+        bool, typer.Option("--members", help="List the members of swarms as well.")
     ] = False,
     alive: AliveOption = False,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Show what the clients of this machine and user are doing; a swarm is one of them."""
+    """Show what this user's clients on this machine are doing; a swarm counts as one."""
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_client.cli.show_status import all_status, check_alive, one_status, show_all
@@ -272,12 +273,12 @@ def status(
 def journal(
     data: Annotated[Path | None, typer.Option(help="Only the client of this folder.")] = None,
     since: Annotated[
-        datetime | None, typer.Option(help="Only what left, or was answered, from then on (UTC).")
+        datetime | None, typer.Option(help="Only entries sent or answered since this time (UTC).")
     ] = None,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Show what has left this device: every sealed envelope, what is in it, and its answer."""
+    """Show all that has left this device: each sealed envelope, its contents and its answer."""
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_client.cli.show_sent import show_journal
@@ -295,7 +296,7 @@ def privacy(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Show how much privacy the noised statistics have spent, and what remains."""
+    """Show how much of the privacy budget the noised statistics have spent."""
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_client.cli.show_privacy import one_privacy, show_privacy

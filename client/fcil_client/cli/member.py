@@ -23,9 +23,10 @@ def leave(
     server: ServerOption = None,
     slot: SlotOption = None,
     without_server: Annotated[
-        bool, typer.Option("--without-server", help="Remove the files though no server was told.")
+        bool,
+        typer.Option("--without-server", help="Remove the files even if no server could be told."),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:

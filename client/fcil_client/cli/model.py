@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 PROGRESS_S = 2.0
 
 DataOption = Annotated[
-    Path | None, typer.Option(help="Whose model: the client's folder, if this user has several.")
+    Path | None,
+    typer.Option(help="The folder of the client whose model to use, if this user has several."),
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 WeightsOption = Annotated[
-    Path | None, typer.Option(help="The backbone's file, if not the one that the client uses.")
+    Path | None,
+    typer.Option(help="The backbone's file, if it is not the one that the client uses."),
 ]
 
 
@@ -44,13 +46,16 @@ def predict(
     slot: SlotOption = None,
     top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 3,
     unknown: Annotated[
-        bool, typer.Option("--unknown", help="Give a score, 0 to 1, for being of no known class.")
+        bool,
+        typer.Option(
+            "--unknown", help="Also score, from 0 to 1, how likely the image is of no known class."
+        ),
     ] = False,
     unknown_above: Annotated[
         float | None, typer.Option(min=0, max=1, help="Call images above this score unknown.")
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Stay, and name each image that comes into FOLDER.")
+        bool, typer.Option("--watch", help="Keep running and classify each new image in FOLDER.")
     ] = False,
     engine: Annotated[
         str, typer.Option(help="auto, torch or onnx, for the current model's backbone.")
@@ -93,7 +98,7 @@ def predict(
 
 
 def export(
-    onnx: Annotated[Path, typer.Option(help="The file to write; one that exists is replaced.")],
+    onnx: Annotated[Path, typer.Option(help="The file to write; replaces an existing one.")],
     data: DataOption = None,
     server: ServerOption = None,
     slot: SlotOption = None,
@@ -101,10 +106,11 @@ def export(
         str, typer.Option(help="fp32, fp16, or int8, which is measured on the client's images.")
     ] = "fp32",
     opset: Annotated[
-        int | None, typer.Option(help="Of ONNX's operators, where a device needs another.")
+        int | None, typer.Option(help="ONNX operator set, if a device needs another one.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Write fp16 or int8 though it differs by much.")
+        bool,
+        typer.Option("--force", help="Write fp16 or int8 even if its results differ too much."),
     ] = False,
     weights: WeightsOption = None,
     threads: Annotated[int, typer.Option(min=0, help="Threads; 0: all cores.")] = 0,

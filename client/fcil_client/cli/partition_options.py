@@ -13,10 +13,11 @@ PartitionOption = Annotated[
     Path | None, typer.Option(help="A file of `fcil-client split` that divides the data.")
 ]
 OwnSlotOption = Annotated[
-    int, typer.Option(help="With --partition: which client this is, from 0.", show_default=False)
+    int,
+    typer.Option(help="With --partition: the number of this client, from 0.", show_default=False),
 ]
 SlotOption = Annotated[
-    int | None, typer.Option(min=0, help="Which client, if a partition divides the data.")
+    int | None, typer.Option(min=0, help="The client's number, if a partition divides the data.")
 ]
 
 

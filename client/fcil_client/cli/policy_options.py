@@ -11,44 +11,50 @@ if TYPE_CHECKING:
 
 MaxMemoryOption = Annotated[
     str | None,
-    typer.Option(help="Memory that this client may take in all, such as '1.5 GB'.", metavar="SIZE"),
+    typer.Option(help="Memory limit of this client, such as '1.5 GB'.", metavar="SIZE"),
 ]
 MaxThreadsOption = Annotated[
-    int, typer.Option(min=0, help="Threads of the worker; 0: the cores that it may use.")
+    int, typer.Option(min=0, help="Threads of the worker; 0: one for each core it may use.")
 ]
 ThreadsOption = Annotated[int, typer.Option("--threads", min=0, hidden=True)]  # its older name
 NiceOption = Annotated[
-    int, typer.Option(min=0, max=19, help="How much the worker gives way to other programs.")
+    int,
+    typer.Option(min=0, max=19, help="Niceness of the worker: 19 yields most to other programs."),
 ]
 ImagesOption = Annotated[
     int,
     typer.Option(
         "--memory-mb",
         min=0,
-        help="Of that, for decoded images, MB; 0: a quarter, and at most 2000.",
+        help="Share of it for decoded images, MB; 0: a quarter, at most 2000.",
     ),
 ]
 OnMainsOption = Annotated[
-    bool, typer.Option("--only-on-mains", help="Do not work on battery (systems that tell).")
+    bool,
+    typer.Option("--only-on-mains", help="Pause on battery power (where the system reports it)."),
 ]
 MinBatteryOption = Annotated[
-    int, typer.Option(min=0, max=100, help="Do not work on a battery below so many percent.")
+    int, typer.Option(min=0, max=100, help="Pause when the battery is below this percentage.")
 ]
 WhenIdleOption = Annotated[
-    bool, typer.Option("--only-when-idle", help="Do not work while other programs or people do.")
+    bool,
+    typer.Option("--only-when-idle", help="Pause while other programs or people use the machine."),
 ]
 HoursOption = Annotated[
-    str | None, typer.Option(help="Work only then, such as 22-6 or 12:30-14:00.", metavar="FROM-TO")
+    str | None,
+    typer.Option(
+        help="Work only during these hours, such as 22-6 or 12:30-14:00.", metavar="FROM-TO"
+    ),
 ]
 MaxTemperatureOption = Annotated[
     float,
     typer.Option(
-        min=0, help="Rest above so many degrees C; 0: near the marks that the system names."
+        min=0, help="Pause above this temperature in degrees C; 0: near the system's own limits."
     ),
 ]
 PatienceOption = Annotated[
     float,
-    typer.Option(min=0, help="How long begun work rests before its round is declined, s."),
+    typer.Option(min=0, help="Seconds that paused work waits before its round is declined."),
 ]
 
 

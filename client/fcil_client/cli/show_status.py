@@ -200,13 +200,13 @@ def _manners_line(manners: dict[str, Any]) -> str:
 
 
 def _sensors_line(manners: dict[str, Any]) -> str:
-    power = {True: "on mains", False: "on battery", None: "no battery is told"}
+    power = {True: "on mains", False: "on battery", None: "battery: not reported"}
     said = [power[manners["on_mains"]]]
     if manners["battery"] is not None:
         said[0] += f" ({manners['battery']:.0f} %)"
     hottest = manners["hottest"]
     if hottest is None:
-        said.append("no temperature is told")
+        said.append("temperature: not reported")
     else:
         name, now, mark = hottest
         said.append(f"{printable(name)} {now:.0f} °C" + (f" of {mark:.0f} °C" if mark else ""))

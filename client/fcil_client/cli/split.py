@@ -55,10 +55,10 @@ def split(
     data: Annotated[
         Path, typer.Option(help="FOLDER/<class>/<image>, FOLDER/train/<class>/..., or a zip.")
     ],
-    clients: Annotated[int, typer.Option(help="How many clients.")],
-    out: Annotated[Path, typer.Option(help="The partition's file.")] = Path("partition.json"),
+    clients: Annotated[int, typer.Option(help="Number of clients.")],
+    out: Annotated[Path, typer.Option(help="The partition file.")] = Path("partition.json"),
     partition: Annotated[
-        Kind, typer.Option(help="How a task's images are divided (docs/partitions.md).")
+        Kind, typer.Option(help="Scheme that divides a task's images (docs/partitions.md).")
     ] = Kind.QUANTITY,
     alpha: Annotated[
         int | None, typer.Option(help="quantity: classes of each client in a task [2].")
@@ -78,37 +78,39 @@ def split(
         int | None, typer.Option(help="hepco: rounds of a task that are drawn [10].")
     ] = None,
     tasks: Annotated[
-        int, typer.Option(help="How many tasks; 0: as --classes-per-task says, or else 10.")
+        int, typer.Option(help="Number of tasks; 0: as --classes-per-task says, or 10.")
     ] = 0,
-    classes_per_task: Annotated[int, typer.Option(help="Classes in each task; 0: all over.")] = 0,
+    classes_per_task: Annotated[
+        int, typer.Option(help="Classes per task; 0: all classes divided by --tasks.")
+    ] = 0,
     order: Annotated[
-        str, typer.Option(help="Of classes: pycil, natural, shuffled, or a file with their names.")
+        str, typer.Option(help="Class order: pycil, natural, shuffled, or a file of names.")
     ] = "pycil",
-    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     per_class: Annotated[
-        int, typer.Option(help="Use so many train images of a class; 0: all.")
+        int, typer.Option(help="Use at most this many training images per class; 0: all.")
     ] = 0,
-    test_per_class: Annotated[int, typer.Option(help="The same of test images; 0: all.")] = 0,
+    test_per_class: Annotated[int, typer.Option(help="The same for test images; 0: all.")] = 0,
     val_fraction: Annotated[
-        float, typer.Option(help="Share of the train images that is for tuning alone.")
+        float, typer.Option(help="Share of the training images reserved for tuning.")
     ] = 0.0,
     test: Annotated[
-        Test, typer.Option(help="Deal test images to the clients, or let nobody have any.")
+        Test, typer.Option(help="Divide test images between clients, or give them to none.")
     ] = Test.DEALT,
     test_fraction: Annotated[
-        float, typer.Option(help="Share that is kept for tests if the data has no test/ folder.")
+        float, typer.Option(help="Share held out for tests if the data has no test/ folder.")
     ] = 0.2,
     min_images: Annotated[
-        int | None, typer.Option(help="Images that a client should have of each task [1].")
+        int | None, typer.Option(help="Minimum images of each task per client [1].")
     ] = None,
     categorical: Annotated[
-        bool | None, typer.Option("--categorical", help="An owner by lot for each image.")
+        bool | None, typer.Option("--categorical", help="Assign each image to a random client.")
     ] = None,
     balance: Annotated[
-        bool | None, typer.Option("--balance", help="dirichlet: nobody far above an equal share.")
+        bool | None, typer.Option("--balance", help="dirichlet: keep clients near an equal share.")
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(help="Draw who holds what: FILE.svg or FILE.png.")
+        Path | None, typer.Option(help="Plot which client holds what: FILE.svg or FILE.png.")
     ] = None,
     export: Annotated[
         Path | None, typer.Option(help="Also write a folder for each client, for other devices.")

@@ -54,19 +54,19 @@ def swarm(
         typer.Option(help="A folder with one folder per client; with --partition: the data."),
     ],
     partition: Annotated[
-        Path | None, typer.Option(help="Who holds which images of the data: fcil-client split.")
+        Path | None, typer.Option(help="Partition file written by fcil-client split.")
     ] = None,
     slots: Annotated[
         str | None, typer.Option(help="Only these clients of the partition.", metavar="0-9,12")
     ] = None,
-    name: Annotated[str, typer.Option(help="Members are called NAME-000, NAME-001 ...")] = "swarm",
+    name: Annotated[str, typer.Option(help="Members are named NAME-000, NAME-001 ...")] = "swarm",
     until_done: Annotated[
         bool,
-        typer.Option("--until-done", help="End with the run, or when the server stops."),
+        typer.Option("--until-done", help="Exit when the run ends or the server stops."),
     ] = False,
     together: Annotated[
         bool,
-        typer.Option("--together", help="End all as soon as one takes no further part."),
+        typer.Option("--together", help="Stop all clients as soon as one leaves."),
     ] = False,
     tickets: Annotated[
         Path | None, typer.Option(help="A folder with MEMBER.ticket for each member.")
@@ -94,18 +94,20 @@ def swarm(
     min_count: MinCountOption = 1,
     allow_partial: AllowPartialOption = False,
     spread: Annotated[
-        Spread, typer.Option(help="In this process, or over a Ray cluster in groups of slots.")
+        Spread, typer.Option(help="Run in this process, or on a Ray cluster in groups of slots.")
     ] = Spread.LOCAL,
-    groups: Annotated[int, typer.Option(min=1, help="With ray: processes with a worker each.")] = 1,
+    groups: Annotated[
+        int, typer.Option(min=1, help="With ray: number of processes, one worker each.")
+    ] = 1,
     cpus_per_group: Annotated[
-        float, typer.Option(min=0.1, help="With ray: cores that a group takes.")
+        float, typer.Option(min=0.1, help="With ray: cores per group.")
     ] = 1.0,
     gpus_per_group: Annotated[
-        float, typer.Option(min=0, help="With ray: GPUs that a group takes, or a part of one.")
+        float, typer.Option(min=0, help="With ray: GPUs per group; may be a fraction.")
     ] = 0.0,
     ray_address: Annotated[
         str | None,
-        typer.Option(help="With ray: a running cluster; else RAY_ADDRESS, else one made here."),
+        typer.Option(help="With ray: a running cluster; default: RAY_ADDRESS, or a new one."),
     ] = None,
     log: LogOption = None,
     log_format: LogFormatOption = LogFormat.TEXT,

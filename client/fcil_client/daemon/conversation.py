@@ -245,5 +245,5 @@ class Conversation:
     def _goodbye(self, bye: Bye) -> None:
         if bye.code == TWO_LINKS:
             self._fail(handshake.looks_copied())
-        self._notes("info", f"the server says goodbye: {bye.reason}")
+        self._notes("info", f"the server is closing the connection: {bye.reason}")
         self._said_goodbye(bye.code)

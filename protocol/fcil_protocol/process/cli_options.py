@@ -9,10 +9,10 @@ import typer
 from fcil_protocol.process.defects import own_version
 from fcil_protocol.process.terminal import Format
 
-FormatOption = Annotated[Format, typer.Option("--format", help="Form of the data on stdout.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="Format of the data on stdout.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Short for --format json.")]
 AliveOption = Annotated[
-    bool, typer.Option("--alive", help="Fail, with code 2 or 3, where no daemon answers.")
+    bool, typer.Option("--alive", help="Fail with code 2 or 3 if no daemon answers.")
 ]
 
 

@@ -156,8 +156,8 @@ class Service:
             return
         self._asked = True
         self._tell(
-            f"{number.name}: stopping when what is being written is written; "
-            "a second signal stops at once"
+            f"{number.name}: finishing writes, then stopping; "
+            "send the signal again to stop immediately"
         )
         self._stop()
 

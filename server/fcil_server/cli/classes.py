@@ -20,11 +20,13 @@ Name = Annotated[str, typer.Argument(help="A class name of the run.")]
 @app.command("ls")
 def ls(
     directory: DirOption = DEFAULT_DIRECTORY,
-    run: Annotated[str | None, typer.Option("--run", help="A run's id or its beginning.")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="A run's id, or the first characters of it.")
+    ] = None,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """List names, ids and tasks; who brought a name first; what waits, and for what."""
+    """List class names with their ids, tasks and origin, and the names that wait."""
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_server.cli.show_classes import show_classes
@@ -41,25 +43,25 @@ def ls(
 @app.command()
 def admit(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Names that wait; none: all of them.")
+        list[str] | None, typer.Argument(help="Waiting names; none: all of them.")
     ] = None,
     directory: DirOption = DEFAULT_DIRECTORY,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Let new names enter tasks, where `[tasks] admit` is "confirm"."""
+    """Admit new names to tasks, where `[tasks] admit` is "confirm"."""
     _change(directory, "admit", names or [], form, json_flag, "admitted: ")
 
 
 @app.command()
 def alias(
-    name: Annotated[str, typer.Argument(help="The other name.")],
-    target: Annotated[str, typer.Argument(help="The class that it stands for.")],
+    name: Annotated[str, typer.Argument(help="The alias.")],
+    target: Annotated[str, typer.Argument(help="The class that it means.")],
     directory: DirOption = DEFAULT_DIRECTORY,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Let a name stand for a class; if it waits for a task, it is merged into that class."""
+    """Make a name an alias of a class; a name that waits for a task is merged into it."""
     _change(directory, "alias", [name, target], form, json_flag, "these are one class now: ")
 
 
@@ -78,12 +80,12 @@ def merge(
 @app.command()
 def rename(
     name: Name,
-    new: Annotated[str, typer.Argument(help="What it is called from now on.")],
+    new: Annotated[str, typer.Argument(help="The new name.")],
     directory: DirOption = DEFAULT_DIRECTORY,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Call a class otherwise; its id stays, and its old name goes on to stand for it."""
+    """Rename a class; it keeps its id, and its old name becomes an alias."""
     _change(directory, "rename", [name, new], form, json_flag, "renamed: ")
 
 
@@ -94,7 +96,7 @@ def hide(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Keep names out of coming tasks, and away from clients."""
+    """Exclude names from future tasks, and hide them from clients."""
     _change(directory, "hide", names, form, json_flag, "hidden: ")
 
 

@@ -20,7 +20,7 @@ app = typer.Typer()
 @app.command()
 def export(
     onnx: Annotated[
-        Path, typer.Option("--onnx", help="The file to write; one that is there is replaced.")
+        Path, typer.Option("--onnx", help="The file to write; replaces an existing one.")
     ],
     directory: DirOption = DEFAULT_DIRECTORY,
     run: RunOption = None,
@@ -31,19 +31,22 @@ def export(
     precision: Annotated[str, typer.Option(help="fp32, fp16 or int8.")] = "fp32",
     calibrate: Annotated[
         Path | None,
-        typer.Option(help="Folder of images such as the model will see; int8 needs one."),
+        typer.Option(
+            help="Folder of images like those that the model will see; required for int8."
+        ),
     ] = None,
-    opset: Annotated[int | None, typer.Option(help="Of ONNX's operators.")] = None,
+    opset: Annotated[int | None, typer.Option(help="ONNX operator set.")] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Write fp16 or int8 whatever the comparison says.")
+        bool,
+        typer.Option("--force", help="Write fp16 or int8 even if its results differ too much."),
     ] = False,
     settings: SetOption = None,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Write the current model as one ONNX file: merged, with class names, compared with torch.
+    """Write the current model as one ONNX file, merged, with class names, checked against torch.
 
-    Also while the server runs. Without --task or --state it is the newest state's.
+    Works while the server runs. Without --task or --state it exports the newest state.
     """
     form = chosen(form, json_flag)
     with errors(form):

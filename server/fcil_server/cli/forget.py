@@ -21,7 +21,9 @@ app = typer.Typer()
 
 ERASE_S = 300.0  # tables and plots of all runs are written anew
 
-NameArgument = Annotated[str, typer.Argument(help="The client's name, or the beginning of its id.")]
+NameArgument = Annotated[
+    str, typer.Argument(help="The client's name, or the first characters of its id.")
+]
 
 
 @app.command()
@@ -29,15 +31,15 @@ def forget(
     name: NameArgument,
     directory: DirOption = DEFAULT_DIRECTORY,
     run: RunOption = None,
-    revoke: Annotated[bool, typer.Option("--revoke", help="End its membership too.")] = False,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Also end its membership.")] = False,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Go on as if a client had never taken part: a new run without it; the old states go.
+    """Continue as if a client had never taken part: a new run without it replaces the old states.
 
-    Exact, or not at all: for methods whose clients train on nothing (analytic, fedncm,
+    Exact, or refused: for methods whose clients do not train (analytic, fedncm,
     gaussian_head, running_mean), in runs that keep updates (-c run.keep_updates=true).
-    The server must be stopped; its next start goes on with the new run, and clients with it.
+    The server must be stopped; when it starts again, it and its clients continue the new run.
     """
     form = chosen(form, json_flag)
     with errors(form):
@@ -101,14 +103,14 @@ def _show_forgotten(done: Forgotten, *, revoked: bool) -> None:
 def erase(
     name: NameArgument,
     directory: DirOption = DEFAULT_DIRECTORY,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Remove what the server holds about a member: name, keys, tests, notes, stored updates.
+    """Delete what the server holds about a member: name, keys, tests, notes, stored updates.
 
-    Ends its membership. Says what cannot go, such as what is averaged into states: where a run
-    keeps updates, `forget` it first. While the server runs, or while it is stopped.
+    Ends its membership. Reports what cannot be deleted, such as its part in averages: where a run
+    keeps updates, `forget` it first. Works whether or not the server runs.
     """
     form = chosen(form, json_flag)
     with errors(form):

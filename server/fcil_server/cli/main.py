@@ -77,7 +77,8 @@ def _root(version: VersionOption = False) -> None:
 def serve(
     directory: DirOption = DEFAULT_DIRECTORY,
     config: Annotated[
-        Path | None, typer.Option(help="A TOML instead of the directory's federation.toml.")
+        Path | None,
+        typer.Option(help="A TOML file to use in place of the directory's federation.toml."),
     ] = None,
     settings: SetOption = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0: any free one.")] = None,
@@ -88,22 +89,24 @@ def serve(
     page_cert: CertOption = None,
     page_key: KeyOption = None,
     page_read_only: ReadOnlyOption = False,
-    new_run: Annotated[bool, typer.Option(help="Begin a new run instead of going on.")] = False,
+    new_run: Annotated[bool, typer.Option(help="Begin a new run instead of resuming.")] = False,
     budget: BudgetOption = None,
     until_done: Annotated[
-        bool, typer.Option(help="End when the run's listed tasks are learned.")
+        bool, typer.Option(help="Exit when all listed tasks have been learned.")
     ] = False,
     drain_on_term: Annotated[
         bool,
-        typer.Option("--drain-on-term", help="SIGTERM lets the round under way end before."),
+        typer.Option(
+            "--drain-on-term", help="On SIGTERM, finish the current round before stopping."
+        ),
     ] = False,
     log: LogOption = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     log_mb: LogSizeOption = 10,
 ) -> None:
-    """Serve the federation in DIR until Ctrl-C; make it first if it does not exist.
+    """Serve the federation in DIR until Ctrl-C; create it if it does not exist.
 
-    Started again, it goes on with the same round.
+    When it starts again, it resumes the same round.
     """
     with errors():
         import asyncio
@@ -165,7 +168,7 @@ def status(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Show what the federation is doing now, whether its server runs or not."""
+    """Show the federation's current state, whether or not its server runs."""
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_server.cli.tables import show_status
@@ -198,11 +201,11 @@ def _status(directory: Path, *, alive: bool) -> dict[str, Any]:
 def rounds(
     directory: DirOption = DEFAULT_DIRECTORY,
     run: RunOption = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Write a table for spreadsheets.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Write a CSV table.")] = False,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """List the rounds of a run: who took part, how long it took, what it cost."""
+    """List the rounds of a run: participants, duration and bytes."""
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_server.cli.tables import rounds_csv, show_rounds
@@ -230,7 +233,7 @@ def report(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Write a run's directory anew (tables, plots, report.html) and show its numbers."""
+    """Rewrite a run's directory (tables, plots, report.html) and show its results."""
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_server.aggregation.store import StateStore
@@ -253,7 +256,7 @@ def report(
             emit(data, form, lambda: show_report(ledger, row.run_id, folder))
 
 
-runs = typer.Typer(help="The runs of a federation.", no_args_is_help=True)
+runs = typer.Typer(help="List and end runs.", no_args_is_help=True)
 app.add_typer(runs, name="run")
 
 
@@ -336,9 +339,9 @@ def methods(
     backbone: Annotated[
         str | None, typer.Option(help="timm name of a ViT, or 'embedded'.", show_default="embedded")
     ] = None,
-    classes: Annotated[int, typer.Option(min=1, max=100_000, help="Classes of a task.")] = 10,
+    classes: Annotated[int, typer.Option(min=1, max=100_000, help="Classes per task.")] = 10,
     past: Annotated[int, typer.Option(min=0, max=100_000, help="Classes of earlier tasks.")] = 0,
-    clients: Annotated[int, typer.Option(min=1, help="Clients that answer each round.")] = 10,
+    clients: Annotated[int, typer.Option(min=1, help="Clients per round.")] = 10,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Take options and backbone from this federation.")
     ] = None,
@@ -350,7 +353,7 @@ def methods(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """List the installed methods: citation, what they send and how much, presets and options."""
+    """List the installed methods: citation, what they send and its size, presets and options."""
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_server.cli.methods import describe_methods
@@ -373,9 +376,9 @@ def methods(
 @app.command()
 def demo(
     clients: Annotated[int, typer.Option("-n", "--clients", min=1, max=64)] = 3,
-    directory: Annotated[
-        Path, typer.Option("--dir", help="Where everything of the demo is kept.")
-    ] = Path("fcil-demo"),
+    directory: Annotated[Path, typer.Option("--dir", help="The demo's directory.")] = Path(
+        "fcil-demo"
+    ),
     settings: SetOption = None,
     budget: BudgetOption = None,
     form: FormatOption = Format.TEXT,

@@ -31,17 +31,17 @@ def check_new_file(path: Path) -> None:
 
 @app.command()
 def enrol(
-    name: Annotated[str, typer.Argument(help="What the new client is called.")],
+    name: Annotated[str, typer.Argument(help="The new client's name.")],
     directory: DirOption = DEFAULT_DIRECTORY,
     expires: Annotated[
-        str, typer.Option(help="How long the ticket is good: 30m, 24h, 7d.")
+        str, typer.Option(help="How long the ticket is valid: 30m, 24h, 7d.")
     ] = "24h",
     out: Annotated[
         Path | None, typer.Option(help="Write the ticket into this file (0600), not to stdout.")
     ] = None,
-    qr: Annotated[bool, typer.Option("--qr", help="Draw the ticket as a QR code as well.")] = False,
+    qr: Annotated[bool, typer.Option("--qr", help="Also draw the ticket as a QR code.")] = False,
     relay: Annotated[
-        bool, typer.Option("--relay", help="It is a relay for a site, not a client.")
+        bool, typer.Option("--relay", help="Enrol a relay for a site, not a client.")
     ] = False,
     via: Annotated[
         str | None, typer.Option(help="The relay that the new client connects to.")
@@ -126,10 +126,10 @@ def rotate_keys(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Give the stopped server new keys; members learn them when they meet it next.
+    """Give the stopped server new keys; members learn them when they next connect.
 
-    The keys with which it signs and opens are replaced; the link key stays, so that clients
-    that sleep find it again.
+    Replaces the signing and decryption keys; the link key stays, so that clients
+    that are offline can find it again.
     """
     form = chosen(form, json_flag)
     with errors(form):
@@ -151,7 +151,7 @@ def clients(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """List the members and open tickets: since when, last seen, rounds, bytes, refusals."""
+    """List members and open tickets: enrolled, last seen, rounds, bytes, refusals."""
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_protocol.errors import FcilError
@@ -174,20 +174,22 @@ def clients(
 
 @app.command()
 def revoke(
-    name: Annotated[str, typer.Argument(help="The client's name, or the beginning of its id.")],
+    name: Annotated[
+        str, typer.Argument(help="The client's name, or the first characters of its id.")
+    ],
     directory: DirOption = DEFAULT_DIRECTORY,
-    why: Annotated[str, typer.Option(help="What the client is told.")] = "",
+    why: Annotated[str, typer.Option(help="The reason that the client is given.")] = "",
     keep_update: Annotated[
-        bool, typer.Option("--keep-update", help="Still count what it sent to the open round.")
+        bool, typer.Option("--keep-update", help="Still count its update to the open round.")
     ] = False,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Take a client off the list now: its connection ends and its key is refused from now on.
+    """Revoke a client now: its connection ends and its key is refused from now on.
 
-    The name of an open ticket withdraws the ticket.
+    Given the name of an open ticket, withdraws the ticket.
 
-    What it sent to the open round is left out, unless you keep it; what is averaged into
+    Its update to the open round is excluded, unless you keep it; what is averaged into
     states cannot be taken out.
     """
     form = chosen(form, json_flag)

@@ -11,16 +11,16 @@ from fcil_protocol.process.sizes import read_size
 
 DEFAULT_DIRECTORY = Path("federation")
 DirOption = Annotated[Path, typer.Option("--dir", help="The federation's directory.")]
-RunOption = Annotated[str | None, typer.Option("--run", help="A run's id or its beginning.")]
+RunOption = Annotated[
+    str | None, typer.Option("--run", help="A run's id, or the first characters of it.")
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("-c", "--set", help="Override a setting for this start: section.key=value."),
 ]
 BudgetOption = Annotated[
     str | None,
-    typer.Option(
-        help="Bytes that one client may cost in one round, up and down together, such as '2 MB'."
-    ),
+    typer.Option(help="Byte budget per client and round, up and down together, such as '2 MB'."),
 ]
 
 

@@ -31,15 +31,15 @@ _LEADS = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" conten
 def page(
     directory: DirOption = DEFAULT_DIRECTORY,
     open_it: Annotated[
-        bool, typer.Option("--open", help="Open it in this user's browser.")
+        bool, typer.Option("--open", help="Open the link in this user's browser.")
     ] = False,
     sign_out: Annotated[
-        bool, typer.Option("--sign-out", help="End all sessions and void all links.")
+        bool, typer.Option("--sign-out", help="Sign out all browsers and void all links.")
     ] = False,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Print a link that lets one browser see the live page; it is good once, for 24 hours."""
+    """Print a link that signs one browser in to the dashboard; valid once, for 24 hours."""
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_protocol.errors import UsageError

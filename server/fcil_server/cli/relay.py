@@ -22,23 +22,23 @@ app = typer.Typer()
 def relay(
     listen: Annotated[str, typer.Option(help="HOST:PORT for the clients of the site.")],
     directory: Annotated[
-        Path, typer.Option("--dir", help="The relay's directory, made if it is missing.")
+        Path, typer.Option("--dir", help="The relay's directory, created if it does not exist.")
     ] = Path("relay"),
     ticket: Annotated[
         Path | None,
         typer.Option(help="The ticket of `enrol NAME --relay`, or - for standard input."),
     ] = None,
     advertise: Annotated[
-        str | None, typer.Option(help="HOST:PORT that clients are told, if it is another.")
+        str | None, typer.Option(help="HOST:PORT that clients should use, if different.")
     ] = None,
     cache_mb: Annotated[int, typer.Option(min=1, help="Disk for sealed chunks, MB.")] = 2000,
     log: LogOption = None,
     log_format: LogFormatOption = LogFormat.TEXT,
     log_mb: LogSizeOption = 10,
 ) -> None:
-    """Carry a site's clients to the server until Ctrl-C; a broadcast crosses the uplink once.
+    """Relay a site's clients to the server until Ctrl-C; each broadcast crosses the uplink once.
 
-    A relay can open nothing and forge nothing. It sees who sends how much and when.
+    A relay can decrypt and forge nothing. It sees who sends how much and when.
     """
     with errors():
         import asyncio

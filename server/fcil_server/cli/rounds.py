@@ -21,12 +21,12 @@ def close_round(
     directory: DirOption = DEFAULT_DIRECTORY,
     rest_of_task: Annotated[
         bool,
-        typer.Option("--rest-of-task", help="The further rounds of its task too, at once."),
+        typer.Option("--rest-of-task", help="Also skip the remaining rounds of its task."),
     ] = False,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """End the round under way with what has come; with nothing, it is skipped."""
+    """Close the current round with the updates received so far; with none, skip it."""
     _order("close_round", directory, form, json_flag, rest_of_task=rest_of_task)
 
 
@@ -36,7 +36,7 @@ def pause(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Open no further round until `resume`; the one under way goes on to its end."""
+    """Open no further round until `resume`; the current one completes."""
     _order("pause", directory, form, json_flag)
 
 
@@ -46,7 +46,7 @@ def resume(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Let rounds go on after `pause`, or take a `drain` back that is still under way."""
+    """Resume rounds after `pause`, or cancel a `drain` that has not finished."""
     _order("resume", directory, form, json_flag)
 
 
@@ -56,9 +56,9 @@ def drain(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Stop the server when the round under way is over; no other one opens.
+    """Stop the server when the current round is complete, and open no other.
 
-    A round that comes up short at its deadline goes on when the server is started again.
+    A round that misses its quorum at the deadline resumes when the server starts again.
     """
     _order("drain", directory, form, json_flag)
 
@@ -67,12 +67,12 @@ def drain(
 def stop(
     directory: DirOption = DEFAULT_DIRECTORY,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Return at once, while it still writes.")
+        bool, typer.Option("--no-wait", help="Return immediately, before the server has ended.")
     ] = False,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Stop the server of the federation in DIR, and wait for its end; the open round waits."""
+    """Stop the server of the federation in DIR and wait for its end; the open round is kept."""
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_protocol.process import control_socket

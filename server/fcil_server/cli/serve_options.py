@@ -19,7 +19,7 @@ MetricsOption = Annotated[
     typer.Option(
         "--metrics",
         metavar="[HOST:PORT]",
-        help=f"Serve figures to Prometheus; {DEFAULT_METRICS} if no address follows.",
+        help=f"Expose Prometheus metrics; {DEFAULT_METRICS} by default.",
     ),
 ]
 PageOption = Annotated[
@@ -27,16 +27,14 @@ PageOption = Annotated[
     typer.Option(
         "--page",
         metavar="[HOST:PORT]",
-        help=f"Serve a live page to browsers; {DEFAULT_PAGE} if no address follows.",
+        help=f"Serve the live dashboard to browsers; {DEFAULT_PAGE} by default.",
     ),
 ]
 ReadOnlyOption = Annotated[
-    bool, typer.Option("--page-read-only", help="The page shows and changes nothing.")
+    bool, typer.Option("--page-read-only", help="Serve the dashboard without controls.")
 ]
-CertOption = Annotated[
-    Path | None, typer.Option(help="PEM file of a certificate; needed beyond loopback.")
-]
-KeyOption = Annotated[Path | None, typer.Option(help="PEM file of its key.")]
+CertOption = Annotated[Path | None, typer.Option(help="PEM certificate; required beyond loopback.")]
+KeyOption = Annotated[Path | None, typer.Option(help="PEM key of the certificate.")]
 
 
 class ServeCommand(TyperCommand):

@@ -22,9 +22,9 @@ def check(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Look whether keys, ledger, states and stored updates are whole, and change nothing.
+    """Verify that keys, ledger, states and stored updates are intact; changes nothing.
 
-    Also while the server runs. Ends with code 1 if something is lost or stops the server.
+    Works while the server runs. Exits with code 1 if something is lost or stops the server.
     """
     form = chosen(form, json_flag)
     failed = False
@@ -51,20 +51,21 @@ def check(
 
 @app.command()
 def backup(
-    file: Annotated[Path, typer.Argument(help="The backup to write; must not exist.")],
+    file: Annotated[Path, typer.Argument(help="The backup file to write; must not exist.")],
     directory: DirOption = DEFAULT_DIRECTORY,
     without_keys: Annotated[
-        bool, typer.Option("--without-keys", help="Leave the server's private keys out.")
+        bool, typer.Option("--without-keys", help="Leave out the server's private keys.")
     ] = False,
     passphrase_file: Annotated[
-        Path | None, typer.Option(help="Its first line seals the keys; without it, one is asked.")
+        Path | None,
+        typer.Option(help="Its first line is the passphrase for the keys; default: ask."),
     ] = None,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Write one file with everything that the federation cannot do without.
+    """Back up everything that the federation needs into one file.
 
-    Also while the server runs. Private keys are sealed with a passphrase or left out.
+    Works while the server runs. Private keys are encrypted with a passphrase or left out.
     """
     form = chosen(form, json_flag)
     with errors(form):
@@ -105,24 +106,26 @@ def backup(
 def restore(
     file: Annotated[Path, typer.Argument(help="A backup.")],
     directory: Annotated[
-        Path, typer.Option("--dir", help="A new directory for the federation; or an empty one.")
+        Path, typer.Option("--dir", help="A new or empty directory for the federation.")
     ],
     passphrase_file: Annotated[
-        Path | None, typer.Option(help="Its first line opens the keys; without it, it is asked.")
+        Path | None,
+        typer.Option(help="Its first line is the passphrase for the keys; default: ask."),
     ] = None,
     keys: Annotated[
         Path | None, typer.Option(help="Folder with your own copy of server.json and root.json.")
     ] = None,
     new_keys: Annotated[
-        bool, typer.Option("--new-keys", help="Go on with new keys: every client enrols anew.")
+        bool,
+        typer.Option("--new-keys", help="Continue with new keys: every client must enrol again."),
     ] = False,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Make a federation directory from a backup, all of it or nothing.
+    """Create a federation directory from a backup, completely or not at all.
 
-    The run that was going on is forked: clients may have seen more of it than the backup holds.
-    They go on with the fork by themselves.
+    Forks the active run, since clients may have seen more of it than the backup holds.
+    They continue with the fork on their own.
     """
     form = chosen(form, json_flag)
     with errors(form):
@@ -162,7 +165,7 @@ def rollback(
 ) -> None:
     """Go back, as a new run that begins with an earlier state; the old run is kept.
 
-    The server must be stopped; its next start goes on with the new run, and clients with it.
+    The server must be stopped; when it starts again, it and its clients continue the new run.
     """
     form = chosen(form, json_flag)
     with errors(form):

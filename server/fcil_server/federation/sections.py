@@ -44,7 +44,7 @@ class FederationSection(Section):
     )
     metrics_key: str = Field("", description="PEM file of its key")
     metrics_clients: int = Field(
-        0, ge=0, le=1000, description="of so many clients figures are told apart, by name"
+        0, ge=0, le=1000, description="number of clients that get metrics of their own, by name"
     )
 
     page: str = Field(

@@ -31,32 +31,32 @@ app = typer.Typer(
 
 @app.command()
 def reproduce(
-    experiment: Annotated[Path, typer.Argument(help="The TOML of one table (experiments/).")],
+    experiment: Annotated[Path, typer.Argument(help="The TOML file of one table (experiments/).")],
     data_path: Annotated[
         Path | None,
         typer.Option("--data", help=f"Folder or zip of the images; or {data.VARIABLE}."),
     ] = None,
     results: Annotated[
-        Path | None, typer.Option(help="Where results lie; results/NAME by default.")
+        Path | None, typer.Option(help="Results directory; results/NAME by default.")
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="ROW[/PARTITION]", help="These cells alone; may be repeated."),
+        typer.Option(metavar="ROW[/PARTITION]", help="Only these cells; may be repeated."),
     ] = None,
     seeds: Annotated[
-        str, typer.Option(metavar="N[,N]", help="These of the experiment's seeds alone.")
+        str, typer.Option(metavar="N[,N]", help="Only these of the experiment's seeds.")
     ] = "",
-    jobs: Annotated[int, typer.Option(min=1, help="Cells at the same time.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of cells to run at the same time.")] = 1,
     list_only: Annotated[
         bool, typer.Option("--list", help="Check the TOML and list its cells; run nothing.")
     ] = False,
     report_only: Annotated[
-        bool, typer.Option("--report-only", help="Write the report anew; run nothing.")
+        bool, typer.Option("--report-only", help="Rewrite the report; run nothing.")
     ] = False,
 ) -> None:
     """Run the cells of an experiment that have no result yet, then write its report.
 
-    Interrupted at any moment and started again, it goes on with the next cell.
+    If interrupted, start it again: it resumes with the next cell.
     """
     with errors():
         numbers = _numbers(seeds)

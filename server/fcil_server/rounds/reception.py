@@ -78,7 +78,7 @@ class Reception:
         row = self.kit.ledger.round(key)
         if row is not None and row.closed_at is None and self.at.round is None:
             # A restarted server that is not there yet: the update is kept and offered again.
-            return NotYet(f"{name} goes on in a moment; the server has just been started.")
+            return NotYet(f"{name} resumes shortly; the server has just started.")
         if row is None or row.outcome in (None, Outcome.REOPENED):
             return RoundClosed(f"{name} is not open.")
         answers = {a.client: a.answer.value for a in self.kit.ledger.answers(key)}

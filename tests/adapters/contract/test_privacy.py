@@ -334,7 +334,7 @@ def test_every_term_is_in_the_digest_that_both_sides_compare():
 
 
 def test_terms_are_told_in_one_line():
-    assert describe_terms(NO_PRIVACY) == "no noise, and no least number of images"
+    assert describe_terms(NO_PRIVACY) == "no noise, no minimum class size"
     line = describe_terms(
         PrivacyTerms(min_count=3, noise_multiplier=1.5, clip=2, max_epsilon=8, partial=True)
     )

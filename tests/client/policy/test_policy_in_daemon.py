@@ -158,7 +158,7 @@ def test_a_machine_that_tells_nothing_is_said_to(play, capsys):
 
     play(story)
     shown = capsys.readouterr().out
-    assert "no battery is told, no temperature is told" in shown
+    assert "battery: not reported, temperature: not reported" in shown
     assert "manners" not in shown
 
 

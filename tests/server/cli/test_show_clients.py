@@ -73,7 +73,7 @@ def test_names_and_states_are_whole_and_refusals_have_their_own_lines(
 def test_a_refusal_after_which_all_went_well_is_not_told(
     code: str, ledger: Ledger, tmp_path: Path
 ) -> None:
-    ledger.add_refusal(ALICE, code, "task 2 train round 1 goes on in a moment.")
+    ledger.add_refusal(ALICE, code, "task 2 train round 1 resumes shortly.")
     (row,) = [r for r in member_rows(ledger, {}) if r["id"] == ALICE]
     assert row["refusals"] == []
     with Reader(tmp_path / "ledger.sqlite") as reader:

@@ -145,7 +145,7 @@ def test_a_restarted_server_asks_for_patience_until_the_open_round_is_open_again
     """A refusal would cost the client its stored work."""
     desk = Desk(ledger)
     desk.at.round = None
-    with pytest.raises(NotYet, match="goes on in a moment"):
+    with pytest.raises(NotYet, match="resumes shortly"):
         desk.reception.expect(ALICE, desk.core(ALICE))
     ledger.close_round(KEY, "done", why="answered")
     with pytest.raises(RoundClosed):

@@ -189,7 +189,7 @@ def _providers(facts: EngineFacts) -> Line:
 def _clash(facts: EngineFacts) -> Line:
     name = "engine.clash"
     if len(facts.runtimes) < 2:
-        return skipped(name, "at most one distribution of onnxruntime is installed")
+        return skipped(name, "only one onnxruntime distribution installed")
     best = next((n for n in facts.runtimes if n != "onnxruntime"), facts.runtimes[0])
     keep = best if facts.driver or facts.jetson else "onnxruntime"
     text = (

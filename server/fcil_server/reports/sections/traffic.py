@@ -14,8 +14,8 @@ from fcil_server.reports.sections.claims import accounts, claimed_round_bytes
 from fcil_server.reports.sections.params import Params
 
 LEVELS = (
-    "tensors", "sealed", "application", "wire (predicted)", "wire (kernel)",
-    "sent again", "Ethernet frames",
+    "tensors", "sealed", "application", "wire (predicted)", "on the wire (measured)",
+    "retransmitted", "Ethernet frames",
 )  # fmt: skip
 _REST = "heartbeats and the rest: kernel minus predicted"
 _CAUSES = {
@@ -72,4 +72,4 @@ def _levels(b: Bytes) -> tuple[str, ...]:
 
 
 def _told(size: float | None) -> str:
-    return "not told" if size is None else format_bytes(size)
+    return "not stated" if size is None else format_bytes(size)

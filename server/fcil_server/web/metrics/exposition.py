@@ -88,7 +88,7 @@ CATALOGUE = (
     Spec("fcil_application_bytes_total", "All messages.", _FLOW),
     Spec("fcil_predicted_wire_bytes_total", "TCP payload, predicted exactly, by cause.", _FLOW),
     Spec("fcil_kernel_wire_bytes_total", "TCP payload as the kernel counts it.", ("direction",)),
-    Spec("fcil_kernel_retransmitted_bytes_total", "Of it, what was sent again.", ("direction",)),
+    Spec("fcil_kernel_retransmitted_bytes_total", "Of these, retransmitted.", ("direction",)),
     Spec("fcil_kernel_link_bytes_total", "The same as Ethernet frames.", ("direction",)),
     Spec(
         "fcil_wire_source_info",

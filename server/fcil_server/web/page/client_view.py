@@ -42,7 +42,7 @@ _WELL = frozenset({"counted", "accepted", "asked"})
 
 @dataclass(frozen=True)
 class Told:
-    """Something that a client says of itself, or that is known of it; empty: not told."""
+    """Something that a client says of itself, or that is known of it; empty: not reported."""
 
     title: str
     text: str
@@ -192,7 +192,7 @@ def _backbone(
     if became.get("counted"):
         return Told(title, ours, "that of the run, when it last took part")
     other = next((r.reason for r in refusals if r.code == "backbone_mismatch"), "")
-    return Told(title, other, "it was turned away" if other else "told when it takes part")
+    return Told(title, other, "it was turned away" if other else "known once it takes part")
 
 
 def _ours(run: Run | None) -> str:

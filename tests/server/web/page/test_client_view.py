@@ -83,7 +83,7 @@ def test_what_became_of_it_is_counted_and_told_with_reasons(small: Seen) -> None
     text = small.text(GONE)
     assert "Asked for 13 rounds" in text
     assert "counted 10, declined 2, was away 1." in text
-    without = small.html(GONE).partition("Without it")[2].partition("</table>")[0]
+    without = small.html(GONE).partition("Rounds without it")[2].partition("</table>")[0]
     assert re.findall("(task [0-9], [a-z]+ [0-9])<", without) == [
         "task 3, train 0",
         "task 1, train 1",
@@ -103,8 +103,8 @@ def test_what_it_says_of_itself_is_shown_while_it_is_connected(small: Seen) -> N
     assert "240 images of 4 classes" in here
     assert "differ by 1.0e-06" in here
     away = small.text(ALICE)
-    assert "Package not told" in away
-    assert "Holds not told" in away
+    assert "Package not reported" in away
+    assert "Holds not reported" in away
     assert "that of the run, when it last took part" in away
 
 
@@ -118,8 +118,8 @@ def test_who_was_turned_away_for_its_backbone_is_said_to_have_another(tmp_path: 
     seen = Seen(path)
     assert "weights f00d. (it was turned away)" in seen.text(ALICE)
     assert "Use the same weights file" in seen.text(ALICE)
-    assert "Backbone not told (told when it takes part)" in seen.text(BOB)
-    assert "was asked for no round" in seen.text(BOB)
+    assert "Backbone not reported (known once it takes part)" in seen.text(BOB)
+    assert "has not been asked in any round" in seen.text(BOB)
 
 
 def test_refusals_come_with_what_to_do(small: Seen) -> None:
