@@ -25,47 +25,51 @@ class FederationSection(Section):
     listen: str = Field("127.0.0.1:7710", description="address the server binds, HOST:PORT")
     advertise: list[str] = Field(
         default_factory=list,
-        description="addresses that clients are told; empty: the listen address",
+        description="addresses that clients should use; empty: the listen address",
     )
-    heartbeat_s: float = Field(10.0, ge=0.25, description="silence before a peer is probed")
+    heartbeat_s: float = Field(
+        10.0, ge=0.25, description="seconds of silence before a peer is probed"
+    )
     ids: Literal["random", "named"] = Field(
         "random",
-        description="new clients' ids: drawn, or derived from their names, so that an experiment "
-        "made again with clients of the same names gives the same numbers (docs/lab.md); by a "
-        "named id, relays and networks can guess the name",
+        description="ids of new clients: random, or derived from their names, so that repeating "
+        "an experiment with the same names gives the same numbers (docs/lab.md); "
+        "relays and networks can guess the name behind a named id",
     )
     metrics: str = Field(
         "",
-        description="address at which figures are served to Prometheus, such as 127.0.0.1:9464 "
-        "(docs/metrics.md); empty: they are not",
+        description="address of the Prometheus metrics, such as 127.0.0.1:9464 "
+        "(docs/metrics.md); empty: off",
     )
     metrics_cert: str = Field(
-        "", description="PEM file of the certificate that an address beyond loopback needs"
+        "", description="PEM certificate, required for an address beyond loopback"
     )
-    metrics_key: str = Field("", description="PEM file of its key")
+    metrics_key: str = Field("", description="PEM key of the certificate")
     metrics_clients: int = Field(
         0, ge=0, le=1000, description="number of clients that get metrics of their own, by name"
     )
 
     page: str = Field(
         "",
-        description="address at which the live page is served, such as 127.0.0.1:7780 "
-        "(docs/page.md); empty: it is not",
+        description="address of the live dashboard, such as 127.0.0.1:7780 (docs/page.md); "
+        "empty: off",
     )
     page_cert: str = Field(
-        "", description="PEM file of the certificate that an address beyond loopback needs"
+        "", description="PEM certificate, required for an address beyond loopback"
     )
-    page_key: str = Field("", description="PEM file of its key")
-    page_read_only: bool = Field(False, description="the page shows and changes nothing")
+    page_key: str = Field("", description="PEM key of the certificate")
+    page_read_only: bool = Field(False, description="the dashboard has no controls")
     page_metrics: bool = Field(
-        False, description="the page's address serves /metrics, too, to everybody who reaches it"
+        False,
+        description="also serve /metrics on the dashboard's address, to everybody who can reach it",
     )
     page_health: bool = Field(
-        True, description="the page's address serves /healthz, too, to everybody who reaches it"
+        True,
+        description="also serve /healthz on the dashboard's address, to everybody who can reach it",
     )
     page_beside: list[str] = Field(
         default_factory=list,
-        description="other federations' or runs' directories that the page can compare with",
+        description="directories of other federations or runs that the dashboard can compare with",
     )
 
     @property
@@ -92,14 +96,20 @@ class FederationSection(Section):
 class RunSection(Section):
     """What is learned with, and how it is judged."""
 
-    seed: int = Field(1993, ge=0, description="all randomness of the run derives from it")
+    seed: int = Field(1993, ge=0, description="seed of all randomness in the run")
     backbone: str = Field("embedded", description="timm name of the frozen ViT, or 'embedded'")
-    weights: str = Field("", description="local safetensors file of its weights; empty: timm's hub")
-    device: str = Field("auto", description="where the server computes: auto, cpu, cuda, cuda:N")
+    weights: str = Field(
+        "", description="local safetensors file of the backbone's weights; empty: timm's hub"
+    )
+    device: str = Field("auto", description="the server's device: auto, cpu, cuda, cuda:N")
     threads: int = Field(0, ge=0, description="threads of the server's worker; 0: all cores")
-    worker_idle_s: float = Field(600.0, gt=0, description="idle time after which it is freed")
+    worker_idle_s: float = Field(
+        600.0,
+        gt=0,
+        description="seconds without work before the server's worker ends and frees its memory",
+    )
     work_timeout_s: float = Field(
-        1800.0, ge=0, description="time without progress after which it is ended; 0: never"
+        1800.0, ge=0, description="seconds without progress before the worker is ended; 0: never"
     )
     evaluate: bool = Field(True, description="clients evaluate the global model after each task")
     keep_updates: bool = Field(
@@ -110,7 +120,7 @@ class RunSection(Section):
     central_test: str = Field("", description="folder of test images that the server evaluates on")
     plots: bool = Field(
         True,
-        description="a run's end draws its pictures; false: only `fcil-server report` does",
+        description="draw plots when a run ends; false: only `fcil-server report` does",
     )
 
 
@@ -130,67 +140,84 @@ class TasksSection(Section):
     """Which classes arrive when."""
 
     schedule: Literal["discovered", "listed"] = Field(
-        "discovered", description="discovered: classes that clients bring; listed: as given here"
+        "discovered",
+        description="discovered: classes that clients bring; listed: the classes given here",
     )
     classes: list[list[str]] = Field(
         default_factory=list, description="listed: the class names of each task"
     )
-    min_new_classes: int = Field(1, ge=1, description="discovered: a task opens with so many")
+    min_new_classes: int = Field(
+        1, ge=1, description="discovered: number of new classes that opens a task"
+    )
     max_wait_s: float = Field(
-        3600.0, gt=0, description="discovered: after so long a task opens with fewer"
+        3600.0, gt=0, description="discovered: seconds after which a task opens with fewer"
     )
     settle_s: float = Field(
-        3.0, ge=0, description="discovered: quiet time after the last new name before opening"
+        3.0, ge=0, description="discovered: seconds without a new name before a task opens"
     )
     admit: Literal["auto", "confirm"] = Field(
         "auto",
-        description="discovered: new names enter tasks by themselves, or once an operator says so "
-        "(fcil-server classes admit)",
+        description="discovered: admit new names to tasks automatically, or only when the "
+        "operator confirms (fcil-server classes admit)",
     )
 
 
 class RoundSection(Section):
     """How rounds are opened and closed."""
 
-    rounds_per_task: int = Field(5, ge=1, description="train rounds in each task")
-    clients_per_round: int = Field(0, ge=0, description="holders asked in a round; 0: all")
+    rounds_per_task: int = Field(5, ge=1, description="training rounds in each task")
+    clients_per_round: int = Field(
+        0, ge=0, description="clients with images of the task asked in a round; 0: all"
+    )
     take: int = Field(
         0,
         ge=0,
-        description="updates after which a round closes, the first to come; 0: waits for all asked",
+        description="close the round after this many updates; 0: wait for all asked clients",
     )
-    min_clients: int = Field(2, ge=1, description="connected clients before a round opens")
+    min_clients: int = Field(2, ge=1, description="connected clients required to open a round")
     quorum: int = Field(0, ge=0, description="updates that complete a round; 0: min_clients")
     min_updates: int = Field(
         0,
         ge=0,
-        description="updates without which a round changes nothing, whoever declines or is left "
-        "out; 0: 1, and 2 with privacy.noise_multiplier, which allows no fewer",
+        description="with fewer updates the round changes nothing, no matter how many clients "
+        "decline or are excluded; 0: 1, or 2 with privacy.noise_multiplier, which "
+        "allows no fewer",
     )
-    deadline_s: float = Field(600.0, gt=0, description="server uptime before a round closes")
-    grace_s: float = Field(20.0, ge=0, description="how long an asked client may be away")
-    on_short: Literal["reopen", "close"] = Field("reopen", description="deadline without quorum")
-    max_reopens: int = Field(3, ge=0, description="then the round closes short")
+    deadline_s: float = Field(
+        600.0, gt=0, description="seconds of server uptime before a round closes"
+    )
+    grace_s: float = Field(
+        20.0, ge=0, description="seconds that an asked client may be disconnected"
+    )
+    on_short: Literal["reopen", "close"] = Field(
+        "reopen", description="action when the deadline passes without a quorum"
+    )
+    max_reopens: int = Field(
+        3, ge=0, description="number of reopenings before the round closes short"
+    )
     retry_s: float = Field(
         30.0,
         ge=0,
-        description="all asked clients declined, or too many for min_updates: time before they "
-        "are asked again, four times as long each further time, max_reopens times; 0: the round "
-        "is skipped at once",
+        description="if all asked clients decline, or too many for min_updates: seconds before "
+        "they are asked again, four times as long after each try, at most "
+        "max_reopens times; 0: skip the round at once",
     )
     settle_s: float = Field(
         1.0,
         ge=0,
-        description="once min_clients have come, how long to wait for others; also for images of a "
-        "new listed task on those who are there",
+        description="once min_clients are connected, seconds to wait for others; also for images "
+        "of a new listed task on connected clients",
     )
     on_no_holder: Literal["wait", "skip"] = Field(
         "wait",
-        description="min_clients are connected and fewer than min_updates of them have images of "
-        "the task's classes: wait for such clients, or skip the round",
+        description="min_clients are connected, but fewer than min_updates of them have images "
+        "of the task's classes: wait for such clients, or skip the round",
     )
     no_holder_s: float = Field(
-        3600.0, ge=0, description="skip: server uptime without such a client before the round is"
+        3600.0,
+        ge=0,
+        description="skip: seconds of server uptime without such a client before the round is "
+        "skipped",
     )
 
 
@@ -202,19 +229,20 @@ class WireSection(Section):
         8.0,
         ge=0.125,
         le=32,
-        description="most that is asked of a link before it has come, MB; slow links get less",
+        description="largest window of requested but not yet received data per link, MB; slow "
+        "links get less",
     )
     budget_mb: float = Field(
         0.0,
         ge=0,
         le=1e6,
-        description="most that one client may cost in one round, up and down together, MB; the "
-        "method gives up what it must when a run begins; 0: no budget",
+        description="byte budget per client and round, up and down together, MB; when a run "
+        "begins the method drops what it must to fit; 0: no budget",
     )
     half: Literal["weights", "none"] | list[str] = Field(
         WEIGHTS,
-        description="kinds of tensors that travel in half precision, such as "
-        '["lora", "head"]; "weights": all that the method offers; "none"',
+        description='kinds of tensors sent in half precision, such as ["lora", "head"]; '
+        '"weights": all that the method offers; "none"',
     )
 
     @field_validator("half", mode="before")
@@ -232,32 +260,35 @@ class PrivacySection(Section):
     """What single images could show through."""
 
     evaluate_min_count: int = Field(
-        1, ge=1, description="a client withholds a class's accuracy below so many test images"
+        1, ge=1, description="a client withholds the accuracy of a class with fewer test images"
     )
-    share_names: bool = Field(False, description="clients see class names that they do not hold")
+    share_names: bool = Field(
+        False, description="show clients the names of classes that they do not hold"
+    )
     min_count: int = Field(
         1,
         ge=1,
-        description="a client leaves out classes of fewer images: unannounced, unlearned, unsent",
+        description="a client excludes classes with fewer images: it neither announces, trains "
+        "nor sends them",
     )
     noise_multiplier: float = Field(
         0.0,
         ge=0,
-        description="noise on statistics of images, as a multiple of what one image can move them "
-        "(docs/privacy.md); 0: none",
+        description="noise on statistics of images, as a multiple of one image's largest "
+        "influence (docs/privacy.md); 0: none",
     )
     clip: float = Field(
-        0.0, ge=0, description="with noise: an image's feature is cut to this length"
+        0.0, ge=0, description="with noise: each image's feature is clipped to this length"
     )
     delta: float = Field(
         1e-5, gt=0, lt=1, description="with noise: the delta for which clients state epsilon"
     )
     max_epsilon: float = Field(
-        0.0, ge=0, description="with noise: a client declines rounds beyond this; 0: no limit"
+        0.0, ge=0, description="with noise: clients decline rounds beyond this epsilon; 0: no limit"
     )
     partial: bool = Field(
         False,
-        description="noise although the method also sends what it trains, without noise",
+        description="allow noise even if the method also sends trained tensors without noise",
     )
 
     @property
@@ -272,19 +303,21 @@ class TrustSection(Section):
     max_weight_share: float = Field(
         0.5, gt=0, le=1, description="cap on one client's weight, never below 1/K"
     )
-    max_classes_per_client: int = Field(1000, ge=1, description="class names one may announce")
+    max_classes_per_client: int = Field(
+        1000, ge=1, description="class names that one client may announce"
+    )
     outlier_factor: float = Field(
         6.0,
         ge=0,
-        description="an update whose values lie so many spreads of the round's updates above "
-        "their median is excluded (docs/lying-clients.md); 0: none is",
+        description="exclude an update whose values lie this many spreads above the median of "
+        "the round's updates (docs/lying-clients.md); 0: exclude none",
     )
     outlier_min_clients: int = Field(
-        5, ge=3, description="updates of a round from which on outliers are excluded"
+        5, ge=3, description="updates required in a round before outliers are excluded"
     )
     averaging: AveragingRule = Field(
         "mean",
-        description="how the clients' tensors become one; the method must offer the rule",
+        description="rule that combines the clients' tensors; the method must offer it",
     )
     trim: float = Field(
         0.2,
@@ -296,7 +329,7 @@ class TrustSection(Section):
     clip: float = Field(
         2.0,
         ge=1,
-        description="clip: steps from the round's start are cut to so many times their median "
+        description="clip: steps from the round's start are cut to this multiple of their median "
         "length",
     )
 
@@ -304,7 +337,7 @@ class TrustSection(Section):
 class StorageSection(Section):
     """What is kept on disk."""
 
-    keep_states: int = Field(3, ge=1, description="newest states kept, besides one per task")
+    keep_states: int = Field(3, ge=1, description="newest states to keep, besides one per task")
     segment_mb: int = Field(64, ge=1, description="size of a spool segment, MB")
 
 
