@@ -1,13 +1,18 @@
 """Nothing is skipped in silence: a reason that is not on this list fails the run.
 
 What is loaded with the tests lives as long as they do: the garbage collector passes over it, which
-saves a tenth of their processor time.
+saves a tenth of their processor time. Hypothesis has no time limits: on a busy machine an example
+takes as long as it takes.
 """
 
 import gc
 import re
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("fcil", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("fcil")
 
 # What a machine may lack, and where that is tested instead of here.
 MAY_BE_SKIPPED = {

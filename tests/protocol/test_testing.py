@@ -296,7 +296,7 @@ class TestFaults:
         bits = sum((a ^ b).bit_count() for a, b in pairs)
         assert bits == (1 if any(frames) else 0)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(st.text(".d2fr", max_size=20), st.integers(0, 25))
     def test_without_a_cut_only_drops_lose_messages(self, letters: str, count: int) -> None:
         """Counts: dropped ones are missing, doubled ones twice, held ones at most delayed."""

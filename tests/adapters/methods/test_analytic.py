@@ -66,7 +66,7 @@ def assert_same(got, wanted, tolerance):
 
 
 class TestExactness:
-    @settings(max_examples=40, deadline=None, derandomize=True)
+    @settings(max_examples=40, derandomize=True)
     @given(
         owner=st.lists(st.integers(0, 4), min_size=len(DATA), max_size=len(DATA)),
         order=st.permutations(CLASSES),

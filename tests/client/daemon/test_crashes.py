@@ -270,7 +270,7 @@ acts = st.tuples(
 )
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(st.lists(acts, max_size=60))
 def test_whatever_is_cut_killed_or_closed_the_state_holds_exactly_what_was_counted(
     tmp_path_factory, script

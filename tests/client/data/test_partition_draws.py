@@ -200,7 +200,7 @@ def test_iid_deals_each_class_and_the_whole_as_equally_as_possible():
     assert all(column.max() - column.min() <= 1 for column in found.T)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
     clients=st.integers(1, 7),

@@ -919,7 +919,7 @@ def check(made: Session, event: Event, before: Session, out: list[Instruction]) 
     assert not settled or not dropped or max(settled) < min(dropped)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(st.lists(events, max_size=30))
 def test_fuzz_no_order_of_events_loses_an_update_or_starts_two(script: list[Event]) -> None:
     made = Session()
@@ -928,7 +928,7 @@ def test_fuzz_no_order_of_events_loses_an_update_or_starts_two(script: list[Even
         check(made, event, before, made.handle(event))
 
 
-@settings(max_examples=EXAMPLES // 2, deadline=None)
+@settings(max_examples=EXAMPLES // 2)
 @given(st.lists(events, max_size=30))
 def test_fuzz_from_any_state_a_good_link_leads_to_work_again(script: list[Event]) -> None:
     """Whatever came before: connect, be asked, work, be acknowledged."""

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcil_protocol import PROTOCOL_VERSION
@@ -74,8 +74,6 @@ def test_chunks_may_be_views(path):
 def test_chunks_in_any_order_and_twice_give_the_same_body(tmp_path):
     @settings(
         max_examples=25,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
     )
     @given(st.permutations([*ALL, *ALL]), st.booleans())
     def holds(order, on_disk):

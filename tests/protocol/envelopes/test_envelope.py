@@ -6,7 +6,7 @@ import os
 from dataclasses import fields, replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcil_protocol import PROTOCOL_VERSION
@@ -72,7 +72,6 @@ def make_core(keys: PrivateKeys = CLIENT, **changes) -> Core:
 
 
 BROADCAST = {"direction": "broadcast", "sender": "server", "recipient": "client", "part": "model"}
-FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 PLAIN = bytes(range(256)) * 200  # 51,200 bytes: three AEAD blocks and a bit, four chunks
 
 
@@ -542,7 +541,6 @@ def test_the_aead_adds_exactly_what_the_header_is_checked_against():
         assert len(sealed.body) == sealed_size(size)
 
 
-@FUZZ
 @given(st.binary(max_size=400))
 def test_random_bytes_as_a_header_raise_only_named_errors(data):
     with pytest.raises(FcilError):
@@ -551,7 +549,7 @@ def test_random_bytes_as_a_header_raise_only_named_errors(data):
         Core.from_bytes(data)
 
 
-@settings(FUZZ, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_mutated_header_is_read_or_refused_by_name(data):
     """Bits flipped, bytes replaced, cut out or inserted; never anything but FcilError."""
@@ -579,7 +577,6 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@FUZZ
 @given(st.dictionaries(NAMES, VALUES, max_size=6))
 def test_well_formed_nonsense_as_a_header_raises_only_named_errors(content):
     with pytest.raises(FcilError):
@@ -659,7 +656,6 @@ def test_a_missing_envelope_file_is_a_storage_error(tmp_path):
         read_envelope(tmp_path / "none")
 
 
-@FUZZ
 @given(st.binary(max_size=200))
 def test_random_bytes_as_a_stored_envelope_are_corruption(data):
     with pytest.raises(CorruptFile):

@@ -73,7 +73,7 @@ def test_the_sample_has_several_times_the_window() -> None:
     assert len(SEALED.parsed.hashes) == CHUNKS
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 64), st.integers(0, 8), st.randoms(use_true_random=False))
 def test_everything_arrives_once_within_the_window_in_any_order(
     chunks: int, first: int, draw: random.Random

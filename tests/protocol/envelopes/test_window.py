@@ -153,7 +153,7 @@ def test_an_answer_that_is_waited_for_no_more_leaves_room():
     assert pace.free_bytes == MIN_WINDOW_BYTES
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 100)), max_size=60), st.integers(1, MOST))
 def test_whatever_happens_the_window_keeps_its_bounds(steps, most):
     pace, now = Pace(most), 0.0

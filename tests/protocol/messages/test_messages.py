@@ -442,7 +442,7 @@ def test_a_refusal_does_not_repeat_what_the_peer_sent() -> None:
 # --- anything -------------------------------------------------------------------------------
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(st.lists(st.binary(max_size=200), max_size=6))
 def test_fuzz_random_frames_raise_only_named_errors(frames: list[bytes]) -> None:
     with contextlib.suppress(FcilError):
@@ -457,7 +457,7 @@ values = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(st.data())
 def test_fuzz_any_value_in_any_field_is_taken_or_refused(data: st.DataObject) -> None:
     """And what is taken comes out again as it went in."""

@@ -148,7 +148,7 @@ def test_a_refused_message_does_not_move_the_count() -> None:
     assert isinstance(session.to_client(Bye()), Bye)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_fuzz_no_changed_bit_of_body_or_signature_passes(data: st.DataObject) -> None:
     session = Session()

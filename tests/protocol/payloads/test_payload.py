@@ -6,15 +6,13 @@ import struct
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcil_protocol import Payload, pack, unpack
 from fcil_protocol.errors import FcilError, SchemaMismatch, TooLarge, WireError
 from fcil_protocol.payloads import payload
 from fcil_protocol.payloads.payload import WIRE_DTYPES, dtype_name
-
-FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def example() -> Payload:
@@ -82,7 +80,6 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8
 SHAPES = st.lists(st.integers(0, 3), max_size=3)
 
 
-@FUZZ
 @given(st.dictionaries(NAMES, st.tuples(SHAPES, st.sampled_from(list(payload.WIRE_DTYPES)))))
 def test_the_bytes_are_those_of_the_safetensors_library(shapes):
     tensors = {
@@ -211,7 +208,6 @@ def test_a_tensor_that_lies_askew_is_copied_to_where_it_can_be_read():
     assert got.tolist() == [1.5, -2.0]
 
 
-@FUZZ
 @given(st.binary(max_size=300))
 def test_random_bytes_raise_only_named_errors(data):
     for candidate in (data, raw(data), struct.pack("<Q", 2) + b"{}" + data):
@@ -229,7 +225,6 @@ JSON_VALUES = st.recursive(
 )
 
 
-@FUZZ
 @given(
     st.dictionaries(st.sampled_from(["a", "b", "__metadata__"]), JSON_VALUES, max_size=3),
     st.binary(max_size=16),
@@ -241,7 +236,7 @@ def test_well_formed_nonsense_raises_only_named_errors(header, body):
         return
 
 
-@settings(FUZZ, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_mutated_payload_is_read_or_refused_by_name(data):
     changed = bytearray(pack(example()))
@@ -256,7 +251,6 @@ def test_a_mutated_payload_is_read_or_refused_by_name(data):
     assert got.tensor_bytes <= len(changed)
 
 
-@FUZZ
 @given(
     st.dictionaries(
         st.text("abc.é", min_size=1, max_size=8),

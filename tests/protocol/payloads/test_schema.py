@@ -4,7 +4,7 @@ import unicodedata
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fcil_protocol import Kind, MetaSpec, Payload, PayloadSchema, TensorSpec
@@ -247,7 +247,6 @@ def test_class_names_match_without_regard_to_case_and_composition():
     )
 
 
-@settings(deadline=None)
 @given(st.text(max_size=20))
 def test_normalising_twice_changes_nothing(name):
     once = normalise_class_name(name)

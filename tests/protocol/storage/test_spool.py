@@ -12,7 +12,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcil_protocol.envelopes.stored_envelope import StoredEnvelope
@@ -893,7 +893,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(OPERATIONS)
 def test_any_sequence_of_operations_matches_a_dictionary(tmp_path_factory, operations):
     """ "restart" is a close and an open; "fill" an append on a disk that is full midway."""

@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fcil_protocol.errors import BadSignature, FcilError, TooLarge, TrustError, WrongFederation
@@ -89,7 +89,6 @@ def test_an_oversized_certificate_is_refused_before_it_is_parsed():
         Certificate.from_bytes(b"\x81" + bytes(MAX_CERTIFICATE_BYTES))
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_random_bytes_as_a_certificate_raise_only_named_errors(data):
     with pytest.raises(FcilError):

@@ -412,7 +412,7 @@ class TestWriting:
         )
         assert parse(to_toml(config)) == config
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     @given(
         st.text(max_size=30),
         st.dictionaries(

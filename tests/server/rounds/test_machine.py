@@ -354,7 +354,7 @@ class TestSampling:
         assert [i.client for i in out if isinstance(i, Ask)] == list(out[0].asked)
         return out[0].asked
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(st.permutations(CLIENTS))
     def test_the_sample_does_not_depend_on_who_came_first(self, order: list[ClientId]) -> None:
         assert self.asked((1993, 0, 4), order) == self.asked((1993, 0, 4), CLIENTS)
@@ -364,7 +364,7 @@ class TestSampling:
         assert all(len(set(s)) == 2 for s in samples)
         assert {c for s in samples for c in s} == set(CLIENTS), "nobody is left out for ever"
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(st.permutations(CLIENTS), st.integers(1, 5))
     def test_the_sample_is_of_all_who_were_here_at_the_beginning(
         self, order: list[ClientId], least: int
@@ -1118,7 +1118,7 @@ class Watcher:
         assert Answer.STRAGGLER not in answers.values() or why in (Why.DEADLINE, Why.OPERATOR)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(rules, st.booleans(), st.lists(st.tuples(moves, st.floats(0, 4)), min_size=12, max_size=40))
 def test_fuzz_no_order_of_events_breaks_a_promise_and_ticks_always_end_it(
     rules: Rules, first: bool, script: list[tuple[tuple, float]]

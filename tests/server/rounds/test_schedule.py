@@ -48,7 +48,7 @@ def test_after_the_last_step_there_is_none(closed: int) -> None:
 kinds = st.lists(st.sampled_from(["prepare", "train", "finish"]), unique=True, max_size=3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     kinds,
     st.lists(st.none() | st.integers(0, 4), min_size=3, max_size=3),
