@@ -134,7 +134,6 @@ KNOWN_SMALL = {
     "fcil_protocol.link.backlog",
     "fcil_protocol.link.dial",
     "fcil_protocol.payloads.upload_rules",
-    "fcil_protocol.process.cli_options",
     "fcil_protocol.process.overrides",
     "fcil_protocol.process.sizes",
     "fcil_server.daemon.gauges",

@@ -13,37 +13,18 @@ from fcil_client.cli import model as cli_model
 from fcil_client.cli import split as cli_split
 from fcil_client.cli.backbone import app as backbone_app
 from fcil_client.cli.doctor import doctor
-from fcil_client.cli.join_options import (
-    AllowPartialOption,
-    DeviceOption,
-    EngineOption,
-    MaxEpsilonOption,
-    MicroBatchOption,
-    MinCountOption,
-    MinNoiseOption,
-    PrecisionOption,
-    ServerOption,
-    WeightsOption,
-    WorkTimeoutOption,
-)
-from fcil_client.cli.partition_options import OwnSlotOption, PartitionOption, seat_of
-from fcil_client.cli.policy_options import (
-    HoursOption,
-    ImagesOption,
-    MaxMemoryOption,
-    MaxTemperatureOption,
-    MaxThreadsOption,
-    MinBatteryOption,
-    NiceOption,
-    OnMainsOption,
-    PatienceOption,
-    ThreadsOption,
-    WhenIdleOption,
-)
 from fcil_client.cli.swarm import swarm
+from fcil_client.cli.target_options import OwnSlotOption, PartitionOption, ServerOption, seat_of
+from fcil_client.cli.work_options import WorkOptions
 from fcil_protocol.errors import UsageError
-from fcil_protocol.process.cli_options import AliveOption, FormatOption, JsonOption, VersionOption
-from fcil_protocol.process.log_file import LogFormat, LogFormatOption, LogOption, LogSizeOption
+from fcil_protocol.process.cli_options import (
+    AliveOption,
+    FormatOption,
+    JsonOption,
+    VersionOption,
+    grouped,
+)
+from fcil_protocol.process.log_file import LogOptions
 from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable, run_app
 
 if TYPE_CHECKING:
@@ -65,7 +46,9 @@ def _root(version: VersionOption = False) -> None:
 
 
 @app.command()
+@grouped
 def join(
+    *,
     data: Annotated[
         Path,
         typer.Option(help="FOLDER/<class>/<image>, FOLDER/train/<class>/..., or a zip of either."),
@@ -77,27 +60,7 @@ def join(
     server: ServerOption = None,
     partition: PartitionOption = None,
     slot: OwnSlotOption = -1,
-    engine: EngineOption = "auto",
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    weights: WeightsOption = None,
-    max_threads: MaxThreadsOption = 0,
-    threads: ThreadsOption = 0,
-    nice: NiceOption = 10,
-    max_memory: MaxMemoryOption = None,
-    memory_mb: ImagesOption = 0,
-    micro_batch: MicroBatchOption = 0,
-    work_timeout: WorkTimeoutOption = 1800,
-    only_on_mains: OnMainsOption = False,
-    min_battery: MinBatteryOption = 0,
-    only_when_idle: WhenIdleOption = False,
-    hours: HoursOption = None,
-    max_temperature: MaxTemperatureOption = 0.0,
-    patience: PatienceOption = 120.0,
-    min_noise: MinNoiseOption = 0.0,
-    max_epsilon: MaxEpsilonOption = 0.0,
-    min_count: MinCountOption = 1,
-    allow_partial: AllowPartialOption = False,
+    work: WorkOptions,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Show what would leave this device, and send none of it."),
@@ -109,9 +72,7 @@ def join(
         list[str] | None,
         typer.Option("-c", metavar="KEY=VALUE", help="Dry run: method.OPTION or run.backbone."),
     ] = None,
-    log: LogOption = None,
-    log_format: LogFormatOption = LogFormat.TEXT,
-    log_mb: LogSizeOption = 10,
+    log: LogOptions,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
@@ -135,32 +96,16 @@ def join(
             raise UsageError("--method, -c and --format are for --dry-run.")
         import asyncio
 
-        from fcil_adapters.backbones.engines import check_engine
-        from fcil_adapters.backbones.precision import check_choice
-        from fcil_client.cli.policy_options import rules
         from fcil_client.membership.enrol import find
         from fcil_client.membership.rotate_keys import finish
-        from fcil_client.rounds.options import Options
-        from fcil_client.rounds.resources import read_bound
         from fcil_client.state.home import find_data
-        from fcil_client.state.privacy_budget import Limits
-        from fcil_protocol.process.log_file import Said, open_log
+        from fcil_protocol.process.log_file import Said
         from fcil_protocol.process.supervisor import Service
         from fcil_protocol.storage.atomic_files import DirectoryLock
 
-        check_choice(precision)
-        check_engine(engine)
-        bound = read_bound(max_memory)
-        manners = rules(
-            only_on_mains=only_on_mains,
-            min_battery=min_battery,
-            only_when_idle=only_when_idle,
-            hours=hours,
-            max_temperature=max_temperature,
-            patience=patience,
-        )
         folder = find_data(str(data))
-        file = open_log(log, log_format, log_mb)
+        options = work.options(folder, partition, slot)
+        file = log.open()
         seat = seat_of(partition, slot)
         asyncio.run(finish(folder, seat))
         if ticket is not None:
@@ -168,23 +113,6 @@ def join(
         else:
             name = f"{folder.resolve().name}-{slot:03d}" if seat else ""
             home, enrolment = find(folder, server, seat=seat, name=name)
-        options = Options(
-            data=folder,
-            engine=engine,
-            device=device,
-            precision=precision,
-            weights=weights,
-            threads=max_threads or threads,
-            nice=nice,
-            micro_batch=micro_batch or None,
-            max_memory=bound,
-            image_bytes=memory_mb * 1_000_000,
-            manners=manners,
-            work_timeout_s=work_timeout,
-            limits=Limits(min_noise, max_epsilon, min_count, allow_partial),
-            partition=partition.resolve() if partition else None,
-            slot=slot,
-        )
         said, service = Said(file), Service(file)
 
         async def run() -> None:

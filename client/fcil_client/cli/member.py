@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fcil_client.cli.join_options import ServerOption
-from fcil_client.cli.partition_options import SlotOption
+from fcil_client.cli.target_options import ServerOption, SlotOption
 from fcil_protocol.errors import UsageError
 from fcil_protocol.process.cli_options import FormatOption, JsonOption
 from fcil_protocol.process.terminal import Format, chosen, emit, errors, printable

@@ -8,35 +8,11 @@ from typing import Annotated
 
 import typer
 
-from fcil_client.cli.join_options import (
-    AllowPartialOption,
-    DeviceOption,
-    EngineOption,
-    MaxEpsilonOption,
-    MicroBatchOption,
-    MinCountOption,
-    MinNoiseOption,
-    PrecisionOption,
-    ServerOption,
-    WeightsOption,
-    WorkTimeoutOption,
-)
-from fcil_client.cli.policy_options import (
-    HoursOption,
-    ImagesOption,
-    MaxMemoryOption,
-    MaxTemperatureOption,
-    MaxThreadsOption,
-    MinBatteryOption,
-    NiceOption,
-    OnMainsOption,
-    PatienceOption,
-    ThreadsOption,
-    WhenIdleOption,
-)
+from fcil_client.cli.target_options import ServerOption
+from fcil_client.cli.work_options import WorkOptions
 from fcil_protocol.errors import UsageError
-from fcil_protocol.process.cli_options import FormatOption, JsonOption
-from fcil_protocol.process.log_file import LogFormat, LogFormatOption, LogOption, LogSizeOption
+from fcil_protocol.process.cli_options import FormatOption, JsonOption, grouped
+from fcil_protocol.process.log_file import LogOptions
 from fcil_protocol.process.terminal import Format, chosen, errors
 
 
@@ -47,7 +23,9 @@ class Spread(StrEnum):
     RAY = "ray"
 
 
+@grouped
 def swarm(
+    *,
     ctx: typer.Context,
     data: Annotated[
         Path,
@@ -72,27 +50,7 @@ def swarm(
         Path | None, typer.Option(help="A folder with MEMBER.ticket for each member.")
     ] = None,
     server: ServerOption = None,
-    engine: EngineOption = "auto",
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    weights: WeightsOption = None,
-    max_threads: MaxThreadsOption = 0,
-    threads: ThreadsOption = 0,
-    nice: NiceOption = 10,
-    max_memory: MaxMemoryOption = None,
-    memory_mb: ImagesOption = 0,
-    micro_batch: MicroBatchOption = 0,
-    work_timeout: WorkTimeoutOption = 1800,
-    only_on_mains: OnMainsOption = False,
-    min_battery: MinBatteryOption = 0,
-    only_when_idle: WhenIdleOption = False,
-    hours: HoursOption = None,
-    max_temperature: MaxTemperatureOption = 0.0,
-    patience: PatienceOption = 120.0,
-    min_noise: MinNoiseOption = 0.0,
-    max_epsilon: MaxEpsilonOption = 0.0,
-    min_count: MinCountOption = 1,
-    allow_partial: AllowPartialOption = False,
+    work: WorkOptions,
     spread: Annotated[
         Spread, typer.Option(help="Run in this process, or on a Ray cluster in groups of slots.")
     ] = Spread.LOCAL,
@@ -109,9 +67,7 @@ def swarm(
         str | None,
         typer.Option(help="With ray: a running cluster; default: RAY_ADDRESS, or a new one."),
     ] = None,
-    log: LogOption = None,
-    log_format: LogFormatOption = LogFormat.TEXT,
-    log_mb: LogSizeOption = 10,
+    log: LogOptions,
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
@@ -127,44 +83,14 @@ def swarm(
             raise UsageError("a swarm tells as it goes on: use --format jsonl.")
         import asyncio
 
-        from fcil_adapters.backbones.engines import check_engine
-        from fcil_adapters.backbones.precision import check_choice
-        from fcil_client.cli.policy_options import rules
-        from fcil_client.rounds.options import Options
-        from fcil_client.rounds.resources import read_bound
-        from fcil_client.state.privacy_budget import Limits
         from fcil_client.swarm.screen import watched
         from fcil_client.swarm.seats import Door, find_seats
         from fcil_client.swarm.swarm import Ends
-        from fcil_protocol.process.log_file import open_log
 
-        check_choice(precision)
-        check_engine(engine)
-        options = Options(
-            data=data,
-            engine=engine,
-            device=device,
-            precision=precision,
-            weights=weights,
-            threads=max_threads or threads,
-            nice=nice,
-            micro_batch=micro_batch or None,
-            max_memory=read_bound(max_memory),
-            image_bytes=memory_mb * 1_000_000,
-            manners=rules(
-                only_on_mains=only_on_mains,
-                min_battery=min_battery,
-                only_when_idle=only_when_idle,
-                hours=hours,
-                max_temperature=max_temperature,
-                patience=patience,
-            ),
-            work_timeout_s=work_timeout,
-            limits=Limits(min_noise, max_epsilon, min_count, allow_partial),
-        )
+        options = work.options(data)
         seats = find_seats(data, partition, slots, name)
         door = Door(server, tickets)
-        file = open_log(log, log_format, log_mb)
+        file = log.open()
         if spread is Spread.RAY:
             from fcil_client.swarm.groups import Share
             from fcil_client.swarm.spread import forwarded, watched_groups

@@ -15,6 +15,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -36,17 +37,31 @@ class LogFormat(StrEnum):
     JSONL = "jsonl"
 
 
-LogOption = Annotated[
-    Path | None,
-    typer.Option("--log", help="Write the log into this file; SIGHUP opens it anew."),
-]
-LogFormatOption = Annotated[
-    LogFormat, typer.Option("--log-format", help="Form of the lines in the log file.")
-]
-LogSizeOption = Annotated[
-    int,
-    typer.Option("--log-mb", min=0, help=f"Rotate at this size, keep {KEPT_LOGS}; 0: never."),
-]
+@dataclass(frozen=True, kw_only=True)
+class LogOptions:
+    """The options of a daemon's log file."""
+
+    log: Annotated[
+        Path | None,
+        typer.Option("--log", help="Write the log into this file; SIGHUP reopens it."),
+    ] = None
+    log_format: Annotated[
+        LogFormat, typer.Option("--log-format", help="Format of the lines in the log file.")
+    ] = LogFormat.TEXT
+    log_mb: Annotated[
+        int,
+        typer.Option("--log-mb", min=0, help=f"Rotate at this size, keep {KEPT_LOGS}; 0: never."),
+    ] = 10
+
+    def open(self) -> LogFile | None:
+        """Open the log that the command line names, if it names one.
+
+        Raises:
+            StorageError: it cannot be opened.
+        """
+        if self.log is None:
+            return None
+        return LogFile(self.log, self.log_format, self.log_mb * 1_000_000)
 
 
 class LogFile:
@@ -211,12 +226,3 @@ class _Handler(logging.Handler):
         level = "error" if record.levelno >= logging.ERROR else "warning"
         for line in self.format(record).splitlines():
             self._file.write(record.created, level, printable(line), record.name)
-
-
-def open_log(path: Path | None, form: LogFormat, size_mb: int) -> LogFile | None:
-    """Open the log that the command line names, if it names one.
-
-    Raises:
-        StorageError: it cannot be opened.
-    """
-    return None if path is None else LogFile(path, form, size_mb * 1_000_000)

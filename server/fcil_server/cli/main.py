@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fcil_protocol.process.cli_options import AliveOption, FormatOption, JsonOption, VersionOption
-from fcil_protocol.process.log_file import LogFormat, LogFormatOption, LogOption, LogSizeOption
+from fcil_protocol.process.cli_options import (
+    AliveOption,
+    FormatOption,
+    JsonOption,
+    VersionOption,
+    grouped,
+)
+from fcil_protocol.process.log_file import LogOptions
 from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, run_app
 from fcil_server.cli import (
     classes as cli_classes,
@@ -74,7 +80,9 @@ def _root(version: VersionOption = False) -> None:
 
 
 @app.command(cls=ServeCommand)
+@grouped
 def serve(
+    *,
     directory: DirOption = DEFAULT_DIRECTORY,
     config: Annotated[
         Path | None,
@@ -100,9 +108,7 @@ def serve(
             "--drain-on-term", help="On SIGTERM, finish the current round before stopping."
         ),
     ] = False,
-    log: LogOption = None,
-    log_format: LogFormatOption = LogFormat.TEXT,
-    log_mb: LogSizeOption = 10,
+    log: LogOptions,
 ) -> None:
     """Serve the federation in DIR until Ctrl-C; create it if it does not exist.
 
@@ -111,7 +117,6 @@ def serve(
     with errors():
         import asyncio
 
-        from fcil_protocol.process.log_file import open_log
         from fcil_server.federation.config import load
         from fcil_server.federation.directory import CONFIG, Federation
         from fcil_server.federation.first_start import removed_if_refused
@@ -125,7 +130,7 @@ def serve(
             listen = load(path, overrides).federation.listen
             host = listen.rpartition(":")[0]
             overrides = (*overrides, f'federation.listen="{host}:{port}"')
-        file = open_log(log, log_format, log_mb)
+        file = log.open()
         with removed_if_refused(directory) as start:
             federation = Federation.open(directory, config, overrides, kept)
             start.opened = True

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fcil_protocol.process.log_file import LogFormat, LogFormatOption, LogOption, LogSizeOption
+from fcil_protocol.process.cli_options import grouped
+from fcil_protocol.process.log_file import LogOptions
 from fcil_protocol.process.terminal import errors
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ app = typer.Typer()
 
 
 @app.command()
+@grouped
 def relay(
+    *,
     listen: Annotated[str, typer.Option(help="HOST:PORT for the clients of the site.")],
     directory: Annotated[
         Path, typer.Option("--dir", help="The relay's directory, created if it does not exist.")
@@ -32,9 +35,7 @@ def relay(
         str | None, typer.Option(help="HOST:PORT that clients should use, if different.")
     ] = None,
     cache_mb: Annotated[int, typer.Option(min=1, help="Disk for sealed chunks, MB.")] = 2000,
-    log: LogOption = None,
-    log_format: LogFormatOption = LogFormat.TEXT,
-    log_mb: LogSizeOption = 10,
+    log: LogOptions,
 ) -> None:
     """Relay a site's clients to the server until Ctrl-C; each broadcast crosses the uplink once.
 
@@ -44,14 +45,13 @@ def relay(
         import asyncio
         import sys
 
-        from fcil_protocol.process.log_file import open_log
         from fcil_protocol.storage.atomic_files import DirectoryLock
         from fcil_protocol.trust.ticket import read_ticket
         from fcil_server.sessions.relay.home import make_directory
 
         shown = read_ticket(ticket, sys.stdin.buffer) if ticket is not None else None
         make_directory(directory)
-        file = open_log(log, log_format, log_mb)
+        file = log.open()
         with DirectoryLock.acquire(directory, "relay"):
             asyncio.run(_relay(directory, shown, listen, advertise or listen, cache_mb, file))
 

@@ -62,8 +62,8 @@ class Sessions:
             return
         if peer.ready and hello.backbone is not None:
             peer.agreement = handshake.agreement(context.run.terms, hello.backbone)
-            error = f"error {peer.agreement:.1e}, {hello.device}"
-            text = f"{peer.name} computes the same features ({error})"
+            how = f"error {peer.agreement:.1e}, {hello.device}"
+            text = f"{peer.name} computes the same features ({how})"
             context.journal.note("info", "features", text, peer.client)
         self._replace(peer)
         self._welcome(peer)

@@ -11,7 +11,7 @@ from adapters.worker_kit import Direct, context, fields_of, fill
 from fcil_adapters.images.decoding import open_source
 from fcil_client.cli.main import app
 from fcil_client.cli.model import find_home
-from fcil_client.cli.partition_options import seat_of
+from fcil_client.cli.target_options import seat_of
 from fcil_client.data.manifest import scan
 from fcil_client.data.partition_export import export
 from fcil_client.data.partition_file import load, save, seat

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from client.partition_kit import listing
 from fcil_adapters.images.decoding import Listing
-from fcil_client.cli.partition_options import seat_of
+from fcil_client.cli.target_options import seat_of
 from fcil_client.data import partition_file
 from fcil_client.data.partition_file import load, save, sealed, seat
 from fcil_client.data.partition_make import Request, make
@@ -28,7 +28,7 @@ def made(data=None, **fields):
 # --- which images --------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     kind=st.sampled_from(["quantity", "dirichlet", "iid"]),
     clients=st.integers(1, 6),
@@ -377,7 +377,7 @@ def test_what_is_no_partition_at_all_is_refused(text, sentence, tmp_path):
     assert sentence in refusal.value.message
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(at=st.floats(0, 1), value=st.integers(0, 255))
 def test_a_flipped_byte_is_never_taken_for_a_partition(at, value, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "flipped.json"

@@ -1,4 +1,4 @@
-"""The options that say which client of a partition is meant."""
+"""Options that name a server, and a client of a partition."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import typer
 
 from fcil_protocol.errors import UsageError
 
+ServerOption = Annotated[
+    str | None, typer.Option(help="The server's name or address, if there are several.")
+]
 PartitionOption = Annotated[
     Path | None, typer.Option(help="A file of `fcil-client split` that divides the data.")
 ]
