@@ -11,6 +11,7 @@
         ledger.sqlite     who, what, when, how many bytes
         runs/<id>/        states/ parts/ spool/ incoming/ kept/ sinks/ trials.json
                           and the run's results
+        worker.log        what the worker and the method print
         lock  control.sock
 """
 
