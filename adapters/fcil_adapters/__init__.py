@@ -1,5 +1,5 @@
 """Methods and models: what learns on clients and what combines on the server.
 
-`contract`, `registry`, `arrays`, `statistics`, `images` and the method manifests need no
-torch; workers load the torch halves by name through the registry.
+`contract`, `images`, `resources`, `worker` and the methods' manifests need no torch; workers load
+the torch halves by name through `contract.registry`.
 """

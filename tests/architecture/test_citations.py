@@ -29,7 +29,8 @@ OF_EACH_METHOD = "NOTES.md"
 # Documents whose sections have numbers, and who speak of them without their own name.
 NUMBERED = ("protocol/PROTOCOL.md", "docs/method-guide.md")
 
-_FILE = re.compile(r"(?<![\w/.*{<$-])(?:\.\./)*((?:[\w.-]+/)*[\w-][\w.-]*\.(?:md|py))\b(?!\.\w)")
+UP = "../"
+_FILE = re.compile(r"(?<![\w/.*{<$-])((?:\.\./)*(?:[\w.-]+/)*[\w-][\w.-]*\.(?:md|py))\b(?!\.\w)")
 _NUMBER = re.compile(r",?(?: sections?)? (\d+(?:\.\d+)*)\b")
 _TITLE = re.compile(r'(?:, ?| \()"([^"]+)"')
 _ANCHOR = re.compile(r"#([\w-]+)")
@@ -49,8 +50,11 @@ def where(path: Path) -> str:
 def cited_file(path: Path, name: str) -> Path | None:
     """Return the file that a text means: beside it, in a folder above, or the only one of its end.
 
-    A file in a method's folder may say NOTES.md and mean its own.
+    A file in a method's folder may say NOTES.md and mean its own; `../` leads up from the text.
     """
+    if name.startswith(UP) and (path.parent / name).is_file():
+        return (path.parent / name).resolve()
+    name = name.rpartition(UP)[2]
     for folder in (path.parent, *path.parent.parents):
         if (folder / name).is_file():
             return folder / name
@@ -66,9 +70,10 @@ def file_citations() -> Iterator[tuple[Path, str, str]]:
         line = "" if path == Path(__file__) else flat(text)
         for match in _FILE.finditer(line):
             name = match[1]
-            code = name.endswith(".py") and not name.startswith(("tests/", "scripts/"))
-            generic = name == OF_EACH_METHOD and path.suffix == ".md"
-            if not (code or generic or name in WRITTEN):
+            plain = name.rpartition(UP)[2]
+            code = plain.endswith(".py") and not plain.startswith(("tests/", "scripts/"))
+            generic = plain == OF_EACH_METHOD and path.suffix == ".md"
+            if not (code or generic or plain in WRITTEN):
                 yield path, name, line[match.end() : match.end() + 200]
 
 

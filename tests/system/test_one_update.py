@@ -1,4 +1,4 @@
-"""README's "way of one update" as code: one process, a link in memory, each row in turn."""
+"""The "way of one update" of docs/architecture.md as code, row by row, over a link in memory."""
 
 import asyncio
 import time
@@ -54,7 +54,7 @@ DIGEST = registry.schema_digest(METHOD, HPARAMS, NO_BACKBONE)
 LIMIT = 10_000_000
 
 
-def test_one_update_goes_the_way_that_the_readme_shows(tmp_path, monkeypatch):
+def test_one_update_goes_the_way_that_the_page_shows(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     asyncio.run(way_of_one_update(tmp_path))
 

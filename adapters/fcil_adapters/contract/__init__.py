@@ -1,7 +1,8 @@
 """The contract of a method: manifest, learner, aggregator, model.
 
 A method is one folder with a manifest (`Method`, no torch) and three halves that workers
-load by name. State goes in and comes out; nothing hides on ``self`` between rounds.
+load by name. State goes in and comes out; nothing hides on ``self`` between rounds. What any
+method may use or declare lies here too: noise on statistics (`privacy`), exemplars, forgetting.
 
 The smallest method, whole (counts samples, needs no backbone)::
 

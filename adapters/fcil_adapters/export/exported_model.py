@@ -1,4 +1,4 @@
-"""A model in one ONNX file, as `export` writes it: what it says of itself, and its scores.
+"""A model in one ONNX file, as `model_file` writes it: what it says of itself, and its scores.
 
 Torch-free. The file is an ONNX model with the input `INPUT` and the output `OUTPUT`; under the
 metadata key `KEY` stands an `ExportInfo` as JSON. The last `SEAL_BYTES` of the file are one more

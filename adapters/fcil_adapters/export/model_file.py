@@ -1,7 +1,7 @@
 """The current global model of any method as one ONNX file: merged, checked, described (torch).
 
 What is exported is the very function that evaluates (`heads.scorer.Scorer.score`,
-`frozen_features.FeatureScorer.score`), from the pixels on. `exported` reads the file.
+`frozen_features.FeatureScorer.score`), from the pixels on. `exported_model` reads the file.
 """
 
 from __future__ import annotations

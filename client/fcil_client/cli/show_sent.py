@@ -1,4 +1,4 @@
-"""The text forms of what would leave (`dry_run`) and of what did (`egress`)."""
+"""The text forms of what would leave (`dry_run`) and of what did (`sent_journal`)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A server that runs as the same user leaves a join file (0600) that names its control
 socket. The client makes its keys on the spot and hands over the public halves; private
-keys never travel. Enrolment from other machines needs a ticket (`redeem`).
+keys never travel. Enrolment from other machines needs a ticket (`enrol_with_ticket`).
 """
 
 from __future__ import annotations

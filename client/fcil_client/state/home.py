@@ -14,6 +14,8 @@ One directory per (federation, data folder), or slot of a partition of it::
         state.safetensors      the method's state after the last counted update
         provisional/<digest>.safetensors  states whose updates are not counted yet
         egress.jsonl           what left, one line per event (0600); full ones have a number
+        privacy.jsonl          what was spent of the images' privacy (0600)
+        worker.log             what the worker and the method print
         manifest.json          which images there are, and on which side each is for ever
 """
 

@@ -1,7 +1,7 @@
 """How envelopes flow, the same in both directions: the receiver asks, in bytes.
 
 What one connection has asked for and not yet got is bounded by its window, and the window
-follows the link (`pace`). It asks again when half of it has come. The sender of an update
+follows the link (`window`). It asks again when half of it has come. The sender of an update
 sends the first `UNASKED_BYTES` without being asked, which saves a round trip, and says so.
 A chunk is what has a hash in the header; a message carries one or more that follow each other.
 """

@@ -1,6 +1,6 @@
 """What a link is, whatever carries it: two interfaces, what they tell, and what it costs.
 
-`transport` has the real one (ZeroMQ), `testing` one in memory.
+`zmq_link` has the real one (ZeroMQ), `testing` one in memory.
 """
 
 from __future__ import annotations

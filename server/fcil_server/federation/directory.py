@@ -9,7 +9,9 @@
         page.key          signs the sessions of the page (0600), once it was served
         page.left         its sessions that signed out (0600), once one did
         ledger.sqlite     who, what, when, how many bytes
-        runs/<id>/        states/ parts/ spool/ incoming/ and the run's results
+        runs/<id>/        states/ parts/ spool/ incoming/ kept/ sinks/ trials.json
+                          and the run's results
+        worker.log        what the worker and the method print
         lock  control.sock
 """
 

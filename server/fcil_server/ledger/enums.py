@@ -1,6 +1,6 @@
 """The words that columns of the ledger hold. They stay as they are: older ledgers hold them too.
 
-How people read some of them is in `words`.
+How people read some of them is in `labels`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Drives one run: tasks, rounds, one step after the other.
 
-What comes next is decided by pure code (`plan`, `round`); here it is carried out, with
+What comes next is decided by pure code (`schedule`, `machine`); here it is carried out, with
 `asking`, `reception` and `closing`. Every step is committed to the ledger before anybody is
 told, so a restart goes on with the same round: `Coordinator.drive` begins wherever the
 ledger says the run stands.

@@ -1,4 +1,7 @@
-"""What a client may send in a round, what it sent, and where that goes."""
+"""The forms of what a client may send in a round, what it sent, and where that goes.
+
+`rounds.reception` says what the open round takes; an update that comes late is refused there.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Many Gaussians at once, on the server's device: square roots, averages, samples (torch).
 
-Gaussians are kept one by one in float32, with factors of different heights (`gaussians`). What
+Gaussians are kept one by one in float32, with factors of different heights (`gaussian`). What
 is computed of them is computed for many in one operation and in float64, in batches that
 bound the memory.
 """

@@ -1,4 +1,4 @@
-"""Gaussians of class features from noised sums (torch-free); `gaussians` has their forms.
+"""Gaussians of class features from noised sums (torch-free); `gaussian` has their forms.
 
 A class's mean is released first. Its covariance is then made of the residuals from that noised
 mean, which anyone may know: residuals are shorter than features, so less is clipped and no

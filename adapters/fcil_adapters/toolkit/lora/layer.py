@@ -1,7 +1,7 @@
 """Low-rank adapters on any Linear of a block, beside a dense change of its frozen weight (torch).
 
 Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022,
-https://arxiv.org/abs/2106.09685. `lora` covers q and v alone and sums of factors; here each of
+https://arxiv.org/abs/2106.09685. `qv_layer` covers q and v alone and sums of factors; here each of
 q, v, fc1 and fc2 can be adapted, and what has been added to the weight so far may be dense.
 """
 
