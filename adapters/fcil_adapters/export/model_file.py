@@ -99,7 +99,7 @@ def export_model(
         parts: the broadcast, in float32.
         origin: goes into the metadata.
         target: the file; an existing one is replaced.
-        options: precision and opset.
+        options: settings of the file.
         images: (N, S, S, 3), preprocessed: of the kind that the model will see. They calibrate
             int8, and the file is compared with the torch model on them, in addition to the probe
             images.
