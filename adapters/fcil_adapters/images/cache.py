@@ -239,6 +239,5 @@ class _Kept:
         self._arrays[key] = array
         self._current.add(key)
         while len(self._arrays) > self._capacity:
-            # Images of the current door were moved to the end, so the first belongs to an older
-            # one.
+            # Images of the current door were moved to the end, so the first is an older one.
             self._arrays.popitem(last=False)

@@ -137,7 +137,7 @@ def _by_entry(
         stacks: dict[str, list[Array]] = {name: [] for name in group}
         for update in updates:
             for name in group:
-                # A copy: a view would keep the client's whole update in memory.
+                # A copy: a view would keep the client's entire update in memory.
                 stacks[name].append(np.array(update.payload.tensors[name], dtype=np.float32))
         for name in group:
             values = torch.from_numpy(np.stack(stacks.pop(name)))  # (K, ...)

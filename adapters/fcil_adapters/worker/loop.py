@@ -86,7 +86,7 @@ class Call:
 
     Attributes:
         fields: its arguments.
-        payloads: the bytes that came with it.
+        payloads: the bytes sent with it.
         alive: signals to the daemon that the work continues.
     """
 
