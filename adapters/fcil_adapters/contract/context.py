@@ -60,7 +60,7 @@ class Hparams(BaseModel):
 
 @dataclass(frozen=True)
 class Context:
-    """All inputs of a half besides its state and its data.
+    """Everything that a half may use besides its state and its inputs.
 
     Attributes:
         kind: the exchange (``prepare``, ``train``, ``finish``, ``evaluate``).
