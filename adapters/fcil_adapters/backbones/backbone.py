@@ -1,8 +1,8 @@
 """The frozen vision transformer: loading, digest, preprocessing, adapter views, CLS features.
 
-A loaded backbone is never modified. Methods work on views: new module trees over the very
-same parameter tensors, in which single Linears are replaced. So one process hosts many
-clients with one copy of the weights.
+A loaded backbone is never modified. Methods work on views: new module trees over the very same
+parameter tensors, in which single Linears are replaced. So one process serves many clients with one
+copy of the weights.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ with without_compiler():
     from timm.data.config import resolve_model_data_config
     from timm.models.vision_transformer import Block, VisionTransformer
 
-# Fewer rows than this take other kernels, whose last bits differ (measured: below 16).
+# Smaller row counts take other kernels, whose last bits differ (measured: below 16).
 _FEWEST_ROWS = 64
 
 
@@ -53,12 +53,13 @@ class Backbone:
     """A loaded, frozen vision transformer without head.
 
     Attributes:
-        info: what one may know of it without torch.
+        info: its description that needs no torch.
         mean, std: of its input's channels, (1, 3, 1, 1).
         module: the timm model, in eval mode, no parameter requires a gradient; read only.
         device: name of the device that holds it.
-        alive: called at the beginning of every pass: a worker tells its daemon so.
-        memory: its features of plain images; kept as long as the backbone is.
+        alive: called at the beginning of every pass; a worker uses it to report progress to its
+            daemon.
+        memory: its cached features of plain images; they live as long as the backbone.
         precision: that of forward passes in `training`; all others are float32.
     """
 
@@ -78,7 +79,7 @@ class Backbone:
 
     @property
     def description(self) -> str:
-        """What computes it, for people."""
+        """The device and library that compute it, for people."""
         trains = "" if self.precision == "fp32" else f"trains in {self.precision}"
         if self.device.startswith("cuda"):
             facts = [torch.cuda.get_device_name(self.device)]
@@ -93,7 +94,7 @@ class Backbone:
         return copy.deepcopy(self.module, {id(tensor): tensor for tensor in shared})
 
     def choose_precision(self, choice: str) -> None:
-        """Set the precision of training to what a choice means on this device.
+        """Set the precision of training that a choice means on this device.
 
         Raises:
             ConfigError: the choice is unknown.
@@ -169,7 +170,7 @@ def wrap_backbone(
     """Freeze a timm vision transformer and describe it.
 
     Raises:
-        DataError: it is no plain vision transformer whose feature is its class token.
+        DataError: it is not a plain vision transformer with its class token as feature.
     """
     _check_structure(module, name)
     block = module.blocks[0]
@@ -202,8 +203,8 @@ def cls_features(view: Any, x: Tensor) -> Tensor:
 def leading_tokens(view: Any, x: Tensor, least: int = 1) -> Tensor:
     """Return the class token, and perhaps some after it, after the final norm: (B, n, d).
 
-    It is timm's ``forward_features``, except that the last block's MLP, which looks at one token
-    at a time, does not run for tokens that nobody reads; the first ``least`` are read.
+    Like timm's ``forward_features``, except that the last block's MLP, which processes one token at
+    a time, skips tokens that have no reader; the first ``least`` are read.
     """
     if type(view).forward_features is not VisionTransformer.forward_features:
         return view.forward_features(x)  # type: ignore[no-any-return]
@@ -219,8 +220,8 @@ def leading_tokens(view: Any, x: Tensor, least: int = 1) -> Tensor:
 
 
 def _leading(block: Any, tokens: Tensor, count: int) -> Tensor:
-    """Return a block's output for so many leading tokens, or for all."""
-    if type(block) is not Block or block._forward_hooks:  # noqa: SLF001  a hook sees all of it
+    """Return a block's output for the first ``count`` tokens, or for all."""
+    if type(block) is not Block or block._forward_hooks:  # noqa: SLF001  a hook needs all tokens
         return block(tokens)  # type: ignore[no-any-return]
     attended = block.drop_path1(block.ls1(block.attn(block.norm1(tokens))))
     tokens = (tokens + attended)[:, :count]
@@ -291,7 +292,7 @@ def _timm_preprocessing(name: str, module: Any) -> Preprocessing:
 
 
 def _check_structure(module: Any, name: str) -> None:
-    """Refuse what the adapters could not be attached to, before any work."""
+    """Refuse models to which the adapters cannot be attached, before any work."""
     usable = (
         isinstance(module, VisionTransformer)
         and module.cls_token is not None

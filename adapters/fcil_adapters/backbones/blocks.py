@@ -1,4 +1,4 @@
-"""Which transformer blocks carry a method's adapters (torch-free)."""
+"""Type and check of the option ``blocks``: the blocks with a method's adapters (torch-free)."""
 
 from __future__ import annotations
 

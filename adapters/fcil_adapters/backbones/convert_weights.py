@@ -1,6 +1,6 @@
 """Read a torch checkpoint once, and keep its tensors as safetensors (torch).
 
-Nowhere else is such a file read: it is a pickle, and may hold a program.
+No other module reads such a file: it is a pickle, and may hold a program.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fcil_adapters.backbones.weights import WeightsFile
 from fcil_protocol.errors import DataError
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 
-# Under which names training scripts keep the weights among other things, the likeliest first.
+# Names under which training scripts keep the weights among other things, the likeliest first.
 _INSIDE = ("state_dict", "model", "model_state_dict", "module", "teacher")
 _PREFIXES = ("module.", "backbone.", "model.")
 
@@ -27,12 +27,12 @@ def convert(source: Path, target: Path) -> WeightsFile:
     """Write the weights of a checkpoint as safetensors in float32.
 
     Args:
-        source: what ``torch.save`` wrote: a state dict, or a dictionary with one in it.
+        source: a file of ``torch.save``: a state dict, or a dictionary that contains one.
         target: does not exist yet.
 
     Raises:
-        DataError: it cannot be read, holds anything but plain data, or no weights; or the target
-            exists.
+        DataError: the source cannot be read, holds anything but plain data, or no weights; or the
+            target exists.
         StorageError: the target cannot be written.
     """
     if target.exists():
@@ -50,7 +50,7 @@ def convert(source: Path, target: Path) -> WeightsFile:
 def _load(source: Path) -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the age of its format
+            warnings.simplefilter("ignore")  # its format may be old
             return torch.load(source, map_location="cpu", weights_only=True)
     except MemoryError:
         raise
@@ -58,7 +58,7 @@ def _load(source: Path) -> Any:
         raise DataError(
             f"{source} cannot be read: {error.strerror}.", action="Give the path of a checkpoint."
         ) from error
-    except Exception as error:  # an unpickler raises whatever damaged bytes lead it to
+    except Exception as error:  # damaged bytes make an unpickler raise anything
         if type(error).__name__ == "UnpicklingError" and "weights_only" in str(error).lower():
             raise DataError(
                 f"{source} holds more than tensors, and what it holds could be a program; it is "
@@ -76,7 +76,7 @@ def _no_checkpoint(source: Path) -> DataError:
 
 
 def _weights(loaded: Any) -> dict[str, Tensor]:
-    """Return the floating-point tensors of a state dict, wherever it is."""
+    """Return the floating-point tensors of a state dict, however deeply it is nested."""
     while isinstance(loaded, Mapping) and not any(isinstance(v, Tensor) for v in loaded.values()):
         inside = [loaded[name] for name in _INSIDE if isinstance(loaded.get(name), Mapping)]
         if not inside:

@@ -1,6 +1,6 @@
-"""What can run a frozen backbone here: torch, or onnxruntime without it (torch-free).
+"""Engines that can run a frozen backbone here: torch, or onnxruntime without it (torch-free).
 
-Whoever needs a backbone loads it here, and neither runtime is imported before that.
+All code that needs a backbone loads it here, and neither runtime is imported before that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Name = Literal["torch", "onnx"]
 
 CHOICES = ("auto", *get_args(Name))
 
-# All of them bring a package of the same name; a build of one's own may be none of them.
+# Each of them installs a package of the same name; a custom build may be none of them.
 _ONNXRUNTIMES = (
     "onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml",
     "onnxruntime-rocm", "onnxruntime-migraphx", "onnxruntime-qnn", "onnxruntime-training",
@@ -31,7 +31,7 @@ _GPU = {"CUDAExecutionProvider", "TensorrtExecutionProvider"}
 
 @dataclass(frozen=True)
 class Engines:
-    """What is installed, as far as can be told without importing it.
+    """The installed engines, as far as visible without importing them.
 
     Attributes:
         torch, timm, onnxruntime: their versions; empty: not installed.
@@ -45,7 +45,7 @@ class Engines:
 
     @property
     def clash(self) -> str:
-        """What is wrong if two onnxruntime distributions are installed; else empty."""
+        """The fault and remedy if two onnxruntime distributions are installed; else empty."""
         if len(self.distributions) < 2:
             return ""
         both = " and ".join(f"{name} {v}" for name, v in self.distributions.items())
@@ -56,7 +56,7 @@ class Engines:
         )
 
     def providers(self) -> list[str]:
-        """Return what the installed onnxruntime was built for, the best first; imports it.
+        """Return the providers of the installed onnxruntime, the best first; imports it.
 
         Raises:
             ConfigError: it is missing or broken.
@@ -67,7 +67,7 @@ class Engines:
 
 
 def installed() -> Engines:
-    """Look what is installed; nothing is imported."""
+    """Return the installed engines; nothing is imported."""
     found = {name: _version(name) for name in _ONNXRUNTIMES}
     distributions = {name: v for name, v in found.items() if v}
     here = _is_here("onnxruntime")
@@ -89,12 +89,12 @@ def _version(distribution: str) -> str:
 def _is_here(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):  # somebody put something else in its place
+    except (ImportError, ValueError):  # another object has taken its place
         return False
 
 
 def check_engine(engine: str) -> None:
-    """Refuse an unknown word.
+    """Refuse an unknown engine.
 
     Raises:
         ConfigError: it is none of `CHOICES`.
@@ -110,7 +110,7 @@ def choose(engine: str = "auto", *, needs_gradient: bool = False) -> Name:
     """Return the engine that a choice means here: with ``auto``, torch if it is installed.
 
     Raises:
-        ConfigError: what is needed is not installed, or the choice is unknown.
+        ConfigError: the needed engine is not installed, or the choice is unknown.
     """
     check_engine(engine)
     here = installed()
@@ -143,7 +143,8 @@ def choose_for(method: Method, engine: str = "auto") -> Name:
     """Return the engine for a client's half of a method that needs a backbone.
 
     Raises:
-        MethodMismatch: the method cannot run with what is installed here, or was chosen.
+        MethodMismatch: the method cannot run with the engines installed here, or with the chosen
+            one.
         ConfigError: the choice is unknown.
     """
     check_engine(engine)
@@ -178,7 +179,7 @@ def frozen_methods() -> list[str]:
     for name in registry.method_names():
         try:
             methods.append(registry.load_method(name))
-        except ConfigError:  # a broken package is named where methods are listed
+        except ConfigError:  # the list of methods names a broken package
             continue
     return [m.name for m in methods if m.frozen or not m.needs_backbone]
 
@@ -195,14 +196,14 @@ def load(
     Args:
         engine: as `choose` returned it.
         name: ``embedded``, or a timm vision transformer.
-        weights: safetensors; for onnx the exported graph, or the safetensors file beside it;
-            torch takes the graph's weights as well.
+        weights: safetensors; for onnx the exported graph, or the safetensors file next to it; torch
+            takes the graph's weights as well.
         device: for torch auto, cpu, cuda or cuda:N; for onnx tensorrt as well.
         threads: of one operator, for onnx; 0: those of the process.
 
     Returns:
         `backbone.Backbone` or `onnx_backbone.OnnxBackbone`: both have ``info``, ``device``,
-        ``description``, ``features(images)`` and ``alive``.
+            ``description``, ``features(images)`` and ``alive``.
 
     Raises:
         ConfigError, DataError, CorruptFile: it cannot be loaded; the message says why.
@@ -213,7 +214,7 @@ def load(
         if device == "cpu" or not _GPU.intersection(installed().providers()):
             memory_limit.enforce()  # a GPU's driver maps more of main memory than it uses
         loaded = load_onnx_backbone(name, weights, device, threads)
-        if loaded.runtime.device == "cpu":  # also where the GPU that was hoped for does not work
+        if loaded.runtime.device == "cpu":  # also where the GPU does not work
             memory_limit.enforce()
         return loaded
     try:

@@ -1,4 +1,4 @@
-"""Features of the frozen backbone by the image's content, kept from round to round (torch-free)."""
+"""Features of the frozen backbone by image content, kept from round to round (torch-free)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MEMORY_BYTES = 64 << 20  # 21,000 features of ViT-B, 131,000 of the embedded bac
 class FeatureMemory:
     """Features by the SHA-256 of the preprocessed pixels and a tap; the least used go first.
 
-    It belongs to one loaded backbone, so weights, engine and device are no part of a key; the
-    pixels stand for image and preprocessing. It lives in memory alone: features of private
-    images are not written to a disk.
+    Each belongs to one loaded backbone, so weights, engine and device are no part of a key; the
+    pixels stand for image and preprocessing. Features of private images stay in memory and are
+    never written to a disk.
 
     Args:
         bytes_: most that the features take.
@@ -39,8 +39,8 @@ class FeatureMemory:
 
         Args:
             images: preprocessed, not augmented; at least one.
-            tap: what is computed of them.
-            compute: the same of those that are not kept, in their order.
+            tap: name of the kind of feature.
+            compute: computes the missing ones, in their order.
         """
         keys = [
             (tap, hashlib.sha256(np.ascontiguousarray(image).data).digest()) for image in images
@@ -56,7 +56,7 @@ class FeatureMemory:
 
     def _keep(self, key: tuple[str, bytes], feature: F32) -> None:
         if key not in self._kept:
-            # A row of a batch is a view of all of it.
+            # A row of a batch is a view that keeps the entire batch in memory.
             self._kept[key] = feature if feature.base is None else feature.copy()
             self._used += feature.nbytes
         self._kept.move_to_end(key)

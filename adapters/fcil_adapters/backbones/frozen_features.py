@@ -1,7 +1,7 @@
 """Features of the frozen backbone for methods without a gradient (torch-free).
 
-Such a method sees of the backbone what `Extractor` says and nothing else, so any engine that can
-compute the features will do. Its learner and its model import no torch.
+Such a method uses the backbone through `Extractor` alone, so any engine that can compute the
+features will do. Its learner and its model import no torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BATCH = 256  # images in memory and in one pass, unless the device takes fewer
 
 
 class Extractor(Protocol):
-    """A loaded backbone, whatever computes it."""
+    """A loaded backbone of any engine."""
 
     def features(self, images: NDArray[np.uint8]) -> F32:
         """Return the CLS features (B, d) of preprocessed images (B, S, S, 3)."""
@@ -43,13 +43,14 @@ def feature_batches(ctx: Context, data: ImageSet) -> Iterator[tuple[F32, I64]]:
 class FeatureScorer:
     """A classifier on frozen features (`contract.Predictor`).
 
-    Its score is written with what numpy's arrays and torch's tensors share (`numerics.scores`), so
-    that the same function is computed here with numpy and goes into an export with torch.
+    Its score uses only operations that numpy's arrays and torch's tensors share
+    (`numerics.scores`), so that the same function runs here with numpy and goes into an export with
+    torch.
 
     Attributes:
         classes: candidate ids, one per column.
         extractor: gives the features; None: the pixels themselves, (b, S, S, 3) in [0, 255].
-        score: features (b, d) and the weights -> scores (b, C); it asks nobody for b.
+        score: features (b, d) and the weights -> scores (b, C); it works for any b.
         weights: the numbers of the score, float64; in an export they are float32.
         micro_batch: largest b; None: as many as fit one pass by default.
     """

@@ -1,4 +1,4 @@
-"""The backbone that ships with the package, and sizes of the usual ones by name (torch-free)."""
+"""The backbone that ships with the package, and sizes of common ones by name (torch-free)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EMBEDDED_PREPROCESSING = Preprocessing(size=32, mean=(0.5, 0.5, 0.5), std=(0.5, 
 
 
 def embedded_file(suffix: str) -> Path:
-    """Return one of its files, ``.safetensors`` or ``.onnx``; they lie side by side on disk."""
+    """Return one of its files, ``.safetensors`` or ``.onnx``; both are in one folder on disk."""
     return Path(str(importlib.resources.files("fcil_adapters") / "data" / f"{EMBEDDED}{suffix}"))
 
 
@@ -41,12 +41,12 @@ _NAME = re.compile(
 
 
 def backbone_by_name(name: str) -> BackboneInfo:
-    """Return a backbone's name, width, depth, heads and MLP width; nothing else of it is known.
+    """Return a backbone's name, width, depth, heads and MLP width; the rest stays unknown.
 
-    The sizes follow timm's naming convention; whether timm has the model is not asked.
+    The sizes follow timm's naming convention; timm may lack the model.
 
     Raises:
-        ConfigError: the name does not tell the sizes.
+        ConfigError: the name does not give the sizes.
     """
     if name in EMBEDDED_NAMES:
         name, size = EMBEDDED, _EMBEDDED_SIZE

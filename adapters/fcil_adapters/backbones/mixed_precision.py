@@ -1,4 +1,4 @@
-"""What a client's choice of precision means on its device, and how it acts (torch)."""
+"""A client's choice of precision on its device, and the context that applies it (torch)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fcil_adapters.backbones.precision import Precision, check_choice
 
 
 def precision_of(choice: str, device: str) -> Precision:
-    """Return what a choice means on a device.
+    """Return the precision that a choice means on a device.
 
-    ``auto``: fp32, as long as nobody has tried ``amp`` on a GPU. ``amp``: bf16 where the device
-    computes with it, else fp16 with scaled losses.
+    ``auto``: fp32, as long as ``amp`` is untested on a GPU. ``amp``: bf16 where the device computes
+    with it, else fp16 with scaled losses.
 
     Raises:
         ConfigError: the choice is unknown.

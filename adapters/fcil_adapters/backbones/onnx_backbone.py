@@ -1,8 +1,8 @@
 """The frozen backbone run by onnxruntime: its features and nothing else (torch-free).
 
-Its graph is an ONNX file without weights; they lie in the safetensors file beside it, the same
-that torch loads. The digest is computed from that file here, and the graph gets every weight from
-it: so a digest is never merely claimed.
+Its graph is an ONNX file without weights; they are in the safetensors file next to it, the same
+that torch loads. This module computes the digest from that file and gives the graph every weight
+from it, so a digest is never merely claimed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ METADATA = "fcil_backbone"  # key of the metadata that holds JSON: {format, back
 FORMAT = 1
 PIXELS, FEATURES = "pixels", "features"  # names of input and output
 
-# In one pass. On a processor more are slower, and take more memory (docs/benchmarks.md).
+# Images in one pass. On a processor more are slower, and take more memory (docs/benchmarks.md).
 MOST_IMAGES_CPU, MOST_IMAGES_GPU = 8, 64
 
 _EXPORT = "Export it on a machine with torch: fcil-client backbone export NAME --out FOLDER"
@@ -36,9 +36,9 @@ class OnnxBackbone:
     """A loaded backbone that computes features (`frozen_features.Extractor`).
 
     Attributes:
-        info: what one may know of it.
+        info: its description.
         device: where torch would compute for the methods that take part: the CPU.
-        runtime: what onnxruntime took to compute it.
+        runtime: the onnxruntime provider and device that compute it.
         alive: called at the beginning of every pass.
     """
 
@@ -55,7 +55,7 @@ class OnnxBackbone:
 
     @property
     def description(self) -> str:
-        """What computes it, for people."""
+        """The device and library that compute it, for people."""
         return self.runtime.description
 
     def features(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -76,7 +76,7 @@ class OnnxBackbone:
     def _pass(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         try:
             (features,) = self._session.run([FEATURES], {PIXELS: images})
-        except Exception as error:  # onnxruntime has classes of its own, outside the usual tree
+        except Exception as error:  # onnxruntime's exceptions have no common base
             raise _failed(error) from error
         expected = (len(images), self.info.dim)
         if np.shape(features) != expected:  # numpy would repeat a single row
@@ -98,11 +98,11 @@ def load_onnx_backbone(
     """Load a frozen backbone to run with onnxruntime.
 
     Args:
-        name: ``embedded``, or what the server calls it.
-        weights: an exported graph (``.onnx``), or the safetensors file beside it. None: the
+        name: ``embedded``, or the server's name for it.
+        weights: an exported graph (``.onnx``), or the safetensors file next to it. None: the
             embedded backbone's.
         device: auto, cpu, cuda, cuda:N or tensorrt.
-        threads: of one operator; 0: as `onnx_session.default_threads` says.
+        threads: of one operator; 0: `onnx_session.default_threads`.
 
     Raises:
         DataError: graph and weights cannot be used; the message says what to give.
@@ -152,7 +152,7 @@ def _graph_path(name: str, weights: Path | None) -> Path:
 
 
 def _claim(graph: Path, text: str | None) -> BackboneInfo:
-    """Read what a graph says of itself."""
+    """Read a graph's description of itself."""
     if text is None:
         raise DataError(
             f"the graph {graph} does not say which backbone it is: it has no metadata "

@@ -1,7 +1,7 @@
 """Open an ONNX file with onnxruntime on a device that really works (torch-free).
 
-onnxruntime falls back to the CPU without a word where a provider cannot be used; here that is an
-error if the provider was asked for, and told otherwise.
+onnxruntime silently falls back to the CPU where a provider cannot be used; here that is an error if
+the user chose the provider, and part of the description otherwise.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
 
-THREADS_VARIABLE = "OMP_NUM_THREADS"  # what a daemon sets for every numeric library of a worker
+THREADS_VARIABLE = "OMP_NUM_THREADS"  # set by a daemon for every numeric library of a worker
 _PLACE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 _OPSET = re.compile(r"Opset (\d+) is under development")
-_NOWHERE = "/nonexistent"  # a folder in which no weight is found
+_NOWHERE = "/nonexistent"  # a folder that holds no weights
 DEVICES = "auto, cpu, cuda, cuda:N or tensorrt"
 
 Provider = tuple[str, dict[str, str]]
@@ -37,13 +37,13 @@ Provider = tuple[str, dict[str, str]]
 
 @dataclass(frozen=True)
 class Runtime:
-    """What onnxruntime took to compute with.
+    """The provider, device and threads of an onnxruntime session.
 
     Attributes:
         provider: its first choice, as onnxruntime names it.
         device: cpu, cuda:N or tensorrt.
         threads: of one operator on the CPU.
-        passed_over: why a better provider was not taken; empty if none was there.
+        passed_over: why a better provider was not taken; empty if there was none.
     """
 
     provider: str
@@ -54,7 +54,7 @@ class Runtime:
 
     @property
     def description(self) -> str:
-        """It in words, for people."""
+        """The runtime as a text for people."""
         where = f"{platform.machine()}, {self.threads} threads" if self.device == "cpu" else ""
         what = f"onnxruntime {self.version} {self.provider}"
         return f"{self.device} ({', '.join(filter(None, (where, what, self.passed_over)))})"
@@ -83,11 +83,11 @@ def open_session(
         device: auto (CUDA if it works, else the CPU), cpu, cuda, cuda:N or tensorrt.
         threads: of one operator on the CPU; 0: `default_threads`.
         cache: names the folder of TensorRT's engines, which are made for one model.
-        weights: every weight that the file has elsewhere, by name; it gets them from nowhere
-            else. They are copied.
+        weights: every external weight of the file, by name; they are copied, and the file gets them
+            from here alone.
 
     Returns:
-        An ``InferenceSession`` and what it computes with.
+        An ``InferenceSession`` and its runtime.
 
     Raises:
         ConfigError: onnxruntime is missing, or cannot compute on such a device.
@@ -102,7 +102,7 @@ def open_session(
             session = ort.InferenceSession(
                 given, _options(ort, count, weights), providers=providers
             )
-        except Exception as error:  # onnxruntime has classes of its own, outside the usual tree
+        except Exception as error:  # onnxruntime's exceptions have no common base
             if name == "cpu" or _is_about_the_file(error):
                 raise _unusable(ort, model, error) from error
             reason = _words(error)
@@ -155,10 +155,10 @@ def _unusable(ort: Any, model: Path, error: Exception) -> DataError:
 
 
 def import_onnxruntime() -> Any:
-    """Import onnxruntime, quiet but for errors; nobody else imports it.
+    """Import onnxruntime and silence all but its errors; no other code imports it.
 
-    Microsoft's builds of it keep a device id in the user's cache and can send figures of use to
-    their maker, unless they are told not to before they are loaded.
+    Microsoft's builds of it keep a device id in the user's cache and can send usage statistics to
+    their maker, unless the environment forbids it before they are loaded.
 
     Raises:
         ConfigError: it is missing or broken.
@@ -168,7 +168,7 @@ def import_onnxruntime() -> Any:
         import onnxruntime as ort
 
         ort.set_default_logger_severity(3)
-        if not hasattr(ort, "InferenceSession"):  # what is left after one of two was removed
+        if not hasattr(ort, "InferenceSession"):  # the remains after one of two was removed
             raise ImportError("it has no InferenceSession")
     except (ImportError, OSError, AttributeError) as error:
         raise ConfigError(
@@ -209,12 +209,12 @@ def _must_have(provider: str, device: str, available: list[str]) -> None:
 
 
 def _cuda(number: str) -> dict[str, str]:
-    # Float32 as everywhere: TF32's ten bits would be seen in the comparison of features.
+    # Float32 as everywhere: the comparison of features would detect TF32's ten bits.
     return {"device_id": number, "use_tf32": "0", "arena_extend_strategy": "kSameAsRequested"}
 
 
 def _tensorrt(cache: str) -> dict[str, str]:
-    # An engine takes minutes to build, for each device and version: it is kept.
+    # An engine takes minutes to build, for each device and version, so it is kept.
     folder = Path(platformdirs.user_state_dir("fcil", appauthor=False)) / "tensorrt" / cache[:16]
     with storage_errors("create the folder of TensorRT's engines", folder):
         make_private(folder)

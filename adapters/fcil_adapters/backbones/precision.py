@@ -1,4 +1,4 @@
-"""In which precision a client trains: its own choice, like its device (torch-free).
+"""The training precision of a client: its own choice, like its device (torch-free).
 
 Mixed precision computes a training step's matrix products with 16 bits; trained tensors, losses,
 and every feature that is sent, averaged or cached stay float32.
@@ -17,7 +17,7 @@ CHOICES: tuple[str, ...] = get_args(Choice)
 
 
 def check_choice(choice: str) -> None:
-    """Refuse an unknown word.
+    """Refuse an unknown precision.
 
     Raises:
         ConfigError: it is none of `CHOICES`.

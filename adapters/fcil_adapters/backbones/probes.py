@@ -1,4 +1,4 @@
-"""The probe pictures that two sides compare before they learn together (torch-free)."""
+"""The probe pictures, whose features client and server compare before learning (torch-free)."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ def probe_images(info: BackboneInfo) -> NDArray[np.uint8]:
 
 
 def probe_features(backbone: Any) -> NDArray[np.float32]:
-    """Return the features of the probe pictures, (4, d): the way of every image, end to end.
+    """Return the features of the probe pictures, (4, d), computed as those of every image.
 
-    Two sides compare them (`compare_probes`) before they learn together.
+    Client and server compare them (`compare_probes`) before they learn together.
     """
     features: NDArray[np.float32] = backbone.features(probe_images(backbone.info))
     return features
 
 
 def compare_probes(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """Say how far two computations of the probe features are apart.
+    """Return the distance between two computations of the probe features.
 
     Args:
         a: features that one side computed, (P, d).
         b: features that the other side computed, the reference, (P, d).
 
     Returns:
-        The largest ``||a_i - b_i|| / ||b_i||`` over the probe images; infinity if a value is
-        not finite. Equal backbones on different machines give about 1e-6.
+        The largest ``||a_i - b_i|| / ||b_i||`` over the probe images; infinity if a value is not
+            finite. Equal backbones on different machines give about 1e-6.
 
     Raises:
         BackboneMismatch: the shapes differ.

@@ -1,13 +1,13 @@
 """Import timm and torchvision where operators are missing, and without torch's compiler.
 
-timm imports torchvision. The public torchvision wheel cannot load its C++ operators on a
-CPU-only torch, and then fails while it describes one of them ("operator torchvision::nms
-does not exist"). fcil never calls these operators, so declaring them is enough.
+timm imports torchvision. The public torchvision wheel cannot load its C++ operators on a CPU-only
+torch, and then fails while it describes one of them ("operator torchvision::nms does not exist").
+fcil never calls these operators, so declaring them is enough.
 
-fcil never compiles a model. torchvision and timm load torch's compiler while they are imported,
-for marks that say "do not compile this". That is 1.0 of the 2.9 s that a process computes until it
-has its first features, and 69 of 372 MB (torch 2.13 on x86-64). A mark that waits until its
-function is called does the same. The first step of an optimiser loads it all the same.
+fcil never compiles a model. torchvision and timm load torch's compiler during their import, for
+decorators that say "do not compile this". That costs 1.0 of the 2.9 s of a process until its first
+features, and 69 of 372 MB (torch 2.13 on x86-64). A decorator that waits until its function is
+called does the same. The first step of an optimiser loads the compiler all the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def ensure_torchvision() -> bool:
     Call it before ``import timm``.
 
     Returns:
-        Whether the operators had to be declared now.
+        True if the operators had to be declared now.
     """
     try:
         importlib.import_module("torchvision")
@@ -62,14 +62,14 @@ _UTILS = "torch._dynamo.utils"
 
 
 class _Utils(ModuleType):
-    """Stands in for the compiler's helpers, and makes room for them as soon as one is used."""
+    """Placeholder for the compiler's helpers, which loads them as soon as one is used."""
 
     @staticmethod
     def is_compile_supported(device: str) -> Any:
         return _real_utils().is_compile_supported(device)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what the import system asks a module about itself
+        if name.startswith("__"):  # the import system's questions about a module
             raise AttributeError(name)
         return getattr(_real_utils(), name)
 
@@ -81,15 +81,15 @@ def _real_utils() -> Any:
 
 
 def _mark(function: Callable[..., Any] | None = None, recursive: bool = True, **_kw: Any) -> Any:
-    """`torch.compiler.disable`, which loads the compiler once the function is called."""
+    """Like `torch.compiler.disable`, but load the compiler only when the function is called."""
     return torch._disable_dynamo(function, recursive)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Within this, imports of torchvision and timm do not load the compiler.
+    """Keep imports of torchvision and timm from loading the compiler.
 
-    Where it is loaded already, or torch has another way to mark, nothing is changed.
+    Nothing changes if it is loaded already, or if torch has another such decorator.
     """
     if _UTILS in sys.modules or not hasattr(torch, "_disable_dynamo"):
         yield

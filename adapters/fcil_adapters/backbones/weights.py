@@ -1,4 +1,4 @@
-"""The weights of a backbone as numbers and as a safetensors file, and their digest (torch-free)."""
+"""A backbone's weights as arrays and as a safetensors file, and their digest (torch-free)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def weights_digest(named: Iterable[tuple[str, NDArray[Any]]]) -> str:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies in a safetensors file.
+    """The place of a tensor in a safetensors file.
 
     Attributes:
         dtype: as safetensors calls it, ``F32`` for example.
@@ -50,7 +50,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """A safetensors file: raw numbers behind a header that says where each tensor lies.
+    """A safetensors file: raw numbers behind a header with the place of each tensor.
 
     Attributes:
         tensors: by name, without those of a head.
@@ -64,7 +64,7 @@ class WeightsFile:
         """Read the header.
 
         Raises:
-            DataError: there is no such file, or it is no safetensors file, or it is cut short.
+            DataError: the file is missing, cut short, or not a safetensors file.
         """
         try:
             header, start = _header(path)
@@ -92,16 +92,16 @@ class WeightsFile:
         return cls(path, tensors)
 
     def digest(self) -> str:
-        """Return the backbone's digest; a tensor at a time is in memory.
+        """Return the backbone's digest; one tensor at a time is in memory.
 
         Raises:
-            DataError: a tensor holds other numbers than floating-point ones of numpy.
+            DataError: a tensor's type is not a floating-point type of numpy.
         """
         data = np.memmap(self.path, dtype=np.uint8, mode="r")
         return weights_digest((name, self._read(name, data)) for name in sorted(self.tensors))
 
     def tensors_f32(self) -> dict[str, NDArray[np.float32]]:
-        """Return the tensors where they lie: views of the file, which is not read yet.
+        """Return the tensors as views of the file, which is not read yet.
 
         Raises:
             DataError: one is not float32.
@@ -125,7 +125,7 @@ class WeightsFile:
             )
         raw = data[tensor.offset : tensor.offset + tensor.length]
         values = raw.view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
-        return np.require(values, requirements="A")  # a copy of what lies at an odd place
+        return np.require(values, requirements="A")  # copies data at an odd offset
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:

@@ -1,4 +1,4 @@
-"""Descriptions of a backbone: types without torch, and plain fields for messages and the ledger."""
+"""Descriptions of a backbone: torch-free types, and plain fields for messages and the ledger."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fcil_protocol.ids import is_digest
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """From a decoded picture to the backbone's input, the same on every device.
+    """Steps from a decoded picture to the backbone's input, the same on every device.
 
-    The picture becomes RGB, its shorter side ``round(size / crop_pct)`` pixels, then the
-    central ``size`` x ``size`` square, uint8; the backbone normalises with mean and std
-    (of values in [0, 1]).
+    The picture becomes RGB, its shorter side ``round(size / crop_pct)`` pixels, then the central
+    ``size`` x ``size`` square, uint8; the backbone normalises with mean and std (of values in [0,
+    1]).
     """
 
     size: int
@@ -29,11 +29,11 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class BackboneInfo:
-    """What one may know of the frozen backbone without torch.
+    """Torch-free description of the frozen backbone.
 
     Attributes:
-        digest: SHA-256 over sorted (name, shape, fp32 little-endian bytes) of the headless
-            state dict, before casting or merging (hex).
+        digest: SHA-256 over sorted (name, shape, fp32 little-endian bytes) of the headless state
+            dict, before casting or merging (hex).
     """
 
     name: str
@@ -98,7 +98,7 @@ def backbone_from_fields(fields: dict[str, Any]) -> BackboneInfo:
 
 
 def preprocessing_digest(preprocessing: Preprocessing) -> str:
-    """Return the SHA-256 of how images are prepared (hex)."""
+    """Return the SHA-256 of a preprocessing (hex)."""
     text = json.dumps(asdict(preprocessing), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

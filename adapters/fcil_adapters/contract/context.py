@@ -41,7 +41,7 @@ class TaskInfo:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a learner is, for terminals and status: 0 <= done <= total steps."""
+    """A learner's progress, for terminals and status: 0 <= done <= total steps."""
 
     done: int
     total: int
@@ -60,22 +60,22 @@ class Hparams(BaseModel):
 
 @dataclass(frozen=True)
 class Context:
-    """Everything a half may use besides its state and its inputs.
+    """Everything that a half may use besides its state and its inputs.
 
     Attributes:
         kind: the exchange (``prepare``, ``train``, ``finish``, ``evaluate``).
-        round: index of this exchange within (task, kind), from 0; ``rounds`` is how many.
+        round: index of this exchange within (task, kind), from 0; ``rounds`` is their number.
         hparams: the method's hyper-parameters, the same on all sides.
         device: torch device name for torch halves.
         seed: entropy words; `rng` and `torch_seed` derive independent streams from them.
-        backbone: the loaded, immutable backbone (None for methods that need none and on
-            the server where none is needed).
-        micro_batch: largest number of images in one forward and backward pass; gradients
-            are accumulated to the method's batch size. None: the whole batch.
+        backbone: the loaded, immutable backbone (None for methods that need none and on the server
+            where none is needed).
+        micro_batch: largest number of images in one forward and backward pass; gradients are
+            accumulated to the method's batch size. None: the entire batch.
         max_weight_share: cap on one client's aggregation weight ([trust]).
-        averaging: how tensors are averaged ([trust]).
-        privacy: how a learner clips and noises its statistics ([privacy]).
-        forms: in which form tensors travel ([wire] half); an aggregator commits to it what it
+        averaging: the rule that averages tensors ([trust]).
+        privacy: clipping and noise of a learner's statistics ([privacy]).
+        forms: the form in which tensors travel ([wire] half); an aggregator commits to it what it
             broadcasts, before it enters the state.
         progress: to be called about once per step.
         exemplars: images of past classes, for a learner whose method declares them; else None.

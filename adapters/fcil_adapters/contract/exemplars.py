@@ -1,8 +1,8 @@
 """Exemplars: images of past classes that a client may look at again (torch-free).
 
-They lie in the user's folder already, so nothing is copied: a learner's state names them by the
-SHA-256 of their content (tensor `EXEMPLARS`), and the worker opens a door to just these. Only a
-method that declares exemplars gets one. Neither the images nor their digests leave the device.
+They are in the user's folder already, so nothing is copied: a learner's state names them by the
+SHA-256 of their content (tensor `EXEMPLARS`), and the worker opens exactly these. Only a method
+that declares exemplars gets any. Neither the images nor their digests leave the device.
 
 Rebuffi et al., iCaRL: Incremental Classifier and Representation Learning, CVPR 2017,
 https://arxiv.org/abs/1611.07725.
@@ -28,18 +28,18 @@ DIGEST_BYTES = 32
 
 
 def none_kept(_hparams: Any) -> int:
-    """Say that a method keeps no exemplars."""
+    """Return 0: the method keeps no exemplars."""
     return 0
 
 
 @dataclass(frozen=True)
 class Exemplars:
-    """What a learner that keeps exemplars is given besides the current task's images.
+    """Extra input of a learner that keeps exemplars, besides the current task's images.
 
     Attributes:
-        images: those that its state names and that are still here, in the state's order.
+        images: those that its state names and that still exist, in the state's order.
         digests: (m, 32), of ``images``.
-        current: (N, 32), of the current task's images: what the next state may name.
+        current: (N, 32), of the current task's images, which the next state may name.
     """
 
     images: ImageSet
@@ -87,19 +87,19 @@ def as_digests(hexes: list[str]) -> U8:
 
 
 def named(state: Payload) -> list[str]:
-    """Return the digests (hex) that a learner's state names, in order; an empty state none."""
+    """Return the digests (hex) that a learner's state names, in order; none for an empty state."""
     rows = state.tensors.get(EXEMPLARS)
     return [] if rows is None else [row.tobytes().hex() for row in rows]
 
 
 def with_exemplars(state: Payload, digests: U8) -> Payload:
-    """Return a state that names these exemplars (m, 32), each once, whatever it named before."""
+    """Return a state that names these exemplars (m, 32), each once, in place of earlier ones."""
     _, first = np.unique(digests, axis=0, return_index=True)
     return Payload({**state.tensors, EXEMPLARS: digests[np.sort(first)]}, state.meta)
 
 
 def check_state(state: Payload, most: int) -> None:
-    """Check what a learner's new state names.
+    """Check the exemplars that a learner's new state names.
 
     Raises:
         InternalError: exemplars of a method that declares none, more than it declares, or no
@@ -118,7 +118,7 @@ def check_state(state: Payload, most: int) -> None:
 
 
 def class_share(most: int, classes: int) -> int:
-    """Return how many exemplars each of some classes may have: the memory, evenly."""
+    """Return how many exemplars each of some classes may have: the memory, evenly divided."""
     return most // classes if classes else 0
 
 
@@ -151,7 +151,7 @@ def herd(features: NDArray[np.floating[Any]], most: int) -> I64:
 
 
 def told(most: int) -> str:
-    """Return what is told of a method's exemplars to whom the images belong; empty: none."""
+    """Return a sentence about a method's exemplars for the owner of the images; empty: none."""
     if not most:
         return ""
     return (

@@ -1,11 +1,12 @@
-"""Whether a run of a method can be made one in which a client never took part (torch-free).
+"""Conditions under which a method can forget a client exactly (torch-free).
 
-What every client sends must follow from its own images alone. Then aggregating again what the
-others have sent gives the state that they would have without it, to the last bit. Where clients
-learn from what the server broadcast, each later update has something of everybody in it.
+A run then becomes one in which the client never took part. Every upload must follow from the
+client's own images alone: then aggregating the other clients' uploads again gives the state that
+they would have without it, to the last bit. Where clients learn from the server's broadcasts, each
+later update holds traces of all clients.
 
-Uploads of a method that can forget say in ``count`` (c,) how many images of each class they are
-of: in the order of ``classes`` (c,), or of the task's classes where they have no such tensor.
+Uploads of a method that can forget give in ``count`` (c,) the number of images of each class: in
+the order of ``classes`` (c,), or of the task's classes where they have no such tensor.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from fcil_protocol.payloads.payload import Payload
 
 
 def entangled(_hparams: Any) -> str:
-    """Return why a method cannot forget a client that does not say that it can."""
+    """Return why a method, unless it declares otherwise, cannot forget a client."""
     return "its clients train on what the server broadcast, so later updates of all hold traces"
 
 
 def separable(_hparams: Any) -> str:
-    """Return that uploads follow from each client's own images alone."""
+    """Return an empty text: uploads follow from each client's own images alone."""
     return ""
 
 

@@ -1,9 +1,9 @@
-"""In which form tensors travel: kinds that go in half precision, both ways (torch-free).
+"""Forms in which tensors travel: kinds that go in half precision, both ways (torch-free).
 
-Methods compute with float32 and declare F32. Workers narrow what leaves them and widen what
-comes, so a daemon, the spool and the wire see the half form, and a method never does. What a
-server broadcasts it has rounded before, in its state (`Forms.commit`): so state, broadcast and
-what every client decodes are equal to the bit, and nothing is lost when parts are narrowed.
+Methods compute with float32 and declare F32. Workers narrow outgoing tensors and widen incoming
+ones, so a daemon, the spool and the wire see the half form, and a method never does. A server
+rounds its broadcasts before, in its state (`Forms.commit`): so state, broadcast and what every
+client decodes are equal to the bit, and narrowing parts loses nothing.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ F32 = NDArray[np.float32]
 WEIGHTS: Final = "weights"  # short for all kinds that a method offers
 NOTHING: Final = "none"
 LARGEST = float(np.finfo(np.float16).max)  # 65,504
-MUCH = 0.25  # a loss of a round's step of which a client is told
+MUCH = 0.25  # a client hears of a larger loss of a round's step
 
-# Others compute further with these, or they have no room: why each is sent as it is.
+# Tensors that further computations need exactly, or that have no room: the reason of each.
 EXACT_KINDS: Mapping[Kind, str] = MappingProxyType(
     {
         Kind.GAUSSIAN: "means and covariances are merged and drawn from",
@@ -43,7 +43,7 @@ _HALF, _FULL = WIRE_DTYPES["F16"], WIRE_DTYPES["F32"]
 
 @dataclass(frozen=True)
 class Forms:
-    """How a run's tensors travel.
+    """The forms of a run's tensors.
 
     Attributes:
         half: the kinds whose float32 tensors travel as F16; statistics among them
@@ -54,7 +54,7 @@ class Forms:
 
     @property
     def names(self) -> list[str]:
-        """The kinds by name, sorted: how they are told to others."""
+        """The kinds by name, sorted, as messages give them."""
         return sorted(kind.value for kind in self.half)
 
     def schema(self, schema: PayloadSchema) -> PayloadSchema:
@@ -73,7 +73,7 @@ class Forms:
 
         Args:
             payload: of the learner.
-            schema: of what travels.
+            schema: of the upload as it travels.
 
         Raises:
             DoesNotFit: a number is too large. Nothing of the payload may be sent then.
@@ -86,7 +86,7 @@ class Forms:
         return Payload(tensors, payload.meta)
 
     def narrow_exactly(self, payload: Payload, schema: PayloadSchema) -> Payload:
-        """Return a part as it travels: what its readers decode is what the state holds.
+        """Return a part as it travels; its readers decode exactly the numbers of the state.
 
         Raises:
             InternalError: the method broadcasts numbers that it has not committed.
@@ -110,15 +110,15 @@ class Forms:
                 yield spec.name
 
     def lost(self, trained: Payload, sent: Payload, parts: Iterable[Payload]) -> dict[str, float]:
-        """Return how much of a round's training the rounding of an upload takes away, by kind.
+        """Return the share of a round's training that rounding an upload takes away, by kind.
 
         A half has 11 bits: a step of less than 1/4,000 of the number that it changes is lost.
 
         Args:
-            trained: what the learner returned.
+            trained: the learner's result.
             sent: the same, narrowed.
-            parts: the broadcast that it started from, widened. What an upload does not share
-                with one of them, by name and shape, is left out; of several the nearest counts.
+            parts: the broadcast that it started from, widened. Tensors that share name and shape
+                with none of them are left out; of several the nearest counts.
 
         Returns:
             Kind as names begin with it -> length of the rounding over length of the step.
@@ -137,7 +137,7 @@ class Forms:
         return {kind: rounding[kind] / length for kind, length in step.items() if length}
 
     def widen(self, payload: Payload) -> Payload:
-        """Return a payload as methods compute with it: in float32, without any loss."""
+        """Return a payload in float32, as methods compute with it, without any loss."""
         if not self.half:
             return payload
         tensors = {
@@ -147,7 +147,7 @@ class Forms:
         return Payload(tensors, payload.meta)
 
     def commit(self, kind: Kind, array: Array) -> F32:
-        """Return numbers as clients will decode them; what enters a state and is broadcast.
+        """Return numbers as clients will decode them, for the state and the broadcast.
 
         Raises:
             DoesNotFit: a number is too large for the form.
@@ -167,7 +167,7 @@ EXACT = Forms()
 
 
 def read_half(value: object) -> str | list[Kind]:
-    """Read what ``[wire] half`` may be: `WEIGHTS`, `NOTHING`, or a list of kinds.
+    """Read a value of ``[wire] half``: `WEIGHTS`, `NOTHING`, or a list of kinds.
 
     Raises:
         ValueError: it is something else, or names a kind that always travels as it is.
@@ -187,7 +187,7 @@ def read_half(value: object) -> str | list[Kind]:
 
 
 def forms_of(half: object, method: str, offered: tuple[Kind, ...]) -> Forms:
-    """Return the forms that ``[wire] half`` asks for (`read_half`).
+    """Return the forms of a setting of ``[wire] half`` (`read_half`).
 
     Args:
         half: the setting.
@@ -195,7 +195,7 @@ def forms_of(half: object, method: str, offered: tuple[Kind, ...]) -> Forms:
         offered: the kinds that it commits.
 
     Raises:
-        ConfigError: it is no such setting, or the method cannot send one of the kinds so.
+        ConfigError: the setting is invalid, or the method cannot send one of the kinds so.
     """
     try:
         wanted = read_half(half)
@@ -216,7 +216,7 @@ def forms_of(half: object, method: str, offered: tuple[Kind, ...]) -> Forms:
 
 
 def lost_words(lost: Mapping[str, float]) -> list[str]:
-    """Say what rounding took away of a round's training (`Forms.lost`), where it is much."""
+    """Return a sentence for each kind whose rounding lost much of a round's training."""
     return [
         f"half precision took {min(share, 1):.0%} of this round's step of {kind}: the steps are "
         f"small beside the numbers; a run without {kind} in [wire] half would keep them"
@@ -230,7 +230,7 @@ def _length(one: Array, other: Array) -> float:
 
 
 def _rounded(array: Array) -> NDArray[np.float16]:
-    with np.errstate(over="ignore"):  # callers look at what does not fit
+    with np.errstate(over="ignore"):  # callers check for overflow
         return array.astype(_HALF)
 
 

@@ -1,7 +1,7 @@
-"""The three halves of a method and what passes between them.
+"""The three halves of a method and the values that they exchange.
 
-The learner runs on clients, the aggregator on the server; the model composes a predictor
-wherever the global model is used. Workers load all three by name.
+The learner runs on clients, the aggregator on the server; the model composes a predictor wherever
+the global model is used. Workers load all three by name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Part:
 
     @property
     def kind(self) -> str:
-        """Which broadcast schema it has."""
+        """Name of its broadcast schema."""
         return self.name.partition("/")[0]
 
 
@@ -49,13 +49,13 @@ class Updates(Protocol):
     """The accepted updates of a round in ClientId order, opened one at a time.
 
     ``samples`` is known before any update is opened, so weighted sums can stream; it may be
-    iterated more than once. Tensors are read-only views of the update: who keeps one beyond its
-    update's turn copies it, or the whole update stays in memory.
+    iterated more than once. Tensors are read-only views of the update: a caller that keeps one
+    beyond its update's turn copies it, or the entire update stays in memory.
     """
 
     @property
     def clients(self) -> tuple[ClientId, ...]:
-        """Who contributed, sorted."""
+        """The clients that contributed, sorted."""
         ...
 
     @property
@@ -82,13 +82,13 @@ class Learner(Protocol):
 
         Args:
             ctx: everything else; ``ctx.backbone`` is loaded if the method needs one.
-            state: what this client kept from its last counted update (empty at first).
+            state: this client's state after its last counted update (empty at first).
             broadcast: part name -> payload, all parts of the state that the round starts from.
             data: the train images of the current task's classes, nothing else.
 
         Returns:
-            The new state, provisional until a broadcast names the update as counted, and
-            the payload for the exchange's upload schema.
+            The new state, provisional until a broadcast names the update as counted, and the
+                payload for the exchange's upload schema.
         """
         ...
 
@@ -101,7 +101,7 @@ class Aggregator(Protocol):
         ...
 
     def open_task(self, ctx: Context, state: State) -> State:
-        """Draw everything random that task ``ctx.task`` starts with.
+        """Draw all random values that task ``ctx.task`` starts with.
 
         Clients draw no first values (docs/methods/README.md, "First values").
         """
@@ -112,9 +112,9 @@ class Aggregator(Protocol):
         ...
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
-        """Return all parts that a client needs at this state, however late it comes.
+        """Return all parts that a client needs at this state, even one that joins late.
 
-        A function of the state alone: unchanged parts must come out with unchanged bytes.
+        A function of the state alone: unchanged parts must have unchanged bytes.
         """
         ...
 
@@ -133,10 +133,10 @@ class Predictor(Protocol):
 
 
 class Model(Protocol):
-    """How a broadcast and a backbone become logits over the seen classes.
+    """Composition of a broadcast and a backbone to logits over the seen classes.
 
-    Evaluation, prediction and export use only this. Exported can be what `compose` returns as a
-    `heads.scorer.Scorer` or a `frozen_features.FeatureScorer`: the file holds their very score.
+    Evaluation, prediction and export use only this. A result of `compose` can be exported if it is
+    a `heads.scorer.Scorer` or a `frozen_features.FeatureScorer`: the file holds their very score.
     """
 
     def compose(self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Any) -> Predictor:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 class ImageSet(Protocol):
-    """The learner's or evaluator's door to local images of some classes, decoded once."""
+    """Read access of a learner or evaluator to local images of some classes, decoded once."""
 
     @property
     def labels(self) -> NDArray[np.int64]:

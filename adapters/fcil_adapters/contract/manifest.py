@@ -29,10 +29,10 @@ class Exchange:
 
     Attributes:
         kind: ``prepare``, ``train`` or ``finish``.
-        upload: what a client may send. It must hold ``n``, int64 (1,): the samples used.
-        rounds: how many per task; None: ``[round] rounds_per_task``.
+        upload: schema of a client's upload. It must hold ``n``, int64 (1,): the samples used.
+        rounds: number per task; None: ``[round] rounds_per_task``.
         check: further consistency rules, one sentence per fault.
-        keeps_state: whether the learner's new state is kept once the update is counted.
+        keeps_state: True if the learner's new state is kept once the update is counted.
     """
 
     kind: str
@@ -56,24 +56,24 @@ class Method:
         dims: (hparams, backbone, task) -> values of the schemas' known symbols.
         learner, aggregator, model: ``package.module:Class``.
         presets: name -> overrides of the defaults.
-        cadence: part kind -> when it changes; ``ROUND`` for kinds that are not named.
-        largest: (hparams, backbone, task, clients) -> what travels where schemas allow more.
-        averagings: hparams -> the rules of `Averaging` that it can work with; those beyond the
-            mean take effect where it calls `averaging.average`.
-        uncapped: hparams -> why no weight is capped at ``ctx.max_weight_share`` and what would
-            cap it, for the operator who set one; empty: weights are capped.
+        cadence: part kind -> when it changes; ``ROUND`` for kinds without an entry.
+        largest: (hparams, backbone, task, clients) -> largest traffic where schemas allow more.
+        averagings: hparams -> the rules of `Averaging` that it can work with; those beyond the mean
+            take effect where it calls `averaging.average`.
+        uncapped: hparams -> why no weight is capped at ``ctx.max_weight_share`` and what would cap
+            it, for the operator who set one; empty: weights are capped.
         forgets: hparams -> why no client can be forgotten exactly; empty: one can (`forgetting`).
-        statistics: (hparams, kind of exchange, task) -> what the learner makes of noised sums when
-            ``ctx.privacy`` is on; other tensors, apart from counts, it does not protect. May raise
-            ConfigError for options that do not go with noise.
+        statistics: (hparams, kind of exchange, task) -> the learner's noised sums when
+            ``ctx.privacy`` is on; other tensors, apart from counts, are unprotected. May raise
+            ConfigError for options that exclude noise.
         needs_backbone: False for methods that work on pixels or numbers alone.
-        frozen: learner and model see of the backbone what `frozen_features.Extractor` says and
-            nothing else, and import no torch: any engine will do for a client.
-        half: the kinds of tensors that its aggregator commits (`Forms.commit`), which may
-            therefore travel in half precision.
-        forms: in which form its tensors travel; `registry.in_forms` sets it for a run.
-        claim: what its paper says it sends; None where it says nothing of it.
-        economies: how it can send less, the least costly in accuracy first.
+        frozen: learner and model use the backbone through `frozen_features.Extractor` alone, and
+            import no torch: any engine will do for a client.
+        half: the kinds of tensors that its aggregator commits (`Forms.commit`), which may therefore
+            travel in half precision.
+        forms: the forms of its tensors in a run; `registry.in_forms` sets them.
+        claim: its paper's statement of the bytes sent; None where the paper has none.
+        economies: its ways to send less, the least costly in accuracy first.
         exemplars: hparams -> most images of past classes that a client may look at again
             (`exemplars`); 0: none, and its learners never meet one.
     """

@@ -1,17 +1,17 @@
 """Clipping and Gaussian noise for statistics of images (torch-free).
 
-What is protected is one image's contribution: two sets of images are neighbours if one image of
-the first is a blank in the second, which adds nothing to any sum (Kairouz et al., Practical and
-Private (Deep) Learning without Sampling or Shuffling, 2021, section 2: zero-out). Counts of
-images are the same in both, so they are no secret. A feature is clipped to length C before it
-enters a sum, so blanking an image moves the sums of all classes together by at most C, and the
-scatter of residuals that are clipped to C by at most C^2 in Frobenius norm. Noise of standard
-deviation z times that makes each of them a Gaussian mechanism of noise multiplier z (Dwork and
-Roth, The Algorithmic Foundations of Differential Privacy, 2014, appendix A; for covariances
-Dwork, Talwar, Thakurta, Zhang, Analyze Gauss, 2014). docs/privacy.md says what that is worth.
+The unit of protection is one image's contribution: two sets of images are neighbours if one image
+of the first is a blank in the second, which adds nothing to any sum (Kairouz et al., Practical and
+Private (Deep) Learning without Sampling or Shuffling, 2021, section 2: zero-out). Counts of images
+are the same in both, so they are no secret. A feature is clipped to length C before it enters a
+sum, so blanking an image moves the sums of all classes together by at most C, and the scatter of
+residuals that are clipped to C by at most C^2 in Frobenius norm. Noise of standard deviation z
+times that makes each of them a Gaussian mechanism of noise multiplier z (Dwork and Roth, The
+Algorithmic Foundations of Differential Privacy, 2014, appendix A; for covariances Dwork, Talwar,
+Thakurta, Zhang, Analyze Gauss, 2014). docs/privacy.md states its worth.
 
-Features must come from a model that the images themselves have not changed: the one that the
-broadcast brought. After local training every feature depends on every image, and no bound holds.
+Features must come from a model that the images themselves have not changed: that of the broadcast.
+After local training every feature depends on every image, and no bound holds.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ I64 = NDArray[np.int64]
 Draw = Callable[[tuple[int, ...]], F64]
 
 _TINY = np.finfo(np.float64).tiny
-_SUMMED = 4  # normal numbers that make one
+_SUMMED = 4  # normal numbers summed to one
 
 
 def system_normal(shape: tuple[int, ...]) -> F64:
     """Draw from N(0, 1) with bits of the operating system's generator alone.
 
-    The state of an ordinary generator could be found from what it gave, and the noise be taken
-    off again. Each number is the sum of four over 2, so that the lowest bits do not tell which
-    number it was (Holohan and Braghin, Secure Random Sampling in Differential Privacy, 2021).
+    An ordinary generator's outputs reveal its state, and with it the noise could be removed. Each
+    number is the sum of four over 2, so that the lowest bits do not reveal the number (Holohan and
+    Braghin, Secure Random Sampling in Differential Privacy, 2021).
     """
     size = math.prod(shape)
     total = sum((_box_muller(size) for _ in range(_SUMMED)), start=np.zeros(size))
@@ -70,13 +70,13 @@ class Statistic:
 
 
 def no_statistics(_hparams: Any, _kind: str, _task: Any) -> tuple[Statistic, ...]:
-    """Return nothing: what a manifest declares that knows no noise."""
+    """Return nothing: the statistics of a manifest without noise."""
     return ()
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """How the statistics of images are protected in a round.
+    """Protection of the statistics of images in a round.
 
     Attributes:
         noise_multiplier: z; 0: nothing is clipped, and there is no noise.
@@ -90,7 +90,7 @@ class Privacy:
 
     @property
     def on(self) -> bool:
-        """Whether statistics are clipped and noised."""
+        """True if statistics are clipped and noised."""
         return self.noise_multiplier > 0
 
     def clipped(self, features: NDArray[Any]) -> NDArray[Any]:
@@ -103,7 +103,7 @@ class Privacy:
         return clipped
 
     def released_sums(self, sums: F64, counts: I64) -> F64:
-        """Add the noise to sums of clipped features: once, since each call draws anew.
+        """Add noise to sums of clipped features: once, since each call draws fresh noise.
 
         Args:
             sums: (c, d).
@@ -117,8 +117,8 @@ class Privacy:
     def released_scatter(self, residuals: NDArray[Any], *, diagonal: bool) -> F64:
         """Return sum r r^T of clipped rows (n, d) with noise: (d, d), or its diagonal (d,).
 
-        Off the diagonal the same noise stands on both sides: what is noised is one triangle,
-        whose length is at most that of the whole.
+        Off the diagonal the noise is symmetric: only one triangle is noised, whose length is at
+        most that of the matrix.
         """
         r = self.clipped(residuals)
         deviation = self.noise_multiplier * self.clip**2

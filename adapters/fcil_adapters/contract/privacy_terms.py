@@ -1,4 +1,4 @@
-"""Which terms of privacy a method can keep, and what they leave unprotected (torch-free)."""
+"""Check of the privacy terms that a method can keep, and of the tensors left unprotected."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _USUAL, _SINGLE = TaskInfo(0, (0, 1)), TaskInfo(0, (0,))
 def unprotected(method: Method, hparams: Hparams, backbone: BackboneInfo) -> tuple[str, ...]:
     """Return the kinds of tensors that a method sends and noise does not cover, sorted.
 
-    Counts are left out: they are told exactly, as docs/privacy.md says.
+    Counts are left out: clients send them exactly (docs/privacy.md).
 
     Raises:
-        ConfigError: the method's options do not go with noise.
+        ConfigError: the method's options exclude noise.
     """
     return tuple(sorted(set(_unprotected(method, hparams, backbone))))
 
@@ -43,8 +43,8 @@ def check_privacy(
     """Check that a method can keep the terms.
 
     Raises:
-        ConfigError: with noise, it would send what noise does not cover, and the terms do not
-            say that this is meant; or its options do not go with noise.
+        ConfigError: with noise, it would send tensors that noise does not cover, and the terms do
+            not allow it; or its options exclude noise.
     """
     if terms.noise_multiplier == 0:
         return

@@ -32,9 +32,9 @@ _TORCH = ("torch", "timm", "torchvision")
 
 
 def installed() -> EntryPoints:
-    """Return the doors of all installed methods.
+    """Return the entry points of all installed methods.
 
-    Every installed package is read for it; again only when one has come or gone since.
+    It reads every installed package; again only when one has come or gone since.
     """
     return _doors(entry_points, tuple(_stamp(place) for place in sys.path))
 
@@ -45,7 +45,7 @@ def _doors(look: Callable[..., EntryPoints], _places: tuple[tuple[str, int], ...
 
 
 def _stamp(place: str) -> tuple[str, int]:
-    """Return a place where packages lie, and when the last one came or went there."""
+    """Return a folder of packages with the time of its last change."""
     try:
         return place, Path(place).stat().st_mtime_ns
     except OSError:
@@ -62,10 +62,10 @@ def load_method(name: str, doors: EntryPoints | None = None) -> Method:
 
     Args:
         name: of the method.
-        doors: what `installed` returned, where several methods are loaded.
+        doors: result of `installed`, to load several methods.
 
     Raises:
-        ConfigError: no installed package offers the name, or two do, or its door leads to no
+        ConfigError: no installed package offers the name, or two do, or its entry point leads to no
             manifest.
     """
     entries = _entries(name, doors)
@@ -83,7 +83,7 @@ def load_method(name: str, doors: EntryPoints | None = None) -> Method:
 
 
 def package_of(name: str) -> str:
-    """Return the installed package that brings a method and its version; "" if unknown."""
+    """Return the installed package that brings a method, and its version; "" if unknown."""
     entries = _entries(name)
     return _package(entries[0]) if entries else ""
 
@@ -99,7 +99,7 @@ def _package(entry: EntryPoint) -> str:
 def _load(entry: EntryPoint) -> Method:
     try:
         manifest = entry.load()
-    except Exception as error:  # whatever a stranger's module does when it is imported
+    except Exception as error:  # a third-party module may raise anything on import
         raise ConfigError(
             f"the method {entry.name!r} ({entry.value}) cannot be imported: "
             f"{type(error).__name__}: {error}.",
@@ -178,8 +178,8 @@ def schema_digest(
 ) -> str:
     """Return the SHA-256 that both sides of a federation must agree on (hex).
 
-    It covers the method's name and version, its hyper-parameters and all its schemas, and terms
-    of privacy if there are any: a client that does not know them cannot take part then.
+    It covers the method's name and version, its hyper-parameters and all its schemas, and privacy
+    terms if there are any: a client that does not know them cannot take part then.
     """
     extra = {} if privacy == NO_PRIVACY else {"privacy": privacy.model_dump(mode="json")}
     text = json.dumps(
@@ -203,10 +203,10 @@ def schema_digest(
 
 
 def in_forms(method: Method, forms: Forms) -> Method:
-    """Return a method whose schemas say how its tensors travel in a run.
+    """Return a method whose schemas give the forms of its tensors in a run.
 
-    Whoever checks, predicts or shows what travels works with this one; its halves do not
-    notice, because workers narrow and widen.
+    Code that checks, predicts or shows traffic works with this one; the halves do not notice,
+    because workers narrow and widen.
     """
     if not forms.half:
         return method
@@ -249,7 +249,7 @@ def check_uploads(method: Method, hparams: Hparams, backbone: BackboneInfo) -> N
     Raises:
         EgressRefused: names every such tensor and field.
     """
-    first = TaskInfo(0, (0,))  # which symbols are known is the same in every task
+    first = TaskInfo(0, (0,))  # the known symbols are the same in every task
     known = method.dims(hparams, backbone, first)
     faults = [
         f"{exchange.kind}: {fault}"

@@ -1,11 +1,11 @@
-"""What a manifest says of a method's bytes (torch-free).
+"""A manifest's statements about a method's bytes (torch-free).
 
-`Cadence` and `Largest`: when parts of a broadcast change, and what the schemas' bounds leave open,
-so that the bytes can be told before anything runs. `Claim`: a paper's own figure, which reports
-show beside what is sent. `Economy`: a step towards fewer bytes and what it gives up. A manifest
-lists its economies from the least to the most costly in accuracy; a server with a budget takes
-them in this order until a round fits (`fcil_server.reports.traffic.budget`). Half precision is none
-of them: it is the default ([wire] half).
+`Cadence` and `Largest`: when parts of a broadcast change, and the sizes that the schemas leave
+open, so that the bytes are known before anything runs. `Claim`: a paper's own figure, which reports
+show next to the bytes sent. `Economy`: a step towards fewer bytes and its price. A manifest lists
+its economies from the least to the most costly in accuracy; a server with a budget takes them in
+this order until a round fits (`fcil_server.reports.traffic.budget`). Half precision is not among
+them: it is the default ([wire] half).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 
 class Cadence(StrEnum):
-    """When there is a new part of a kind, and what becomes of the older ones.
+    """Times of new parts of a kind, and the fate of the older ones.
 
-    A client fetches each part once, so this decides what a kind of part costs.
+    A client fetches each part once, so this decides the cost of a kind of part.
     """
 
     ROUND = "round"  # one part, replaced by every round and by every task that opens
@@ -38,11 +38,11 @@ class Cadence(StrEnum):
 
 @dataclass(frozen=True)
 class Largest:
-    """What can travel in one task with so many clients, where the schemas would allow more.
+    """Largest traffic in one task with a given number of clients, where the schemas allow more.
 
     Attributes:
         sizes: free symbol of a schema -> its largest value, instead of its ``at_most`` bound.
-        without_tensors: optional tensors that nobody sends.
+        without_tensors: optional tensors that no client sends.
         without_parts: kinds of parts that are not broadcast.
     """
 
@@ -57,8 +57,8 @@ class Claim:
 
     Attributes:
         said: the figure as the paper gives it.
-        up_bytes, down_bytes: the same in bytes of float32; None where nothing is said.
-        leaves_out: what the figure does not count, one phrase.
+        up_bytes, down_bytes: the same in bytes of float32; None where the paper gives none.
+        leaves_out: the bytes that the figure does not count, one phrase.
         backbone: timm name.
         classes: of a task.
         clients: that answer a round.
@@ -78,9 +78,9 @@ class Economy:
     """One step towards fewer bytes.
 
     Attributes:
-        what: it, in a few words, such as "diagonal covariances".
-        gives_up: what is lost by it, in a few words.
-        options: option of the method -> value; it replaces what earlier steps set.
+        what: the step in a few words, such as "diagonal covariances".
+        gives_up: its price, in a few words.
+        options: option of the method -> value; it replaces those of earlier steps.
     """
 
     what: str

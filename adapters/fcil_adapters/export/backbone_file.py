@@ -1,7 +1,7 @@
 """Write a backbone's graph as an ONNX file whose weights stay in the safetensors file (torch).
 
-A safetensors file is raw numbers behind a header, and that is what an ONNX file may point into:
-so the weights exist once, under the names that the digest is made of.
+An ONNX file may point into another file, and a safetensors file is raw numbers behind a header: so
+the weights exist once, under the names that the digest covers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MODULE = "vit"
 
 
 class _Features(nn.Module):
-    """From preprocessed pixels to features, as `Backbone.features` computes them."""
+    """Module from preprocessed pixels to features, as `Backbone.features` computes them."""
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
@@ -51,12 +51,12 @@ class _Features(nn.Module):
 
 @dataclass(frozen=True)
 class Exported:
-    """What `export_backbone` wrote.
+    """Result of `export_backbone`.
 
     Attributes:
         agreement: largest relative error of onnxruntime's features of the probe images from
             torch's; None: there is no onnxruntime to compute them.
-        checked: what computed them.
+        checked: the runtime that computed them.
     """
 
     info: BackboneInfo
@@ -72,7 +72,7 @@ def export_backbone(name: str, weights: Path | None, folder: Path) -> Exported:
     Args:
         name: ``embedded``, or a timm vision transformer.
         weights: a local safetensors file; None: those that come with the name.
-        folder: gets ``NAME.safetensors`` and ``NAME.onnx``, where NAME is the model's.
+        folder: gets ``NAME.safetensors`` and ``NAME.onnx``, with the model's NAME.
 
     Raises:
         DataError, ConfigError: it cannot be loaded or exported; the message says why.
@@ -95,7 +95,7 @@ def export_backbone(name: str, weights: Path | None, folder: Path) -> Exported:
 
 
 def _weights_in(folder: Path, backbone: Backbone) -> WeightsFile:
-    """Return the file of a backbone's weights in a folder, written unless it is there."""
+    """Return the file of a backbone's weights in a folder, written unless it exists."""
     target = folder / f"{backbone.info.name}.safetensors"
     if not target.exists():
         return write_weights(backbone, target)
@@ -140,7 +140,7 @@ def write_weights(backbone: Backbone, target: Path) -> WeightsFile:
 
 
 def write_graph(backbone: Backbone, weights: WeightsFile, target: Path) -> None:
-    """Write the graph of a backbone beside the file of its weights.
+    """Write the graph of a backbone next to the file of its weights.
 
     Args:
         backbone: on the CPU.
@@ -159,7 +159,7 @@ def write_graph(backbone: Backbone, weights: WeightsFile, target: Path) -> None:
         )
     size = backbone.info.preprocessing.size
     example = torch.zeros(2, size, size, 3, dtype=torch.uint8)
-    # Optimised, the graph would have weights without the names that the digest is made of.
+    # Optimised, the graph would have weights without the names that the digest covers.
     model = trace(_Features(backbone), example, (PIXELS, FEATURES), optimize=False)
     graph = model.graph
     _rename(graph)
@@ -174,7 +174,7 @@ def write_graph(backbone: Backbone, weights: WeightsFile, target: Path) -> None:
 
 
 def _rename(graph: Any) -> None:
-    """Give the weights the names that they have in the backbone."""
+    """Give the weights their names in the backbone."""
     prefix = f"{_MODULE}."
 
     def bare(name: str) -> str:
@@ -187,7 +187,7 @@ def _rename(graph: Any) -> None:
 
 
 def _point(tensor: Any, location: str, stored: StoredTensor) -> None:
-    """Replace a tensor's numbers by the place where they lie."""
+    """Replace a tensor's numbers by their place in the file."""
     if tensor.data_type != tensor.FLOAT or tuple(tensor.dims) != stored.shape:
         raise DataError(
             f"the exporter changed the weight {tensor.name}.",

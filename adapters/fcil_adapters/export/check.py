@@ -1,4 +1,4 @@
-"""Whether an exported graph computes what the torch model computes: asked before it is written."""
+"""Comparison of an exported graph's scores with the torch model's, before it is written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ F32 = NDArray[np.float32]
 
 # Float32 on both sides differs by rounding alone: 1e-6 to 1e-5 of the spread was measured, so 1e-3
 # is another model. Half precision was measured at up to 1e-2; int8 changes scores visibly, and is
-# judged by what it decides.
+# judged by its decisions.
 TOLERANCES: dict[Precision, Tolerance] = {
     "fp32": Tolerance(error=1e-3, agreement=0.0),
     "fp16": Tolerance(error=5e-2, agreement=0.0),
@@ -33,7 +33,7 @@ def run_graph(graph: bytes, images: NDArray[np.uint8]) -> F32:
         session = ort.InferenceSession(graph, providers=[CPU])
         pieces = [images[:1], *(images[i : i + _BATCH] for i in range(1, len(images), _BATCH))]
         scores = [session.run([OUTPUT], {INPUT: piece})[0] for piece in pieces]
-    except Exception as error:  # onnxruntime has classes of its own, outside the usual tree
+    except Exception as error:  # onnxruntime's exceptions have no common base
         raise InternalError(
             f"onnxruntime {ort.__version__} refuses the exported graph: "
             f"{' '.join(str(error).split())[:300]}",

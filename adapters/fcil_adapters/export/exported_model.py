@@ -1,9 +1,8 @@
-"""A model in one ONNX file, as `model_file` writes it: what it says of itself, and its scores.
+"""A model in one ONNX file, as `model_file` writes it: its metadata and its scores.
 
-Torch-free. The file is an ONNX model with the input `INPUT` and the output `OUTPUT`; under the
-metadata key `KEY` stands an `ExportInfo` as JSON. The last `SEAL_BYTES` of the file are one more
-metadata entry, the SHA-256 of all bytes before it, so that a damaged file is known as one: ONNX
-itself has no such sum.
+Torch-free. The file is an ONNX model with the input `INPUT` and the output `OUTPUT`; the metadata
+key `KEY` holds an `ExportInfo` as JSON. The last `SEAL_BYTES` of the file are one more metadata
+entry, the SHA-256 of all bytes before it, so that damage is detected: ONNX itself has no checksum.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ class _Model(BaseModel):
 
 
 class BackboneName(_Model):
-    """Which backbone is inside: its name, and the digest of its weights before any merging."""
+    """The backbone inside: its name, and the digest of its weights before any merging."""
 
     name: str
     digest: str
 
 
 class Tolerance(_Model):
-    """What was demanded of the file before it was written.
+    """Limits that the file had to meet before it was written.
 
     Attributes:
         error: largest difference of a score from the torch model's, as a share of the scores'
@@ -61,11 +60,11 @@ class Tolerance(_Model):
 
 
 class Checked(_Model):
-    """What was found when the file was compared with the torch model, image by image.
+    """Result of the comparison of the file with the torch model, image by image.
 
     Attributes:
-        images: how many.
-        provider: what of onnxruntime computed the file's scores.
+        images: their number.
+        provider: the provider of onnxruntime that computed the file's scores.
         error, agreement: see `Tolerance`.
     """
 
@@ -76,13 +75,13 @@ class Checked(_Model):
 
 
 class ExportInfo(_Model):
-    """What an exported model says of itself.
+    """Metadata of an exported model.
 
     Attributes:
-        federation, run, task, state: where the model comes from; the task is the last one in it.
+        federation, run, task, state: origin of the model; the task is the last one in it.
         classes: class ids, one for each column of the scores.
         names: of the classes; "" where the exporting side did not know one.
-        temperature: what to divide scores by before a softmax; None: nobody has measured it.
+        temperature: divisor of the scores before a softmax; None: not measured.
         opset: of ONNX' own operators.
         created: ISO 8601, UTC.
     """
@@ -100,7 +99,7 @@ class ExportInfo(_Model):
     backbone: BackboneName
     precision: Precision
     opset: int
-    temperature: float | None = Field(default=None, gt=1e-9)  # less overflows
+    temperature: float | None = Field(default=None, gt=1e-9)  # smaller values overflow
     tolerance: Tolerance
     checked: Checked
     created: str
@@ -119,12 +118,12 @@ class ExportInfo(_Model):
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a model comes from, for what its file says of itself.
+    """Origin of a model, for the metadata of its file.
 
     Attributes:
         task: index of the last task in it.
         state: number of the state.
-        names: class id -> name, of those that are known.
+        names: class id -> name, of the known ones.
         temperature: see `ExportInfo`.
     """
 
@@ -141,7 +140,7 @@ class ExportedModel:
     """A loaded file.
 
     Attributes:
-        runtime: what computes it, and why nothing better does.
+        runtime: the provider that computes it, and why a better one does not.
     """
 
     info: ExportInfo
@@ -150,7 +149,7 @@ class ExportedModel:
 
     @property
     def provider(self) -> str:
-        """What of onnxruntime computes it, such as ``CPUExecutionProvider``."""
+        """The provider of onnxruntime that computes it, such as ``CPUExecutionProvider``."""
         return self.runtime.provider
 
     @classmethod
@@ -163,10 +162,10 @@ class ExportedModel:
             threads: of one operator on the CPU; 0: this process's share.
 
         Raises:
-            DataError: it is no file, no ONNX model, none that fcil exported, or a newer one's; or
-                onnxruntime cannot use it.
-            CorruptFile: it is not as it was written.
-            ConfigError: there is no onnxruntime, or it has no such device.
+            DataError: the file is missing, not an ONNX model, not exported by fcil, or of a newer
+                fcil; or onnxruntime cannot use it.
+            CorruptFile: it has changed since it was written.
+            ConfigError: onnxruntime is missing, or has no such device.
         """
         digest = read_seal(path)
         session, runtime = open_session(path, device, threads, cache=digest)
@@ -187,14 +186,14 @@ class ExportedModel:
 
     def logits(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Score preprocessed images (B, S, S, 3): (B, C), larger is likelier."""
-        if not len(images):  # some operators do not take nothing
+        if not len(images):  # some operators reject an empty batch
             return np.zeros((0, len(self.info.classes)), np.float32)
         scores: NDArray[np.float32] = self._session.run([OUTPUT], {INPUT: images})[0]
         return scores
 
 
 def _fits(session: Any, info: ExportInfo) -> bool:
-    """Say whether a graph takes the pixels and returns the scores that a file speaks of."""
+    """Return True if a graph takes the pixels and returns the scores that its metadata declares."""
     size = info.preprocessing.size
     takes = [(i.name, i.type, i.shape[1:]) for i in session.get_inputs()]
     gives = [(o.name, o.type, len(o.shape), o.shape[-1:]) for o in session.get_outputs()]
@@ -204,15 +203,16 @@ def _fits(session: Any, info: ExportInfo) -> bool:
 
 
 def check_target(target: Path) -> None:
-    """Refuse a place where no model file can be written, before any work.
+    """Refuse a path to which no model file can be written, before any work.
 
     Raises:
-        DataError: it is something else than a file, such as a device or a link, or in no folder.
+        DataError: it is something else than a file, such as a device or a link, or its folder is
+            missing.
     """
     try:
         free = target.parent.is_dir() and not target.is_symlink()
         free = free and (target.is_file() or not target.exists())
-    except OSError:  # too long a name, or none that this user may see
+    except OSError:  # too long a name, or one that this user may not see
         free = False
     if not free:
         raise DataError(
@@ -222,11 +222,11 @@ def check_target(target: Path) -> None:
 
 
 def read_info(text: str, path: Path) -> ExportInfo:
-    """Read what a file says of itself.
+    """Read the metadata of a file.
 
     Raises:
         DataError: a newer fcil wrote it.
-        CorruptFile: it says something else than an `ExportInfo`.
+        CorruptFile: it is not an `ExportInfo`.
     """
     try:
         fields = json.loads(text)
@@ -275,8 +275,8 @@ def read_seal(path: Path) -> str:
     """Return the SHA-256 (hex) that a file ends with, after comparing it; "" if it has none.
 
     Raises:
-        DataError: it cannot be read.
-        CorruptFile: it does, but its bytes are others.
+        DataError: the file cannot be read.
+        CorruptFile: the SHA-256 is not that of its bytes.
     """
     try:
         with path.open("rb") as file:

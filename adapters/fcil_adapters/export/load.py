@@ -1,4 +1,4 @@
-"""Loads the export to ONNX, which needs torch and onnx, where these are installed (torch-free)."""
+"""Load the export to ONNX, which needs torch and onnx, where these are installed (torch-free)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def exporter(extra: str) -> ModuleType:
     """Return `fcil_adapters.export.model_file`, which needs torch and onnx.
 
     Args:
-        extra: which of the package's extras this program came with, for the error.
+        extra: the package's extra of this program, for the error.
 
     Raises:
         ConfigError: they are not installed.

@@ -45,19 +45,19 @@ from fcil_protocol.storage.atomic_files import write_atomic
 
 U8 = NDArray[np.uint8]
 
-# int8: half of the images tell the ranges, the other half whether the result is any good.
+# int8: half of the images give the ranges, the other half test the result.
 LEAST_IMAGES = 16
 _EXAMPLES = 2
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a file is to be.
+    """Settings of an exported file.
 
     Attributes:
         precision: of weights and arithmetic; pixels stay uint8 and scores float32.
         opset: of ONNX's own operators.
-        force: write it although fp16 or int8 changes more than is allowed. The file says so.
+        force: write it even if fp16 or int8 changes more than is allowed. The metadata says so.
     """
 
     precision: Precision = "fp32"
@@ -65,7 +65,7 @@ class Options:
     force: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what does not exist.
+        """Refuse unknown settings.
 
         Raises:
             ConfigError: the precision or the opset is unknown.
@@ -94,24 +94,25 @@ def export_model(
     """Write the model of a broadcast as one ONNX file; all of it or nothing.
 
     Args:
-        method: whose model.
+        method: the method of the model.
         ctx: with the backbone loaded on the CPU, if the method needs one.
         parts: the broadcast, in float32.
-        origin: where it comes from.
-        target: the file; one that exists is replaced.
-        options: how it is to be.
+        origin: goes into the metadata.
+        target: the file; an existing one is replaced.
+        options: settings of the file.
         images: (N, S, S, 3), preprocessed: of the kind that the model will see. They calibrate
-            int8, and the file is compared with the torch model on them, beside the probe images.
-        tell: is told in words what is done next.
+            int8, and the file is compared with the torch model on them, in addition to the probe
+            images.
+        tell: called with a sentence about each next step.
 
     Returns:
-        What the file says of itself.
+        The file's metadata.
 
     Raises:
-        DataError: the model has no classes yet, cannot be exported, or does not stand the
+        DataError: the model has no classes yet, cannot be exported, or loses too much in the
             precision; there are too few images to calibrate with.
         ConfigError: a package is missing.
-        InternalError: the graph does not compute what the model computes.
+        InternalError: the graph's scores differ from the model's.
         DiskFull, StorageError: it cannot be written.
     """
     tell("putting the model together")
@@ -144,7 +145,7 @@ def torch_score(predictor: Predictor) -> Callable[[Tensor], Tensor]:
     """Return a predictor's scores as a torch function of pixels (B, S, S, 3), uint8.
 
     Raises:
-        DataError: the predictor is of a kind that says nothing of the sort.
+        DataError: the predictor is of a kind without such a function.
     """
     if isinstance(predictor, Scorer):
         return predictor.score

@@ -1,8 +1,8 @@
 """A float32 graph in half precision, or with linear layers in int8 (onnx and onnxruntime).
 
-Only the transformer is changed. What follows its last norm, the head, decides between classes by
-small differences of large numbers (squared distances most of all), costs next to nothing, and
-stays float32.
+Only the transformer is changed. The head, all after its last norm, decides between classes by small
+differences of large numbers (squared distances most of all), costs next to nothing, and stays
+float32.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def halved(model: Any, info: BackboneInfo) -> Any:
     """Return a model whose transformer computes in float16.
 
     Raises:
-        DataError: there is none in it.
+        DataError: it contains no transformer.
     """
     import_onnxruntime()
     import onnx
@@ -45,7 +45,7 @@ def halved(model: Any, info: BackboneInfo) -> Any:
     crossing = sorted({name for node in head for name in node.input} & made)
     transformer = _with_nodes(model, body, [types[name] for name in crossing])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of weights that are 0 in float16
+        warnings.simplefilter("ignore")  # about weights that become 0 in float16
         half = convert_float_to_float16(transformer, keep_io_types=True, op_block_list=[])
     return _joined(half, _with_nodes(model, head, list(model.graph.output)))
 
@@ -57,7 +57,7 @@ def quantised(model: Any, info: BackboneInfo, images: NDArray[np.uint8]) -> Any:
     TensorRT demands), from the range that the images show.
 
     Raises:
-        DataError: there is no transformer in it.
+        DataError: it contains no transformer.
     """
     import_onnxruntime()
     import onnx
@@ -89,7 +89,7 @@ def quantised(model: Any, info: BackboneInfo, images: NDArray[np.uint8]) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out the advice that the quantiser logs for models of other makers."""
+    """Suppress the advice that the quantiser logs for models of other makers."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -115,7 +115,7 @@ def _require(model: Any, info: BackboneInfo, precision: str) -> None:
 
 
 def _cut(graph: Any) -> tuple[list[Any], list[Any]]:
-    """Return the nodes that the last norm needs, with it, and those after it, each in order."""
+    """Return the nodes up to the last norm, with it, and those after it, each in order."""
     makers = {name: node for node in graph.node for name in node.output}
     body: set[str] = set()
     left = [node for node in graph.node if node.op_type == _NORM]
@@ -131,7 +131,7 @@ def _cut(graph: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _with_nodes(model: Any, nodes: list[Any], outputs: list[Any]) -> Any:
-    """Return a copy of a model with some of its nodes and what they need."""
+    """Return a copy of a model with some of its nodes and the tensors they need."""
     import onnx
 
     used = {name for node in nodes for name in node.input}
@@ -151,7 +151,7 @@ def _with_nodes(model: Any, nodes: list[Any], outputs: list[Any]) -> Any:
 
 
 def _joined(first: Any, second: Any) -> Any:
-    """Return two models of one graph as one; the second goes on with the first's outputs."""
+    """Join two models of one graph; the second continues from the first's outputs."""
     taken = {tensor.name for tensor in first.graph.initializer}
     renamed = {}
     for tensor in second.graph.initializer:

@@ -1,4 +1,4 @@
-"""From a torch module on preprocessed images to an ONNX graph that takes any number of them."""
+"""Trace of a torch module on preprocessed images as an ONNX graph for any number of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fcil_protocol.errors import ConfigError
 
 # LayerNormalization came with opset 17; onnxruntime reads 18 since 1.14 (early 2023).
 OPSET = 18
-OPSETS = range(18, 24)  # what the exporter can write and onnxruntime 1.31 reads
+OPSETS = range(18, 24)  # the exporter can write and onnxruntime 1.31 reads these
 
 _EXAMPLES = 2
 _MOST_ROWS = 65536
@@ -31,8 +31,7 @@ def trace(
     """Return a module's forward pass as an ``onnx.ModelProto``.
 
     Args:
-        module: takes one tensor and returns one; what it asks `torch.compiler.is_exporting` is
-            answered with yes.
+        module: takes one tensor and returns one; `torch.compiler.is_exporting` is True for it.
         example: an input of two rows; the graph takes any number.
         names: of the graph's input and output.
         opset: of ONNX's own operators.
@@ -45,7 +44,7 @@ def trace(
     rows = torch.export.Dim("batch", min=1, max=_MOST_ROWS)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # of what the exporter itself has deprecated
+        warnings.simplefilter("ignore")  # about deprecations within the exporter itself
         try:
             program = torch.onnx.export(
                 module.eval(),
@@ -84,7 +83,7 @@ def share_equal(graph: Any) -> None:
 
 
 def undress(model: Any, name: str) -> None:
-    """Leave out what the exporter notes for itself: paths, stack traces, versions."""
+    """Remove the exporter's own notes: paths, stack traces, versions."""
     from onnx import helper
 
     model.ir_version = helper.find_min_ir_version_for(list(model.opset_import))

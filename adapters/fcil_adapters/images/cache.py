@@ -1,4 +1,4 @@
-"""Decoded images for learners and evaluators: kept up to a bound, decoded anew beyond it."""
+"""Decoded images for learners and evaluators: kept up to a bound, decoded again beyond it."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ class Picture(Protocol):
 
     @property
     def entry(self) -> Entry:
-        """Where it lies."""
+        """The image's file in its source."""
         ...
 
     @property
     def digest(self) -> str:
-        """By which it is known, whatever its name."""
+        """SHA-256 of the content (hex), which identifies the image under any name."""
         ...
 
 
 class Shelf:
     """Decoded images up to one bound, and the threads that decode them.
 
-    Images are known by their content, so stores that prepare them alike can share a shelf.
+    The key of an image is its content, so stores with the same preprocessing can share a shelf.
     """
 
     def __init__(self, preprocessing: Preprocessing, memory_bytes: int, threads: int = 0) -> None:
-        """Decode with ``threads`` threads (0: one per core, at most 8); keep so many bytes."""
+        """Decode with ``threads`` threads (0: one per core, at most 8); keep ``memory_bytes``."""
         self.kept = _Kept(memory_bytes // (3 * preprocessing.size**2))
         self.pool = ThreadPoolExecutor(threads or min(8, machine.cores()))
 
     def close(self) -> None:
-        """Give back threads and memory."""
+        """Release threads and memory."""
         self.pool.shutdown(cancel_futures=True)
         self.kept = _Kept(0)
 
@@ -54,10 +54,10 @@ class ImageStore:
     """The images of one source, decoded for one backbone.
 
     Attributes:
-        source: where files are read; may be replaced by a newer look at the same images.
+        source: reads the files; may be replaced by a newer listing of the same images.
         faults: one sentence per image that vanished, changed or broke since it was listed.
-        alive: called for every image that is decoded for a door, and whenever one is asked for
-            images: a worker tells its daemon so.
+        alive: called for every image decoded for a `Door`, and at every request for images; a
+            worker uses it to report progress to its daemon.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ImageStore:
         threads: int = 0,
         shelf: Shelf | None = None,
     ) -> None:
-        """Keep decoded images on a shelf of its own, as `Shelf` says, or on a shared one."""
+        """Keep decoded images on a shelf of its own (see `Shelf`), or on a shared one."""
         self.source = source
         self.preprocessing = preprocessing
         self.faults: list[str] = []
@@ -82,20 +82,20 @@ class ImageStore:
         return self._shelf.kept
 
     def close(self) -> None:
-        """Give back files, and threads and memory that nobody shares."""
+        """Release files, and threads and memory that no other store shares."""
         if self._owns:
             self._shelf.close()
         self.source.close()
 
     def door(self, wanted: Sequence[tuple[Picture, int]]) -> Door:
-        """Open labelled images; those that are gone or changed are left out and named."""
+        """Open labelled images; missing or changed ones are left out and named in the faults."""
         good = self._warm([picture for picture, _ in wanted])
         pairs = [pair for pair, fine in zip(wanted, good, strict=True) if fine]
         labels = np.array([label for _, label in pairs], dtype=np.int64)
         return Door(self, [picture for picture, _ in pairs], labels)
 
     def _warm(self, pictures: Sequence[Picture]) -> list[bool]:
-        """Decode what there is room for, look whether the rest is still there."""
+        """Decode as many as fit, and check that the rest still exist."""
         self._kept.next_door()
         missing = dict.fromkeys(i.digest for i in pictures if not self._kept.touch(i.digest))
         room = set(list(missing)[: self._kept.room()])
@@ -117,7 +117,7 @@ class ImageStore:
         return False
 
     def arrays(self, pictures: Sequence[Picture]) -> list[U8 | None]:
-        """Return decoded images (S, S, 3), kept or decoded now; None for those now broken."""
+        """Return decoded images (S, S, 3), kept or decoded now; None for unreadable ones."""
         self.alive()
         found = {i.digest: self._kept.get(i.digest) for i in pictures}
         missing = {i.digest: i for i in pictures if found[i.digest] is None}
@@ -174,8 +174,8 @@ class Door:
     def take(self, index: I64) -> U8:
         """Return images (len(index), S, S, 3).
 
-        In place of an image that broke after the door was opened comes the next readable
-        one of its class; the image is named in the faults.
+        The next readable image of the same class replaces one that broke after opening; the faults
+        name the broken image.
 
         Raises:
             DataError: a class has no readable image left.
@@ -201,9 +201,8 @@ class Door:
 class _Kept:
     """Decoded images by digest, least recently used first, at most ``capacity``.
 
-    Images of the current door are never evicted for one another: a set that is larger than
-    the bound is visited in turns, and strict eviction would then lose each image just
-    before it is needed again.
+    Images of the current `Door` are never evicted for one another: a set larger than the bound is
+    visited in turns, and strict eviction would then lose each image just before its next use.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -212,15 +211,15 @@ class _Kept:
         self._current: set[str] = set()
 
     def next_door(self) -> None:
-        """Let everything that is kept give way to a new door."""
+        """Let every kept image give way to the next `Door`."""
         self._current.clear()
 
     def has(self, key: str) -> bool:
-        """Say whether an image is kept."""
+        """Return True if an image is kept."""
         return key in self._arrays
 
     def touch(self, key: str) -> bool:
-        """Claim an image for the current door; False if it is not kept."""
+        """Claim an image for the current `Door`; return False if it is not kept."""
         if key not in self._arrays:
             return False
         self._arrays.move_to_end(key)
@@ -232,11 +231,11 @@ class _Kept:
         return self._arrays.get(key)
 
     def room(self) -> int:
-        """Return how many more images the current door may keep."""
+        """Return how many more images the current `Door` may keep."""
         return self._capacity - len(self._current)
 
     def put(self, key: str, array: U8) -> None:
-        """Keep an image for the current door, in place of the oldest of earlier doors."""
+        """Keep an image for the current `Door`, in place of the oldest of earlier ones."""
         self._arrays[key] = array
         self._current.add(key)
         while len(self._arrays) > self._capacity:

@@ -1,7 +1,6 @@
 """Pictures: from the bytes of a file to the backbone's input, the same on every device.
 
-Torch-free. Where the files lie is the business of `sources`; its names that other
-modules need are offered here as well.
+Torch-free. `sources` finds the files; this module also offers its names that other modules need.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ __all__ = [
     "preprocess",
 ]
 
-# The size at which Pillow begins to speak of a decompression bomb: 256 MiB as RGB.
+# The size from which Pillow warns of a decompression bomb: 256 MiB as RGB.
 MAX_PIXELS = 1024 * 1024 * 1024 // 4 // 3
-# What libtiff unpacks at once; a tile may be larger than its picture.
+# Bound of one unpacking by libtiff; a tile may be larger than its picture.
 MAX_TIFF_PIECE = 4 * MAX_PIXELS  # bytes
-# Content decides, not the suffix; formats whose readers start other programs are left out.
+# The content decides, not the suffix; formats whose readers start other programs are left out.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _MAX_ASPECT = 8
 _GREY = (128, 128, 128, 255)
-_BOX = 1 << 18  # pixels that are converted at once
+_BOX = 1 << 18  # pixels per conversion
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -67,18 +66,18 @@ _RESAMPLING = {
 
 
 def digest(data: bytes) -> bytes:
-    """Return the SHA-256 of a file's bytes (32 bytes), by which an image is known."""
+    """Return the SHA-256 of a file's bytes (32 bytes), which identifies an image."""
     return hashlib.sha256(data).digest()
 
 
 def decode(data: bytes) -> Image.Image:
     """Decode a picture, turned upright as its EXIF orientation says; any colour mode.
 
-    Of an animation the first frame counts.
+    An animation gives its first frame.
 
     Raises:
-        DataError: the bytes are empty, no known image format, damaged, or more than
-            `MAX_PIXELS` pixels; or a TIFF whose strips or tiles are larger than `MAX_TIFF_PIECE`.
+        DataError: the bytes are empty, no known image format, damaged, or more than `MAX_PIXELS`
+            pixels; or a TIFF whose strips or tiles are larger than `MAX_TIFF_PIECE`.
     """
     if not data:
         raise DataError("the image file is empty.", action="Replace or remove it.")
@@ -87,14 +86,14 @@ def decode(data: bytes) -> Image.Image:
             _check_size(image)
             _check_piece(image)
             image.load()
-            # What is returned is another picture, which the closed file does not touch.
+            # The returned picture is a copy that no longer needs the closed file.
             turn = _TURNS.get(image.getexif().get(Base.Orientation, 1))
             return image.copy() if turn is None else image.transpose(turn)
     except (DataError, MemoryError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_many_pixels("more") from error
-    except Exception as error:  # decoders raise whatever damaged bytes lead them to
+    except Exception as error:  # damaged bytes make decoders raise anything
         reason = str(error).split("<_io")[0].rstrip(" :.") or type(error).__name__
         raise DataError(
             f"the image cannot be decoded ({reason[:120]}).", action="Replace or remove it."
@@ -110,7 +109,7 @@ def _check_size(image: Image.Image) -> None:
 
 
 def _check_piece(image: Image.Image) -> None:
-    """Bound what libtiff sets aside and fills: a strip or tile, whatever the picture's size."""
+    """Bound what libtiff allocates: a strip or tile, independent of the picture's size."""
     if not isinstance(image, TiffImagePlugin.TiffImageFile):
         return
     tags = image.tag_v2
@@ -138,12 +137,12 @@ def _too_many_pixels(got: str) -> DataError:
 def preprocess(image: Image.Image, p: Preprocessing) -> NDArray[np.uint8]:
     """Turn a decoded picture into the backbone's input: uint8 (S, S, 3), RGB.
 
-    Colours: transparent pixels are laid over mid-grey, so that neither a black nor a white
-    drawing vanishes; 16-bit greys keep their upper range (65535 becomes 255); float
-    pictures are read as [0, 1], or as [0, 255] when a value exceeds 1.
+    Colours: transparent pixels are laid over mid-grey, so that neither a black nor a white drawing
+    vanishes; 16-bit greys keep their upper range (65535 becomes 255); float pictures are read as
+    [0, 1], or as [0, 255] when a value exceeds 1.
 
-    Geometry: as `Preprocessing` says. Pictures longer than 8:1 are first cut to the central
-    8:1, since only their centre is used.
+    Geometry: as `Preprocessing` says. Pictures longer than 8:1 are first cut to the central 8:1,
+    since only their centre is used.
 
     Raises:
         ConfigError: the interpolation is unknown.
@@ -176,10 +175,10 @@ def _cut_strip(image: Image.Image) -> Image.Image:
 
 
 def _to_byte_colours(image: Image.Image) -> Image.Image:
-    """Return it as RGB, or L where it is grey: one byte for a colour and pixel.
+    """Return the image as RGB, or L if it is grey: one byte for each colour of a pixel.
 
-    What is wider on the way is made of a box of pixels at a time, so that no picture takes more
-    memory than its own and that of the result.
+    Wider intermediate values exist for one box of pixels at a time, so that the memory stays that
+    of the picture and the result.
     """
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
@@ -193,7 +192,7 @@ def _to_byte_colours(image: Image.Image) -> Image.Image:
 
 
 def _boxes(image: Image.Image) -> Iterator[tuple[tuple[int, int], Image.Image]]:
-    """Yield all parts of a picture with their left upper corners, `_BOX` pixels at most each."""
+    """Yield all parts of a picture with their upper left corners, `_BOX` pixels at most each."""
     width, height = image.size
     columns = min(width, _BOX)
     rows = max(1, _BOX // columns)

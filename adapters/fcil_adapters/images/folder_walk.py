@@ -1,4 +1,4 @@
-"""Which folders lie below one, however links lead from each to the others."""
+"""Walk of all folders below one, with links followed and each folder met once in a class."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-MAX_DEPTH = 32  # folders below the one that is walked
-MAX_LINKS = 10_000  # that are followed
-SIDES = ("train", "test")  # whose folders are classes, where the layout has them
+MAX_DEPTH = 32  # folders below the root
+MAX_LINKS = 10_000  # links that are followed
+SIDES = ("train", "test")  # their folders are classes, in layouts that have them
 
 Identity = tuple[int, int]  # device and inode
 
 
 @dataclass(frozen=True, order=True)
 class _Place:
-    """A folder to come; those without links are first, then those that are less deep."""
+    """A folder to visit; places without links come first, then the less deep."""
 
     links: int
     depth: int
@@ -28,15 +28,15 @@ class _Place:
 class FolderWalk:
     """All folders below one, each once for each class; links are followed.
 
-    Folders that link to each other lead to more paths than anybody can walk: nine such folders to
-    a million. What was met in a class already, or lies above, is passed over there.
+    Folders that link to each other lead to more paths than can be walked: nine such folders to a
+    million. A folder that was already met in a class, or is an ancestor, is passed over there.
 
     Args:
-        root: where it begins.
+        root: where the walk begins.
 
     Attributes:
         repeated: paths that were passed over because their folder was met already.
-        deep: folders that lie deeper than `MAX_DEPTH`.
+        deep: folders deeper than `MAX_DEPTH`.
         unreadable: errors of folders that cannot be read.
     """
 
@@ -50,7 +50,7 @@ class FolderWalk:
         self.unreadable: list[OSError] = []
 
     def __iter__(self) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-        """Yield each folder, by its names below the root, and the names of the files in it."""
+        """Yield each folder, by its names below the root, and the names of its files."""
         self._coming = [_Place(0, 0, (), frozenset())]
         while self._coming:
             place = heapq.heappop(self._coming)
@@ -67,7 +67,7 @@ class FolderWalk:
             yield place.parts, files
 
     def sentences(self) -> Iterator[str]:
-        """Yield one for each kind of thing that was passed over."""
+        """Yield one sentence for each kind of passed-over folder."""
         for error in self.unreadable:
             yield f"folder {error.filename!r} cannot be read ({error.strerror})"
         if self.repeated:
@@ -116,5 +116,5 @@ class FolderWalk:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads nowhere one may look: read as a file, and told there
+    except OSError:  # an unreadable link: treated as a file, which reports it
         return False

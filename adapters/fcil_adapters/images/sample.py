@@ -1,4 +1,4 @@
-"""Some images of a folder, for the ranges of numbers in a model (torch-free)."""
+"""Sample images of a folder, for the ranges of numbers in a model (torch-free)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MOST = 512
 
 
 def sample(folder: Path, p: Preprocessing, most: int = MOST) -> NDArray[np.uint8]:
-    """Return images of a folder and of those in it, preprocessed: (N, S, S, 3), N <= most.
+    """Return images of a folder and its subfolders, preprocessed: (N, S, S, 3), N <= most.
 
     They are taken at equal distances from all, by name, so that each class folder has its share.
-    Those that cannot be read are passed over.
+    Unreadable ones are passed over.
 
     Raises:
-        DataError: there is no such folder, or no image in it that can be read.
+        DataError: the folder is missing, or holds no readable image.
     """
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}.", action="Give a folder with images.")

@@ -1,8 +1,8 @@
-"""Where images lie: class folders, or a zip of them, read in place.
+"""Sources of images: class folders, or a zip of them, read in place.
 
-Layouts: ``<class>/<image>``, or ``train/<class>/<image>`` and ``test/<class>/<image>``.
-Images may lie deeper below their class folder. Hidden files and files that are no images
-by their suffix are passed over.
+Layouts: ``<class>/<image>``, or ``train/<class>/<image>`` and ``test/<class>/<image>``. Images may
+be deeper below their class folder. Hidden files and files without an image's suffix are passed
+over.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fcil_protocol.payloads.schema import class_key, class_name_fault, normalise
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 )
-MAX_FILE_BYTES = 256 << 20  # above any photograph; below what would fill a small device
+MAX_FILE_BYTES = 256 << 20  # above any photograph; below the memory of a small device
 LAYOUT = (
     "Lay images out as FOLDER/<class>/<image>, or FOLDER/train/<class>/<image> and "
     "FOLDER/test/<class>/<image>, or as a zip file of either."
@@ -40,10 +40,10 @@ class Entry:
     Attributes:
         name: path inside the source, with ``/``.
         class_name: normalised name of its class.
-        part: the side that the layout gives it, or a partition; None without either.
+        part: train or test, by the layout or a partition; None without either.
         size: bytes.
-        stamp: changes when the file changes: modification time in ns, or the CRC-32 of a
-            zip member.
+        stamp: changes when the file changes: modification time in ns, or the CRC-32 of a zip
+            member.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Listing:
-    """What a source holds: its images by name, and one sentence per thing left out."""
+    """The contents of a source: its images by name, and one sentence per thing left out."""
 
     entries: tuple[Entry, ...]
     faults: tuple[str, ...]
@@ -63,7 +63,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class _Member:
-    """An image file before its place in the layout is known; ``parts`` from the layout's root."""
+    """An image file not yet arranged by the layout; ``parts`` from the layout's root."""
 
     name: str
     parts: tuple[str, ...]
@@ -79,7 +79,7 @@ class ImageSource(ABC):
 
     @abstractmethod
     def listing(self) -> Listing:
-        """Look at the source as it is now.
+        """List the source as it is now.
 
         Raises:
             DataError: it cannot be read, or holds no image in a class folder.
@@ -99,10 +99,10 @@ class ImageSource(ABC):
 
     @abstractmethod
     def unchanged(self, entry: Entry) -> bool:
-        """Say, without reading it, whether the file still looks as it did when listed."""
+        """Return True if the file, unread, still looks as it did when listed."""
 
     def close(self) -> None:
-        """Give back what the source holds open."""
+        """Close the files that the source holds open."""
         return
 
 
@@ -110,7 +110,7 @@ def open_source(path: Path) -> ImageSource:
     """Open a folder or a zip file of images.
 
     Raises:
-        DataError: there is neither at ``path``; the expected layout is named.
+        DataError: there is neither at ``path``; the message names the expected layout.
     """
     if path.is_dir():
         return FolderSource(path)
@@ -120,10 +120,10 @@ def open_source(path: Path) -> ImageSource:
 
 
 class _Files(ImageSource):
-    """A source that is laid out as this module says."""
+    """A source with one of this module's layouts."""
 
     def listing(self) -> Listing:
-        """Look at the source as it is now."""
+        """List the source as it is now."""
         faults: list[str] = []
         members = [m for m in self._members(faults) if _wanted(m, faults)]
         listing = _arrange(self._rooted(members), faults)
@@ -149,7 +149,7 @@ class FolderSource(_Files):
         """Return a file's bytes."""
         try:
             with (self.path / entry.name).open("rb") as file:
-                # Python sets aside as much as is asked for.
+                # Python allocates as much as the call requests.
                 size = min(os.fstat(file.fileno()).st_size, MAX_FILE_BYTES)
                 return _bounded(file.read(size + 1), entry.name)
         except (OSError, ValueError) as error:
@@ -183,7 +183,7 @@ class FolderSource(_Files):
 
 
 class ZipSource(_Files):
-    """A zip file, read in place. One folder around everything else is looked through."""
+    """A zip file, read in place; a single outermost folder is skipped."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -193,7 +193,7 @@ class ZipSource(_Files):
             raise DataError(f"{path} is not a readable zip file ({error}).", action=LAYOUT) from (
                 error
             )
-        # A member without a name is none; zipfile itself stumbles over it.
+        # zipfile fails on a member without a name, so it is left out.
         named = (i for i in self._zip.infolist() if i.filename)
         self._infos = {i.filename: i for i in named if not i.is_dir()}
 
@@ -265,7 +265,7 @@ def _unreadable(name: str, error: Exception) -> DataError:
 
 
 def _arrange(members: Iterable[_Member], faults: list[str]) -> Listing:
-    """Find the class and the part of every file."""
+    """Determine the class and the part of every file."""
     ordered = sorted(members, key=lambda m: m.parts)
     by_top: dict[str, list[_Member]] = {}
     loose = [m for m in ordered if len(m.parts) == 1]
@@ -301,7 +301,7 @@ def _arrange(members: Iterable[_Member], faults: list[str]) -> Listing:
 
 
 class _ClassNames:
-    """Class names met so far, matched as the federation matches them."""
+    """Class names met so far, compared like class names of the federation."""
 
     def __init__(self, faults: list[str]) -> None:
         self._faults = faults
@@ -309,7 +309,7 @@ class _ClassNames:
         self._folders: dict[tuple[str | None, str], str] = {}
 
     def of(self, folder: str, part: SourcePart | None) -> str | None:
-        """Return the class of a folder, or None, with a sentence, if it cannot be one."""
+        """Return the class of a folder; None, with a sentence in the faults, if it has none."""
         name = normalise_class_name(folder)
         fault = class_name_fault(name)
         if fault:

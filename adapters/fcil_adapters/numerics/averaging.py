@@ -1,8 +1,8 @@
-"""Averages over clients on the server's device: plain, or such that no client rules them (torch).
+"""Averages over clients on the server's device: plain, or robust against single clients (torch).
 
-The coordinate-wise rules are those of Yin et al., Byzantine-Robust Distributed Learning:
-Towards Optimal Statistical Rates, ICML 2018, https://arxiv.org/abs/1803.01498, with weights;
-clipped steps are those of Sun et al., Can You Really Backdoor Federated Learning?, 2019,
+The coordinate-wise rules are those of Yin et al., Byzantine-Robust Distributed Learning: Towards
+Optimal Statistical Rates, ICML 2018, https://arxiv.org/abs/1803.01498, with weights; clipped steps
+are those of Sun et al., Can You Really Backdoor Federated Learning?, 2019,
 https://arxiv.org/abs/1911.07963, with a bound that the round itself sets.
 """
 
@@ -23,8 +23,8 @@ from fcil_protocol.payloads.payload import Array
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
-# What the coordinate-wise rules hold of all clients at once, unless one tensor alone is more,
-# and the entries that they sort at once: sorting takes some 40 bytes for each.
+# Bytes of all clients that the coordinate-wise rules hold at once, unless one tensor alone is
+# larger, and the entries that they sort at once: sorting takes some 40 bytes for each.
 _STACK_BYTES = 64 << 20
 _SORTED_NUMBERS = 1 << 20
 # Cumulated weights nearer to each other than this are equal; sums of K weights are not exact.
@@ -40,20 +40,20 @@ def average(
 ) -> dict[str, F32]:
     """Average tensors of all clients by the rule of ``ctx.averaging``.
 
-    ``mean`` and ``clip`` stream: memory does not depend on K. ``trimmed_mean`` and ``median``
-    hold a tensor of all clients at once, and open the updates once for some tensors together.
-    One client's values come out as they are, whatever the rule.
+    ``mean`` and ``clip`` stream: memory does not depend on K. ``trimmed_mean`` and ``median`` hold
+    a tensor of all clients at once, and open the updates once for several tensors. A single
+    client's values come out unchanged under any rule.
 
     Args:
         ctx: rule and device.
         updates: K of them, opened one at a time, more than once.
-        names: which tensors.
+        names: of the tensors.
         weights: (K,), they sum to 1.
         start: the same tensors as the round began; ``clip`` measures steps from there.
 
     Returns:
-        name -> float32 array of the tensor's shape; computed in float64
-        (docs/methods/README.md, "Arithmetic").
+        name -> float32 array of the tensor's shape; computed in float64 (docs/methods/README.md,
+            "Arithmetic").
     """
     wanted = tuple(names)
     match ctx.averaging.rule:
@@ -74,9 +74,9 @@ def weighted_mean(
 
     Args:
         updates: opened one at a time.
-        names: which tensors.
+        names: of the tensors.
         weights: (K,).
-        device: where the sums are, in float64.
+        device: holds the sums, in float64.
 
     Returns:
         name -> float32 array of the tensor's shape.
@@ -127,7 +127,7 @@ def _by_entry(
     weights: F64,
     start: Mapping[str, Array],
 ) -> dict[str, F32]:
-    """Trim or take the median of every entry by itself; some tensors in one pass over clients."""
+    """Trim or take the median of every entry by itself; several tensors per pass over clients."""
     rule = ctx.averaging
     capped = class_weights(weights[:, None], rule.trim)[:, 0]  # (K,)
     trim = rule.trim if rule.rule == "trimmed_mean" else None
@@ -137,7 +137,7 @@ def _by_entry(
         stacks: dict[str, list[Array]] = {name: [] for name in group}
         for update in updates:
             for name in group:
-                # A copy: a view would keep the client's whole update in memory.
+                # A copy: a view would keep the client's entire update in memory.
                 stacks[name].append(np.array(update.payload.tensors[name], dtype=np.float32))
         for name in group:
             values = torch.from_numpy(np.stack(stacks.pop(name)))  # (K, ...)
@@ -162,10 +162,10 @@ def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:
 def combine_entries(values: Tensor, weights: F64, trim: float | None) -> Tensor:
     """Return the weighted trimmed mean or the weighted median of every entry.
 
-    The K values of an entry are sorted and laid side by side, each as wide as its client's
-    weight, on a line of length 1. The trimmed mean is the mean of what lies between ``trim``
-    and ``1 - trim``: a client at the edge counts with the part of its weight inside. The
-    median is what lies at 1/2; where two values meet there, their mean.
+    The K values of an entry are sorted and laid side by side, each as wide as its client's weight,
+    on a line of length 1. The trimmed mean is the mean of the part between ``trim`` and ``1 -
+    trim``: a client at the edge counts with the part of its weight inside. The median is the value
+    at 1/2; where two values meet there, their mean.
 
     Args:
         values: (K, ...).

@@ -1,8 +1,8 @@
-"""One class name for two things: clients whose mean features of a class lie far apart (torch-free).
+"""Conflicts over a class name: clients whose mean features of a class are far apart (torch-free).
 
-Nothing is left out for it: whether "crane" is a bird or a machine is for people to say. It can be
-seen only in rounds whose uploads hold a mean for each class, and only where a round has a second
-class to compare with.
+A conflict excludes nothing: people decide if "crane" is a bird or a machine. It is visible only in
+rounds whose uploads hold a mean for each class, and only where a round has a second class to
+compare with.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from fcil_protocol.payloads.schema import Kind, PayloadSchema
 MEAN, OWNED, COUNT = "mean", "owned", "count"  # tensors of such an upload (`class_reports`)
 # The distance of two clients' means of one class over that to the nearest other class. With raw
 # thumbnails of digits, 40 images of each at 2 to 20 clients, honest clients reach 0.71, and one
-# that calls another digit so has 0.88 to 1.4. With 12 images the two overlap (1.18 and 0.83):
-# the mean of so few is too uncertain to say anything.
+# that gives another digit this name has 0.88 to 1.4. With 12 images the two overlap (1.18 and
+# 0.83): the mean of 12 is too uncertain for a verdict.
 FAR = 0.8
 LEAST_IMAGES = 30
-MOST_CLIENTS = 200  # whose means are held at once
+MOST_CLIENTS = 200  # most means held at once
 
 Vector = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class FarApart:
-    """Two clients that mean different things by one class, it seems.
+    """Two clients that seem to mean different things by one class.
 
     Attributes:
         ratio: the distance of their means over that to the nearest other class.
@@ -45,11 +45,11 @@ class FarApart:
 
 
 class Meanings:
-    """What the clients of a round mean by its classes, as their updates come by.
+    """The mean features that the clients of a round give its classes, one update at a time.
 
     Args:
         schema: of the updates.
-        task: whose classes they are about.
+        task: the task of their classes.
     """
 
     def __init__(self, schema: PayloadSchema, task: TaskInfo) -> None:
@@ -59,7 +59,7 @@ class Meanings:
         self._means: dict[int, dict[ClientId, Vector]] = defaultdict(dict)
 
     def take(self, update: Update) -> None:
-        """Look at an update; the same one again changes nothing."""
+        """Record an update; the same one again changes nothing."""
         if self._told:
             for class_id, mean in _means(update.payload, self._task).items():
                 known = self._means[class_id]
@@ -67,7 +67,7 @@ class Meanings:
                     known[update.client] = mean
 
     def far_apart(self) -> list[FarApart]:
-        """Return the classes of which two clients' means lie far apart."""
+        """Return the classes for which the means of two clients are far apart."""
         centres = {c: np.median(list(of.values()), axis=0) for c, of in self._means.items()}
         found = (_farthest(c, of, centres) for c, of in sorted(self._means.items()))
         return [pair for pair in found if pair is not None and pair.ratio > FAR]
@@ -89,7 +89,7 @@ def _means(payload: Payload, task: TaskInfo) -> dict[int, Vector]:
 def _farthest(
     class_id: int, means: dict[ClientId, Vector], centres: dict[int, Vector]
 ) -> FarApart | None:
-    """Return the client farthest from the others' middle, and who is farthest from it."""
+    """Return the client farthest from the others' median, and the client farthest from that one."""
     if len(means) < 2 or len(centres) < 2:
         return None
 

@@ -1,4 +1,4 @@
-"""Class means and their exact merge, in float64, and the comparison of probe features."""
+"""Class means and their exact merge, in float64."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ I64 = NDArray[np.int64]
 
 
 def class_positions(labels: NDArray[np.int64], classes: Sequence[int]) -> I64:
-    """Return where each label stands in ``classes``: (N,) int64.
+    """Return the position of each label in ``classes``: (N,) int64.
 
     Raises:
-        KeyError: a label is none of the classes (the caller's door let it through).
+        KeyError: a label is none of the classes (a fault of the caller's dataset).
     """
     position = {c: i for i, c in enumerate(classes)}
     return np.array([position[int(c)] for c in labels], dtype=np.int64)
@@ -60,7 +60,7 @@ def merge_means(means: NDArray[Any], counts: I64, max_share: float = 1.0) -> tup
             (`client_weights.class_weights`); at 1 the result is the exact mean.
 
     Returns:
-        Means (C, d), zero where nobody has the class, and total counts (C,).
+        Means (C, d), zero for a class without images, and total counts (C,).
     """
     weights = class_weights(counts, max_share)  # (K, C)
     owned = np.where((counts > 0)[:, :, None], means, 0)  # (K, C, d)

@@ -1,7 +1,7 @@
-"""What clients tell of a task's classes: mean features and image counts.
+"""Clients' reports on a task's classes: mean features and image counts.
 
-The schema, the payload, its checks and the server's stacks of it (torch-free). A mean leaves
-a client only if it stands for enough images: the mean of one image is that image's feature.
+The schema, the payload, its checks and the server's stacks of it (torch-free). A mean leaves a
+client only if it stands for enough images: the mean of one image is that image's feature.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def count_spec(name: str, rows: int | str) -> TensorSpec:
 def report_specs(mean: str = "mean") -> tuple[TensorSpec, ...]:
     """Return the tensors of a report; ``c`` is the number of the task's classes, ``d`` the width.
 
-    ``mean`` (owned, d), or as it is called, and ``owned`` (owned,) hold the classes with enough
+    ``mean`` (owned, d), under its given name, and ``owned`` (owned,) hold the classes with enough
     images, ``classes`` and ``count`` (c,) all of the task, ``n`` (1,) the images.
     """
     return (
@@ -58,8 +58,8 @@ def report_tensors(
         classes: the c class ids of the task.
         means: (c, d).
         counts: (c,).
-        least: classes with fewer images keep their mean at home.
-        mean: what the tensor of means is called.
+        least: means of classes with fewer images stay on the client.
+        mean: name of the tensor of means.
     """
     owned = counts >= least
     ids = np.asarray(classes, dtype=np.int64)
@@ -116,7 +116,7 @@ class ClassReports:
     @classmethod
     def of(cls, updates: Updates, classes: Sequence[int]) -> ClassReports:
         """Read the reports, and ``proto`` (c, d), of all updates."""
-        # A copy: a view would keep the client's whole update in memory.
+        # A copy: a view would keep the client's entire update in memory.
         read = [(update.payload.f32("proto").copy(), *_read(update, classes)) for update in updates]
         return cls(*(np.stack(column) for column in zip(*read, strict=True)))
 
@@ -126,16 +126,16 @@ def federated_means(
 ) -> tuple[NDArray[np.float64], I64]:
     """Return the class means over all images of all clients, one report in memory at a time.
 
-    The updates are opened twice: the weights of a class need everybody's counts.
+    The updates are opened twice: the weights of a class need every client's counts.
 
     Args:
         updates: with reports.
         classes: the c class ids of the task.
         max_share: largest weight of one client in a class that others have as well.
-        mean: what the tensor of means is called.
+        mean: name of the tensor of means.
 
     Returns:
-        Means (c, d), zero where nobody has the class, and total counts (c,).
+        Means (c, d), zero for a class without images, and total counts (c,).
     """
     counts = np.stack([_read(update, classes, mean)[1] for update in updates])  # (K, c)
     weights = class_weights(counts, max_share)  # (K, c)

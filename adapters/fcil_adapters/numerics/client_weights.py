@@ -17,9 +17,9 @@ F64 = NDArray[np.float64]
 def sample_weights(samples: Sequence[int], max_share: float = 1.0) -> F64:
     """Return FedAvg weights w_k = n_k / N, none above ``max(max_share, 1/K)``, summing to 1.
 
-    What a capped client loses is shared among the others in proportion to their samples;
-    inflating one's sample count is the cheapest attack, and this bounds it
-    (docs/lying-clients.md, "Four limits").
+    A capped client's excess is shared among the others in proportion to their samples; inflating
+    one's sample count is the cheapest attack, and this bounds it (docs/lying-clients.md, "Four
+    limits").
 
     Raises:
         DataError: no client has a sample.
@@ -31,7 +31,7 @@ def sample_weights(samples: Sequence[int], max_share: float = 1.0) -> F64:
 
 
 def allowed_counts(samples: Sequence[int], max_share: float = 1.0) -> F64:
-    """Return n_k as far as a client may claim it: the shares are `sample_weights`.
+    """Return the n_k that each client may claim: their shares are `sample_weights`.
 
     Counts below the cap stay; those above are lowered, and the sum with them. So a client that
     inflates its count makes neither itself nor its round and task outweigh the others.
@@ -50,14 +50,14 @@ def allowed_counts(samples: Sequence[int], max_share: float = 1.0) -> F64:
 def class_weights(counts: NDArray[Any], max_share: float = 1.0) -> F64:
     """Return each client's weight in each class: its share of the class's images, capped.
 
-    Every column is what `sample_weights` makes of it; all columns are done at once.
+    Every column equals `sample_weights` of it; all columns are computed at once.
 
     Args:
         counts: (K, C), images of each client and class, >= 0.
         max_share: largest weight of one client in a class that others have as well.
 
     Returns:
-        (K, C); a column sums to 1, or is zero where nobody has the class.
+        (K, C); a column sums to 1, or is zero for a class without images.
     """
     images = np.asarray(counts, dtype=np.float64)
     owners = np.maximum((images > 0).sum(0), 1)  # (C,)

@@ -1,8 +1,7 @@
-"""Updates whose values are far larger than those of the same round's others (torch-free).
+"""Updates with values far larger than those of the others in the round (torch-free).
 
-The schema's absolute limits must admit every honest value of every method, so they are wide.
-What is honest here and now, the other clients of the round show: their median, and how far
-they lie around it.
+The schema's absolute limits must admit every honest value of every method, so they are wide. The
+round's other clients show the honest range here and now: their median, and their spread around it.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from fcil_protocol.ids import ClientId
 from fcil_protocol.payloads.payload import Array, Payload
 from fcil_protocol.payloads.schema import Kind, PayloadSchema
 
-# Sums over a client's images grow with their number, so a round has no common size of them;
-# counts and metrics are no values that anything is averaged of.
+# Sums over a client's images grow with their number, so a round has no common size of them; counts
+# and metrics are not averaged.
 NOT_JUDGED = frozenset({Kind.GRAM, Kind.COUNT, Kind.METRIC})
 
 _DEVIATION = 1.4826  # a normal distribution's standard deviation in median absolute ones
-# The least spread of sizes, in natural logarithms: clients whose data are alike send nearly
-# equal sizes, and no honest client shall be far from them because of it. With the default
-# factor it lets every update pass that is no larger than e^2.4 = 11 times the median.
+# The least spread of sizes, in natural logarithms: clients with similar data send nearly equal
+# sizes, which must not make an honest client an outlier. With the default factor it lets every
+# update pass that is no larger than e^2.4 = 11 times the median.
 _LEAST_SPREAD = 0.4
 _LARGEST_EXPONENT = 700.0  # exp stays finite
 
@@ -35,7 +34,7 @@ Sizes = Mapping[Kind, float]
 
 @dataclass(frozen=True)
 class OutlierRule:
-    """When an update is too far from the others.
+    """Limits beyond which an update is too far from the others.
 
     Attributes:
         factor: spreads above the median that are allowed; 0: nothing is judged.
@@ -47,14 +46,14 @@ class OutlierRule:
 
 
 def screen(rule: OutlierRule, updates: Updates, schema: PayloadSchema) -> dict[ClientId, str]:
-    """Return the clients to exclude, each with a sentence that says why.
+    """Return the clients to exclude, each with a sentence that gives the reason.
 
     One pass; one update is in memory at a time.
 
     Args:
-        rule: when.
+        rule: the limits.
         updates: a round's.
-        schema: the upload schema of its exchange, which says what kind each tensor is of.
+        schema: the upload schema of its exchange, with the kind of each tensor.
     """
     if rule.factor <= 0 or len(updates) < rule.min_clients:
         return {}
@@ -63,11 +62,11 @@ def screen(rule: OutlierRule, updates: Updates, schema: PayloadSchema) -> dict[C
 
 
 def kind_sizes(payload: Payload, schema: PayloadSchema) -> dict[Kind, float]:
-    """Return the largest row of each kind of tensor that a payload holds.
+    """Return the largest row of each kind of tensor in a payload.
 
-    A row runs along a tensor's last axis (a class's prototype, a token of a prompt); a number
-    of a vector is a row of its own. Its size is its root mean square, so neither the width of
-    the backbone nor the number of classes changes it, and no row can hide among small ones.
+    A row runs along a tensor's last axis (a class's prototype, a token of a prompt); a number of a
+    vector is a row of its own. Its size is its root mean square, so neither the width of the
+    backbone nor the number of classes changes it, and no row can hide among small ones.
     """
     found: dict[Kind, float] = {}
     for spec in schema.tensors:
@@ -81,21 +80,21 @@ def kind_sizes(payload: Payload, schema: PayloadSchema) -> dict[Kind, float]:
 def outliers(
     rule: OutlierRule, clients: Sequence[ClientId], sizes: Sequence[Sizes]
 ) -> dict[ClientId, str]:
-    """Return who is farther above the median than the rule allows, and why.
+    """Return the clients farther above the median than the rule allows, with the reasons.
 
-    Sizes are compared by their ratios: the limit of a kind is ``median x exp(factor x
-    spread)``, and the spread is the median absolute deviation of the logarithms, taken as a
-    standard deviation. A client with a hundred times the images of another takes a hundred
-    times the steps, and where values begin at zero their sizes differ as much; such a round
-    has a wide spread, whereas a few liars cannot widen it. Only large updates are judged: one
-    of small values cannot pull farther than its weight. Always fewer than half of the clients
-    are excluded, those farthest beyond their limits.
+    Sizes are compared by their ratios: the limit of a kind is ``median x exp(factor x spread)``,
+    and the spread is the median absolute deviation of the logarithms, taken as a standard
+    deviation. A client with a hundred times the images of another takes a hundred times the steps,
+    and where values begin at zero their sizes differ as much; such a round has a wide spread,
+    whereas a few liars cannot widen it. Only large updates are judged: one of small values cannot
+    pull farther than its weight. Always fewer than half of the clients are excluded, those farthest
+    beyond their limits.
 
     Args:
-        rule: when.
+        rule: the limits.
         clients: K of them.
-        sizes: of each, `kind_sizes`; a kind that fewer than ``min_clients`` sent, or whose
-            median is zero, is not judged.
+        sizes: of each, `kind_sizes`; a kind that fewer than ``min_clients`` sent, or whose median
+            is zero, is not judged.
     """
     beyond: dict[ClientId, tuple[float, str]] = {}
     for kind in sorted({kind for one in sizes for kind in one}):

@@ -1,7 +1,7 @@
 """Scores of features, written once for numpy's arrays and torch's tensors.
 
-Only operators, and methods that both have, with numpy's names (``axis``, ``keepdims``), are used.
-Nobody asks how many rows there are: an exported graph takes any number.
+They use only operators, and methods that both have, with numpy's names (``axis``, ``keepdims``).
+They never read the number of rows: an exported graph takes any number.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ from fcil_adapters.contract import State
 from fcil_protocol.errors import SchemaMismatch
 from fcil_protocol.payloads.payload import Array, Payload
 
-CURRENT = "current"  # the part with what the task being learned still changes
+CURRENT = "current"  # the part that the current task still changes
 
 
 def task_part(task: int) -> str:
-    """Return the name of the part with what stays of a finished task."""
+    """Return the name of the part that remains of a finished task."""
     return f"task/{task}"
 
 

@@ -15,7 +15,7 @@ def to_torch(
 ) -> Tensor:
     """Copy an array to a device, with its own dtype unless another is given.
 
-    It always copies: arrays of a payload are views of received bytes and not writable.
+    It always copies: arrays of a payload are read-only views of received bytes.
     """
     return torch.tensor(np.ascontiguousarray(array), device=device, dtype=dtype)
 

@@ -11,7 +11,7 @@ from fcil_protocol.ids import ClientId
 
 @dataclass(frozen=True)
 class UpdateList:
-    """Updates held in memory; what tests and small tools use."""
+    """Updates in memory, for tests and small tools."""
 
     updates: tuple[Update, ...]
 
@@ -26,7 +26,7 @@ class UpdateList:
 
     @property
     def clients(self) -> tuple[ClientId, ...]:
-        """Who contributed, sorted."""
+        """The clients that contributed, sorted."""
         return tuple(u.client for u in self.updates)
 
     @property

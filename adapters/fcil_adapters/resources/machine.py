@@ -1,7 +1,7 @@
-"""What this machine, or the container around this process, has of cores and memory.
+"""Cores and memory of this machine, or of the container around this process (torch-free).
 
-Torch-free. A container sees the cores and the memory of its host; what it may use of them stands
-in the files of its cgroups, the older kind or the newer.
+A container sees the cores and the memory of its host; its own limits are in the files of its
+cgroups, the older kind or the newer.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _NO_LIMIT = 1 << 60  # the older cgroups write a number near 2**63 where there i
 
 @dataclass(frozen=True)
 class Share:
-    """What the cgroups above a process leave to it; the tightest counts.
+    """The share that the cgroups above a process leave to it; the tightest counts.
 
     Attributes:
         quota: cores' worth of time; None: no limit.
-        memory_bytes, used_bytes: of memory, and what is in use of that; None: no limit.
+        memory_bytes, used_bytes: limit of memory, and the part in use; None: no limit.
     """
 
     quota: float | None = None
@@ -31,21 +31,21 @@ class Share:
 
 
 def cores(root: Path = ROOT) -> int:
-    """Return how many cores this process may keep busy: at least 1, and no half ones."""
+    """Return how many cores this process may keep busy, rounded up: at least 1."""
     here, quota = allowed_cores(), share(root).quota
     return max(1, min(here, math.ceil(quota) if quota else here))
 
 
 def allowed_cores() -> int:
-    """Return how many cores this process may run on, whatever time it gets there."""
+    """Return how many cores this process may run on, regardless of its time there."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def memory(root: Path = ROOT) -> tuple[int, bool]:
-    """Return how many bytes of memory there are, and whether a cgroup allows no more."""
-    import psutil  # not at every start of a command
+    """Return the bytes of memory, and True if a cgroup sets them."""
+    import psutil  # slow; not at every start of a command
 
     total = int(psutil.virtual_memory().total)
     limit = share(root).memory_bytes
@@ -53,10 +53,10 @@ def memory(root: Path = ROOT) -> tuple[int, bool]:
 
 
 def share(root: Path = ROOT) -> Share:
-    """Return the tightest limits of the cgroups that this process is in.
+    """Return the tightest limits of this process's cgroups.
 
     Args:
-        root: where the system's own files lie.
+        root: folder of the system's own files.
     """
     quota: float | None = None
     limit: int | None = None
@@ -78,7 +78,7 @@ def share(root: Path = ROOT) -> Share:
 
 
 def _folders(own: str) -> list[str]:
-    """Return where this process's limits stand, the nearest first, from /proc/self/cgroup."""
+    """Return the folders with this process's limits, the nearest first, from /proc/self/cgroup."""
     places: list[str] = []
     for row in own.splitlines():
         number, _, rest = row.partition(":")
@@ -114,7 +114,7 @@ def _bytes(text: str) -> int | None:
 
 
 def _cached(text: str) -> int:
-    """Return from ``memory.stat`` the bytes of cached files, which are given up when needed."""
+    """Return from ``memory.stat`` the bytes of cached files, which are freed when needed."""
     match = re.search(r"^(?:total_)?inactive_file (\d+)$", text, re.MULTILINE)
     return int(match[1]) if match else 0
 

@@ -1,9 +1,9 @@
-"""A bound on the memory of this worker, so that too much is refused to it and not to others.
+"""A bound on this worker's memory, so that an excess hits it and not other processes.
 
 Torch-free. The kernel refuses private memory beyond the bound (RLIMIT_DATA), which Python, numpy
-and torch report as a lack of memory; then the images in one pass are halved (`worker.retry`).
-A library that is being loaded cannot bear a refusal: it aborts. So the bound is set when the
-libraries are loaded and the weights are not, and what the libraries take is looked at instead.
+and torch report as a lack of memory; then the images in one pass are halved (`worker.retry`). A
+library aborts on a refusal while it is being loaded. So the bound is set when the libraries are
+loaded and the weights are not, and covers what the libraries already take.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.process.sizes import show_size
 
-LEAST_ROOM = 32_000_000  # below that not even a small backbone's weights find a place
-TORCH_ROOM = 110_000_000  # nor, with torch, what a first step of training loads and takes
+LEAST_ROOM = 32_000_000  # below it not even a small backbone's weights fit
+TORCH_ROOM = 110_000_000  # below it, with torch, a first step of training does not fit
 _STATUS = Path("/proc/self/status")
 
-DAEMON_BYTES = 120_000_000  # a daemon at work grows to that
+DAEMON_BYTES = 120_000_000  # the size of a working daemon
 
 
 @dataclass
 class _Bound:
-    """The limit of this process: there is one, however many ask."""
+    """The memory limit of this process; there is one per process."""
 
     bound: int = 0
     others: int = 0
@@ -36,7 +36,7 @@ _mine = _Bound()
 
 
 def configure(bound: int, others: int) -> None:
-    """Say how much the client may take, and how much of that is not this process's.
+    """Set the memory bound of the client, and the part that other processes take.
 
     Args:
         bound: bytes; 0: no bound.
@@ -48,8 +48,8 @@ def configure(bound: int, others: int) -> None:
 def enforce(device: str = "cpu", least: int = LEAST_ROOM) -> None:
     """Hold this process to its bound from here on; called when its libraries are loaded.
 
-    On a GPU it is torch's share of the GPU's memory that is bounded: the driver maps more of
-    main memory than it uses, so that no such limit can be set there.
+    On a GPU the bound is torch's share of the GPU's memory: the driver maps more of main memory
+    than it uses, so no limit there can work.
 
     Args:
         device: as torch calls it.
@@ -61,7 +61,7 @@ def enforce(device: str = "cpu", least: int = LEAST_ROOM) -> None:
     if not _mine.bound or _mine.enforced:
         return
     if device.startswith("cuda"):
-        torch = sys.modules["torch"]  # by name: this module is torch-free, and it is loaded
+        torch = sys.modules["torch"]  # by name: this module is torch-free, and torch is loaded
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, _mine.bound / total), device)
         _mine.enforced = True
@@ -80,23 +80,23 @@ def enforce(device: str = "cpu", least: int = LEAST_ROOM) -> None:
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if hard == resource.RLIM_INFINITY or room < hard:  # a tighter one of the system's stays
+    if hard == resource.RLIM_INFINITY or room < hard:  # a tighter one of the system stays
         resource.setrlimit(resource.RLIMIT_DATA, (room, room))
     _mine.enforced = True
 
 
 def own_memory() -> int:
-    """Return what this process, a daemon, is counted with beside its worker, in bytes."""
+    """Return the bytes that this process, a daemon, counts for in addition to its worker."""
     import psutil
 
     return max(DAEMON_BYTES, int(psutil.Process().memory_info().rss))
 
 
 def hint(words: str) -> str:
-    """Return what to say beside a lack of memory under a bound; empty without one.
+    """Return a sentence to add to a lack of memory under a bound; empty without one.
 
     Args:
-        words: of the error, which may name what was asked for.
+        words: of the error, which may name the requested bytes.
     """
     taken = _taken()
     if not _mine.enforced or taken is None:
@@ -106,12 +106,12 @@ def hint(words: str) -> str:
 
 
 def needed(own: int) -> int:
-    """Return the bound under which this process could have so many bytes, in whole 10 MB."""
+    """Return the bound under which this process could have ``own`` bytes, rounded up to 10 MB."""
     return -(-max(own + _mine.others, _mine.bound + 1) // 10_000_000) * 10_000_000
 
 
 def asked(words: str) -> int:
-    """Return the bytes that an error says were asked for; 0 where it does not say."""
+    """Return the requested bytes that an error names; 0 if it names none."""
     found = re.search(r"allocate (\d+(?:\.\d*)?) (bytes|KiB|MiB|GiB)", words)
     if found is None:
         return 0
@@ -119,7 +119,7 @@ def asked(words: str) -> int:
 
 
 def _taken() -> tuple[int, int] | None:
-    """Return private memory that is mapped, and files in memory; None where it is not known."""
+    """Return mapped private memory, and files in memory, in bytes; None if unknown."""
     try:
         lines = _STATUS.read_text()
         rows = dict(re.findall(r"^(VmData|RssFile|RssShmem):\s+(\d+) kB$", lines, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""What families of methods share.
+"""Shared code of the families of methods.
 
 A method imports from here and never from another method.
 """

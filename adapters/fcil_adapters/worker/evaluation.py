@@ -1,4 +1,4 @@
-"""Count a predictor's right answers by class."""
+"""Counts of a predictor's right answers by class."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def evaluate(predictor: Predictor, images: ImageSet, batch: int = 256) -> tuple[
 
     Args:
         predictor: a composed model.
-        images: labelled images; labels that are no candidate count as wrong.
+        images: labelled images; a label that is not a candidate counts as wrong.
         batch: images per call of the predictor.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Why a worker ended, from what the system and its log say. Torch-free."""
+"""Reason of a worker's end, from the system and its log (torch-free)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from fcil_protocol.errors import OutOfMemory, WorkerDied, WorkerError, WorkerStalled
 from fcil_protocol.process.sizes import show_size
 
-# What native code says last when it is refused memory and ends the process for it.
+# Last messages of native code that ends the process when it is refused memory.
 _NO_MEMORY = (
     "cannot allocate memory", "bad_alloc", "out of memory", "memoryerror",
     "thread creation failed",
@@ -18,15 +18,15 @@ _NO_MEMORY = (
 
 @dataclass(frozen=True)
 class End:
-    """How a worker ended.
+    """The end of a worker.
 
     Attributes:
-        name: how messages call it.
-        code: exit code, or minus the signal; None: not known.
-        ours: it was ended from this side.
-        stalled: what it was ended for, if it was silent for too long.
-        oom_killed: the kernel ended a process for lack of memory meanwhile.
-        bound: bytes that it was held to; 0: none.
+        name: its name in messages.
+        code: exit code, or minus the signal; None: unknown.
+        ours: the daemon ended it.
+        stalled: why it was ended, if it was silent for too long.
+        oom_killed: the kernel meanwhile ended a process for lack of memory.
+        bound: its memory limit in bytes; 0: none.
     """
 
     name: str
@@ -38,11 +38,11 @@ class End:
 
 
 def why(end: End, log: Path | None) -> WorkerError:
-    """Return the error that says why a worker ended.
+    """Return the error that explains why a worker ended.
 
     Args:
-        end: how it did.
-        log: where its last words are; None: nowhere.
+        end: facts of its end.
+        log: file with its last output; None: nowhere.
     """
     who, code = f"the {end.name} worker", end.code
     if end.stalled:

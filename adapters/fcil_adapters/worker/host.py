@@ -1,7 +1,7 @@
-"""The daemon's hold on its worker process: start, call, cancel, release, survive its death.
+"""The daemon's handle on its worker process: start, call, cancel, release, survive its death.
 
-Torch-free. A worker is started at the first call and again after it died or was released;
-so every call carries all that it needs.
+Torch-free. A worker starts at the first call, and again after its death or release; so every call
+carries all that it needs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from fcil_protocol.errors import FcilError, InternalError, WireError, WorkerErro
 from fcil_protocol.process.children import module_command
 from fcil_protocol.storage.atomic_files import storage_errors
 
-MAX_LOG_BYTES = 1 << 20  # then the log starts anew; one older log is kept
-TRACE_S = 0.3  # for a worker that hangs to write down where
-STOP_S = 5.0  # a worker that was told to end gets so long before it is killed
+MAX_LOG_BYTES = 1 << 20  # beyond it the log is emptied; one older log is kept
+TRACE_S = 0.3  # for a worker that hangs to write its stack
+STOP_S = 5.0  # a worker gets this long to end before it is killed
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -49,8 +49,8 @@ class WorkerHost:
     """One worker process at a time, and one call at a time; further calls wait.
 
     Attributes:
-        starts, deaths: how often one was started, and how often it ended unasked.
-        rest: lets it stand still; time at rest is no time without progress.
+        starts, deaths: how many workers started, and how many ended unexpectedly.
+        rest: suspends the worker; suspended time is not time without progress.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class WorkerHost:
 
         Args:
             module: run as ``python -m MODULE --fd N``.
-            name: how messages call it.
+            name: its name in messages.
             env: added to this process's environment.
             threads: threads of its numeric libraries; None or 0: theirs to choose.
             nice: added to its niceness.
-            memory_bytes: what it and this process may take together; 0: no bound.
-            idle_s: without a call for so long it is released; None: never.
-            stall_s: without a word in a call for so long it is ended; None: never.
+            memory_bytes: bound on it and this process together; 0: no bound.
+            idle_s: seconds without a call after which it is released; None: never.
+            stall_s: seconds without a message in a call after which it is ended; None: never.
             log: file (0600) for its output; None: this process's stderr.
         """
         self.name = name
@@ -94,20 +94,20 @@ class WorkerHost:
         self._idle: asyncio.TimerHandle | None = None
         self._stopped_by_us = False
         self._stalled = ""  # why it was ended, if it was silent for too long
-        self._oom_kills: int | None = None  # in the system, when it was started
+        self._oom_kills: int | None = None  # the system's count when it was started
         self.rest = Rest()
         self.starts = 0
         self.deaths = 0
 
     @property
     def pid(self) -> int | None:
-        """Process id while a worker runs."""
+        """Process id of a running worker."""
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
 
     @property
     def busy(self) -> bool:
-        """True while a call is under way."""
+        """True during a call."""
         return self._lock.locked()
 
     async def call(
@@ -121,14 +121,14 @@ class WorkerHost:
     ) -> tuple[Fields, list[Blob]]:
         """Let the worker carry out one operation.
 
-        A cancelled call kills the worker. An error that ``on_request`` raises is told to the
-        worker, which gives up the operation, and is raised here.
+        A cancelled call kills the worker. An error that ``on_request`` raises goes to the worker,
+        which gives up the operation, and is raised here.
 
         Raises:
             WorkerDied: the process ended without an answer.
-            WorkerStalled: it said nothing for too long, and was ended.
+            WorkerStalled: it was silent for too long, and was ended.
             OutOfMemory: the kernel ended it for lack of memory.
-            FcilError: what the worker reported, by its own class.
+            FcilError: the error that the worker reported, by its own class.
         """
         async with self._lock:
             self._hold()
@@ -148,7 +148,7 @@ class WorkerHost:
             except (EOFError, ConnectionError) as error:
                 raise await self._died() from error
             except BaseException:
-                # Cancelled, or what stands in the pipe is unknown: there is no going on.
+                # Cancelled, or the pipe's contents are unknown: the worker cannot continue.
                 self.kill()
                 self._forget()
                 raise
@@ -159,13 +159,13 @@ class WorkerHost:
                 self._release_later()
 
     async def stop(self) -> None:
-        """Wait for the call under way, end the worker and wait until it is gone."""
+        """Wait for the current call, end the worker and wait for its exit."""
         async with self._lock:
             self._hold()
             await self._end()
 
     def kill(self) -> None:
-        """End the worker now; a call under way fails. The next call starts another."""
+        """End the worker now; a current call fails. The next call starts another."""
         self._stopped_by_us = True
         process, pipe = self._process, self._pipe
         if pipe is not None:
@@ -173,7 +173,7 @@ class WorkerHost:
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            # The end of a process with much memory takes a while; the loop does not wait.
+            # The end of a process with much memory takes a while; the event loop does not wait.
             threading.Thread(target=process.wait, daemon=True).start()
         if not self.busy:
             self._forget()
@@ -181,7 +181,7 @@ class WorkerHost:
     # --- one conversation -------------------------------------------------------------------
 
     async def _watch(self, quiet: Quiet) -> None:
-        """End a worker that says nothing for too long; also one that was stopped (SIGSTOP)."""
+        """End a worker that is silent for too long; also one that was stopped (SIGSTOP)."""
         clock = asyncio.get_running_loop().time
         while True:
             before = clock() - self.rest.rested_s
@@ -189,7 +189,7 @@ class WorkerHost:
             if quiet.passed(clock() - self.rest.rested_s - before):
                 what = f" while {quiet.doing}" if quiet.doing else ""
                 self._stalled = f"made no progress for {quiet.allowed_s:.0f} s{what}"
-                if self._process is not None:  # where it hangs, into its log
+                if self._process is not None:  # its stack goes into its log
                     self._process.send_signal(signal.SIGUSR1)
                     await asyncio.sleep(TRACE_S)
                 self.kill()
@@ -226,7 +226,8 @@ class WorkerHost:
                 await pipe.send(told, blobs)
             elif "error" in message:
                 reported = from_code(message["error"], message["message"], message["action"])
-                # Asked ahead, a failure here may stand beside another cause there.
+                # The request came ahead of its use, so the worker may report another cause than
+                # this failure.
                 same = failure is not None and failure.code == reported.code
                 raise _Reported(failure if failure is not None and same else reported)
             elif "result" in message:
@@ -237,7 +238,7 @@ class WorkerHost:
     # --- the process ------------------------------------------------------------------------
 
     def _alive(self) -> bool:
-        """Say whether a worker waits for calls; forget one that died between two."""
+        """Return True if a worker waits for calls; forget one that died between two."""
         if self._process is not None and (self._process.poll() is not None or self._stopped_by_us):
             self.deaths += not self._stopped_by_us
             self._forget()
@@ -254,7 +255,7 @@ class WorkerHost:
         try:
             with theirs, contextlib.ExitStack() as stack:
                 output = self._open_log(stack)
-                # A session of its own: Ctrl-C is for the daemon, which then ends the worker.
+                # A session of its own: Ctrl-C reaches the daemon, which then ends the worker.
                 self._process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -285,8 +286,8 @@ class WorkerHost:
             return stack.enter_context(os.fdopen(fd, "ab"))
 
     def _rotate(self) -> None:
-        """Set a long log aside; a running worker appends, so it goes on in the empty file."""
-        with contextlib.suppress(OSError):  # no log, or one that cannot be copied: it goes on
+        """Set a long log aside; a running worker appends, so it continues in the empty file."""
+        with contextlib.suppress(OSError):  # no log, or one that cannot be copied: it stays
             if self._log is not None and self._log.stat().st_size > MAX_LOG_BYTES:
                 shutil.copy2(self._log, self._log.with_name(f"{self._log.name}.1"))
                 os.truncate(self._log, 0)
@@ -307,7 +308,7 @@ class WorkerHost:
         return why(end, self._log)
 
     async def _end(self) -> None:
-        """Close the pipe, wait for the process, and kill it if it does not go."""
+        """Close the pipe, wait for the process, and kill it if it does not end."""
         process, pipe = self._process, self._pipe
         self.rest.release()
         if pipe is not None:
@@ -344,14 +345,14 @@ class WorkerHost:
             self._idle = loop.call_later(self._idle_s, self._release)
 
     def _release(self) -> None:
-        """Free the memory of a worker that nobody needed for a while."""
+        """Free the memory of a worker that has been idle for a while."""
         self._idle = None
         if not self.busy:
             self.kill()
 
 
 class _Reported(Exception):
-    """Carries an error that the worker reported; the worker itself goes on."""
+    """An error that the worker reported; the worker itself continues."""
 
     def __init__(self, cause: FcilError) -> None:
         super().__init__(cause.message)

@@ -1,7 +1,7 @@
 """A worker's main loop: calls come in through the pipe, results or named errors go out.
 
 Also the two forms of a `Context`: fields for the pipe, and the object for a method's half.
-Torch-free; operations import what they need when they are called.
+Torch-free; operations import the modules they need when they are called.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fcil_protocol.process.children import die_with_parent
 PROGRESS_S = 0.1
 ALIVE_S = 1.0  # between two signs of life
 
-# What libraries say where they have no exception for a lack of memory.
+# Messages of libraries that have no exception for a lack of memory.
 _NO_MEMORY = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory",
     "bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
@@ -48,9 +48,9 @@ Reply = tuple[Fields, Blobs]
 
 
 class Life:
-    """Signs of life of a worker: called with nothing, at most one every `ALIVE_S` is sent.
+    """Signs of life of a worker: a call without text sends at most one every `ALIVE_S`.
 
-    Called with words, it names work that may be silent for long from here on.
+    A call with a text names work that may be silent for long from here on.
     """
 
     def __init__(self, pipe: Pipe) -> None:
@@ -71,10 +71,10 @@ class Life:
 
 @dataclass
 class Question:
-    """Something that was asked of the daemon.
+    """A request to the daemon.
 
     Attributes:
-        answer: what came, until it is fetched.
+        answer: the reply, until it is fetched.
     """
 
     answer: tuple[Fields, list[Blob]] | None = None
@@ -82,12 +82,12 @@ class Question:
 
 @dataclass
 class Call:
-    """One call under way in a worker.
+    """One current call in a worker.
 
     Attributes:
         fields: its arguments.
-        payloads: the bytes that came with it.
-        alive: tells the daemon that the work goes on.
+        payloads: the bytes sent with it.
+        alive: signals to the daemon that the work continues.
     """
 
     fields: Fields
@@ -100,7 +100,7 @@ class Call:
         self.alive = Life(self.pipe)
 
     def progress(self, progress: Progress) -> None:
-        """Tell the daemon how far the work is, at most every `PROGRESS_S`, and the end."""
+        """Report progress to the daemon, at most every `PROGRESS_S`, and the end."""
         now = time.monotonic()
         if now - self._told >= PROGRESS_S or progress.done >= progress.total:
             self._told = now
@@ -108,24 +108,24 @@ class Call:
             self.pipe.send({"progress": fields})
 
     def ask(self, fields: Fields) -> tuple[Fields, list[Blob]]:
-        """Ask the daemon for something in the middle of the call, and wait for it.
+        """Send the daemon a request in the middle of the call, and wait for the reply.
 
         Raises:
-            FcilError: what the daemon answered instead.
+            FcilError: the daemon answered with this error.
         """
         return self.answer(self.ask_ahead(fields))
 
     def ask_ahead(self, fields: Fields) -> Question:
-        """Ask for something that is needed later; the daemon sees to it meanwhile."""
+        """Send a request whose reply is needed later; the daemon prepares it meanwhile."""
         self.pipe.send({"request": fields})
         self._asked.append(Question())
         return self._asked[-1]
 
     def answer(self, question: Question) -> tuple[Fields, list[Blob]]:
-        """Wait for the answer to a question, which is told once.
+        """Wait for the answer to a question and return it; it can be fetched once.
 
         Raises:
-            FcilError: what the daemon answered instead.
+            FcilError: the daemon answered with this error.
         """
         while question.answer is None:
             self._receive()
@@ -135,7 +135,7 @@ class Call:
         return message["reply"], payloads
 
     def finish(self) -> None:
-        """Receive what was asked for and is needed no more, so that it stands in nobody's way."""
+        """Receive replies that are no longer needed, so that they do not block later ones."""
         while self._asked:
             self._receive().answer = None
 
@@ -153,8 +153,8 @@ Operation = Callable[[Call], Reply]
 def serve(pipe: Pipe, operations: Mapping[str, Operation]) -> None:
     """Answer calls until the daemon closes the pipe.
 
-    Every exception becomes an error message; those without a name of ours also leave a
-    traceback on stderr, and nowhere else.
+    Every exception becomes an error message; exceptions other than `FcilError` also leave a
+    traceback on stderr, and only there.
     """
     try:
         while True:
@@ -164,7 +164,7 @@ def serve(pipe: Pipe, operations: Mapping[str, Operation]) -> None:
                 pipe.send(fields, blobs)
             except (EOFError, BrokenPipeError, ConnectionResetError):
                 return
-            except Exception as error:  # the result exceeds a limit of the pipe, or is none
+            except Exception as error:  # the result exceeds a limit of the pipe, or is invalid
                 pipe.send(_error_fields(error))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
@@ -223,8 +223,8 @@ def _lacks_memory(error: Exception, text: str) -> bool:
 def main(operations: Mapping[str, Operation], arguments: Sequence[str] | None = None) -> None:
     """Run a worker process.
 
-    ``--fd`` is its end of the pipe, ``--nice`` its priority, ``--memory`` the bytes that it and
-    its daemon may take together, ``--others`` how many of them the daemon has.
+    ``--fd`` is its end of the pipe, ``--nice`` its priority, ``--memory`` the bound in bytes on it
+    and its daemon together, ``--others`` the bytes that the daemon takes.
     """
     parser = argparse.ArgumentParser(description="started by a daemon, not by hand")
     parser.add_argument("--fd", type=int, required=True)
@@ -233,10 +233,10 @@ def main(operations: Mapping[str, Operation], arguments: Sequence[str] | None = 
     parser.add_argument("--others", type=int, default=0)
     options = parser.parse_args(arguments)
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # the daemon asks a worker that hangs where it is
+    faulthandler.register(signal.SIGUSR1)  # the daemon makes a hanging worker write its stack
     priority.give_way(options.nice)
     priority.die_first()
-    die_with_parent()  # also while it is stopped (SIGSTOP): its pipe tells one that runs
+    die_with_parent()  # also while stopped (SIGSTOP); a running one sees its pipe close
     memory_limit.configure(options.memory, options.others)
     os.set_inheritable(options.fd, False)
     pipe = Pipe(socket.socket(fileno=options.fd))
@@ -247,7 +247,7 @@ def main(operations: Mapping[str, Operation], arguments: Sequence[str] | None = 
 def _exit_with_daemon(fd: int) -> None:
     """End the process when the daemon is gone, even in the middle of long work."""
     poll = select.poll()
-    poll.register(fd, 0)  # a hang-up is reported without being asked for
+    poll.register(fd, 0)  # a hang-up is reported in any case
     poll.poll()
     os._exit(0)
 
@@ -256,7 +256,7 @@ def _exit_with_daemon(fd: int) -> None:
 
 
 def context_fields(ctx: Context) -> Fields:
-    """Return what of a context travels to a worker; device and backbone are the worker's."""
+    """Return a context's fields that travel to a worker; device and backbone are the worker's."""
     return {
         "kind": ctx.kind,
         "task": ctx.task.index,
@@ -283,7 +283,7 @@ def context_from(
     backbone: Any = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Context:
-    """Rebuild a context from its fields and what this process adds.
+    """Rebuild a context from its fields and this process's own objects.
 
     Raises:
         WireError: a field is missing or malformed.

@@ -1,7 +1,7 @@
 """Payloads in anonymous memory, on their way between a daemon and its worker.
 
-The payloads of a message lie one after the other in one sealed file without a name. Large ones
-begin at a page of their own, so that the receiver maps them instead of copying them.
+The payloads of a message follow each other in one sealed file without a name. Large ones begin at a
+page of their own, so that the receiver maps them instead of copying them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from fcil_protocol.errors import DiskFull, WireError
 
 _STEP = 1 << 30  # Linux moves at most 2 GiB in one call
-# Nobody can change the file any more (Linux): F_SEAL_SEAL, _SHRINK, _GROW, _WRITE.
+# Afterwards no process can change the file (Linux): F_SEAL_SEAL, _SHRINK, _GROW, _WRITE.
 _SEALS = 0x1 | 0x2 | 0x4 | 0x8
-# Smaller payloads are copied: each mapping costs a descriptor, of which a process has 1,024,
-# and copying so much takes 0.2 ms.
+# Smaller payloads are copied: each mapping costs a descriptor, of which a process has 1,024, and
+# copying 1 MiB takes 0.2 ms.
 MAPPED_BYTES = 1 << 20
 
-Blob = bytes | memoryview  # as it is received; a view keeps its memory file
-Pieces = Sequence[Blob]  # one payload, as it is sent: only the file joins them
+Blob = bytes | memoryview  # a received payload; a view keeps its memory file
+Pieces = Sequence[Blob]  # a payload to send; only the file joins the pieces
 
 
 class MemoryFile:
@@ -47,19 +47,19 @@ class MemoryFile:
         self.size += len(data)
 
     def release(self) -> int:
-        """Seal it and give its descriptor away."""
+        """Seal the file and hand over its descriptor."""
         fd, self._fd = self._fd, -1
         _seal(fd)
         return fd
 
     def close(self) -> None:
-        """Free the memory, unless it was given away."""
+        """Free the memory, unless its descriptor was handed over."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
     def __del__(self) -> None:
-        self.close()  # a cancelled call drops what its thread still writes
+        self.close()  # ends what a cancelled call's thread still writes
 
 
 def size_of(payload: Pieces | MemoryFile) -> int:
@@ -106,7 +106,7 @@ def _seal(fd: int) -> None:
 
 
 def _is_sealed(fd: int) -> bool:
-    """Say whether nobody can change or shorten the file; a file on a disk cannot be sealed."""
+    """Return True if no process can change or shorten the file; files on disks cannot be sealed."""
     with contextlib.suppress(OSError, AttributeError):
         return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
     return False
@@ -115,7 +115,7 @@ def _is_sealed(fd: int) -> bool:
 def _anonymous() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("fcil", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    # macOS: a file of this user alone (0600), without a name before a byte is in it.
+    # macOS: a file of this user alone (0600), whose name goes before the first byte comes.
     fd, path = tempfile.mkstemp(prefix="fcil-")
     os.unlink(path)  # noqa: PTH108  mkstemp gives a string
     return fd
@@ -133,10 +133,10 @@ def _read_at(fd: int, offset: int, size: int) -> bytes:
 
 
 def read_file(fd: int, sizes: Sequence[int]) -> list[Blob]:
-    """Return the payloads of a file that came; those that are mapped keep its memory.
+    """Return the payloads of a received file; mapped ones keep its memory.
 
     Raises:
-        WireError: it is not of the size that was announced.
+        WireError: it does not have the announced size.
     """
     places = list(_layout(sizes))
     found, expected = os.fstat(fd).st_size, places[-1] + sizes[-1]
@@ -146,7 +146,7 @@ def read_file(fd: int, sizes: Sequence[int]) -> list[Blob]:
 
 
 def _layout(sizes: Iterable[int]) -> Iterator[int]:
-    """Say where each payload of a message begins in its file."""
+    """Yield the offset of each payload of a message in its file."""
     at = 0
     for size in sizes:
         if size >= MAPPED_BYTES:
@@ -158,6 +158,6 @@ def _layout(sizes: Iterable[int]) -> Iterator[int]:
 def _read(fd: int, at: int, size: int) -> Blob:
     """Map a large payload; copy a small one, and one that the sender could still change."""
     if size >= MAPPED_BYTES and _is_sealed(fd):
-        with contextlib.suppress(OSError):  # no descriptor or no room for a mapping is left
+        with contextlib.suppress(OSError):  # no descriptor or address space is left
             return memoryview(mmap.mmap(fd, size, access=mmap.ACCESS_READ, offset=at))
     return _read_at(fd, at, size)

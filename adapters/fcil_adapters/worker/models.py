@@ -1,4 +1,4 @@
-"""What both workers do with backbones and models; torch is imported at the first need only."""
+"""Backbones and models in both workers; torch is imported at the first need only."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from fcil_protocol.payloads.payload import Payload, unpack
 
 
 class Engine:
-    """The one backbone that a worker keeps warm, and the device it is on.
+    """The one backbone that a worker keeps loaded, and its device.
 
-    Which backbone is meant stands in every call, under ``backbone``: ``{name, weights,
-    device}``, with ``weights`` a path or None and ``device`` also ``auto``; a client adds its
-    choice of ``precision`` and ``engine``, which is torch otherwise. So a worker that was started
-    anew loads it again by itself. Only the engine torch imports torch.
+    Every call names the backbone under ``backbone``: ``{name, weights, device}``, with ``weights``
+    a path or None and ``device`` also ``auto``; a client adds its choice of ``precision`` and
+    ``engine``, which is torch otherwise. So a restarted worker loads it again by itself. Only the
+    engine torch imports torch.
     """
 
     def __init__(self) -> None:
         self._meant: tuple[str, str, str | None, str] | None = None
         self._loaded: Any = None
-        self._methods: dict[str, Method] = {}  # to find one, every installed package is read
+        self._methods: dict[str, Method] = {}  # finding one reads every installed package
 
     def backbone(self, call: Call) -> Reply:
         """Load a backbone and describe it.
@@ -59,7 +59,7 @@ class Engine:
         Fields: method, context (`loop.context_fields`), backbone (see the class).
 
         Raises:
-            BackboneMismatch: the loaded backbone is not the one of the context.
+            BackboneMismatch: the loaded backbone differs from the context's.
             ConfigError, WireError: the method or a field is wrong.
         """
         name = call.fields["method"]
@@ -84,7 +84,7 @@ class Engine:
         name, weights, device = wanted["name"], wanted["weights"], wanted["device"]
         engine = wanted.get("engine", "torch")
         if (engine, name, weights, device) != self._meant:
-            call.alive(f"loading {name}")  # torch, the device and the weights take their time
+            call.alive(f"loading {name}")  # torch, the device and the weights take a while
             self._loaded = self._meant = None  # two backbones need not fit at once
             path = Path(weights) if weights else None
             self._loaded = engines.load(engine, name, path, device)
@@ -111,7 +111,7 @@ def read_parts(call: Call, payloads: Sequence[Blob], forms: Forms) -> dict[str, 
     """Return the parts of a broadcast by the names in the call's ``parts``, in float32.
 
     Raises:
-        WireError: there are not as many payloads as names, or one is no payload.
+        WireError: the numbers of payloads and names differ, or a payload is malformed.
     """
     names = call.fields["parts"]
     if len(names) != len(payloads):
@@ -120,7 +120,7 @@ def read_parts(call: Call, payloads: Sequence[Blob], forms: Forms) -> dict[str, 
 
 
 def _check_same(ours: BackboneInfo, theirs: BackboneInfo) -> None:
-    """Refuse to compute with a backbone that others do not have."""
+    """Refuse to compute with a backbone or a preprocessing other than the run's."""
     if ours.digest != theirs.digest:
         raise BackboneMismatch(
             f"the loaded backbone has digest {ours.digest[:12]}, "

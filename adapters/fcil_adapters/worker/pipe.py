@@ -1,10 +1,9 @@
 """The pipe between a daemon and its worker: small messages, and payloads as memory files.
 
-A message is ``length (4 bytes, little-endian) + msgpack {m: fields, s: [sizes]}``. The bytes
-of all payloads of a message lie one after the other in one anonymous, sealed memory file,
-whose descriptor travels with the length (SCM_RIGHTS). So tensors are never in the clear in
-a file with a name, and never copied through the socket. The receiver maps large
-payloads and copies small ones (`memory_files`).
+A message is ``length (4 bytes, little-endian) + msgpack {m: fields, s: [sizes]}``. The payloads of
+a message follow each other in one anonymous, sealed memory file, whose descriptor travels with the
+length (SCM_RIGHTS). So tensors are never in the clear in a file with a name, and never copied
+through the socket. The receiver maps large payloads and copies small ones (`memory_files`).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ Blobs = Sequence[Payload | Blob | MemoryFile]
 
 
 class Pipe:
-    """One end that blocks; the worker's side. Several threads may send."""
+    """One blocking end; the worker's side. Several threads may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -69,7 +68,7 @@ class Pipe:
 
         Raises:
             EOFError: the other side closed the pipe.
-            WireError: the bytes are no message.
+            WireError: the bytes are not a message.
         """
         incoming = _Incoming()
         try:
@@ -98,7 +97,7 @@ class AsyncPipe:
             TooLarge: it exceeds a limit; nothing was sent.
             BrokenPipeError, ConnectionResetError: the other side is gone.
         """
-        if payloads:  # they can be large: packing and copying must not hold up the loop
+        if payloads:  # large ones: packing and copying must not block the loop
             work = asyncio.ensure_future(asyncio.to_thread(_encode, message, payloads))
             try:
                 head, body, file = await asyncio.shield(work)
@@ -124,7 +123,7 @@ class AsyncPipe:
 
         Raises:
             EOFError: the other side closed the pipe.
-            WireError: the bytes are no message.
+            WireError: the bytes are not a message.
         """
         loop = asyncio.get_running_loop()
         incoming = _Incoming()
@@ -157,12 +156,12 @@ class AsyncPipe:
             remove(number)
 
     def hang_up(self) -> None:
-        """End the conversation: both sides, also a `recv` under way here, read an end of file."""
+        """End the connection: both sides, also a waiting `recv` here, read an end of file."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close this end; no send or recv may be under way."""
+        """Close this end, once no send or recv is active."""
         self._sock.close()
 
 
@@ -176,12 +175,12 @@ class _Incoming:
 
     @property
     def complete(self) -> bool:
-        """True when every byte is here."""
+        """True when every byte has arrived."""
         return len(self._head) == _LENGTH.size and len(self._body) == self._length
 
     @property
     def has_file(self) -> bool:
-        """True when payloads came along."""
+        """True when payloads came with the message."""
         return bool(self._fds)
 
     @property
@@ -189,7 +188,7 @@ class _Incoming:
         return int(_LENGTH.unpack(self._head)[0])
 
     def feed(self, sock: socket.socket) -> None:
-        """Receive some more bytes; never beyond this message."""
+        """Receive more bytes, but never beyond this message."""
         if len(self._head) < _LENGTH.size:
             wanted = _LENGTH.size - len(self._head)
             data, fds, _flags, _address = socket.recv_fds(sock, wanted, _MAX_FDS)
@@ -220,7 +219,7 @@ class _Incoming:
                 os.close(fd)
 
     def close(self) -> None:
-        """Close what came with the message."""
+        """Close the files that came with the message."""
         while self._fds:
             os.close(self._fds.pop())
 
@@ -242,7 +241,7 @@ def _encode(message: Fields, payloads: Blobs) -> tuple[bytes, bytes, int | None]
     sizes = [size_of(payload) for payload in ready]
     if sum(sizes) > MAX_PAYLOAD_BYTES:
         raise TooLarge(f"payloads of {sum(sizes)} bytes exceed {MAX_PAYLOAD_BYTES}.")
-    # Paths may hold bytes that are no UTF-8; Python keeps them as surrogates.
+    # Paths may hold bytes that are not UTF-8; Python keeps them as surrogates.
     body = msgpack.packb(
         {"m": message, "s": sizes}, use_bin_type=True, unicode_errors="surrogateescape"
     )
@@ -284,7 +283,7 @@ def _decode(body: bytes) -> tuple[Fields, list[int]]:
 def _send_head(sock: socket.socket, head: bytes, file: int | None) -> None:
     fds = array.array("i", [] if file is None else [file])
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if fds else []
-    # A local stream socket takes four bytes whole or not at all.
+    # A local stream socket takes four bytes completely or not at all.
     sent = sock.sendmsg([head], ancillary)
     assert sent == len(head)
 

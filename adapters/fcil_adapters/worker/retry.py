@@ -1,6 +1,6 @@
-"""What follows when a worker fails at its work: once more, or with fewer images in one pass.
+"""Retries of a worker's failed work: once more, or with fewer images in one pass (torch-free).
 
-Torch-free. `Effort` decides and remembers; `persist` does what it says.
+`Effort` decides and remembers; `persist` carries its decisions out.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ UNKNOWN_BATCH = 256  # images in one pass where a method names no batch, and in 
 
 
 def batch_of(hparams: Any) -> int:
-    """Return how many images a method takes at once if nothing holds it back."""
+    """Return how many images a method takes at once if memory sets no limit."""
     batch = getattr(hparams, "batch_size", None)
     return batch if isinstance(batch, int) and batch > 0 else UNKNOWN_BATCH
 
 
 @dataclass
 class Effort:
-    """How many images fit into one pass, by kind of work, and what follows a failure.
+    """Numbers of images that fit into one pass, by kind of work, and the reaction to a failure.
 
-    Without IO. What was found lasts as long as this object: the process, not the disk.
+    Without IO. The numbers last as long as this object: the process, not the disk.
 
     Attributes:
-        own: the most images in one pass that this side was set to; None: the whole batch.
+        own: this side's setting of the most images in one pass; None: the entire batch.
         fits: kind of work -> images in one pass, where memory allows no more.
     """
 
@@ -40,19 +40,19 @@ class Effort:
     fits: dict[str, int] = field(default_factory=dict)
 
     def most(self, work: str) -> int | None:
-        """Return the most images in one pass; None: the whole batch."""
+        """Return the most images in one pass; None: the entire batch."""
         return self.fits.get(work, self.own)
 
     def fewer(self, work: str, batch: int) -> bool:
-        """Halve it after a lack of memory; False if even one image does not fit.
+        """Halve it after a lack of memory; return False if even one image does not fit.
 
         Args:
             work: kind of work.
-            batch: images that it takes at once if nothing holds it back.
+            batch: images that it takes at once if memory sets no limit.
         """
         now = min(self.most(work) or batch, batch)
         if now <= 1:
-            self.fits.pop(work, None)  # what lacks may be free again by the next round
+            self.fits.pop(work, None)  # there may be memory again by the next round
             return False
         self.fits[work] = now // 2
         return True
@@ -73,21 +73,21 @@ async def persist(
     on_progress: Callable[[Progress], None] | None = None,
     tell: Callable[[str], None] = _quiet,
 ) -> tuple[Fields, list[Blob]]:
-    """Call an operation until it works or there is no use in trying again.
+    """Call an operation until it works or another try is useless.
 
-    A lack of memory halves the images in one pass, down to one; the result is the same but for
-    the order in which floating-point numbers are added. A worker that died or stalled gets a
-    second try with nothing changed. Each try has a process of its own.
+    A lack of memory halves the images in one pass, down to one; the result is the same but for the
+    order in which floating-point numbers are added. A worker that died or stalled gets a second try
+    with nothing changed. Each try has a process of its own.
 
     Args:
         host: of the worker.
-        effort: remembers what fits, by the kind in the fields' context.
+        effort: remembers the numbers that fit, by the kind in the fields' context.
         op: as for `WorkerHost.call`.
-        fields: the same; where they hold a ``context``, its micro-batch is set here.
+        fields: the same; a ``context`` in them gets its micro-batch here.
         payloads: the same.
-        batch: images that work with a context takes at once if nothing holds it back.
+        batch: images that work with a context takes at once if memory sets no limit.
         on_progress: as for `WorkerHost.call`.
-        tell: told in words what is tried next.
+        tell: called with a sentence about the next try.
 
     Raises:
         OutOfMemory: even one image at a time does not fit.
@@ -103,7 +103,7 @@ async def persist(
         try:
             return await host.call(op, asked, payloads, on_progress=on_progress)
         except OutOfMemory as error:
-            await host.stop()  # what it holds is free when it is gone
+            await host.stop()  # its memory is free when it is gone
             if context is None:
                 raise
             if not effort.fewer(work, batch):

@@ -1,4 +1,4 @@
-"""A worker that stands still for a while, and goes on where it was. Torch-free."""
+"""A worker that is suspended for a while and resumes where it was (torch-free)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 
 class Rest:
-    """Holds a worker's process, between its calls or in the middle of one.
+    """Suspends a worker's process, between its calls or in the middle of one.
 
-    On Linux the process is stopped (SIGSTOP), so it rests wherever it is, with all that it has in
-    memory. Elsewhere a stopped process would outlive its daemon; there a call that has begun goes
-    on, and the next one waits.
+    On Linux the process is stopped (SIGSTOP) at any point of its work, with all of its memory.
+    Elsewhere a stopped process would outlive its daemon; there a current call continues, and the
+    next one waits.
 
     Attributes:
         allowed: set while the worker may work; a new call waits for it.
@@ -35,34 +35,34 @@ class Rest:
 
     @property
     def rested_s(self) -> float:
-        """Seconds for which the worker was held, all together; they are no silence of its own."""
+        """Total seconds for which the worker was suspended; they are no silence of its own."""
         return self._rested_s + (0.0 if self._since is None else self._clock() - self._since)
 
     def hold(self) -> None:
-        """Let the worker stand still."""
+        """Suspend the worker."""
         if self.allowed.is_set():
             self.allowed.clear()
             self._since = self._clock()
             self._apply()
 
     def go(self) -> None:
-        """Let it go on."""
+        """Resume the worker."""
         if not self.allowed.is_set():
             self._rested_s, self._since = self.rested_s, None
             self.allowed.set()
             self._apply()
 
     def spoke(self, process: subprocess.Popen[bytes]) -> None:
-        """Note that a process has said something: it is ready to be stopped at any moment.
+        """Note a process's first message: from now on it may be stopped at any moment.
 
-        Before, it has not yet arranged to be ended with its daemon.
+        Before, it has not yet arranged to end with its daemon.
         """
         if self._process is not process:
             self._process, self._stopped = process, False
             self._apply()
 
     def release(self) -> None:
-        """Forget the process, which is to end or has ended: one that is stopped cannot."""
+        """Forget the process, which is about to end or has ended; a stopped one could not end."""
         if self._stopped:
             self._send(signal.SIGCONT)
         self._process, self._stopped = None, False

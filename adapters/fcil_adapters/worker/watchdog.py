@@ -1,7 +1,7 @@
-"""Whether a worker still gets on with its work, and whether the kernel took it for memory.
+"""Watchdog over a worker's progress, and the kernel's count of processes it killed for memory.
 
-Torch-free. What counts is any word of the worker: progress, a question, an answer, or the
-sign of life that the doors to images and the backbone give by themselves at every batch.
+Torch-free. Every message of the worker counts: progress, a question, an answer, or the sign of life
+that datasets and the backbone give by themselves at every batch.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-STEPS = 8  # looks at a worker within the time that it may be silent
+STEPS = 8  # checks of a worker within its longest allowed silence
 LONGEST_STEP_S = 5.0
-SLOW_TIMES = 4  # how much longer announced silent work may take: loading weights, say
+SLOW_TIMES = 4  # factor for announced silent work: loading weights, say
 
 
 class Quiet:
-    """Sums the time in which a worker said nothing. Pure: it is told how time passes.
+    """Sum of a worker's silent time. Pure: it has no clock of its own.
 
-    Only time in which this process ran counts. A step that took much longer than planned means
-    that the machine slept or that this process was stopped: the worker slept too, or what it
-    said waits to be read.
+    Only time in which this process ran counts. A step that took much longer than planned means that
+    the machine slept or that this process was stopped: the worker slept too, or its message waits
+    to be read.
 
     Attributes:
         doing: the silent work that the worker announced; empty: none.
@@ -34,16 +34,16 @@ class Quiet:
 
     @property
     def step_s(self) -> float:
-        """How long to wait between two calls of `passed`."""
+        """Seconds to wait between two calls of `passed`."""
         return min(self._limit_s / STEPS, LONGEST_STEP_S)
 
     @property
     def allowed_s(self) -> float:
-        """How much silence is allowed now."""
+        """Seconds of silence that are allowed now."""
         return self._limit_s * (SLOW_TIMES if self.doing else 1)
 
     def heard(self, doing: str = "") -> None:
-        """Note a word of the worker; ``doing`` names silent work that begins with it."""
+        """Note a message of the worker; ``doing`` names silent work that begins with it."""
         self._quiet_s, self.doing = 0.0, doing
 
     def ours(self, *, ours: bool) -> None:
@@ -51,16 +51,16 @@ class Quiet:
         self._quiet_s, self._ours = 0.0, ours
 
     def passed(self, took_s: float) -> bool:
-        """Add a step that took so long; True if the worker has been silent for too long."""
+        """Add a step of ``took_s`` seconds; return True if the silence is now too long."""
         if not self._ours:
             self._quiet_s += min(took_s, 2 * self.step_s)
         return self._quiet_s >= self.allowed_s
 
 
 def oom_kills(counters: Path = Path("/proc/vmstat")) -> int | None:
-    """Return how many processes the kernel killed for lack of memory since it started.
+    """Return how many processes the kernel has killed for lack of memory since boot.
 
-    None where it does not say (other systems, some sandboxes).
+    None where the kernel does not count them (other systems, some sandboxes).
     """
     with contextlib.suppress(OSError, ValueError):
         for line in counters.read_text().splitlines():

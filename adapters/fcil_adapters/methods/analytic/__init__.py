@@ -1,10 +1,10 @@
-"""Analytic: the exact ridge classifier of everybody's images, from sums of frozen features.
+"""Analytic: the exact ridge classifier of all clients' images, from sums of frozen features.
 
 After Tang et al., AFCL (arXiv 2505.12245), Guan et al., STSA (arXiv 2506.01327) and FedRAN (arXiv
 2606.11480), with the features of McDonnell et al., RanPAC, NeurIPS 2023 (arXiv 2307.02251).
 
-Manifest (no torch): hyper-parameters, exchanges, schemas. What is exact, what is not, and where
-this differs from the papers is in NOTES.md.
+Manifest (no torch): hyper-parameters, exchanges, schemas. NOTES.md lists the exact and inexact
+steps, and the differences from the papers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fcil_adapters.methods.analytic.sums import LOW, triangle_size
 from fcil_adapters.numerics.class_reports import count_spec
 from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
-# phi is about as long as 1 and certainly no longer than some tens; images are at most 10^9.
+# The length of phi is about 1 and at most some tens; images are at most 10^9.
 _LARGEST_SUM = 1e12
 
 
@@ -41,7 +41,7 @@ def exchanges(h: AnalyticHparams, _backbone: BackboneInfo) -> tuple[Exchange, ..
 
 
 def _sum_specs(h: AnalyticHparams) -> Iterator[TensorSpec]:
-    """Describe the class sums, and the feature products in each form that they may have."""
+    """Yield the specs of the class sums, and of the feature products in each possible form."""
     shapes: dict[str, tuple[str, ...]] = {"sum": ("c", "D"), FACTOR: ("rows", "D")}
     shapes |= {REST: ("D",)} if h.truncate else {TRIANGLE: ("triangle_size",)}
     for name, shape in shapes.items():
@@ -78,14 +78,14 @@ def dims(h: AnalyticHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str
 
 
 def largest(h: AnalyticHparams, _b: BackboneInfo, _task: TaskInfo, _clients: int) -> Largest:
-    """Return that a client sends a triangle or a factor, which is never the larger."""
+    """Return the largest upload: a triangle or a factor, which is never the larger."""
     if h.truncate:
         return Largest()
     return Largest(without_tensors=tuple(FACTOR + suffix for suffix in _suffixes(h)))
 
 
 def statistics(h: AnalyticHparams, _kind: str, _task: TaskInfo) -> tuple[Statistic, ...]:
-    """Return what noise protects: all that is sent but counts."""
+    """Return the protected statistics: all tensors sent but counts."""
     names = [spec.name for spec in _sum_specs(h)]
     sums = tuple(n for n in names if n.startswith("sum"))
     products = tuple(n for n in names if n not in sums)
@@ -93,7 +93,7 @@ def statistics(h: AnalyticHparams, _kind: str, _task: TaskInfo) -> tuple[Statist
 
 
 def uncapped(h: AnalyticHparams) -> str:
-    """Return that a cap on weights is not obeyed, unless the options ask for it."""
+    """Return why the method ignores a cap on weights, unless the options obey it."""
     if h.weights == "capped":
         return ""
     return (

@@ -24,24 +24,24 @@ _LARGEST_WORD = 2**62
 
 
 class Aggregator:
-    """The state: ``seed``, the sums, and what they give.
+    """The state: ``seed``, the sums, and their classifier.
 
     ``total.*`` (`Sums.tensors`); ``weight`` (C, D) and ``classes`` (C,), the classifier.
     """
 
     def init(self, ctx: Context) -> State:
-        """Draw the seed of the projection; nothing is known yet."""
+        """Draw the seed of the projection; no class is known yet."""
         h: AnalyticHparams = ctx.hparams
         none = Sums.zero(h.width(ctx.backbone_info.dim))
         seed = ctx.rng(_SEED).integers(_LARGEST_WORD, size=SEED_WORDS, dtype=np.int64)
         return _with_total(h, State({"seed": seed}), none)
 
     def open_task(self, ctx: Context, state: State) -> State:
-        """Return the state as it is: a new class begins with its first image."""
+        """Return the state unchanged: a new class begins with its first image."""
         return state
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
-        """Add what came, one update in memory at a time, and solve for the classifier."""
+        """Add the updates, one in memory at a time, and solve for the classifier."""
         h: AnalyticHparams = ctx.hparams
         total = Sums.read(state.tensors, _TOTAL)
         for sums in _sent(ctx, updates):
@@ -55,7 +55,7 @@ class Aggregator:
 
 
 def _with_total(h: AnalyticHparams, state: State, total: Sums) -> State:
-    """Return the state with the total, and the classifier that it gives."""
+    """Return the state with the total, and its classifier."""
     classes, weight = solve(h, total)
     rows: dict[str, Array] = {"classes": classes, "weight": weight.astype(np.float32)}
     return State({**state.tensors, **total.tensors(_TOTAL), **rows}, state.meta)

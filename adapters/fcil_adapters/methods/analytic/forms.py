@@ -1,10 +1,10 @@
-"""The forms in which feature products travel, and what a client may say of them (torch-free).
+"""The forms in which feature products travel, and the checks of an upload (torch-free).
 
 The triangle of G, or a factor F (r, D) with F^T F = G, whichever is smaller: the products of n
 images have a factor of n rows. The rows are turned by the eigenvectors of their own products, so
-that none of them is an image's feature. A truncated factor comes with the diagonal of what it
-leaves out: without it, the directions that are left out would count as empty, and the ridge would
-blow up what the class sums hold there.
+that none of them is an image's feature. A truncated factor comes with the diagonal of the
+remainder: without it, the omitted directions would count as empty, and the ridge would amplify the
+class sums there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def leading_factor(rows: F64, most: int) -> F64:
 
 
 def leading_factor_of(square: F64, most: int) -> F64:
-    """Return the same of a symmetric matrix (D, D); what is negative in it counts as zero."""
+    """Return the same factor for a symmetric matrix (D, D); negative eigenvalues count as zero."""
     values, vectors = np.linalg.eigh(square)  # ascending
     lengths = np.sqrt(np.maximum(values[::-1][:most], 0))
     factor: F64 = lengths[:, None] * vectors[:, ::-1][:, :most].T
@@ -46,7 +46,7 @@ def leading_factor_of(square: F64, most: int) -> F64:
 
 
 def read_upload(payload: Payload) -> Sums:
-    """Return what a client sent as sums, whatever form it chose."""
+    """Return a client's upload as sums, independent of its form."""
     tensors = payload.tensors
     if TRIANGLE in tensors:
         triangle = joined(tensors, TRIANGLE)

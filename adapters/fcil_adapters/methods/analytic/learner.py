@@ -1,4 +1,4 @@
-"""The analytic method's client half: one pass, and sums of what it gave (torch-free)."""
+"""The analytic method's client half: one pass, and sums of its features (torch-free)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fcil_protocol.payloads.payload import Array, Payload
 
 
 class Learner:
-    """Keeps no state: what it sends follows from the images and the server's projection."""
+    """Stateless: the upload follows from the images and the server's projection."""
 
     def run(
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet

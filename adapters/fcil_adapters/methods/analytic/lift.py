@@ -1,4 +1,4 @@
-"""From a backbone's feature to the feature that the classifier is linear in (torch-free).
+"""Map from a backbone's feature to the linear classifier's input (torch-free).
 
 McDonnell, Gong, Parvaneh, Abbasnejad, van den Hengel, RanPAC: Random Projections and Pre-trained
 Models for Continual Learning, NeurIPS 2023, https://arxiv.org/abs/2307.02251.
@@ -35,10 +35,10 @@ def make_lift(h: AnalyticHparams, d: int, seed: I64) -> Lift:
 
 
 def lift_matrices(h: AnalyticHparams, d: int, seed: I64) -> tuple[F64, ...]:
-    """Return what `lift` takes beside the features.
+    """Return the arguments of `lift` besides the features.
 
     Args:
-        h: which map, and how wide.
+        h: kind and width of the map.
         d: width of the backbone's features.
         seed: `SEED_WORDS` whole numbers >= 0, the server's; they determine the projection.
     """
@@ -56,9 +56,9 @@ def lift(features: Any, *matrices: Any) -> Any:
 def projection(seed: I64, d: int, width: int) -> F64:
     """Return the random projection (d, D), the same numbers on every machine.
 
-    An entry is a binomial number, from the set bits of 64 random ones: normal for all that
-    matters here, and made of whole numbers alone, so no machine's logarithm or cosine is in it.
-    Its variance is 2 / D, so that phi of a feature of length 1 has length 1 on average.
+    An entry is a binomial number, from the set bits of 64 random ones: near enough to normal, and
+    made of whole numbers alone, so it depends on no machine's logarithm or cosine. Its variance is
+    2 / D, so that phi of a feature of length 1 has length 1 on average.
     """
     words = np.random.PCG64(np.random.SeedSequence(seed.tolist())).random_raw(d * width)
     heads = np.bitwise_count(words).astype(np.float64)  # mean 32, variance 16

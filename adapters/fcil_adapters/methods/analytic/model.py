@@ -16,7 +16,7 @@ from fcil_protocol.payloads.payload import Payload
 
 
 class Model:
-    """Scores are W phi(x); the candidates are the classes of which somebody had an image."""
+    """Scores are W phi(x); the candidates are the classes of which any client had an image."""
 
     def compose(
         self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Extractor

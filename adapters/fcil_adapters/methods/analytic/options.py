@@ -49,5 +49,5 @@ class AnalyticHparams(Hparams):
     )
 
     def width(self, d: int) -> int:
-        """Return D, the length of a feature that enters the sums (d: of the backbone's)."""
+        """Return D, the length of a feature in the sums (d: of the backbone's)."""
         return d if self.features == "linear" else self.projection

@@ -15,6 +15,6 @@ def read_seed(broadcast: Mapping[str, Payload]) -> I64:
     """Return the numbers that determine the projection.
 
     Raises:
-        SchemaMismatch: the part with them is missing.
+        SchemaMismatch: their part is missing.
     """
     return find_part(broadcast, PROJECTION).i64("seed")

@@ -12,7 +12,7 @@ I64 = NDArray[np.int64]
 
 
 def solve(h: AnalyticHparams, sums: Sums) -> tuple[I64, F64]:
-    """Return the classes of which there are images (C,), and their rows (C, D).
+    """Return the classes with images (C,), and their rows (C, D).
 
     W = S (G + lambda I)^-1, lambda = rho tr(G) / D; with ``balance = "server"`` each row of S is
     divided by its class's images, which favours no frequent class and stays additive.
@@ -30,8 +30,8 @@ def solve(h: AnalyticHparams, sums: Sums) -> tuple[I64, F64]:
 def ridge(gram: F64, targets: F64, rho: float) -> F64:
     """Return targets (C, D) times (gram + lambda I)^-1, lambda = rho tr(gram) / D.
 
-    Noise for privacy can make the products of features what no products are: then what is
-    negative in them counts as zero, and only what is left gives lambda.
+    Noise for privacy can make the products of features indefinite: then negative eigenvalues count
+    as zero, and only the others give lambda.
     """
     width = len(gram)
     penalty = rho * float(np.trace(gram)) / width

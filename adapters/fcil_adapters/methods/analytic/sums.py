@@ -1,8 +1,8 @@
-"""What the analytic method adds up: feature products, class sums, image counts (torch-free).
+"""Sums of the analytic method: feature products, class sums, image counts (torch-free).
 
-Addition is all that happens to them, so neither the split over clients, nor the order of tasks,
-nor who is late within a round matters; who misses a round is not in them. They are computed in
-float64 and kept as two float32 for each number, the second of what rounding took from the first:
+They are only ever added, so neither the split over clients, nor the order of tasks, nor a late
+upload within a round matters; a client that misses a round is not in them. They are computed in
+float64 and kept as two float32 for each number, the second being the rounding error of the first:
 states hold nothing wider than 32 bits of mantissa, and rounding at each step would make the order
 visible.
 """
@@ -57,7 +57,7 @@ class Sums:
         return Sums(self.triangle + other.triangle, classes, sums, counts)
 
     def scaled(self, factor: float) -> Sums:
-        """Return what these images add up to if each counts ``factor`` times."""
+        """Return the sums of these images if each counts ``factor`` times."""
         return Sums(self.triangle * factor, self.classes, self.sums * factor, self.counts * factor)
 
     def tensors(self, prefix: str) -> dict[str, Array]:
@@ -68,7 +68,7 @@ class Sums:
 
     @classmethod
     def read(cls, tensors: Mapping[str, Array], prefix: str) -> Sums:
-        """Read what `tensors` made."""
+        """Read the result of `tensors`."""
         triangle, sums, counts = (
             joined(tensors, f"{prefix}.{name}") for name in ("triangle", "sum", "count")
         )
@@ -76,7 +76,7 @@ class Sums:
 
 
 def split(arrays: Mapping[str, F64]) -> dict[str, Array]:
-    """Return each array as two of float32, ``name`` and ``name.low``, whose sum it is."""
+    """Return each array as a sum of two of float32, ``name`` and ``name.low``."""
     named: dict[str, Array] = {}
     for name, array in arrays.items():
         high = array.astype(np.float32)
@@ -85,14 +85,14 @@ def split(arrays: Mapping[str, F64]) -> dict[str, Array]:
 
 
 def joined(tensors: Mapping[str, Array], name: str) -> F64:
-    """Read an array that came as one or as two of float32."""
+    """Return an array that was sent as one or as two of float32."""
     high = np.asarray(tensors[name], dtype=np.float64)
     low = tensors.get(name + LOW)
     return high if low is None else high + np.asarray(low, dtype=np.float64)
 
 
 def triangle_size(width: int) -> int:
-    """Return the numbers of an upper triangle with its diagonal."""
+    """Return the number of entries of an upper triangle with its diagonal."""
     return width * (width + 1) // 2
 
 

@@ -4,7 +4,7 @@ Mi Luo, Fei Chen, Dapeng Hu, Yifan Zhang, Jian Liang, Jiashi Feng: No Fear of He
 Classifier Calibration for Federated Learning with Non-IID Data. NeurIPS 2021.
 https://arxiv.org/abs/2106.05001
 
-Manifest (no torch). The way from the equations to the functions is in NOTES.md.
+Manifest (no torch). NOTES.md leads from the equations to the functions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FACTORS = "factors"  # symbol of the covariances' rows; ``rows`` are the head's
 
 
 def exchanges(h: CcvrHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
-    """Return the training rounds, and one for the Gaussians of what they came to."""
+    """Return the training rounds, and one for the Gaussians of the trained model."""
     return train_exchange(NAME, h, backbone), gaussian_exchange(h, "finish", _FACTORS)
 
 
@@ -51,18 +51,18 @@ def broadcast(h: CcvrHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSch
 
 
 def dims(h: CcvrHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
-    """Return the room's sizes and the Gaussians' bounds."""
+    """Return the sizes of `lora.manifest` and the Gaussians' bounds."""
     return {**lora_dims(h, backbone, task), **gaussian_dims(h, backbone, task)}
 
 
 def largest(h: CcvrHparams, backbone: BackboneInfo, task: TaskInfo, clients: int) -> Largest:
-    """Return what the room and the Gaussians leave open."""
+    """Return the largest traffic of `lora.manifest` and of the Gaussians."""
     sizes = gaussian_largest(h, task, _FACTORS).sizes
     return replace(lora_largest(h, backbone, task, clients), sizes=sizes)
 
 
 def statistics(h: CcvrHparams, kind: str, task: TaskInfo) -> tuple[Statistic, ...]:
-    """Return what noise protects: the Gaussians, and the mean of a lone class."""
+    """Return the protected statistics: the Gaussians, and the mean of a lone class."""
     gaussians = gaussian_statistics(h) if kind == "finish" else ()
     return lora_statistics(h, kind, task) + gaussians
 

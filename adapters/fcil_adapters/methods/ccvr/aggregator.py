@@ -38,7 +38,7 @@ _SAMPLES, _ORDER = 3, 4  # purposes of the random streams
 
 
 class Aggregator:
-    """The room's state, with ``gauss.<t>...`` of every task and the ``calibrated`` head."""
+    """State of `lora.server`, with ``gauss.<t>...`` of every task and the ``calibrated`` head."""
 
     def init(self, ctx: Context) -> State:
         """Return the state before the first task."""
@@ -46,7 +46,7 @@ class Aggregator:
         return first_state()
 
     def open_task(self, ctx: Context, state: State) -> State:
-        """Draw head rows, and at first the LoRA; a task that nobody finished keeps its rows."""
+        """Draw head rows, and at first the LoRA; a task without a finish keeps its rows."""
         last = current_task(state)
         if last >= 0:
             rows = joined(calibrated_rows(state), rows_of(ctx.hparams, state, last))

@@ -16,12 +16,12 @@ from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:
-    """Stateless: all that a round starts from is in the broadcast."""
+    """Stateless: the broadcast holds all that a round starts from."""
 
     def run(
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
     ) -> tuple[State, Payload]:
-        """Train, or send Gaussians of the features under the model that training came to."""
+        """Train, or send Gaussians of the trained model's features."""
         received = read_parts(ctx.hparams, broadcast)
         if ctx.kind == "finish":
             return state, _described(ctx, received, data)

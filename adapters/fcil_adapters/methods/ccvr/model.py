@@ -14,12 +14,12 @@ from fcil_protocol.payloads.payload import Payload
 
 
 class Model:
-    """Until a task has ended, its rows are those that training came to so far."""
+    """Until the end of a task, its rows are those trained so far."""
 
     def compose(
         self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Backbone
     ) -> Predictor:
-        """Merge LoRA into a view; candidates are the classes that anybody had."""
+        """Merge LoRA into a view; candidates are the classes that any client had."""
         received = read_parts(ctx.hparams, broadcast)
         view = merged_view(backbone, ctx.hparams, received.lora)
         rows = scoring_rows(broadcast, received.tasks[-1])

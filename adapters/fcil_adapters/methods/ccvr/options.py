@@ -14,7 +14,7 @@ from fcil_adapters.toolkit.lora.options import LoraHparams, PastRows
 
 
 class CcvrHparams(LoraHparams):
-    """FedAvg-LoRA's training, and HGP's names for Gaussians and the head's."""
+    """FedAvg-LoRA's training, with HGP's names for the options of Gaussians and head."""
 
     cov: Literal["lowrank", "full", "diag"] = Field(
         default="lowrank",
@@ -58,7 +58,7 @@ class CcvrHparams(LoraHparams):
 
     @property
     def past_rows(self) -> PastRows:
-        """What scores is the calibrated head, a part of its own."""
+        """The calibrated head scores; it is a part of its own."""
         return "none"
 
     @property
@@ -88,7 +88,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 
-# By what HGP's ablations lost with the same Gaussians (docs/benchmarks.md).
+# Ordered by the losses in HGP's ablations with the same Gaussians (docs/benchmarks.md).
 ECONOMIES = (
     Economy("low-rank covariances", "all but their largest eigenvalues", {"cov": "lowrank"}),
     Economy("covariances of rank 4", "all but 4 eigenvalues", {"cov_rank": 4}),

@@ -33,7 +33,7 @@ def calibrated_parts(state: State) -> tuple[Part, ...]:
 
 
 def scoring_rows(broadcast: Mapping[str, Payload], current: HeadRows) -> HeadRows:
-    """Return the calibrated head, and below it current rows that it does not have yet."""
+    """Return the calibrated head, and below it the current rows that it lacks."""
     if CALIBRATED not in broadcast:
         return current
     return joined(HeadRows.of(broadcast[CALIBRATED].tensors), current)

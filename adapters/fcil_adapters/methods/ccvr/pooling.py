@@ -5,9 +5,9 @@ Eq. 3 and 4 of the paper, with n_k images of a class on client k and N of all:
     mu = sum_k n_k / N mu_k
     Sigma = sum_k (n_k - 1) / (N - 1) Sigma_k + sum_k n_k / (N - 1) (mu_k - mu)(mu_k - mu)^T
 
-which is what one machine with all images would compute. In factors nothing is lost: those of
-the clients and the differences of their means stand below each other. A class with one image
-in all keeps the covariance that it borrowed (`make_mixture`).
+One machine with all images would compute the same. Factors lose nothing: those of the clients and
+the differences of their means are stacked. A class with a single image overall keeps the covariance
+that it borrowed (`make_mixture`).
 """
 
 from __future__ import annotations

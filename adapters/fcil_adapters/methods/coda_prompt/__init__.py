@@ -5,8 +5,8 @@ Arbelle, Rameswar Panda, Rogerio Feris, Zsolt Kira. CODA-Prompt: COntinual Decom
 Attention-based Prompting for Rehearsal-Free Continual Learning. CVPR 2023,
 https://arxiv.org/abs/2211.13218, code: https://github.com/GT-RIPL/CODA-Prompt
 
-Manifest (no torch): hyper-parameters, exchanges, schemas. What was chosen, and why, is in
-NOTES.md.
+Manifest (no torch): hyper-parameters, exchanges, schemas. NOTES.md gives the choices and their
+reasons.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:
-    """Stateless: all that a round starts from is in the broadcast."""
+    """Stateless: the broadcast holds all that a round starts from."""
 
     def run(
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
     ) -> tuple[State, Payload]:
-        """Train the current task's components; past ones take part and stay as they are."""
+        """Train the current task's components; past ones take part and stay fixed."""
         h: CodaPromptHparams = ctx.hparams
         bench, tasks = component_bench(ctx, h, read_parts(broadcast))
         trained = learn(ctx, bench, data, with_orthogonality(h, tasks))

@@ -1,4 +1,4 @@
-"""How CODA-Prompt's broadcast becomes a classifier over the seen classes (torch)."""
+"""CODA-Prompt's model: from a broadcast to a classifier over the seen classes (torch)."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class Model:
     def compose(
         self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Backbone
     ) -> Predictor:
-        """Sum the components of all tasks; candidates are the classes that anybody had."""
+        """Sum the components of all tasks; candidates are the classes that any client had."""
         return component_scorer(ctx, ctx.hparams, read_parts(broadcast), backbone)

@@ -11,10 +11,10 @@ from fcil_adapters.toolkit.prompts.options import ComponentHparams
 
 
 class CodaPromptHparams(ComponentHparams):
-    """Those of a client with components."""
+    """The options of a client with components."""
 
 
-# The paper's letter; the federated code as it runs; few rounds on a small backbone (NOTES.md).
+# The paper's letter; the federated code as run; few rounds on a small backbone (NOTES.md).
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "paper": {"query": "view", "orthogonality": 0.1},

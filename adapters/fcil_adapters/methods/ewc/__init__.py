@@ -3,7 +3,7 @@
 James Kirkpatrick, Razvan Pascanu, Neil Rabinowitz, Joel Veness et al.: Overcoming catastrophic
 forgetting in neural networks. PNAS 2017. https://arxiv.org/abs/1612.00796
 
-Manifest (no torch). The way from the equations to the functions is in NOTES.md.
+Manifest (no torch). NOTES.md leads from the equations to the functions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def exchanges(h: EwcHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
 
 
 def broadcast(h: EwcHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
-    """Return the room's parts; the teacher's LoRA is theta*, and its importance comes besides."""
+    """Return the parts of `lora.manifest` and the importance; the teacher's LoRA is theta*."""
     return {
         **broadcast_schemas("ewc", h, backbone),
         IMPORTANCE: PayloadSchema(_fisher_specs(h, backbone)),
@@ -48,14 +48,14 @@ def broadcast(h: EwcHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSche
 
 
 def largest(h: EwcHparams, backbone: BackboneInfo, task: TaskInfo, clients: int) -> Largest:
-    """Return that the first task has neither a teacher nor an importance."""
+    """Return the largest traffic; the first task has neither a teacher nor an importance."""
     room = lora_largest(h, backbone, task, clients)
     without = () if task.past else (IMPORTANCE,)
     return Largest(room.sizes, room.without_tensors, (*room.without_parts, *without))
 
 
 def _faults(payload: Payload, task: TaskInfo) -> list[str]:
-    """Return how an upload contradicts the task; an importance below 0 would push away."""
+    """Return how an upload contradicts the task; a negative importance would push away."""
     measured = [name for name in payload.tensors if name.startswith("fisher.")]
     negative = [name for name in measured if (payload.f32(name) < 0).any()]
     return [

@@ -21,7 +21,7 @@ from fcil_protocol.payloads.payload import Payload
 
 
 class Aggregator:
-    """The state is the room's, with ``fisher...``, and ``new.fisher...`` until a task opens."""
+    """State of `lora.server`, with ``fisher...``, and ``new.fisher...`` until a task opens."""
 
     def init(self, ctx: Context) -> State:
         """Return the state before the first task."""
@@ -29,11 +29,11 @@ class Aggregator:
         return first_state()
 
     def open_task(self, ctx: Context, state: State) -> State:
-        """Put the last task's F to the others: ``F <- gamma F + F_new``.
+        """Add the last task's F to the others: ``F <- gamma F + F_new``.
 
-        A task whose F nobody measured, or that had one column and so no gradient, says nothing
-        of what matters, and takes nothing from what earlier tasks said. The sum stays within
-        what can be broadcast, whatever clients send.
+        A task whose F no client measured, or that had one column and so no gradient, adds no
+        importance, and takes nothing from that of earlier tasks. The sum stays within the bounds of
+        a broadcast, independent of the uploads.
         """
         h: EwcHparams = ctx.hparams
         tensors = {n: a for n, a in state.tensors.items() if not n.startswith("new.")}
@@ -62,7 +62,7 @@ class Aggregator:
         return State({**state.tensors, **{f"new.{n}": a for n, a in mean.items()}}, state.meta)
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
-        """Return the room's parts, and F once a task is finished."""
+        """Return the parts of `lora.server`, and F once a task is finished."""
         parts = parts_of(ctx, state)
         if current_task(state) < 1:
             return parts

@@ -1,9 +1,9 @@
 """The diagonal Fisher information of LoRA, one image at a time, in one pass for many (torch).
 
-Images do not meet in a transformer's forward pass, so the gradient of a sum of log-likelihoods
-with respect to a layer's output holds each image's own. From it and the layer's input follow the
-gradients of the image with respect to B and A: for ``y = W x + s B A x`` and ``g = d log p / dy``
-over tokens t, ``dB = s sum_t g_t (A x_t)^T`` and ``dA = s sum_t (B^T g_t) x_t^T``.
+A transformer's forward pass keeps images separate, so the gradient of a sum of log-likelihoods with
+respect to a layer's output holds each image's own. It gives, with the layer's input, the gradients
+of the image with respect to B and A: for ``y = W x + s B A x`` and ``g = d log p / dy`` over tokens
+t, ``dB = s sum_t g_t (A x_t)^T`` and ``dA = s sum_t (B^T g_t) x_t^T``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def squared_gradients(bench: Bench, pixels: Tensor, rows: Tensor) -> dict[str, T
     """Return ``sum_x p(y|x) (d log p(y|x))^2`` for every trained LoRA tensor of a bench.
 
     Args:
-        bench: a broadcast as it came; the task's classes are its columns.
+        bench: of an unchanged broadcast; the task's classes are its columns.
         pixels: images (b, S, S, 3).
         rows: each one's own column, (b,).
     """
@@ -44,7 +44,7 @@ def squared_gradients(bench: Bench, pixels: Tensor, rows: Tensor) -> dict[str, T
 
 @contextmanager
 def _watched(bench: Bench) -> Iterator[list[tuple[int, LoRALinear, Tensor, Tensor]]]:
-    """Note what goes into the adapted layers of each block, and what comes out."""
+    """Record inputs and outputs of the adapted layers of each block."""
     passed: list[tuple[int, LoRALinear, Tensor, Tensor]] = []
     hooks = []
     for block in bench.h.blocks:

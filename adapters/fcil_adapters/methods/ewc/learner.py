@@ -41,9 +41,9 @@ class Learner:
 class Held:
     """``lambda sum F (theta - theta*)^2`` (Kirkpatrick et al., Eq. 3, without its 1/2).
 
-    Explicit steps of SGD would run away from the anchor where ``lr lambda F > 1``. So all
-    gradients of a parameter are divided by ``1 + 2 lr lambda F``, which is the step that is
-    implicit in the penalty: it has the same minimum and is stable for every lambda.
+    Explicit steps of SGD would diverge from the anchor where ``lr lambda F > 1``. So all gradients
+    of a parameter are divided by ``1 + 2 lr lambda F``, which is the step that is implicit in the
+    penalty: it has the same minimum and is stable for every lambda.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], anchor: Mapping[str, Tensor]) -> None:
@@ -54,7 +54,7 @@ class Held:
     def of(
         cls, ctx: Context, bench: Bench, received: Received, broadcast: Mapping[str, Payload]
     ) -> Held | None:
-        """Read theta* and F; the first task has none."""
+        """Return the penalty from theta* and F; the first task has none."""
         if received.teacher is None:
             return None
         h: EwcHparams = ctx.hparams

@@ -10,7 +10,7 @@ from fcil_adapters.toolkit.lora.options import LoraHparams
 
 
 class EwcHparams(LoraHparams):
-    """Fed-TaLoRA's placement and optimiser; what EWC adds is the quadratic penalty."""
+    """Fed-TaLoRA's placement and optimiser; EWC adds the quadratic penalty."""
 
     ewc_lambda: float = Field(default=1.0, ge=0, description="Weight of F (theta - theta*)^2.")
     gamma: float = Field(

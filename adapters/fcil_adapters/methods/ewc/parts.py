@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 IMPORTANCE = "importance"  # the part with F of all finished tasks
-LARGEST = 1e4  # of F, sent or summed over tasks; what is beyond it holds no more firmly
+LARGEST = 1e4  # of F, sent or summed over tasks; larger values hold no more firmly
 
 
 def fisher_name(lora: str) -> str:

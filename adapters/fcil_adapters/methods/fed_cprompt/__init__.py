@@ -2,11 +2,10 @@
 
 Gaurav Bagwe, Xiaoyong Yuan, Miao Pan, Lan Zhang. Fed-CPrompt: Contrastive Prompt for Rehearsal-Free
 Federated Continual Learning. FL4Data workshop at ICML 2023, https://arxiv.org/abs/2307.04869, in
-the form in which Halbe et al. compare with it (HePCo, TMLR 2024,
-https://arxiv.org/abs/2306.09970).
+the form in which Halbe et al. compare with it (HePCo, TMLR 2024, https://arxiv.org/abs/2306.09970).
 
-Manifest (no torch): hyper-parameters, exchanges, schemas. What was chosen, and why, is in
-NOTES.md.
+Manifest (no torch): hyper-parameters, exchanges, schemas. NOTES.md gives the choices and their
+reasons.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def dims(hparams: FedCPromptHparams, backbone: BackboneInfo, task: TaskInfo) -> 
 def largest(
     _hparams: FedCPromptHparams, _backbone: BackboneInfo, task: TaskInfo, _clients: int
 ) -> Largest:
-    """Return that the first task, which has none before it, needs no first rows."""
+    """Return the largest traffic: the first task, without a previous one, needs no first rows."""
     return Largest() if task.index > 0 else Largest(without_parts=(FIRST,))
 
 

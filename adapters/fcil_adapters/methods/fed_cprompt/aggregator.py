@@ -1,4 +1,4 @@
-"""Fed-CPrompt's server half: CODA-Prompt's, and the rows that a task began with (torch)."""
+"""Fed-CPrompt's server half: CODA-Prompt's, and the first rows of a task (torch)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fcil_protocol.payloads.payload import Payload
 class Aggregator:
     """The state: components of each task, the head (`prompts.server`), ``first.head.*`` (c, ...).
 
-    ``first`` is what makes the previous task's server whole: its rows of classes that it never
-    saw, as they were drawn.
+    ``first`` completes the previous task's server: its rows, as drawn, of classes that it never
+    saw.
     """
 
     def init(self, ctx: Context) -> State:

@@ -1,7 +1,8 @@
 """The contrast between the round's server and the previous task's (torch).
 
 Halbe et al.'s form of Fed-CPrompt's loss: the anchor is a client's logits, the positive those of
-the server as the round began, the negative those of the server as the previous task ended.
+the server at the start of the round, the negative those of the server at the end of the previous
+task.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from fcil_adapters.toolkit.training.optimise import Batch, Piece
 class Teacher:
     """A fixed model: features and the head's rows of all seen classes, (C, d) and (C,).
 
-    Its features are rounded as the client's own are: the scale of the contrast would else
-    make a distance of what only mixed precision tells apart.
+    Its features are rounded like the client's own: otherwise the scale of the contrast would turn
+    differences of mixed precision into a distance.
     """
 
     backbone: Backbone
@@ -56,7 +57,7 @@ def gap(h: FedCPromptHparams, local: Tensor, server: Tensor, previous: Tensor) -
 
 @dataclass(frozen=True)
 class Contrast:
-    """``relu(gap + margin)`` over a whole batch, beside the cross-entropy.
+    """``relu(gap + margin)`` over an entire batch, in addition to the cross-entropy.
 
     Attributes:
         server, previous: the two teachers.
@@ -79,7 +80,7 @@ class Contrast:
             bench: of the round.
             h: the options.
             start: the broadcast, of a task t >= 1.
-            first: weight (c, d) and bias (c,) that the task's classes began with.
+            first: first weight (c, d) and bias (c,) of the task's classes.
         """
         device, c = bench.backbone.device, len(bench.bias)
         weight, bias = (to_torch(array, device) for array in (start.weight, start.bias))
@@ -94,10 +95,10 @@ class Contrast:
         return cls(h, server, previous, past_weight, past_bias)
 
     def add(self, bench: Bench, batch: Batch, queries: Queries) -> None:
-        """Add the gradient of the whole objective of one batch.
+        """Add the gradient of the entire objective of one batch.
 
-        The hinge is over the batch's sum: where a batch passes in pieces, a pass without a
-        gradient tells first whether it is open.
+        The hinge is over the batch's sum: where a batch passes in pieces, a pass without a gradient
+        first finds out if it is active.
         """
         pieces = list(batch.pieces())
         alone = len(pieces) == 1
@@ -133,7 +134,7 @@ class Contrast:
 def _fixed(
     backbone: Backbone, h: FedCPromptHparams, prompts: Sequence[Mapping[str, F32]]
 ) -> Features:
-    """Return the features with the components of some tasks, which nobody trains."""
+    """Return the features with the fixed components of some tasks."""
     whole = TaskPrompts.of(prompts, backbone.device).whole
     fixed = {name: tensor.detach() for name, tensor in whole.items()}
     return component_features(backbone, h, lambda: fixed)

@@ -11,11 +11,11 @@ from pydantic import Field
 from fcil_adapters.contract.traffic import Economy
 from fcil_adapters.toolkit.prompts.options import ComponentHparams
 
-FIRST = "first"  # the part with the head rows that the current task's classes began with
+FIRST = "first"  # the part with the first head rows of the current task's classes
 
 
 class FedCPromptHparams(ComponentHparams):
-    """Those of a client with components, and the contrast."""
+    """The options of a client with components, and of the contrast."""
 
     epochs: int = Field(default=10, ge=1, description="Local epochs per round.")
     contrast: float = Field(

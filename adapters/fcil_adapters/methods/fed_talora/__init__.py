@@ -1,10 +1,10 @@
 """Fed-TaLoRA: task-agnostic low-rank residual adaptation.
 
-Feng Yu, Jia Hu, Geyong Min: Efficient Federated Class-Incremental Learning of Pre-Trained
-Models via Task-agnostic Low-rank Residual Adaptation. 2025. https://arxiv.org/abs/2505.12318
+Feng Yu, Jia Hu, Geyong Min: Efficient Federated Class-Incremental Learning of Pre-Trained Models
+via Task-agnostic Low-rank Residual Adaptation. 2025. https://arxiv.org/abs/2505.12318
 
-Manifest (no torch): hyper-parameters, exchanges, schemas. The way from the equations to the
-functions, and every deviation, is in NOTES.md.
+Manifest (no torch): hyper-parameters, exchanges, schemas. NOTES.md leads from the equations to the
+functions, with every deviation.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def exchanges(hparams: FedTaloraHparams, backbone: BackboneInfo) -> tuple[Exchan
 
 
 def broadcast(hparams: FedTaloraHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
-    """Return the schemas of the room's parts, of residuals and of their dense base."""
+    """Return the schemas of the shared parts, of residuals and of their dense base."""
     meta = (*TASK_META, _VERSION, MetaSpec("base", "int"))
     kinds = broadcast_schemas(NAME, hparams, backbone, meta=meta)
     return kinds | _residual_schemas(hparams, backbone) if hparams.corrects else kinds
 
 
 def dims(hparams: FedTaloraHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
-    """Return the room's sizes and the largest rank of a residual."""
+    """Return the sizes of `lora.manifest` and the largest rank of a residual."""
     largest_rank = min(backbone.dim, backbone.mlp_dim)
     return {**lora_dims(hparams, backbone, task), "max_rank": largest_rank}
 
@@ -57,8 +57,8 @@ def dims(hparams: FedTaloraHparams, backbone: BackboneInfo, task: TaskInfo) -> d
 def averagings(hparams: FedTaloraHparams) -> tuple[AveragingRule, ...]:
     """Return the rules of averaging that it can work with.
 
-    The residual repairs what the plain mean loses (Eq. 4); beside another average it would put
-    the outliers back.
+    The residual repairs the loss of the plain mean (Eq. 4); with another average it would put the
+    outliers back.
     """
     return mean_only(hparams) if hparams.corrects else lora_averagings(hparams)
 
@@ -66,7 +66,7 @@ def averagings(hparams: FedTaloraHparams) -> tuple[AveragingRule, ...]:
 def _residual_schemas(
     hparams: FedTaloraHparams, backbone: BackboneInfo
 ) -> dict[str, PayloadSchema]:
-    """Describe residuals: every matrix has its own rank, bounded by the smaller side."""
+    """Return the schemas of residuals: each matrix has its own rank, up to the smaller side."""
     factors, dense, bounds = [], [], []
     for place in places(hparams):
         out, width = module_shape(module_of(place), backbone)

@@ -25,21 +25,21 @@ from fcil_protocol.ids import ClientId
 
 
 class Aggregator:
-    """The state is the room's (`lora.server`), with the residuals (`history`)."""
+    """The state of `lora.server`, with the residuals (`history`)."""
 
     def init(self, ctx: Context) -> State:
-        """Return the state before the first task: nothing yet."""
+        """Return the empty state before the first task."""
         del ctx
         return first_state(version=0, base=0)
 
     def open_task(self, ctx: Context, state: State) -> State:
-        """Draw the task's head rows, and at first the LoRA; else everything goes on as it is."""
+        """Draw the task's head rows, and at first the LoRA; the rest of the state stays."""
         return open_task(ctx, state)
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
-        """Average LoRA and head; add what the mean of products has over that (Eq. 4, 5, 9).
+        """Average LoRA and head; add the mean of products less that product (Eq. 4, 5, 9).
 
-        Updates that were trained on another base are left out; without any other nothing
+        Updates that were trained on another base are left out; if no other remains, nothing
         changes.
         """
         h: FedTaloraHparams = ctx.hparams
@@ -59,7 +59,7 @@ class Aggregator:
         return extended(after, residual, h, ctx.backbone_info, ctx.device)
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
-        """Return the room's parts and the residuals."""
+        """Return the shared parts and the residuals."""
         version, base = position(state)
         meta = {"version": version, "base": base}
         return (*parts_of(ctx, state, meta), *residual_parts(state))

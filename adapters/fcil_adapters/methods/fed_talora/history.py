@@ -1,7 +1,7 @@
 """The state's history of residuals: a dense base and the factors since (torch).
 
-Catching up is exact because it is not done from a client's own past: whoever works at a
-state adds up the very parts that this state's broadcast names.
+Catching up is exact because it does not depend on a client's own past: a client at a state adds up
+the very parts that this state's broadcast names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fcil_protocol.payloads.payload import Payload
 
 
 def position(state: State) -> tuple[int, int]:
-    """Return how many residuals there were (the version), and up to which one is dense."""
+    """Return the number of residuals (the version), and of those in the dense base."""
     version, base = state.meta["version"], state.meta["base"]
     assert isinstance(version, int)
     assert isinstance(base, int)
@@ -36,7 +36,7 @@ def position(state: State) -> tuple[int, int]:
 def total(
     place: str, base: Mapping[str, F32], log: tuple[Mapping[str, F32], ...], device: str
 ) -> Tensor | None:
-    """Return base + sum of L R of one place in float64 (out, in); None if there is nothing."""
+    """Return base + sum of L R of one place in float64 (out, in); None without either."""
     L = [to_torch(one[f"{place}.L"], device, torch.float64) for one in log]
     R = [to_torch(one[f"{place}.R"], device, torch.float64) for one in log]
     start = to_torch(base[place], device, torch.float64) if place in base else None
@@ -49,7 +49,7 @@ def total(
 def extended(
     state: State, residual: Residual, h: FedTaloraHparams, backbone: BackboneInfo, device: str
 ) -> State:
-    """Return the state with a round's residual, and one version more, unless it is nothing."""
+    """Return the state with a round's residual, and one version more unless that is zero."""
     rolls = h.catch_up == "cheapest"
     if h.residual == "dense" or (residual.wide and rolls):
         dense = residual.dense()
@@ -92,7 +92,7 @@ def _named(state: State, prefix: str) -> dict[str, F32]:
 
 
 def _rolled(state: State, h: FedTaloraHparams, device: str, more: Mapping[str, Tensor]) -> State:
-    """Return the state with base, log and a dense residual added up; the log is empty then."""
+    """Return the state with base, log and a dense residual added up; the log is then empty."""
     version, base = position(state)
     old = _named(state, "base.")
     log = tuple(_named(state, f"residual.{n}.") for n in range(base + 1, version + 1))

@@ -12,12 +12,12 @@ from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:
-    """Stateless: residuals are added up anew from the broadcast's parts, so none is missed."""
+    """Stateless: residuals are summed from the broadcast's parts each time, so none is missed."""
 
     def run(
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
     ) -> tuple[State, Payload]:
-        """Train LoRA and head; a task of a lone class is answered with its mean feature."""
+        """Train LoRA and head; for a task of one class, return its mean feature instead."""
         received = read_parts(ctx.hparams, broadcast)
         view = training_view(ctx.backbone, ctx.hparams, received)
         bench = Bench.of(ctx, received.room, view)

@@ -1,4 +1,4 @@
-"""How Fed-TaLoRA's broadcast becomes a linear classifier over the seen classes (torch)."""
+"""Fed-TaLoRA's model: from a broadcast to a linear classifier over the seen classes (torch)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Model:
     def compose(
         self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Backbone
     ) -> Predictor:
-        """Merge residuals and LoRA into a view; candidates are the classes that anybody had."""
+        """Merge residuals and LoRA into a view; candidates are the classes that any client had."""
         received = read_parts(ctx.hparams, broadcast)
         view = merged_view(backbone, ctx.hparams, received)
         return linear_scorer(ctx, backbone, view, HeadRows.joined(received.room.tasks))

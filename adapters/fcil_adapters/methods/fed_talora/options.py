@@ -14,7 +14,7 @@ from fcil_adapters.toolkit.lora.options import CrossEntropyHparams
 
 
 class FedTaloraHparams(CrossEntropyHparams):
-    """Defaults are the published settings; what the paper leaves open is in NOTES.md."""
+    """Defaults are the published settings; NOTES.md lists what the paper leaves open."""
 
     freeze_a: bool = Field(
         default=False,
@@ -34,12 +34,12 @@ class FedTaloraHparams(CrossEntropyHparams):
 
     @property
     def corrects(self) -> bool:
-        """Whether there can be a residual."""
+        """True if there can be a residual."""
         return self.residual != "off" and not self.freeze_a
 
     @property
     def exact_lora(self) -> bool:
-        """Rounded averages would make every residual 2 r wider: more than their halves save."""
+        """True with residuals: rounded averages would widen each by 2 r, more than halves save."""
         return self.corrects
 
     @property
@@ -56,7 +56,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 
-# By what the ablations lost (docs/benchmarks.md); what was not measured comes last.
+# Ordered by the losses in ablations (docs/benchmarks.md); unmeasured ones come last.
 ECONOMIES = (
     Economy(
         "residuals in factors for ever",

@@ -38,10 +38,10 @@ def base_part(version: int) -> str:
 
 @dataclass(frozen=True)
 class Received:
-    """A whole broadcast.
+    """A complete broadcast.
 
     Attributes:
-        version: how many residuals the base holds; an upload names it.
+        version: number of residuals in the base; an upload names it.
         base: place -> (out, in), or nothing.
         residuals: the factors since the base, in order: ``<place>.L`` (out, R), ``.R`` (R, in).
         room: LoRA and head rows.
@@ -81,7 +81,7 @@ def _floats(payload: Payload) -> dict[str, F32]:
 
 
 def is_wide(width: int, shapes: Iterable[tuple[int, int]]) -> bool:
-    """Say whether factors of ``width`` columns can have the full rank of a matrix (out, in).
+    """Return True if factors of ``width`` columns can have a matrix's (out, in) full rank.
 
     Beyond that, a dense sum costs the server less than ever wider stacks.
     """

@@ -1,12 +1,12 @@
-"""The residual: what the mean of the clients' products has that the product of means lacks (torch).
+"""The residual: the mean of the clients' products less the product of the means (torch).
 
 Eq. 4 of the paper, for any weights that sum to 1:
 
     W_res = sum_k w_k B_k A_k - B A,        B = sum_k w_k B_k,  A = sum_k w_k A_k
 
 It equals ``sum_k w_k (B_k - B)(A_k - A)``, so its rank is at most (K - 1) r. B and A are the
-float32 values that clients receive; what their rounding leaves is below `_FLOAT32` times the
-norms of the factors and is cut off with everything else that float32 weights cannot hold.
+float32 values that clients receive; their rounding error is below `_FLOAT32` times the norms of the
+factors and is cut off with all else that float32 weights cannot hold.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Residual:
         device: torch device name.
 
     Attributes:
-        wide: whether the stacked factors can have full rank (`is_wide`); the sum is then kept
+        wide: True if the stacked factors can have full rank (`is_wide`); the sum is then kept
             dense, so memory does not depend on K.
     """
 
@@ -74,7 +74,7 @@ class Residual:
         for k, (weight, update) in enumerate(zip(weights.tolist(), updates, strict=True)):
             self._add(k, weight, update.payload.tensors)
         self._add(len(updates), -1.0, mean)
-        # What float32 cannot hold of B A, for every matrix of a group.
+        # Bound of float32's precision in B A, for every matrix of a group.
         self._floors = [
             _FLOAT32 * _norms(A) * _norms(B)
             for A, B in (self._factors(mean, group) for group in self._groups)
@@ -86,7 +86,7 @@ class Residual:
         return to_torch(A, self._device, torch.float64), to_torch(B, self._device, torch.float64)
 
     def _add(self, k: int, weight: float, tensors: Tensors) -> None:
-        """Add the k-th term, or put it to its place in the stacks."""
+        """Add the k-th term to the sums, or put it into its place in the stacks."""
         for g, group in enumerate(self._groups):
             A, B = self._factors(tensors, group)
             if self.wide:
@@ -97,7 +97,7 @@ class Residual:
                 self._right[g][:, own] = A
 
     def dense(self) -> dict[str, Tensor]:
-        """Return the residual of each place as a matrix (out, in); empty if all are nothing."""
+        """Return the residual of each place as a matrix (out, in); empty if all are negligible."""
         sums: dict[str, Tensor] = {}
         nothing = True
         for g, group in enumerate(self._groups):
@@ -107,7 +107,7 @@ class Residual:
         return {} if nothing else sums
 
     def factors(self) -> Factors:
-        """Return the residual of each place in as few factors as it takes; empty if nothing.
+        """Return the residual of each place in the fewest factors; empty if all are negligible.
 
         They are float32 already: for many clients they are as large as the dense sum.
         """

@@ -1,4 +1,4 @@
-"""What of Fed-TaLoRA's schemas can really travel (torch-free)."""
+"""Largest traffic of Fed-TaLoRA within its schemas (torch-free)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fcil_adapters.toolkit.lora.tensors import module_of, module_shape
 
 
 def largest(h: FedTaloraHparams, backbone: BackboneInfo, task: TaskInfo, clients: int) -> Largest:
-    """Return the ranks (K - 1) r of K clients' residuals, and which of the forms are sent.
+    """Return the ranks (K - 1) r of K clients' residuals, and the forms that are sent.
 
     The mean feature is sent in tasks of a single class only, and these have no residual.
     """
@@ -21,7 +21,7 @@ def largest(h: FedTaloraHparams, backbone: BackboneInfo, task: TaskInfo, clients
     }
     if h.single_column(task):
         return Largest(ranks, without_parts=("residual", "base"))
-    # As `residuals.Residual`: so many factors are kept as a dense sum.
+    # As `residuals.Residual`: factors of this width are kept as a dense sum.
     wide = is_wide((clients + 1) * h.rank, shapes.values())
     return Largest(ranks, ("mean",), _without(h, clients, wide=wide))
 

@@ -15,7 +15,7 @@ from fcil_adapters.toolkit.lora import views
 
 
 def training_view(backbone: Backbone, h: FedTaloraHparams, received: Received) -> Any:
-    """Return a view on W + W_res (Eq. 5) with trainable LoRA, never on the backbone."""
+    """Return a view on W + W_res (Eq. 5) with trainable LoRA; the backbone stays untouched."""
     dense = partial(_residual, received, backbone.device)
     return views.training_view(backbone, h, received.lora, dense)
 

@@ -4,7 +4,7 @@ Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Aguera y Arcas
 Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS 2017.
 https://arxiv.org/abs/1602.05629
 
-Manifest (no torch). The way from the equations to the functions is in NOTES.md.
+Manifest (no torch). NOTES.md leads from the equations to the functions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FedAvg-LoRA's classifier: the merged LoRA's features through the head as it was trained."""
+"""FedAvg-LoRA's classifier: the merged LoRA's features through the trained head."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from fcil_adapters.toolkit.lora.model import LinearModel
 
 
 class Model(LinearModel):
-    """Nothing of its own."""
+    """The linear model, unchanged."""

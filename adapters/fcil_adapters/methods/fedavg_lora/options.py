@@ -6,4 +6,4 @@ from fcil_adapters.toolkit.lora.options import CrossEntropyHparams
 
 
 class FedavgLoraHparams(CrossEntropyHparams):
-    """Fed-TaLoRA's placement, optimiser and loss, so that the two differ by the residual alone."""
+    """Fed-TaLoRA's placement, optimiser and loss, so that only the residual differs."""

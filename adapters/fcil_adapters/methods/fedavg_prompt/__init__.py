@@ -3,8 +3,8 @@
 A baseline of Halbe, Smith, Tian, Kira. Continual Adaptation of Vision Transformers for Federated
 Learning. TMLR 2024, https://arxiv.org/abs/2306.09970: their client, and no repair on the server.
 
-Manifest (no torch): hyper-parameters, exchanges, schemas. What was chosen, and why, is in
-NOTES.md.
+Manifest (no torch): hyper-parameters, exchanges, schemas. NOTES.md gives the choices and their
+reasons.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:
-    """Stateless: all that a round starts from is in the broadcast."""
+    """Stateless: the broadcast holds all that a round starts from."""
 
     def run(
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet

@@ -1,4 +1,4 @@
-"""How FedAvg-Prompt's broadcast becomes a classifier over the seen classes (torch)."""
+"""FedAvg-Prompt's model: from a broadcast to a classifier over the seen classes (torch)."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class Model:
     def compose(
         self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Backbone
     ) -> Predictor:
-        """Attach the pools to a view; candidates are the classes that anybody had."""
+        """Attach the pools to a view; candidates are the classes that any client had."""
         return pool_scorer(ctx, ctx.hparams, read_parts(broadcast), backbone)

@@ -11,10 +11,10 @@ from fcil_adapters.toolkit.prompts.options import PoolHparams
 
 
 class FedAvgPromptHparams(PoolHparams):
-    """Those of HePCo's client."""
+    """The options of HePCo's client."""
 
 
-# The published code as it runs; few rounds on a small backbone.
+# The published code as run; few rounds on a small backbone.
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "repo": {"lr": 5e-3, "query": "view"},

@@ -3,7 +3,7 @@
 As Guo et al. define it in one sentence, as a baseline of PILoRA: Federated Class-Incremental
 Learning via Prototype Guided LoRA. ECCV 2024. https://arxiv.org/abs/2401.02094
 
-Manifest (no torch). The way from the equations to the functions is in NOTES.md.
+Manifest (no torch). NOTES.md leads from the equations to the functions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAME = "fedclm"
 
 
 def exchanges(h: FedclmHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
-    """Return the training rounds, and one for the class means of what they came to."""
+    """Return the training rounds, and one for the class means of the trained model."""
     return train_exchange(NAME, h, backbone), means_exchange(h.min_count_upload)
 
 
@@ -43,7 +43,7 @@ def broadcast(h: FedclmHparams, backbone: BackboneInfo) -> Mapping[str, PayloadS
 
 
 def statistics(h: FedclmHparams, kind: str, task: TaskInfo) -> tuple[Statistic, ...]:
-    """Return what noise protects: all class means."""
+    """Return the protected statistics: all class means."""
     return lora_statistics(h, kind, task) + means_statistics(kind)
 
 

@@ -9,7 +9,7 @@ from fcil_adapters.toolkit.lora.server import average_round, first_state, open_t
 
 
 class Aggregator:
-    """The state is the room's (`lora.server`), with ``means.<t>...`` of every ended task."""
+    """The state of `lora.server`, with ``means.<t>...`` of every finished task."""
 
     def init(self, ctx: Context) -> State:
         """Return the state before the first task."""
@@ -27,5 +27,5 @@ class Aggregator:
         return average_round(ctx, state, updates)
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
-        """Return LoRA and the current rows, and the means of every ended task."""
+        """Return LoRA and the current rows, and the means of every finished task."""
         return (*parts_of(ctx, state), *means_parts(state))

@@ -1,4 +1,4 @@
-"""FedCLM's client half: train by cross-entropy; at the end, tell the class means (torch)."""
+"""FedCLM's client half: train by cross-entropy; at the end, send the class means (torch)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:
-    """Stateless: all that a round starts from is in the broadcast."""
+    """Stateless: the broadcast holds all that a round starts from."""
 
     def run(
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
     ) -> tuple[State, Payload]:
-        """Train, or describe the task's classes under the model that training came to."""
+        """Train, or send the class means of the task under the trained model."""
         received = read_parts(ctx.hparams, broadcast)
         if ctx.kind == "finish":
             return state, report_means(ctx, received, data)

@@ -15,7 +15,7 @@ from fcil_protocol.payloads.payload import Payload
 
 
 class Model:
-    """The head is not used; classes whose task has not ended are no candidates."""
+    """Nearest mean without the head; classes of an unfinished task are no candidates."""
 
     def compose(
         self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Backbone

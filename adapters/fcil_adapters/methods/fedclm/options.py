@@ -10,7 +10,7 @@ from fcil_adapters.toolkit.lora.options import LoraHparams, PastRows
 
 
 class FedclmHparams(LoraHparams):
-    """Trained as FedAvg-LoRA is; the head serves training alone."""
+    """The training options of FedAvg-LoRA; the head serves training alone."""
 
     metric: Literal["euclidean", "cosine"] = Field(
         default="euclidean",
@@ -19,5 +19,5 @@ class FedclmHparams(LoraHparams):
 
     @property
     def past_rows(self) -> PastRows:
-        """Nobody scores with them."""
+        """Past rows are dropped, since the means score."""
         return "none"

@@ -44,7 +44,7 @@ def dims(_hparams: FedncmHparams, backbone: BackboneInfo, task: TaskInfo) -> dic
 
 
 def statistics(_hparams: FedncmHparams, _kind: str, _task: TaskInfo) -> tuple[Statistic, ...]:
-    """Return what noise protects: all that is sent but counts."""
+    """Return the protected statistics: all tensors sent but counts."""
     return (Statistic("class means", ("mean",)),)
 
 

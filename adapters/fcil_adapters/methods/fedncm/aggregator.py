@@ -29,11 +29,11 @@ class Aggregator:
     """The state holds ``task.<t>.mean``, ``.classes`` and ``.count`` of every task."""
 
     def init(self, ctx: Context) -> State:
-        """Return the state before the first task: nothing."""
+        """Return the empty state before the first task."""
         return tagged({}, -1)
 
     def open_task(self, ctx: Context, state: State) -> State:
-        """Add a task whose classes nobody has described yet."""
+        """Add a task whose classes have no means yet."""
         c, t = len(ctx.task.classes), ctx.task.index
         fresh: dict[str, Array] = {
             "mean": np.zeros((c, ctx.backbone_info.dim), dtype=np.float32),
@@ -43,7 +43,7 @@ class Aggregator:
         return with_task(tagged(state.tensors, t), t, fresh)
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
-        """Merge the means sent with those that the task has, each weighted by its images."""
+        """Merge the means sent with the task's earlier ones, each weighted by its images."""
         t = ctx.task.index
         fresh, images = _merged(updates, ctx.max_weight_share)
         known = of_task(state, t, _NAMES)
@@ -63,7 +63,7 @@ class Aggregator:
 
 
 def _merged(updates: Updates, max_share: float) -> tuple[F64, I64]:
-    """Return `merge_means` of what was sent, with one client's means in memory at a time."""
+    """Return `merge_means` of the updates, with one client's means in memory at a time."""
     counts = np.stack([update.payload.i64("count").copy() for update in updates])  # (K, c)
     weights = class_weights(counts, max_share)  # (K, c)
     total: F64 = np.zeros(())

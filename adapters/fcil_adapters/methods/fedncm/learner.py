@@ -14,7 +14,7 @@ from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:
-    """Keeps no state: what it sends follows from the images."""
+    """Stateless: the upload follows from the images."""
 
     def run(
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet

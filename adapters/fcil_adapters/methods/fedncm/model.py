@@ -15,12 +15,12 @@ from fcil_protocol.payloads.payload import Payload
 
 
 class Model:
-    """Puts the tasks of a broadcast side by side."""
+    """Concatenates the tasks of a broadcast."""
 
     def compose(
         self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Extractor
     ) -> Predictor:
-        """Take every class of which somebody had an image."""
+        """Build the classifier of every class of which any client had an image."""
         h: FedncmHparams = ctx.hparams
         names = [*(task_part(t) for t in range(len(broadcast) - 1)), CURRENT]
         parts = [find_part(broadcast, name) for name in names]

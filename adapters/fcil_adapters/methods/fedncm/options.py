@@ -10,7 +10,7 @@ from fcil_adapters.contract import Hparams
 
 
 class FedncmHparams(Hparams):
-    """How an image's feature is compared with the class means."""
+    """The comparison of an image's feature with the class means."""
 
     metric: Literal["cosine", "euclidean"] = Field(
         default="cosine",

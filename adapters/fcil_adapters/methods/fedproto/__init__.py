@@ -4,7 +4,7 @@ Yue Tan, Guodong Long, Lu Liu, Tianyi Zhou, Qinghua Lu, Jing Jiang, Chengqi Zhan
 Federated Prototype Learning across Heterogeneous Clients. AAAI 2022.
 https://arxiv.org/abs/2105.00243
 
-Manifest (no torch). The way from the equations to the functions is in NOTES.md.
+Manifest (no torch). NOTES.md leads from the equations to the functions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
 
 def exchanges(h: FedprotoHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
-    """Return the training rounds; each brings the class means of the client's images too."""
+    """Return the training rounds; each upload has the class means of the client's images too."""
 
     def check(payload: Payload, task: TaskInfo) -> list[str]:
         told = zip(task.classes, payload.i64("count").tolist(), strict=False)
@@ -48,7 +48,7 @@ def exchanges(h: FedprotoHparams, backbone: BackboneInfo) -> tuple[Exchange, ...
 
 
 def broadcast(h: FedprotoHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
-    """Return the room's parts, and the prototypes of each task."""
+    """Return the shared parts, and the prototypes of each task."""
     proto = TensorSpec("proto", Kind.PROTOTYPE, ("own", "d"), exact=True)
     schema = PayloadSchema(
         (proto, count_spec("classes", "own"), count_spec("seen", "own")),
@@ -58,7 +58,7 @@ def broadcast(h: FedprotoHparams, backbone: BackboneInfo) -> Mapping[str, Payloa
 
 
 def statistics(h: FedprotoHparams, kind: str, task: TaskInfo) -> tuple[Statistic, ...]:
-    """Return what noise protects: the class means."""
+    """Return the protected statistics: the class means."""
     return (*lora_statistics(h, kind, task), Statistic("class prototypes", ("proto",)))
 
 

@@ -13,10 +13,10 @@ from fcil_protocol.payloads.payload import Array, Payload
 
 
 class Aggregator(LoraAggregator):
-    """The state is the room's, with ``proto.<t>...`` of every task: rows, classes, seen or not."""
+    """State of `lora.server`, with ``proto.<t>...`` of every task: rows, classes, seen or not."""
 
     def open_task(self, ctx: Context, state: State) -> State:
-        """Add a task whose classes nobody has described yet."""
+        """Add a task whose classes have no prototypes yet."""
         c = len(ctx.task.classes)
         fresh: dict[str, Array] = {
             "proto": np.zeros((c, ctx.backbone_info.dim), dtype=np.float32),
@@ -36,7 +36,7 @@ class Aggregator(LoraAggregator):
         return _with(after, t, {**before, "proto": proto, "seen": seen})
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
-        """Return the room's parts, and each task's prototypes."""
+        """Return the shared parts, and each task's prototypes."""
         tasks = range(current_task(state) + 1)
         protos = (Part(proto_part(t), Payload(_of(state, t))) for t in tasks)
         return (*super().broadcast(ctx, state), *protos)

@@ -1,4 +1,4 @@
-"""FedProto's client half: train, pulled to the global prototypes, and send one's own (torch)."""
+"""FedProto's client half: train, pulled to the global prototypes, and send its own (torch)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Learner:
     ) -> tuple[State, Payload]:
         """Train, then average the features of each class.
 
-        With noise they are averaged first: a bound on what an image changes holds for a model
-        that has not been trained on it (docs/privacy.md).
+        With noise they are averaged first: a bound on an image's influence holds for a model that
+        has not been trained on it (docs/privacy.md).
         """
         h: FedprotoHparams = ctx.hparams
         bench = Bench.of(ctx, read_parts(h, broadcast))
@@ -73,7 +73,7 @@ class Pull:
         classes: tuple[int, ...],
         rows: F32,
     ) -> Pull:
-        """Take the prototypes of the task's classes."""
+        """Select the prototypes of the task's classes."""
         mine = np.isin(np.asarray(classes, dtype=np.int64), task)
         own = [c for c, ok in zip(classes, mine, strict=True) if ok]
         columns = np.array([bench.classes.index(c) for c in own], dtype=np.int64)
@@ -81,7 +81,7 @@ class Pull:
         return cls(to_torch(columns, device), to_torch(rows[mine], device))
 
     def __call__(self, seen: Pass) -> Tensor:
-        """Return ``sum_c mean_d (p_c - m_c)^2`` over the classes that are among the images."""
+        """Return ``sum_c mean_d (p_c - m_c)^2`` over the classes among the images."""
         among = (seen.piece.rows[None, :] == self.columns[:, None]).to(
             seen.features.dtype
         )  # (k, b)

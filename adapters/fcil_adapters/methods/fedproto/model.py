@@ -18,12 +18,12 @@ from fcil_protocol.payloads.payload import Payload
 
 
 class Model(LinearModel):
-    """The room's, unless the nearest prototype decides (Tan et al., Eq. 8)."""
+    """The linear model, unless the nearest prototype decides (Tan et al., Eq. 8)."""
 
     def compose(
         self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Backbone
     ) -> Predictor:
-        """Merge LoRA into a view; candidates are the classes that anybody had."""
+        """Merge LoRA into a view; candidates are the classes that any client had."""
         if ctx.hparams.inference == "head":
             return super().compose(ctx, broadcast, backbone)
         view = merged_view(backbone, ctx.hparams, read_parts(ctx.hparams, broadcast).lora)

@@ -10,7 +10,7 @@ from fcil_adapters.toolkit.lora.options import CrossEntropyHparams
 
 
 class FedprotoHparams(CrossEntropyHparams):
-    """Fed-TaLoRA's placement, optimiser and loss; what FedProto adds is the pull."""
+    """Fed-TaLoRA's placement, optimiser and loss; FedProto adds the pull."""
 
     pull: float = Field(
         default=0.1, ge=0, description="Weight of the squared distance to global prototypes."

@@ -22,7 +22,7 @@ def proto_part(task: int) -> str:
 def read_prototypes(
     broadcast: Mapping[str, Payload],
 ) -> tuple[tuple[int, ...], NDArray[np.float32]]:
-    """Return the classes that anybody described, in order of tasks, and their prototypes (C, d).
+    """Return the classes with prototypes, in order of tasks, and their prototypes (C, d).
 
     Raises:
         SchemaMismatch: a part that the current state needs is missing.

@@ -3,7 +3,7 @@
 Youbang Sun, Zitao Li, Yaliang Li, Bolin Ding: Improving LoRA in Privacy-preserving Federated
 Learning. ICLR 2024. https://arxiv.org/abs/2403.12313
 
-Manifest (no torch). The way from the equations to the functions is in NOTES.md.
+Manifest (no torch). NOTES.md leads from the equations to the functions.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:
-    """Stateless: all that a round starts from is in the broadcast."""
+    """Stateless: the broadcast holds all that a round starts from."""
 
     def run(
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
     ) -> tuple[State, Payload]:
-        """Train; a task of a lone class is answered with its mean feature."""
+        """Train; for a task of one class, return its mean feature instead."""
         bench = Bench.of(ctx, read_parts(ctx.hparams, broadcast))
         return state, Payload(train_round(ctx, bench, data))

@@ -6,7 +6,7 @@ from fcil_adapters.toolkit.lora.options import CrossEntropyHparams
 
 
 class FfaLoraHparams(CrossEntropyHparams):
-    """FedAvg-LoRA's, so that the two differ by what is trained alone."""
+    """The options of FedAvg-LoRA, so that only the trained factors differ."""
 
     @property
     def trained_factors(self) -> str:

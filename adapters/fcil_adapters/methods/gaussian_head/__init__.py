@@ -26,7 +26,7 @@ from fcil_adapters.toolkit.gaussians.reports import (
 )
 from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
-_LARGEST = 1e12  # of a head: classes whose images are all alike have steep posteriors
+_LARGEST = 1e12  # of a head: classes with nearly equal images have steep posteriors
 
 
 def exchanges(h: GaussianHeadHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
@@ -35,7 +35,7 @@ def exchanges(h: GaussianHeadHparams, _backbone: BackboneInfo) -> tuple[Exchange
 
 
 def broadcast(_h: GaussianHeadHparams, _backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
-    """Return the schema of the only part: the head of all classes that somebody described."""
+    """Return the schema of the only part: the head of all described classes."""
     head = (
         TensorSpec("weight", Kind.HEAD, ("known", "d"), max_abs=_LARGEST),
         TensorSpec("bias", Kind.HEAD, ("known",), max_abs=_LARGEST),
@@ -51,12 +51,12 @@ def dims(h: GaussianHeadHparams, backbone: BackboneInfo, task: TaskInfo) -> dict
 
 
 def largest(h: GaussianHeadHparams, _b: BackboneInfo, task: TaskInfo, _clients: int) -> Largest:
-    """Return that a full covariance is a triangle or a factor, which is never the larger."""
+    """Return the largest report: a full covariance is a triangle or a factor, never the larger."""
     return gaussian_largest(h, task)
 
 
 def statistics(h: GaussianHeadHparams, _kind: str, _task: TaskInfo) -> tuple[Statistic, ...]:
-    """Return what noise protects: all that is sent but counts."""
+    """Return the protected statistics: all tensors sent but counts."""
     return gaussian_statistics(h)
 
 

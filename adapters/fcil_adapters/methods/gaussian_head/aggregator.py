@@ -25,7 +25,7 @@ _HEAD = ("weight", "bias", "classes")
 
 
 class Aggregator:
-    """The state: ``gauss.<t>...``, Gaussians of every task, and the head that they give."""
+    """The state: ``gauss.<t>...``, Gaussians of every task, and their head."""
 
     def init(self, ctx: Context) -> State:
         """Return the state before the first task: no class is known."""
@@ -33,12 +33,12 @@ class Aggregator:
         return tagged(_head_tensors(np.zeros((0, d)), np.zeros(0), ()), -1)
 
     def open_task(self, ctx: Context, state: State) -> State:
-        """Make room for the Gaussians of a task."""
+        """Add an empty set of Gaussians for a task."""
         t = ctx.task.index
         return tagged({**state.tensors, **entry_tensors([], t, ctx.backbone_info.dim)}, t)
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
-        """Renew the task's Gaussians; make the head anew from those of all tasks."""
+        """Renew the task's Gaussians; compute the head again from those of all tasks."""
         h: GaussianHeadHparams = ctx.hparams
         t, d = ctx.task.index, ctx.backbone_info.dim
         sent, _ = sent_entries(h, updates, t, ctx.device)

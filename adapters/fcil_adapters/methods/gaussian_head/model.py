@@ -14,7 +14,7 @@ from fcil_protocol.payloads.payload import Payload
 
 
 class Model:
-    """Scores are W f(x) + b; the candidates are the classes that somebody described."""
+    """Scores are W f(x) + b; the candidates are the described classes."""
 
     def compose(
         self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Extractor

@@ -10,7 +10,7 @@ from fcil_adapters.contract import Hparams
 
 
 class GaussianHeadHparams(Hparams):
-    """Named as HGP's, of which this is the half without prompts (NOTES.md)."""
+    """Names as in HGP, of which this is the half without prompts (NOTES.md)."""
 
     cov: Literal["lowrank", "full", "diag"] = Field(
         default="lowrank",

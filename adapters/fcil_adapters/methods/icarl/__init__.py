@@ -3,7 +3,7 @@
 Sylvestre-Alvise Rebuffi, Alexander Kolesnikov, Georg Sperl, Christoph H. Lampert: iCaRL:
 Incremental Classifier and Representation Learning. CVPR 2017. https://arxiv.org/abs/1611.07725
 
-Manifest (no torch). The way from the equations to the functions is in NOTES.md.
+Manifest (no torch). NOTES.md leads from the equations to the functions.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from fcil_adapters.toolkit.lora.manifest import broadcast_schemas, lora_method, 
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
-_LONGEST = 1.001  # a mean of features of length 1, as float32 has it
+_LONGEST = 1.001  # length 1 with float32's rounding
 
 
 def exchanges(h: IcarlHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
-    """Return the training rounds, and one that chooses exemplars and tells class means."""
+    """Return the training rounds, and one that chooses exemplars and sends class means."""
 
     def check(payload: Payload, task: TaskInfo) -> list[str]:
         return count_faults(payload, task) + _mean_faults(h, payload, task)
@@ -50,7 +50,7 @@ def exchanges(h: IcarlHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
 
 
 def broadcast(h: IcarlHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
-    """Return the room's parts, and the class means once there are any."""
+    """Return the shared parts, and the class means once there are any."""
     means = PayloadSchema(
         (_means("known"), count_spec("classes", "known")), at_most=(("known", "seen"),)
     )
@@ -58,12 +58,12 @@ def broadcast(h: IcarlHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSc
 
 
 def _means(rows: str) -> TensorSpec:
-    """Describe means of features of length 1."""
+    """Return the spec of means of features of length 1."""
     return TensorSpec("means", Kind.PROTOTYPE, (rows, "d"), exact=True, max_abs=_LONGEST)
 
 
 def _mean_faults(h: IcarlHparams, payload: Payload, task: TaskInfo) -> list[str]:
-    """Return how the told means contradict the task."""
+    """Return how the sent means contradict the task."""
     owned, images = payload.i64("owned").tolist(), payload.i64("images").tolist()
     faults = []
     places = {c: i for i, c in enumerate(task.seen)}

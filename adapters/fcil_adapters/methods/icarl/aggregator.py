@@ -13,10 +13,10 @@ from fcil_protocol.payloads.payload import Array, Payload
 
 
 class Aggregator(LoraAggregator):
-    """The state is the room's, with ``means`` (known, d) and ``means.classes`` (known,)."""
+    """The state of `lora.server`, with ``means`` (known, d) and ``means.classes`` (known,)."""
 
     def aggregate(self, ctx: Context, state: State, updates: Updates) -> State:
-        """Average the model; or renew the means of all classes that anybody describes."""
+        """Average the model; or renew the means of all classes in the updates."""
         if ctx.kind != "finish":
             return super().aggregate(ctx, state, updates)
         seen = ctx.task.seen
@@ -35,7 +35,7 @@ class Aggregator(LoraAggregator):
         return State({**state.tensors, **_named({**_known(state), **fresh}, ctx)}, state.meta)
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
-        """Return the room's parts, and the means."""
+        """Return the shared parts, and the means."""
         parts = super().broadcast(ctx, state)
         if not _known(state):
             return parts

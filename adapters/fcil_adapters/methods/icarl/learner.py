@@ -1,4 +1,4 @@
-"""iCaRL's client half: train with exemplars, then choose new ones and tell class means (torch)."""
+"""iCaRL's client half: train with exemplars, then choose new ones and send class means (torch)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ I64 = NDArray[np.int64]
 
 
 class Learner:
-    """Its state names exemplars; without any, such as on a client that comes late, it goes on."""
+    """The state names exemplars; a client without any, such as a late one, still trains."""
 
     def run(
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
@@ -48,7 +48,7 @@ class Learner:
 
 
 def _unit_features(ctx: Context, view: Any, images: ImageSet) -> F64:
-    """Return the features of all images as they are, each of length 1: (N, d)."""
+    """Return the features of all images, unaugmented, each of length 1: (N, d)."""
     features = np.zeros((len(images), ctx.backbone_info.dim))
     size = ctx.micro_batch or ctx.hparams.batch_size
     for index, pixels in plain_batches(images, size, ctx.device):
@@ -64,15 +64,15 @@ def _choose(
     """Choose the exemplars of new classes, and keep the first ones of each past class.
 
     Args:
-        ctx: options and what the worker showed.
+        ctx: options, and the exemplars that the worker opened.
         state: names the exemplars so far.
         features: (N, d), of the task's images and then of the exemplars.
         labels: (N,).
-        fresh: how many of them are the task's.
+        fresh: number of the task's images among them.
 
     Returns:
-        The state that names the exemplars from here on (Algorithms 4 and 5), and their
-        positions; a context without exemplars keeps none.
+        The state that names the exemplars from here on (Algorithms 4 and 5), and their positions; a
+            context without exemplars keeps none.
     """
     h: IcarlHparams = ctx.hparams
     share = class_share(h.memory, len(set(labels.tolist())))

@@ -17,12 +17,12 @@ from fcil_protocol.payloads.payload import Payload
 
 
 class Model:
-    """Between a feature and means of length 1 the nearest is the one with the largest cosine."""
+    """Nearest mean by cosine, which for a feature and means of length 1 is the same."""
 
     def compose(
         self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Backbone
     ) -> Predictor:
-        """Take every class whose mean anybody told (Algorithm 1)."""
+        """Build the classifier of every class with a mean (Algorithm 1)."""
         view = merged_view(backbone, ctx.hparams, read_parts(ctx.hparams, broadcast).lora)
         part = broadcast.get(MEANS)
         d = ctx.backbone_info.dim

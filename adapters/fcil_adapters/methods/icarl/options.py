@@ -32,7 +32,7 @@ class IcarlHparams(LoraHparams):
 
     @property
     def keeps_teacher(self) -> bool:
-        """The last task's model, for clients that come late too."""
+        """The last task's model is a part, also for clients that join late."""
         return True
 
     @property

@@ -1,11 +1,11 @@
-"""L2P with FedAvg: the prompts of a pool that are nearest to an image lead its tokens.
+"""L2P with FedAvg: the prompts of a pool nearest to an image precede its tokens.
 
-Zifeng Wang, Zizhao Zhang, Chen-Yu Lee, Han Zhang, Ruoxi Sun, Xiaoqi Ren, Guolong Su, Vincent
-Perot, Jennifer Dy, Tomas Pfister. Learning to Prompt for Continual Learning. CVPR 2022,
+Zifeng Wang, Zizhao Zhang, Chen-Yu Lee, Han Zhang, Ruoxi Sun, Xiaoqi Ren, Guolong Su, Vincent Perot,
+Jennifer Dy, Tomas Pfister. Learning to Prompt for Continual Learning. CVPR 2022,
 https://arxiv.org/abs/2112.08654, code: https://github.com/google-research/l2p
 
-Manifest (no torch): hyper-parameters, exchanges, schemas. What was chosen, and why, is in
-NOTES.md.
+Manifest (no torch): hyper-parameters, exchanges, schemas. NOTES.md gives the choices and their
+reasons.
 """
 
 from __future__ import annotations

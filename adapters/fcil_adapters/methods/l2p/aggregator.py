@@ -1,4 +1,4 @@
-"""L2P's server half: draw the pool once, average what clients trained (torch)."""
+"""L2P's server half: draw the pool once, average the clients' trained tensors (torch)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How L2P's broadcast becomes a classifier over the seen classes (torch)."""
+"""L2P's model: from a broadcast to a classifier over the seen classes (torch)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Model:
     def compose(
         self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Backbone
     ) -> Predictor:
-        """Lead tokens by chosen prompts; candidates are the classes that anybody had."""
+        """Put chosen prompts before tokens; candidates are the classes that any client had."""
         h: L2pHparams = ctx.hparams
         known = read_parts(broadcast)
         same = with_pixels(backbone, h.pixels)

@@ -49,7 +49,7 @@ class L2pHparams(PromptHparams):
         return self
 
 
-# The federated code as it runs; few rounds on a small backbone (NOTES.md).
+# The federated code as run; few rounds on a small backbone (NOTES.md).
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "repo": {

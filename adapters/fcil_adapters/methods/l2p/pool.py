@@ -1,4 +1,4 @@
-"""L2P's pool at work: features of images with the prompts that they choose (torch)."""
+"""Features of images with the prompts that they choose from L2P's pool (torch)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fcil_adapters.methods.l2p.sequence import SequenceView, chosen, key_cosines
 
 @dataclass(frozen=True)
 class Pool:
-    """A pool and the transformer that it leads.
+    """A pool and the transformer that takes its prompts.
 
     Attributes:
         tensors: ``prompt.pool`` (M, L, d) and ``key.pool`` (M, d).
@@ -35,7 +35,7 @@ class Pool:
         return key_cosines(queries, self.tensors["key.pool"])
 
     def chosen(self, cosines: Tensor) -> Tensor:
-        """Return which prompts are taken: (b, k, M)."""
+        """Return the one-hot rows of the chosen prompts: (b, k, M)."""
         return chosen(cosines.detach(), self.h.top_k, batchwise=self.h.batchwise)
 
     def features(self, pixels: Tensor, queries: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Prompts among the tokens of a vision transformer: which ones, and where they stand (torch).
+"""Prompts among the tokens of a vision transformer: their choice and their place (torch).
 
-Wang et al., CVPR 2022, section 4.1: the k prompts whose keys have the largest cosine with the
-query are put before the image's tokens.
+Wang et al., CVPR 2022, section 4.1: the k prompts whose keys have the largest cosine with the query
+are put before the image's tokens.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Feature = Literal["prompts", "token", "token_and_prompts"]
 
 
 def chosen(cosines: Tensor, k: int, *, batchwise: bool = False) -> Tensor:
-    """Return which prompts each image takes, best first: (b, k, M), rows of one 1.
+    """Return the prompts of each image, best first: (b, k, M), one-hot rows.
 
-    As rows and not as numbers: the gradient of a product is deterministic on GPUs, that of an
+    One-hot rows instead of indices: the gradient of a product is deterministic on GPUs, that of an
     indexed tensor is not.
 
     Args:
         cosines: of queries and keys, (b, M).
-        k: how many.
+        k: number of prompts.
         batchwise: all images take the k that most of them would; of equal ones the first.
     """
     M = cosines.shape[1]
@@ -46,11 +46,11 @@ def key_cosines(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 class _Inserted(nn.Module):
-    """What stands between a transformer's embedding and its blocks, with prompts put in.
+    """Layer between a transformer's embedding and its blocks that inserts prompts.
 
     Attributes:
-        prompts: (B, n, d) for the next pass; they stand after the class token and have no
-            position of their own.
+        prompts: (B, n, d) for the next pass; they follow the class token and have no position of
+            their own.
     """
 
     def __init__(self, inner: Any, prefix: int) -> None:
@@ -67,14 +67,14 @@ class _Inserted(nn.Module):
 
 
 class SequenceView:
-    """A view of a frozen backbone whose tokens are led by prompts.
+    """A view of a frozen backbone with prompts before its tokens.
 
     Args:
         backbone: stays untouched; the view shares its parameters.
-        feature: which outputs are averaged.
+        feature: the outputs to average.
 
     Raises:
-        DataError: the model has a way through its tokens of its own.
+        DataError: the model processes its tokens in a way of its own.
     """
 
     def __init__(self, backbone: Backbone, feature: Feature) -> None:

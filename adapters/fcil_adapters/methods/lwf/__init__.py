@@ -1,9 +1,8 @@
 """LwF+FL: learning without forgetting, with LoRA and federated averages.
 
-Zhizhong Li, Derek Hoiem: Learning without Forgetting. ECCV 2016.
-https://arxiv.org/abs/1606.09282
+Zhizhong Li, Derek Hoiem: Learning without Forgetting. ECCV 2016. https://arxiv.org/abs/1606.09282
 
-Manifest (no torch). The way from the equations to the functions is in NOTES.md.
+Manifest (no torch). NOTES.md leads from the equations to the functions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LwF's client half: the task's cross-entropy, and past scores as the last model gave them."""
+"""LwF's client half: the task's cross-entropy, and the last model's scores of past classes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Learner:
     def run(
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
     ) -> tuple[State, Payload]:
-        """Train; a task whose loss has one column is answered with its mean feature."""
+        """Train; for a task whose loss has one column, return its mean feature instead."""
         h: LwfHparams = ctx.hparams
         received = read_parts(h, broadcast)
         bench = Bench.of(ctx, received)
@@ -41,10 +41,10 @@ class Learner:
 
 
 def past_scores(bench: Bench, teacher: Teacher, seen: Pass) -> Tensor:
-    """Return what the model says of the teacher's classes: (b, C)."""
+    """Return the model's scores of the teacher's classes: (b, C)."""
     if bench.h.past_rows == "together":
         past = np.asarray(teacher.classes, dtype=np.int64)
         columns = to_torch(class_positions(past, bench.classes), bench.backbone.device)
         return seen.logits[:, columns]
-    # Past rows stay as they are, so the teacher's are the student's too.
+    # Past rows stay fixed, so the teacher's are the student's too.
     return functional.linear(seen.features, teacher.weight, teacher.bias)

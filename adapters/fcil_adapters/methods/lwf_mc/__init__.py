@@ -4,7 +4,7 @@ Sylvestre-Alvise Rebuffi, Alexander Kolesnikov, Georg Sperl, Christoph H. Lamper
 Incremental Classifier and Representation Learning. CVPR 2017. https://arxiv.org/abs/1611.07725
 (LwF.MC is its baseline; HePCo compares with its federated form.)
 
-Manifest (no torch). The way from the equations to the functions is in NOTES.md.
+Manifest (no torch). NOTES.md leads from the equations to the functions.
 """
 
 from __future__ import annotations

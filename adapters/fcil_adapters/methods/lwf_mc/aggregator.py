@@ -6,4 +6,4 @@ from fcil_adapters.toolkit.lora.aggregator import LoraAggregator
 
 
 class Aggregator(LoraAggregator):
-    """Nothing of its own: the room keeps the teacher."""
+    """The shared LoRA aggregator, unchanged: it keeps the teacher."""

@@ -17,7 +17,7 @@ class Learner:
     def run(
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
     ) -> tuple[State, Payload]:
-        """Train; the very first task, if it has one class, is answered with its mean feature."""
+        """Train; for a very first task of one class, return its mean feature instead."""
         received = read_parts(ctx.hparams, broadcast)
         bench = Bench.of(ctx, received)
         loss = SigmoidTargets.of(ctx, bench, received)

@@ -10,7 +10,7 @@ class LwfMcHparams(LoraHparams):
 
     @property
     def keeps_teacher(self) -> bool:
-        """The last task's model, for clients that come late too."""
+        """The last task's model is a part, also for clients that join late."""
         return True
 
     @property

@@ -3,8 +3,8 @@
 Haiyang Guo, Fei Zhu, Wenzhuo Liu, Xu-Yao Zhang, Cheng-Lin Liu. ECCV 2024.
 https://arxiv.org/abs/2401.02094, code: https://github.com/Ghy0501/PILoRA
 
-Manifest (no torch): hyper-parameters, exchanges, schemas. The way from the equations to the
-functions, and every deviation, is in NOTES.md.
+Manifest (no torch): hyper-parameters, exchanges, schemas. NOTES.md leads from the equations to the
+functions, with every deviation.
 """
 
 from __future__ import annotations

@@ -71,9 +71,9 @@ class Aggregator:
         return _with_task(ctx, state, rows, lora)
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
-        """Return which task is the current one, and all tasks, of which it alone still changes.
+        """Return the index of the current task, and all tasks, of which only the current changes.
 
-        Its part has the name from the start under which it stays, so it is not sent again then.
+        Its part keeps its name after the task ends, so it is not sent again then.
         """
         current = current_task(state)
         if current < 0:
@@ -102,7 +102,7 @@ def _names(h: PiloraHparams) -> tuple[str, ...]:
 
 
 def _first_prototypes(ctx: Context, state: State) -> F32:
-    """Return (c, d): fresh draws, or the rows that were the fixed negatives of these classes."""
+    """Return (c, d): fresh draws, or the former fixed negatives of these classes."""
     c = len(ctx.task.classes)
     if _TABLE not in state.tensors:
         return draw_prototypes(c, ctx.backbone_info.dim, ctx.rng(_PROTOTYPES))
@@ -116,6 +116,6 @@ def _first_prototypes(ctx: Context, state: State) -> F32:
 
 
 def _class_count(state: State) -> int:
-    """Return how many classes all tasks up to the current one have."""
+    """Return the number of classes of all tasks up to the current one."""
     tasks = range(current_task(state) + 1)
     return sum(len(of_task(state, t, ["classes"])["classes"]) for t in tasks)

@@ -1,4 +1,4 @@
-"""Which LoRAs of which tasks act in training and at inference (torch)."""
+"""Composition of the tasks' LoRAs in training and at inference (torch)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fcil_adapters.toolkit.lora.qv_layer import Pairs, attach_qv, read_pairs, su
 
 
 def inference_view(backbone: Backbone, h: PiloraHparams, tasks: Sequence[TaskPart]) -> Any:
-    """Return a view in which the LoRAs of all tasks (the last one included) act, merged (Eq. 6)."""
+    """Return a view with the LoRAs of all tasks, including the last, merged (Eq. 6)."""
     view = backbone.view()
     for block in h.blocks:
         pairs = [read_pairs(task.lora, block, backbone.device) for task in tasks]
@@ -23,8 +23,8 @@ def inference_view(backbone: Backbone, h: PiloraHparams, tasks: Sequence[TaskPar
 def training_view(backbone: Backbone, h: PiloraHparams, tasks: Sequence[TaskPart]) -> Any:
     """Return a view in which the last task's LoRA is trainable (Eq. 4).
 
-    With ``past_plus_current`` the features are those that inference will produce, except
-    for ``task0_only``, where inference never uses what later tasks learn.
+    With ``past_plus_current`` the features are those that inference will produce, except for
+    ``task0_only``, where inference never uses what later tasks learn.
     """
     view = backbone.view()
     for block in h.blocks:
@@ -45,7 +45,7 @@ def _composed(h: PiloraHparams, pairs: Sequence[Pairs]) -> Sequence[Pairs]:
 
 
 def _background(h: PiloraHparams, past: Sequence[Pairs]) -> tuple[Sequence[Pairs], Pairs | None]:
-    """Return what acts beside the current pair: frozen products, and offsets of A and B."""
+    """Return the background of the current pair: frozen products, and offsets of A and B."""
     if h.train_with == "current_only" or not past:
         return (), None
     if h.compose == "sum_of_products":

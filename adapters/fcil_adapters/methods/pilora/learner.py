@@ -24,7 +24,7 @@ from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:
-    """Stateless: all that a round starts from is in the broadcast."""
+    """Stateless: the broadcast holds all that a round starts from."""
 
     def run(
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
@@ -35,7 +35,7 @@ class Learner:
 
 
 def _trainee(ctx: Context, tasks: tuple[TaskPart, ...], future: NDArray[np.float32]) -> Trainee:
-    """Return what a round trains with ``l_dce + lambda l_pl + gamma l_ort`` (Eq. 15)."""
+    """Return the trainee of a round with ``l_dce + lambda l_pl + gamma l_ort`` (Eq. 15)."""
     h: PiloraHparams = ctx.hparams
     backbone: Backbone = ctx.backbone
     view = training_view(backbone, h, tasks)
@@ -71,7 +71,7 @@ def _stacked_a(h: PiloraHparams, past: list[TaskPart], device: str) -> dict[str,
 def _penalty(
     h: PiloraHparams, past_a: Mapping[str, Tensor], current_a: Mapping[str, Tensor]
 ) -> Tensor | None:
-    """Return the terms that no image enters, which count once per batch."""
+    """Return the terms that do not depend on images, which count once per batch."""
     terms = []
     if past_a and h.gamma_ort > 0:
         terms.append(h.gamma_ort * orthogonality(past_a, current_a))

@@ -12,7 +12,7 @@ def orthogonality(past: Mapping[str, Tensor], current: Mapping[str, Tensor]) -> 
     """Return l_ort: the sum of all absolute entries of A_i A_t^T over past tasks i (Eq. 7).
 
     Args:
-        past: ``<block>.<projection>`` -> the A's of all past tasks below each other, (t r, d).
+        past: ``<block>.<projection>`` -> the stacked A's of all past tasks, (t r, d).
         current: ``<block>.<projection>`` -> A_t (r, d).
     """
     return _total((past[name] @ A.T).abs().sum() for name, A in current.items())

@@ -1,4 +1,4 @@
-"""How PILoRA's broadcast becomes a nearest-prototype classifier over the seen classes (torch)."""
+"""PILoRA's model: from a broadcast to a nearest-prototype classifier (torch)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Model:
     def compose(
         self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Backbone
     ) -> Predictor:
-        """Merge the tasks' LoRAs into a view; candidates are the classes that anybody had."""
+        """Merge the tasks' LoRAs into a view; candidates are the classes that any client had."""
         tasks = read_parts(broadcast)
         view = inference_view(backbone, ctx.hparams, tasks)
         return nearest_prototype(backbone, view, [task.rows for task in tasks], ctx.micro_batch)

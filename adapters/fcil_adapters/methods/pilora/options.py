@@ -51,7 +51,7 @@ class PiloraHparams(PrototypeHparams):
         return self
 
 
-# The paper's letter; the published code as it runs; few rounds on a small backbone (NOTES.md).
+# The paper's letter; the published code as run; few rounds on a small backbone (NOTES.md).
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "paper": {

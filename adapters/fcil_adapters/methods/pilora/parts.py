@@ -1,4 +1,4 @@
-"""The parts of PILoRA's broadcast, and how a client reads them (torch-free)."""
+"""The parts of PILoRA's broadcast, and their reader (torch-free)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ F32 = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class TaskPart:
-    """What a broadcast holds of one task.
+    """One task in a broadcast.
 
     Attributes:
         lora: `lora_names` -> (r, d) or (d, r).

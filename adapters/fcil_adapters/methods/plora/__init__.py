@@ -1,10 +1,10 @@
 """PLoRA: Federated Class-Incremental Learning with Prototype Guided Transformer.
 
 Haiyang Guo, Fei Zhu, Wenzhuo Liu, Xu-Yao Zhang, Cheng-Lin Liu. 2024.
-https://arxiv.org/abs/2401.02094v1 (the first version of what became PILoRA)
+https://arxiv.org/abs/2401.02094v1 (the first version of PILoRA)
 
-Manifest (no torch): hyper-parameters, exchanges, schemas. The way from the equations to the
-functions, and every deviation, is in NOTES.md.
+Manifest (no torch): hyper-parameters, exchanges, schemas. NOTES.md leads from the equations to the
+functions, with every deviation.
 """
 
 from __future__ import annotations

@@ -27,18 +27,18 @@ _LORA, _PROTOTYPES = 1, 2  # purposes of the random streams
 class Aggregator:
     """The state holds ``lora...``, ``teacher.lora...`` and ``task.<t>.proto|classes|seen``.
 
-    Its fields ``lora`` and ``teacher`` say which task trained each of the two last.
+    Its fields ``lora`` and ``teacher`` name the task that trained each of them last.
     """
 
     def init(self, ctx: Context) -> State:
-        """Return the state before the first task: nothing yet."""
+        """Return the empty state before the first task."""
         del ctx
         return tagged({}, -1)
 
     def open_task(self, ctx: Context, state: State) -> State:
         """Draw prototypes; at first the LoRA as well (A random, B = 0).
 
-        Later the LoRA goes on as it is, and a copy of it becomes the teacher.
+        Later the LoRA continues unchanged, and a copy of it becomes the teacher.
         """
         h: PloraHparams = ctx.hparams
         task, info = ctx.task, ctx.backbone_info
@@ -70,7 +70,7 @@ class Aggregator:
         return with_task(State(tensors, {**state.meta, "lora": t}), t, rows.tensors)
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
-        """Return which task is the current one, all tasks' prototypes, LoRA and teacher.
+        """Return the index of the current task, all tasks' prototypes, LoRA and teacher.
 
         Until a task's first training round the teacher is the LoRA, and they are one part.
         """

@@ -20,7 +20,7 @@ from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:
-    """Stateless: all that a round starts from, the teacher too, is in the broadcast."""
+    """Stateless: the broadcast holds all that a round starts from, including the teacher."""
 
     def run(
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
@@ -33,7 +33,7 @@ class Learner:
 
 
 def _trainee(ctx: Context, received: Received) -> Trainee:
-    """Return what a round trains with ``l_dce + lambda l_pl + gamma l_kd`` (Eq. 12)."""
+    """Return the trainee of a round with ``l_dce + lambda l_pl + gamma l_kd`` (Eq. 12)."""
     h: PloraHparams = ctx.hparams
     backbone: Backbone = ctx.backbone
     view = training_view(backbone, h, received.lora)
@@ -58,7 +58,7 @@ def _trainee(ctx: Context, received: Received) -> Trainee:
 
 
 def _distil(h: PloraHparams, teacher: Teacher, x: Tensor, tapped: Tensor) -> Tensor:
-    """Return l_kd of each image (b,): its distance from where the teacher puts it (Eq. 11)."""
+    """Return l_kd of each image (b,): its distance from the teacher's feature (Eq. 11)."""
     with torch.no_grad():
         target = teacher.features(x)  # (b, d)
     squares = (tapped - target).square()

@@ -1,4 +1,4 @@
-"""How PLoRA's broadcast becomes a nearest-prototype classifier over the seen classes (torch)."""
+"""PLoRA's model: from a broadcast to a nearest-prototype classifier (torch)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Model:
     def compose(
         self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Backbone
     ) -> Predictor:
-        """Merge the LoRA into a view; candidates are the classes that anybody had."""
+        """Merge the LoRA into a view; candidates are the classes that any client had."""
         received = read_parts(broadcast, with_teacher=False)
         view = merged_view(backbone, ctx.hparams, received.lora)
         return nearest_prototype(backbone, view, received.tasks, ctx.micro_batch)

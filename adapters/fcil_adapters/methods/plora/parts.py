@@ -1,4 +1,4 @@
-"""The parts of PLoRA's broadcast, and how a client reads them (torch-free)."""
+"""The parts of PLoRA's broadcast, and their reader (torch-free)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ F32 = NDArray[np.float32]
 
 
 def lora_part(task: int) -> str:
-    """Return the name of the part with the LoRA as the rounds of a task left it.
+    """Return the name of the part with the LoRA at the end of a task's rounds.
 
-    The latest one is what goes on; as a task begins, it is that of an earlier task, which stays
+    The latest one continues; at the beginning of a task it is that of an earlier task, which stays
     as the teacher.
     """
     return f"lora/{task}"
@@ -27,11 +27,11 @@ def lora_part(task: int) -> str:
 
 @dataclass(frozen=True)
 class Received:
-    """A whole broadcast.
+    """A complete broadcast.
 
     Attributes:
         lora: `lora_names` -> (r, d) or (d, r), the LoRA of all tasks.
-        teacher: the same as the previous task ended; None at the first task or unasked.
+        teacher: the same at the end of the previous task; None at the first task or unasked.
         tasks: the prototypes of the finished tasks in order, then of the current one.
     """
 
@@ -45,8 +45,7 @@ def read_parts(broadcast: Mapping[str, Payload], *, with_teacher: bool) -> Recei
 
     Args:
         broadcast: part name -> payload.
-        with_teacher: whether distillation is on, so that a teacher is needed after the
-            first task.
+        with_teacher: True if distillation is on, so that a teacher is needed after the first task.
 
     Raises:
         SchemaMismatch: a part that the current state needs is missing.

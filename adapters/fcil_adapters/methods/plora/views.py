@@ -17,7 +17,7 @@ Lora = Mapping[str, NDArray[np.float32]]
 
 
 def merged_view(backbone: Backbone, h: PloraHparams, lora: Lora) -> Any:
-    """Return a view in which the LoRA acts, merged into copies of the weights (Eq. 3)."""
+    """Return a view with the LoRA merged into copies of the weights (Eq. 3)."""
     view = backbone.view()
     for block in h.blocks:
         attach_qv(view, block, past=[read_pairs(lora, block, backbone.device)], scale=h.scale)
@@ -35,7 +35,7 @@ def training_view(backbone: Backbone, h: PloraHparams, lora: Lora) -> Any:
 class Teacher:
     """The previous task's model up to the last adapted block, frozen (Eq. 11).
 
-    The blocks above never run: distillation compares what comes out of that block.
+    The blocks above never run: distillation compares the output of that block.
     """
 
     def __init__(self, backbone: Backbone, h: PloraHparams, lora: Lora) -> None:
@@ -50,7 +50,7 @@ class Teacher:
 
 
 class Student:
-    """The view that is trained; its forward pass also gives what the teacher is compared with."""
+    """The trained view; its forward pass also gives the output to compare with the teacher's."""
 
     def __init__(self, view: Any, h: PloraHparams) -> None:
         self.view = view

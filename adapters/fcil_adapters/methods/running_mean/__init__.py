@@ -1,7 +1,7 @@
-"""Nearest class mean on small grey thumbnails: the method that shows what a method is.
+"""Nearest class mean on small grey thumbnails: a minimal example of a method.
 
-Each client sends the mean thumbnail of each of its classes, the server merges them into the
-means over all images, and a picture belongs to the nearest mean. numpy only, no backbone.
+Each client sends the mean thumbnail of each of its classes, the server merges them into the means
+over all images, and a picture belongs to the nearest mean. numpy only, no backbone.
 
 Manifest: hyper-parameters, exchanges, schemas.
 """
@@ -21,7 +21,7 @@ from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
 
 class RunningMeanHparams(Hparams):
-    """One option: how small the thumbnails are."""
+    """One option: the side of the thumbnails."""
 
     side: int = Field(default=8, ge=1, le=64, description="Side of the thumbnails in pixels.")
 
@@ -66,7 +66,7 @@ def dims(hparams: RunningMeanHparams, _backbone: BackboneInfo, task: TaskInfo) -
 
 
 def statistics(_hparams: RunningMeanHparams, _kind: str, _task: TaskInfo) -> tuple[Statistic, ...]:
-    """Return what noise protects: all that is sent but counts."""
+    """Return the protected statistics: all tensors sent but counts."""
     return (Statistic("class means", ("mean",)),)
 
 

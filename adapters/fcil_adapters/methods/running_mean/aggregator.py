@@ -1,4 +1,4 @@
-"""The server's half: merge the clients' means; finished tasks stay as they are."""
+"""The server's half: merge the clients' means; finished tasks stay unchanged."""
 
 # ruff: noqa: ARG002  the contract names the arguments
 from __future__ import annotations
@@ -13,11 +13,11 @@ class Aggregator:
     """The state holds ``task.<t>.mean``, ``.count`` and ``.classes`` of every task."""
 
     def init(self, ctx: Context) -> State:
-        """Return the state before the first task: nothing."""
+        """Return the empty state before the first task."""
         return State({}, {"task": -1})
 
     def open_task(self, ctx: Context, state: State) -> State:
-        """Add a task whose classes nobody has described yet."""
+        """Add a task whose classes have no means yet."""
         c, t = len(ctx.task.classes), ctx.task.index
         fresh = {
             f"task.{t}.mean": np.zeros((c, ctx.hparams.side**2), dtype=np.float32),

@@ -16,7 +16,7 @@ _BATCH = 256  # images in memory at a time
 
 
 class Learner:
-    """Keeps no state: every round describes the same images."""
+    """Stateless: every round describes the same images."""
 
     def run(
         self, ctx: Context, state: State, broadcast: Mapping[str, Payload], data: ImageSet
@@ -32,5 +32,5 @@ class Learner:
             sums, counts = sums + more[0], counts + more[1]
             ctx.progress(Progress(int(index[-1]) + 1, len(data)))
         means = class_means(ctx.privacy.released_sums(sums, counts), counts)
-        means = np.clip(means, 0, 1).astype(np.float32)  # noise may leave what pixels can be
+        means = np.clip(means, 0, 1).astype(np.float32)  # noise may leave the range of pixels
         return state, Payload({"mean": means, "count": counts, "n": counts.sum().reshape(1)})

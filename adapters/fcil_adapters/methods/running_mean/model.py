@@ -16,10 +16,10 @@ from fcil_protocol.payloads.payload import Payload
 
 
 class Model:
-    """Puts the tasks of a broadcast side by side."""
+    """Concatenates the tasks of a broadcast."""
 
     def compose(self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Any) -> Predictor:
-        """Take every class of which somebody had an image."""
+        """Build the classifier of every class of which any client had an image."""
         means = np.zeros((0, ctx.hparams.side**2), dtype=np.float32)
         classes: list[int] = []
         for name in sorted(broadcast, key=_order):

@@ -44,10 +44,10 @@ def unpack_gaussians(
 ) -> list[Gaussian]:
     """Read the Gaussians of E classes with these image counts; the reverse of packing.
 
-    A triangle is made symmetric by construction, and what lies below zero in its spectrum
-    is cut off (`square_roots`).
+    A triangle is made symmetric by construction, and negative eigenvalues are cut off
+    (`square_roots`).
     """
-    # Copies: views would keep the client's whole update in memory.
+    # Copies: views would keep the client's entire update in memory.
     means = payload.f32("gauss.mean").copy()
     d = means.shape[1]
     none = np.zeros((0, d), dtype=np.float32)
@@ -162,7 +162,7 @@ def _alike(gaussians: Sequence[Gaussian], counts: I64) -> Iterator[I64]:
 
 
 def _split(indices: I64, each: int, most: int) -> Iterator[I64]:
-    """Cut indices into batches of at most so many numbers, if each stands for so many."""
+    """Cut indices into batches of at most ``most`` numbers, if each stands for ``each``."""
     size = max(most // each, 1)
     for start in range(0, len(indices), size):
         yield indices[start : start + size]
@@ -192,5 +192,5 @@ def _padded(factors: Sequence[NDArray[np.floating]], device: str) -> Tensor:
 
 
 def _normal(shape: tuple[int, ...], draws: Generator, device: str) -> Tensor:
-    """Draw from N(0, 1) in float32, which is five times as fast; what is made of it is float64."""
+    """Draw from N(0, 1) in float32, which is five times as fast, and return it in float64."""
     return torch.randn(shape, generator=draws).to(device, torch.float64)

@@ -1,11 +1,10 @@
 """Gaussians of class features: from features to a few rows, to a payload, and to a state.
 
-Torch-free; what a server computes of them is in `gaussians.batches`. What came or was kept in
-float32 stays so until it is used, since a server holds those of all clients and classes.
-Every covariance is held as ``F^T F + diag(rest)`` with a factor F (r, d): all forms that may
-travel become this one, and samples need nothing else. How many rows a class sends follows
-from its image count alone (`factor_rows`, `is_triangle`), so there is no second statement
-about sizes that could contradict it.
+Torch-free; `gaussians.batches` has the server's computations. Tensors that were received or kept in
+float32 stay so until they are used, since a server holds those of all clients and classes. Every
+covariance is held as ``F^T F + diag(rest)`` with a factor F (r, d): all forms that may travel
+become this one, and samples need nothing else. The number of rows of a class follows from its image
+count alone (`factor_rows`, `is_triangle`), so no second statement about sizes could contradict it.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Gaussian:
 
 
 class Described(Protocol):
-    """The options of a method that say what clients send of a class."""
+    """The options of a method that determine what clients send of a class."""
 
     @property
     def cov(self) -> Covariance:
@@ -64,7 +63,7 @@ class Described(Protocol):
 
     @property
     def min_count_upload(self) -> int:
-        """Images without which a class stays at home."""
+        """Least number of images for which a client sends a class."""
         ...
 
 
@@ -73,8 +72,8 @@ def describe(features: NDArray[Any], covariance: Covariance, rank: int) -> Gauss
 
     Args:
         features: (n, d), n >= 1.
-        covariance: ``full``: the unbiased covariance; ``lowrank``: its ``rank`` largest
-            eigenvalues and, of what is left, the diagonal; ``diag``: its diagonal.
+        covariance: ``full``: the unbiased covariance; ``lowrank``: its ``rank`` largest eigenvalues
+            and the diagonal of the rest; ``diag``: its diagonal.
         rank: q of ``lowrank``.
     """
     x = features.astype(np.float64)
@@ -86,7 +85,7 @@ def describe(features: NDArray[Any], covariance: Covariance, rank: int) -> Gauss
     if covariance == "full":
         return Gaussian(n, mean, factor, np.zeros(d))
     rest = np.square(scaled).sum(axis=0) - np.square(factor).sum(axis=0)  # (d,)
-    # Up to n - 1 rows are the whole covariance; what the difference then shows is rounding.
+    # Up to n - 1 rows are the entire covariance; the difference is then only rounding.
     exact = rows == min(n - 1, d)
     return Gaussian(n, mean, factor, np.zeros(d) if exact else np.maximum(rest, 0))
 
@@ -105,7 +104,7 @@ def factor_rows(count: int, d: int, covariance: Covariance, rank: int) -> int:
 
 
 def is_triangle(count: int, d: int, covariance: Covariance) -> bool:
-    """Say whether a class of ``count`` images sends its covariance's upper triangle."""
+    """Return True if a class of ``count`` images sends its covariance's upper triangle."""
     return covariance == "full" and count - 1 > max_factor_rows(d)
 
 
@@ -142,7 +141,7 @@ def pack_gaussians(gaussians: Sequence[Gaussian], d: int, covariance: Covariance
 
 
 def gaussian_specs(form: Covariance, rows: str = "rows") -> tuple[TensorSpec, ...]:
-    """Describe what a client sends of the classes of which it has enough images.
+    """Return the specs of the Gaussians that a client sends for classes with enough images.
 
     Symbols: ``owned`` such classes, ``rows`` (or as given) of all their factors, ``tall`` classes
     that send a triangle of ``triangle`` numbers instead, features of ``d``.
@@ -185,7 +184,7 @@ def gaussian_faults(
 
 
 def store_gaussians(gaussians: Sequence[Gaussian], d: int) -> dict[str, Array]:
-    """Return the tensors by which a server keeps E Gaussians, whatever form they came in.
+    """Return the tensors by which a server keeps E Gaussians, independent of the received form.
 
     Returns:
         ``count`` (E,), ``mean`` (E, d), ``rest`` (E, d), ``rows`` (E,), ``factor`` (R, d).
@@ -200,7 +199,7 @@ def store_gaussians(gaussians: Sequence[Gaussian], d: int) -> dict[str, Array]:
 
 
 def stored_gaussians(tensors: Mapping[str, Array]) -> list[Gaussian]:
-    """Read what `store_gaussians` made."""
+    """Read the tensors of `store_gaussians`."""
     means, rests, factors = (
         np.asarray(tensors[n], dtype=np.float32) for n in ("mean", "rest", "factor")
     )
@@ -216,8 +215,8 @@ def stored_gaussians(tensors: Mapping[str, Array]) -> list[Gaussian]:
 def _leading_factor(scaled: F64, rows: int) -> F64:
     """Return F (rows, d), F^T F the best approximation of scaled^T scaled of that rank.
 
-    For few images the rows of ``scaled`` are turned by the eigenvectors of their Gram matrix:
-    the sum of squares stays exact, and no row is an image's feature any more.
+    For few images the rows of ``scaled`` are turned by the eigenvectors of their Gram matrix: the
+    sum of squares stays exact, and no row remains an image's feature.
     """
     n, d = scaled.shape
     if rows == 0:

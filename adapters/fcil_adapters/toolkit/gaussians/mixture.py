@@ -25,13 +25,13 @@ F64 = NDArray[np.float64]
 
 _Group = tuple[str, int, str]  # kind, task, and the class or client
 
-# Variance where no client has two images of any class of a task.
+# Variance for tasks in which no client has two images of any class.
 _LAST_RESORT = 1e-4
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """``Q = sum_c omega_c sum_m pi_mc N(mu_mc, s Sigma_mc)`` over classes that somebody described.
+    """``Q = sum_c omega_c sum_m pi_mc N(mu_mc, s Sigma_mc)`` over the described classes.
 
     Attributes:
         classes: the C class ids.
@@ -60,7 +60,7 @@ class Mixture:
         draws: Generator,
         device: str = "cpu",
     ) -> tuple[Tensor, Tensor]:
-        """Draw features: how many of each class, of each of its clients, and then all at once.
+        """Draw features: first the numbers per class and client, then all features at once.
 
         Args:
             total: N, the number of samples over all classes.
@@ -114,8 +114,8 @@ def make_mixture(
 def _capped_counts(entries: Sequence[Entry], max_share: float) -> F64:
     """Return each entry's count (E,), lowered so that no client exceeds its share of a task.
 
-    Without this, one client could claim so many images of a class that nothing else is sampled,
-    of this task or of any other.
+    Without this, a client could claim enough images of a class that nothing else is sampled, of
+    this task or of any other.
     """
     counts = np.array([e.gaussian.count for e in entries], dtype=np.float64)
     rows: dict[int, dict[str, list[int]]] = {}  # task -> client -> its entries
@@ -159,7 +159,7 @@ def _with_covariances(
 
 
 def _groups(entry: Entry) -> tuple[_Group, _Group, _Group]:
-    """Return who may lend a covariance: the same class, the client's task, the task."""
+    """Return the groups that may lend a covariance: the same class, the client's task, the task."""
     task = entry.task
     of_class = ("class", task, str(entry.label))
     return of_class, ("client", task, entry.client), ("task", task, "")

@@ -1,8 +1,8 @@
 """Gaussians of class features from noised sums (torch-free); `gaussian` has their forms.
 
 A class's mean is released first. Its covariance is then made of the residuals from that noised
-mean, which anyone may know: residuals are shorter than features, so less is clipped and no
-large mean is squared into the noise.
+mean, which is public: residuals are shorter than features, so less is clipped and no large mean is
+squared into the noise.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def describe_with(
 
     Args:
         privacy: the round's.
-        features: (n, d), n >= 1, of the model as the broadcast brought it if the noise is on.
-        covariance: as `gaussian.describe` has it; all forms are made of the noised scatter
-            alone, so they reveal no more than it does.
+        features: (n, d), n >= 1, of the broadcast's model if the noise is on.
+        covariance: as `gaussian.describe` has it; all forms are made of the noised scatter alone,
+            so they reveal no more than it does.
         rank: q of ``lowrank``.
     """
     if not privacy.on:
@@ -52,7 +52,7 @@ def describe_with(
 
 
 def _leading(symmetric: F64, rows: int) -> F64:
-    """Return F (rows, d): F^T F has the largest eigenvalues, those below zero set to zero."""
+    """Return F (rows, d): F^T F has the largest eigenvalues, negative ones set to zero."""
     values, vectors = np.linalg.eigh(symmetric)  # ascending
     lengths = np.sqrt(np.maximum(values[::-1][:rows], 0))
     factor: F64 = lengths[:, None] * vectors[:, ::-1][:, :rows].T

@@ -24,7 +24,7 @@ Samples = tuple[Tensor, Tensor]  # features (N, d), columns (N,)
 
 
 class Fitting(Protocol):
-    """The options of a method that say how a head is fitted."""
+    """The options of a method for fitting a head."""
 
     @property
     def head_loss(self) -> Literal["ce", "ce_logit_norm"]:
@@ -33,7 +33,7 @@ class Fitting(Protocol):
 
     @property
     def resample(self) -> Literal["epoch", "round"]:
-        """How often samples are drawn."""
+        """Interval between draws of samples."""
         ...
 
     @property
@@ -58,7 +58,7 @@ class Fitting(Protocol):
 
 
 class Sampling(Fitting, Protocol):
-    """The options of a method that say how features are drawn besides."""
+    """The options of a method for drawing features, in addition."""
 
     @property
     def samples_per_class(self) -> int:
@@ -84,7 +84,7 @@ def fit_to_mixture(
         purposes: of the random streams that draw features, and that order them.
 
     Returns:
-        The same, fitted.
+        Weight and bias, fitted.
     """
     total = h.samples_per_class * len(mixture.classes)
     samples, order = purposes
@@ -116,7 +116,7 @@ def rebalance(
     """Fit the rows of a head to samples by SGD with momentum, cosine steps over the epochs.
 
     Args:
-        h: epochs, batch, step, momentum, loss, and whether each epoch has samples of its own.
+        h: epochs, batch, step, momentum, loss, and interval between draws.
         weight: (C, d), one row per column of the samples; not modified.
         bias: (C,); not modified.
         draw: epoch -> samples on the device of the weight.

@@ -1,4 +1,4 @@
-"""What clients tell of a task's classes as Gaussians: schema, payload, checks (torch-free).
+"""Clients' reports on a task's classes as Gaussians: schema, payload, checks (torch-free).
 
 A class leaves a client only if it has enough images there (`Described.min_count_upload`).
 """
@@ -51,19 +51,19 @@ def report_faults(h: Described, payload: Payload, task: TaskInfo) -> list[str]:
 
 
 def gaussian_dims(h: Described, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
-    """Return the bounds of what Gaussians send: rows of their factors, numbers of a triangle."""
+    """Return the bounds of a report of Gaussians: rows of factors, numbers of a triangle."""
     c, d = len(task.classes), backbone.dim
     rows = h.cov_rank if h.cov == "lowrank" else max_factor_rows(d)
     return {"factor_rows": c * min(rows, d), "triangle": triangle_size(d)}
 
 
 def gaussian_largest(h: Described, task: TaskInfo, rows: str = "rows") -> Largest:
-    """Return that a full covariance is a triangle or a factor, which is never the larger."""
+    """Return the largest report: a full covariance is a triangle or a factor, never the larger."""
     return Largest({rows: 0, "tall": len(task.classes)}) if h.cov == "full" else Largest()
 
 
 def gaussian_statistics(h: Described) -> tuple[Statistic, ...]:
-    """Return what noise protects: all of a report but counts."""
+    """Return the protected statistics: all of a report but counts."""
     covariance = tuple(spec.name for spec in gaussian_specs(h.cov)[1:])
     return (
         Statistic("class means", ("gauss.mean",)),

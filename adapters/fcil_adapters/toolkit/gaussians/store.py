@@ -1,6 +1,6 @@
-"""The server's Gaussians: one entry per client and class, kept from the last time it was sent.
+"""The server's Gaussians: one entry per client and class, the latest that was sent.
 
-Of HGP, and of every method that draws features of old classes from Gaussians.
+For HGP, and for every method that draws features of old classes from Gaussians.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAMES = ("count", "mean", "rest", "rows", "factor", "label", "client")
 
 @dataclass(frozen=True)
 class Entry:
-    """What one client said last about one class.
+    """One client's latest Gaussian of one class.
 
     Attributes:
         task: the task that added the class.
@@ -46,9 +46,9 @@ def read_entries(state: State, tasks: Iterable[int]) -> list[Entry]:
 
 
 def sent_entries(h: Described, updates: Updates, task: int, device: str) -> tuple[list[Entry], I64]:
-    """Return what this round's clients sent of the task's classes, and their image counts (K, c).
+    """Return this round's clients' entries of the task's classes, and image counts (K, c).
 
-    One update is open at a time; of it stay its Gaussians, which the state will hold anyway.
+    One update is open at a time; only its Gaussians stay, which the state will hold anyway.
     """
     entries: list[Entry] = []
     counts: list[I64] = []
@@ -67,7 +67,7 @@ def merge_entries(
         old: entries of the task so far.
         new: entries of this round; one per client and class.
         classes: the task's class ids, in order.
-        drop_stale: forget the old ones of each class of which there are new ones.
+        drop_stale: forget the old ones of each class with new ones.
     """
     renewed = {e.label for e in new} if drop_stale else set()
     kept = {(e.label, e.client): e for e in old if e.label not in renewed}

@@ -69,15 +69,15 @@ def mean_row(mean: NDArray[np.floating], past: NDArray[np.floating]) -> NDArray[
     """Return a linear head's row that points to a class mean, as long as past rows are.
 
     A task of a single class has a cross-entropy of 0, which teaches its row nothing; this row
-    stands in, and competes with past rows on equal terms.
+    replaces it, and competes with past rows on equal terms.
 
     Args:
         mean: (..., d), one class mean or several.
         past: (C, d), the rows of known past classes.
 
     Returns:
-        (..., d), each of the past rows' mean length, or 1 without any; zero where the mean is.
-        Shorter where past rows are so long that an entry could not be broadcast.
+        (..., d), each of the past rows' mean length, or 1 without any; zero where the mean is zero.
+            Shorter where past rows are so long that an entry could not be broadcast.
     """
     length = float(np.linalg.norm(past.astype(np.float64), axis=1).mean()) if len(past) else 1.0
     rows = mean.astype(np.float64)

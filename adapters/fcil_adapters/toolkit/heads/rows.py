@@ -41,7 +41,7 @@ class HeadRows:
         weight: (c, d), in the order of ``classes``.
         bias: (c,).
         classes: (c,) global ids.
-        seen: (c,), whether anybody ever had an image of the class.
+        seen: (c,), True if any client ever had an image of the class.
     """
 
     weight: F32

@@ -29,13 +29,13 @@ def first_rows(ctx: Context) -> HeadRows:
 
 
 def averaged_rows(mean: Mapping[str, F32], counts: I64, rows: HeadRows, *, past: bool) -> HeadRows:
-    """Return the rows after a round; the row of a class of the task that nobody has stays.
+    """Return the rows after a round; the row of a class without images stays.
 
     Args:
         mean: the averages of ``head.weight`` (rows, d) and ``head.bias`` (rows,).
         counts: (K, c), images of each of the task's classes, the last c rows.
         rows: the rows before this round.
-        past: whether the rows before the last c are averages too.
+        past: True if the rows before the last c are averages too.
     """
     c = counts.shape[1]
     owned = counts.sum(0) > 0  # (c,)
@@ -58,7 +58,7 @@ def mean_by_class(
     Args:
         updates: with `HEAD`.
         counts: (K, c), images of each of the task's classes, the last c rows.
-        rows: their shapes; the rows before the last c come out as zeros.
+        rows: give the shapes; the rows before the last c come out as zeros.
         max_share: cap on a client's weight in a class that others have as well.
     """
     c = counts.shape[1]
@@ -75,11 +75,11 @@ def lone_row(
 ) -> HeadRows:
     """Return the row of a task's only class: its federated mean, as long as past rows are.
 
-    A cross-entropy with one column has no gradient, so nothing else can teach the row. At the
-    first task its length is 1.
+    A cross-entropy with one column has no gradient, so nothing else can teach the row. At the first
+    task its length is 1.
 
     Args:
-        means: (K, d), the clients' mean features; no columns if nobody sent one.
+        means: (K, d), the clients' mean features; no columns if no client sent one.
         counts: (K, 1), images behind each mean.
         rows: the task's row, the last one if there are others.
         past: finished tasks' rows.

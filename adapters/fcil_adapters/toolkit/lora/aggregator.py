@@ -7,7 +7,7 @@ from fcil_adapters.toolkit.lora.server import average_round, first_state, open_t
 
 
 class LoraAggregator:
-    """The state is the room's (`lora.server`)."""
+    """Aggregator with the shared state of LoRA methods (`lora.server`)."""
 
     def init(self, ctx: Context) -> State:
         """Return the state before the first task."""
@@ -23,5 +23,5 @@ class LoraAggregator:
         return average_round(ctx, state, updates)
 
     def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
-        """Return the room's parts."""
+        """Return the shared parts."""
         return parts_of(ctx, state)

@@ -1,7 +1,7 @@
-"""Class means of the model that a task ends with: the room's ``finish`` exchange (torch-free).
+"""Class means of the model at the end of a task: the shared ``finish`` exchange (torch-free).
 
-Clients send mean features and counts (`class_reports`); what the server makes of them is one
-part per task, ``means/<t>``, which never changes. `lora.nearest_mean` computes both ends.
+Clients send mean features and counts (`class_reports`); the server combines them into one part per
+task, ``means/<t>``, which never changes. `lora.nearest_mean` computes both ends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def means_exchange(least: int) -> Exchange:
 
 
 def means_schemas() -> dict[str, PayloadSchema]:
-    """Return the schema of ``means/<t>``: the classes of a task that anybody described."""
+    """Return the schema of ``means/<t>``: the described classes of a task."""
     specs = (
         TensorSpec(MEAN, Kind.PROTOTYPE, ("described", "d"), exact=True),
         count_spec("classes", "described"),
@@ -49,13 +49,13 @@ def means_schemas() -> dict[str, PayloadSchema]:
 
 
 def means_statistics(kind: str) -> tuple[Statistic, ...]:
-    """Return what noise protects in this exchange."""
+    """Return the statistics that noise protects in this exchange."""
     return (Statistic("class means", (MEAN,)),) if kind == "finish" else ()
 
 
 @dataclass(frozen=True)
 class ClassMeans:
-    """Means of the classes that anybody described.
+    """Means of the described classes.
 
     Attributes:
         mean: (C, d).
@@ -93,7 +93,7 @@ def with_means(
 
 
 def means_parts(state: State) -> tuple[Part, ...]:
-    """Return the parts of the tasks that have ended."""
+    """Return the parts of the finished tasks."""
     return tuple(
         Part(f"{MEANS}/{t}", tagged({n: state.tensors[f"{MEANS}.{t}.{n}"] for n in _NAMES}, t))
         for t in range(current_task(state) + 1)

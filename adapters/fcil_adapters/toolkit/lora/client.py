@@ -1,13 +1,13 @@
-"""A client's training of LoRA and a linear head, and what methods add to it (torch; `manifest`).
+"""A client's training of LoRA and a linear head, and a method's additions (torch; `manifest`).
 
-A learner of the room is three calls::
+A learner of this family makes three calls::
 
     received = read_parts(ctx.hparams, broadcast)
     bench = Bench.of(ctx, received)
     return state, Payload(train_round(ctx, bench, data))
 
-Further losses and targets are a `Loss` of its own, regularisers a ``penalty``; what else a
-method sends it adds to the dict.
+Further losses and targets are a `Loss` of its own, regularisers a ``penalty``; a method adds
+further tensors that it sends to the dict.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from fcil_protocol.payloads.payload import Array
 
 @dataclass(frozen=True)
 class Pass:
-    """What came of the images of a step, or of a piece of them that fits the device.
+    """Results for the images of a step, or for a piece of them that fits the device.
 
     Attributes:
         piece: the images, and each one's own column of the logits (`Piece.rows`).
         features: (b, d).
         logits: (b, columns): the trained rows first, in the order of `Bench.classes`, then frozen
-            ones; -inf for past classes that nobody ever had.
-        images: B, of the whole step.
+            ones; -inf for past classes that no client ever had.
+        images: B, of the entire step.
     """
 
     piece: Piece
@@ -59,7 +59,7 @@ class Pass:
     images: int
 
 
-Loss = Callable[[Pass], Tensor]  # the sum over the b images; the room divides by B
+Loss = Callable[[Pass], Tensor]  # the sum over the b images; `train` divides by B
 
 
 def cross_entropy(seen: Pass) -> Tensor:
@@ -69,14 +69,14 @@ def cross_entropy(seen: Pass) -> Tensor:
 
 @dataclass(frozen=True)
 class Bench:
-    """What one round works on.
+    """The model and parameters of one round.
 
     Attributes:
         lora: `trained_params` of the view.
         weight, bias: the head's trainable rows: (rows, d) and (rows,).
         classes: their ids; the task's are the last.
-        barred: past rows of classes that nobody ever had, (rows,); they are no columns.
-        frozen: past rows that are columns besides: weight (f, d) and bias (f,).
+        barred: past rows of classes that no client ever had, (rows,); they are no columns.
+        frozen: past rows that are further columns: weight (f, d) and bias (f,).
     """
 
     h: LoraHparams
@@ -91,12 +91,12 @@ class Bench:
 
     @classmethod
     def of(cls, ctx: Context, received: Received, view: Any = None) -> Bench:
-        """Lay out a broadcast.
+        """Prepare a round from a broadcast.
 
         Args:
             ctx: backbone, options and task.
             received: the broadcast.
-            view: of the backbone with the LoRA to train; None: what the room makes.
+            view: of the backbone with the LoRA to train; None: `training_view`.
         """
         h: LoraHparams = ctx.hparams
         device = ctx.backbone.device
@@ -132,7 +132,7 @@ class Bench:
         return torch.cat([trained.masked_fill(self.barred, -torch.inf), frozen], 1)
 
     def trained(self) -> dict[str, Array]:
-        """Return what the server averages."""
+        """Return the tensors that the server averages."""
         lora: dict[str, Array] = {f"lora.{name}": to_numpy(p) for name, p in self.lora.items()}
         return {**lora, "head.weight": to_numpy(self.weight), "head.bias": to_numpy(self.bias)}
 
@@ -142,8 +142,8 @@ class Teacher:
     """The model of the last task's end, without gradients.
 
     Attributes:
-        classes: the C past ids that anybody had, in the order of their tasks.
-        weight, bias: their rows as they were, (C, d) and (C,).
+        classes: the C past ids that any client had, in the order of their tasks.
+        weight, bias: their rows at that time, (C, d) and (C,).
     """
 
     backbone: Backbone
@@ -154,7 +154,7 @@ class Teacher:
 
     @classmethod
     def of(cls, ctx: Context, received: Received) -> Teacher | None:
-        """Read the broadcast's teacher; the first task has none."""
+        """Return the broadcast's teacher; the first task has none."""
         if received.teacher is None:
             return None
         lora, rows = received.teacher
@@ -190,10 +190,10 @@ def train_round(
     penalty: Callable[[Bench], Tensor] | None = None,
     beside: ImageSet | None = None,
 ) -> dict[str, Array]:
-    """Train on the task's images and return what `manifest.train_exchange` says a client sends.
+    """Train on the task's images and return the upload of `manifest.train_exchange`.
 
-    A task whose loss has one column is answered with the mean feature instead. Images ``beside``
-    are of past classes; they are trained on with the others, and not counted.
+    For a task whose loss has one column, the mean feature replaces training. Images ``beside`` are
+    of past classes; they are trained on with the others, and not counted.
     """
     counts = class_counts(data, ctx.task.classes)
     sent: dict[str, Array] = {
@@ -222,10 +222,10 @@ def train(
 
     Args:
         ctx: seed, round, micro-batch and progress.
-        bench: what is trained.
+        bench: the model and its parameters.
         data: images of `Bench.classes`.
         loss: summed over a pass's images.
-        penalty: once per step, whatever the images.
+        penalty: once per step, independent of the images.
     """
     h = bench.h
     factor = schedule_factor(h.schedule, ctx.round, ctx.rounds)
@@ -257,5 +257,5 @@ def _backward(bench: Bench, batch: Batch, loss: Loss) -> None:
 
 
 def lora_tensors(bench: Bench, received: Mapping[str, F32]) -> dict[str, Tensor]:
-    """Return what a broadcast has for each trained LoRA tensor, by the names of `Bench.lora`."""
+    """Return a broadcast's values of each trained LoRA tensor, by the names of `Bench.lora`."""
     return {n: to_torch(received[f"lora.{n}"], bench.backbone.device) for n in bench.lora}

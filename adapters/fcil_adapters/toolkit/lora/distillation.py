@@ -1,4 +1,4 @@
-"""Losses that hold a model to what the last task's model said of past classes (torch).
+"""Losses that hold a model to the last task's model on past classes (torch).
 
 Hinton, Vinyals, Dean: Distilling the Knowledge in a Neural Network, 2015,
 https://arxiv.org/abs/1503.02531; Li and Hoiem: Learning without Forgetting, ECCV 2016,
@@ -40,8 +40,8 @@ def softened(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
 class SigmoidTargets:
     """A binary cross-entropy for each seen class (iCaRL, Algorithm 3).
 
-    The target of a class of the current task is whether the image is of it; of a past class, the
-    sigmoid of the last task's score. Past classes that nobody ever had are no columns.
+    The target of a class of the current task is 1 for its images, else 0; of a past class, the
+    sigmoid of the last task's score. Past classes that no client ever had are no columns.
 
     Attributes:
         teacher: None in the first task.
@@ -55,7 +55,7 @@ class SigmoidTargets:
 
     @classmethod
     def of(cls, ctx: Context, bench: Bench, received: Received) -> SigmoidTargets:
-        """Lay out the columns of a bench whose past rows are trained with the others."""
+        """Determine the columns of a bench whose past rows are trained with the others."""
         teacher = Teacher.of(ctx, received)
         columns = [
             to_torch(
@@ -67,7 +67,7 @@ class SigmoidTargets:
         return cls(teacher, *columns)
 
     def targets(self, seen: Pass) -> Tensor:
-        """Return what each column should be: (b, C + c), past classes first."""
+        """Return the target of each column: (b, C + c), past classes first."""
         own = (seen.piece.rows[:, None] == self.own[None, :]).to(seen.logits.dtype)  # (b, c)
         if self.teacher is None:
             return own

@@ -1,4 +1,4 @@
-"""Low-rank adapters on any Linear of a block, beside a dense change of its frozen weight (torch).
+"""Low-rank adapters on any Linear of a block, with a dense change of its frozen weight (torch).
 
 Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022,
 https://arxiv.org/abs/2106.09685. `qv_layer` covers q and v alone and sums of factors; here each of
@@ -24,8 +24,8 @@ class Place:
     """A Linear of a block that holds adapted modules.
 
     Attributes:
-        owner, name: where it is: ``block.<owner>.<name>``.
-        slices: what the equal slices of its output are called.
+        owner, name: its path: ``block.<owner>.<name>``.
+        slices: names of the equal slices of its output.
     """
 
     owner: str
@@ -121,7 +121,7 @@ def attach(
 
     Args:
         view: a view of its own (`Backbone.view`).
-        block: which block.
+        block: index of the block.
         change: module -> dense change of its weight, (out, in).
         current: module -> trainable pair.
         scale: factor of B A.

@@ -1,9 +1,9 @@
-"""The room for methods that train LoRA and a linear head: what travels, and reading it.
+"""Manifests of methods that train LoRA and a linear head: schemas of their tensors, and readers.
 
-A method's manifest calls `lora_method`; what its learner, aggregator and model share with the
-others is in `lora.client`, `lora.server` and `lora.model`, which use torch.
-This module does not. What each of them does in its way it says in its options' properties
-(`options.LoraHparams`) and by what it adds to the schemas here.
+A method's manifest calls `lora_method`; `lora.client`, `lora.server` and `lora.model`, which use
+torch, hold the shared parts of learner, aggregator and model. This module does not use torch. A
+method states its differences in its options' properties (`options.LoraHparams`) and adds to the
+schemas here.
 
 Parts of a broadcast:
 
@@ -38,8 +38,8 @@ TEACHER = "teacher"  # the part with the model of the last task's end
 
 TASK_META = (MetaSpec("task", "int"),)
 
-# Few rounds on a small backbone, whose features a larger step has to move
-# (docs/methods/README.md, "Short schedules").
+# Few rounds on a small backbone, whose features only a larger step moves (docs/methods/README.md,
+# "Short schedules").
 SHORT: Mapping[str, Any] = {"epochs": 3, "batch_size": 16, "lr_lora": 1e-2, "lr_head": 0.1}
 LORA_ECONOMIES = (
     Economy("q and v alone", "the LoRA of the MLPs", {"modules": ["q", "v"]}),
@@ -86,7 +86,7 @@ def train_exchange(
         more: further tensors of an upload.
         meta: further metadata of an upload.
         at_most: bounds of the free symbols of ``more``.
-        check: rules for them, beside those of the counts.
+        check: rules for them, in addition to those of the counts.
 
     Raises:
         ConfigError: ``blocks`` names a block that the backbone lacks.
@@ -108,7 +108,7 @@ def train_exchange(
 def broadcast_schemas(
     name: str, h: LoraHparams, backbone: BackboneInfo, *, meta: tuple[MetaSpec, ...] = TASK_META
 ) -> dict[str, PayloadSchema]:
-    """Return the schemas of the parts that the module's docstring lists, as far as there are any.
+    """Return the schemas of those parts in the module's docstring that the options use.
 
     Args:
         name: the method's, for faults.
@@ -147,7 +147,7 @@ def lora_dims(h: LoraHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[st
 
 
 def lora_largest(h: LoraHparams, _b: BackboneInfo, task: TaskInfo, _clients: int) -> Largest:
-    """Return that means are for lone classes, and that the first task has no teacher."""
+    """Return the largest traffic: means for lone classes only, no teacher in the first task."""
     return Largest(
         without_tensors=() if h.single_column(task) else ("mean",),
         without_parts=(TEACHER,) if h.keeps_teacher and not task.past else (),
@@ -155,7 +155,7 @@ def lora_largest(h: LoraHparams, _b: BackboneInfo, task: TaskInfo, _clients: int
 
 
 def lora_statistics(h: LoraHparams, kind: str, task: TaskInfo) -> tuple[Statistic, ...]:
-    """Return what noise protects: the mean feature, which stands in for training if need be."""
+    """Return the protected statistic: the mean feature, where it replaces training."""
     told = kind == "train" and h.single_column(task)
     return (Statistic("class means", ("mean",)),) if told else ()
 
@@ -175,8 +175,8 @@ def lora_method(
         title: for people.
         citation: of its paper.
         hparams: its options.
-        more: fields of `Method` that differ; ``cadence`` adds to that of the room's parts,
-            which are those of the default options.
+        more: fields of `Method` that differ; ``cadence`` adds to that of the shared parts, which
+            are those of the default options.
     """
     common: dict[str, Any] = {
         "version": "1",
@@ -210,12 +210,12 @@ def lora_method(
 
 @dataclass(frozen=True)
 class Received:
-    """A whole broadcast.
+    """A complete broadcast.
 
     Attributes:
         lora: `factor_names` -> (r, in) or (out, r).
         tasks: finished tasks' rows in order, if they are parts, then the current ones.
-        teacher: LoRA and rows of the last task's end; None at first, or where there is none.
+        teacher: LoRA and rows of the last task's end; None at first, or for methods without one.
     """
 
     lora: Mapping[str, F32]

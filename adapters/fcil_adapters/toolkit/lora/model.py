@@ -19,19 +19,19 @@ from fcil_protocol.payloads.payload import Payload
 
 
 class LinearModel:
-    """The model of methods that classify with the head as it is trained."""
+    """The model of methods that classify with the trained head itself."""
 
     def compose(
         self, ctx: Context, broadcast: Mapping[str, Payload], backbone: Backbone
     ) -> Predictor:
-        """Merge LoRA into a view; candidates are the classes that anybody had."""
+        """Merge LoRA into a view; candidates are the classes that any client had."""
         received = read_parts(ctx.hparams, broadcast)
         view = merged_view(backbone, ctx.hparams, received.lora)
         return linear_scorer(ctx, backbone, view, HeadRows.joined(received.tasks))
 
 
 def linear_scorer(ctx: Context, backbone: Backbone, view: Any, rows: HeadRows) -> Scorer:
-    """Return the linear classifier of the rows whose classes anybody had, on a view's features."""
+    """Return the linear classifier, on a view's features, of the rows of classes with images."""
     rows = rows.chosen(rows.seen)
     weight = to_torch(rows.weight, backbone.device)  # (C, d)
     bias = to_torch(rows.bias, backbone.device)  # (C,)

@@ -1,4 +1,4 @@
-"""Both ends of `lora.class_means`: what clients and server compute, and the classifier (torch)."""
+"""Both ends of `lora.class_means`: client, server, and the nearest-mean classifier (torch)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fcil_protocol.payloads.payload import Payload
 
 
 def report_means(ctx: Context, received: Received, data: ImageSet) -> Payload:
-    """Return the mean features of the task's classes under the model that was broadcast."""
+    """Return the mean features of the task's classes under the broadcast's model."""
     h = ctx.hparams
     view = merged_view(ctx.backbone, h, received.lora)
 

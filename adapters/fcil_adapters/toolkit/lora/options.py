@@ -14,7 +14,7 @@ PastRows = Literal["frozen", "together", "none"]
 
 
 class LoraHparams(Hparams):
-    """Placement, training and averages; the properties say how a method uses the room."""
+    """Placement, training and averages; the properties adapt the shared code to a method."""
 
     rank: int = Field(default=4, ge=1, description="Rank r of every LoRA.")
     blocks: Blocks = Field(default=(0, 1, 2, 3), description="Transformer blocks that get LoRA.")
@@ -64,36 +64,35 @@ class LoraHparams(Hparams):
 
     @property
     def trained_factors(self) -> str:
-        """Which factors of each LoRA clients train and send: ``AB``, or ``B`` alone."""
+        """Factors of each LoRA that clients train and send: ``AB``, or ``B`` alone."""
         return "AB"
 
     @property
     def exact_lora(self) -> bool:
-        """Whether LoRA must travel in float32, whatever ``[wire] half`` says."""
+        """True if LoRA must travel in float32 under any ``[wire] half``."""
         return False
 
     @property
     def past_rows(self) -> PastRows:
-        """What becomes of finished tasks' head rows.
+        """Treatment of finished tasks' head rows.
 
-        ``frozen``: parts of their own, which never change; ``together``: they are trained on,
-        so the rows of all seen classes travel with the current ones; ``none``: no client needs
-        them.
+        ``frozen``: parts of their own, which never change; ``together``: they are trained on, so
+        the rows of all seen classes travel with the current ones; ``none``: no client needs them.
         """
         return "frozen"
 
     @property
     def frozen_columns(self) -> bool:
-        """Whether the frozen rows of past classes are columns of the loss besides."""
+        """True if the frozen rows of past classes are further columns of the loss."""
         return False
 
     @property
     def keeps_teacher(self) -> bool:
-        """Whether clients get the model of the last task's end as a part of the broadcast."""
+        """True if the broadcast has the model of the last task's end as a part."""
         return False
 
     def single_column(self, task: TaskInfo) -> bool:
-        """Say whether the cross-entropy of a task has one column, so that it teaches nothing."""
+        """Return True if a task's cross-entropy has one column, which teaches nothing."""
         past = self.past_rows == "together" or self.frozen_columns
         return len(task.seen if past else task.classes) == 1
 

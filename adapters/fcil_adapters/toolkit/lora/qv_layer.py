@@ -21,7 +21,7 @@ from torch.nn import functional
 from fcil_adapters.numerics.torch_numpy import to_torch
 
 PROJECTIONS = ("q", "v")
-_COLUMNS: Mapping[str, int] = MappingProxyType({"q": 0, "v": 2})  # which third of the output
+_COLUMNS: Mapping[str, int] = MappingProxyType({"q": 0, "v": 2})  # index of the third of the output
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class LoRAQKV(nn.Module):
 
         W x + b + scale * sum_P B_i A_i x + scale * (B0 + B) (A0 + A) x
 
-    The past products are merged once into a copy of W that belongs to this module, so they
-    cost nothing in the forward pass; without past pairs the shared W itself is used.
+    The past products are merged once into a copy of W that belongs to this module, so they cost
+    nothing in the forward pass; without past pairs the shared W itself is used.
 
     Args:
         linear: the fused Linear (d -> 3d); neither modified nor copied.
-        past: frozen pairs per projection, the products of which are summed.
+        past: frozen pairs per projection, whose products are summed.
         current: start values of the trainable pair per projection; None: nothing to train.
         offset: constants added to A and B before their product; needs ``current``.
         scale: factor of every product.

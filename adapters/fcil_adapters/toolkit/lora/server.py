@@ -1,14 +1,14 @@
 """The server's half of LoRA and a linear head: open tasks, average, broadcast (torch; `manifest`).
 
-The state holds ``lora...``, head rows ``task.<t>...`` (``task.all...`` where they stay
-together) and, for methods with a teacher, ``teacher...``. An aggregator of the room::
+The state holds ``lora...``, head rows ``task.<t>...`` (``task.all...`` where they stay together)
+and, for methods with a teacher, ``teacher...``. An aggregator of this family::
 
     def init(self, ctx): return first_state()
     def open_task(self, ctx, state): return open_task(ctx, state)
     def aggregate(self, ctx, state, updates): return average_round(ctx, state, updates)
     def broadcast(self, ctx, state): return parts_of(ctx, state)
 
-Whatever else a method keeps stands beside that in the state.
+A method keeps further tensors next to these in the state.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _LORA = 1  # purpose of the random stream
 
 
 def first_state(**meta: int) -> State:
-    """Return the state before the first task: nothing yet."""
+    """Return the empty state before the first task."""
     return State({}, {"task": -1, **meta})
 
 
 def open_task(ctx: Context, state: State) -> State:
-    """Draw the task's head rows, and at first the LoRA; else everything goes on as it is."""
+    """Draw the task's head rows, and at first the LoRA; the rest of the state stays."""
     h: LoraHparams = ctx.hparams
     task = ctx.task
     assert task.index == current_task(state) + 1, "tasks open one after the other"
@@ -66,13 +66,13 @@ def open_task(ctx: Context, state: State) -> State:
 
 @dataclass(frozen=True)
 class Told:
-    """What the updates say besides what is averaged.
+    """Facts of the updates besides the averaged tensors.
 
     Attributes:
         metas: metadata of each of the K uploads.
         counts: (K, c), images of each of the task's classes.
-        means: (K, d), mean features of a lone class; no columns where none were sent. A client
-            that kept its mean at home has a zero row and no counts.
+        means: (K, d), mean features of a lone class; no columns if none were sent. A client that
+            kept its mean has a zero row and no counts.
     """
 
     metas: tuple[Mapping[str, Any], ...]
@@ -99,7 +99,7 @@ class Told:
         return cls(tuple(metas), kept, stacked)
 
     def chosen(self, some: NDArray[np.bool_]) -> Told:
-        """Return what some of the updates say."""
+        """Return the facts of some of the updates."""
         metas = tuple(m for m, ok in zip(self.metas, some, strict=True) if ok)
         return Told(metas, self.counts[some], self.means[some])
 
@@ -117,7 +117,7 @@ def average_round(ctx: Context, state: State, updates: Updates, told: Told | Non
         ctx: options, the rule of averaging and the cap.
         state: before the round.
         updates: of a `manifest.train_exchange`, at least one.
-        told: `Told.of` them, for those who have read it.
+        told: their `Told.of`, if the caller has read it.
     """
     h: LoraHparams = ctx.hparams
     told = told or Told.of(updates, len(ctx.task.classes))
@@ -143,7 +143,7 @@ def parts_of(ctx: Context, state: State, meta: Mapping[str, int] | None = None) 
 
     Args:
         ctx: options.
-        state: what is broadcast.
+        state: the state to broadcast.
         meta: further metadata of the current part.
     """
     h: LoraHparams = ctx.hparams
@@ -178,7 +178,7 @@ def with_rows(ctx: Context, state: State, rows: HeadRows, task: int | None = Non
         ctx: options and forms.
         state: its task is the current one.
         rows: of the task; of all seen classes where they stay together.
-        task: which; None: the current one.
+        task: index; None: the current one.
     """
     prefix = _prefix(ctx.hparams, current_task(state) if task is None else task)
     named = {f"{prefix}{name}": array for name, array in rows.committed(ctx).named().items()}
@@ -203,7 +203,7 @@ def _taught(name: str) -> bool:
 
 
 def _teacher(h: LoraHparams, state: State) -> dict[str, Array]:
-    """Return the model as the last task leaves it; frozen rows are parts of their own."""
+    """Return the model at the end of the task; frozen rows are parts of their own."""
     current = current_task(state)
     taught: dict[str, Array] = {name: state.tensors[name] for name in trained_names(h)}
     if h.past_rows == "together":

@@ -13,7 +13,7 @@ from fcil_adapters.toolkit.lora.layer import attach
 from fcil_adapters.toolkit.lora.options import LoraHparams
 from fcil_adapters.toolkit.lora.qv_layer import LoraPair, read_pair
 
-Dense = Callable[[str], Tensor | None]  # place -> what is added to its weight besides, (out, in)
+Dense = Callable[[str], Tensor | None]  # place -> further dense change of its weight, (out, in)
 
 
 def _nothing(_place: str) -> None:
@@ -23,7 +23,7 @@ def _nothing(_place: str) -> None:
 def training_view(
     backbone: Backbone, h: LoraHparams, lora: Mapping[str, F32], dense: Dense = _nothing
 ) -> Any:
-    """Return a view on W + dense with trainable LoRA, never on the backbone."""
+    """Return a view on W + dense with trainable LoRA; the backbone itself stays untouched."""
     view = backbone.view()
     for block in h.blocks:
         change: dict[str, Tensor] = {}

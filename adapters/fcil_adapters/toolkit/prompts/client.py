@@ -1,7 +1,7 @@
 """A client's training of prompts and of the current task's head rows (torch).
 
-What differs between methods is how prompts enter the transformer (`Bench.features`) and what is
-added to the cross-entropy (``objective``).
+Methods differ in how prompts enter the transformer (`Bench.features`) and in the terms added to the
+cross-entropy (``objective``).
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from fcil_adapters.toolkit.prompts.prefix import Queries, query_features, with_p
 from fcil_adapters.toolkit.training.optimise import Batch, Piece, optimise, sum_features
 from fcil_protocol.payloads.payload import Array
 
-# Images (b, S, S, 3) in [0, 255] and queries (b, d), by which prompts are chosen -> (b, d).
+# Images (b, S, S, 3) in [0, 255] and queries (b, d), which choose the prompts -> (b, d).
 Features = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What one round works on.
+    """The model and parameters of one round.
 
     Attributes:
-        backbone: computes the queries and prepares the pixels as ``pixels`` says.
+        backbone: computes the queries and prepares the pixels (``pixels``).
         features: the prompted features; gradients flow to the prompts.
-        prompts: what is trained beside the head's rows, by name.
+        prompts: the trained tensors besides the head's rows, by name.
         weight, bias: the task's head rows, (c, d) and (c,).
     """
 
@@ -64,7 +64,7 @@ class Bench:
         prompts: Mapping[str, nn.Parameter],
         start: PromptModel,
     ) -> Bench:
-        """Lay out what is trained; the head's rows are those of the task's classes."""
+        """Prepare a round; the trained head rows are those of the task's classes."""
         rows = class_positions(np.asarray(ctx.task.classes), start.classes.tolist())
         weight, bias = (
             nn.Parameter(to_torch(array[rows], backbone.device))
@@ -74,7 +74,7 @@ class Bench:
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """Everything that is trained and sent, by name."""
+        """All tensors that are trained and sent, by name."""
         return {**self.prompts, HEAD[0]: self.weight, HEAD[1]: self.bias}
 
     def prompted(self, piece: Piece, queries: Tensor) -> Tensor:
@@ -111,11 +111,11 @@ def learn(
 ) -> dict[str, Array]:
     """Train on local images; in a task of a single class send its mean feature as head row.
 
-    With one class the softmax has one column and no gradient; prompts and keys then go back as
-    they came, and the server makes a head row of the clients' means.
+    With one class the softmax has one column and no gradient; prompts and keys then go back
+    unchanged, and the server makes a head row of the clients' means.
 
     Returns:
-        What was trained, by name.
+        The trained tensors, by name.
     """
     if len(ctx.task.classes) > 1:
         _train(ctx, bench, data, objective)
@@ -125,7 +125,7 @@ def learn(
 
 
 def _train(ctx: Context, bench: Bench, data: ImageSet, objective: Objective) -> None:
-    """Run the local epochs; Adam starts anew in each round."""
+    """Run the local epochs; Adam starts afresh in each round."""
     h = bench.h
     queries = Queries(bench.backbone, data, h.query, ctx.micro_batch or h.batch_size)
     optimiser = torch.optim.Adam(bench.trained.values(), lr=h.lr)
@@ -181,7 +181,7 @@ def pool_scorer(ctx: Context, h: PoolHparams, model: PromptModel, backbone: Back
 def component_bench(
     ctx: Context, h: ComponentHparams, start: PromptModel
 ) -> tuple[Bench, TaskPrompts]:
-    """Return what trains the last task's components, and the components of all tasks."""
+    """Return the bench that trains the last task's components, and the components of all tasks."""
     backbone = with_pixels(ctx.backbone, h.pixels)
     tasks = TaskPrompts.of(start.prompts, backbone.device)
     features = component_features(backbone, h, lambda: tasks.whole)
@@ -214,12 +214,12 @@ def component_scorer(
 def component_features(
     backbone: Backbone, h: ComponentHparams, tensors: Callable[[], Mapping[str, Tensor]]
 ) -> Features:
-    """Return the features with components, which are asked for in each pass."""
+    """Return the features with components, which are read again in each pass."""
     return Prompted(backbone, h.blocks).features(from_components(tensors, h.blocks))
 
 
 def scorer(ctx: Context, backbone: Backbone, features: Features, model: PromptModel) -> Scorer:
-    """Return the classifier; candidates are the classes that anybody had."""
+    """Return the classifier; candidates are the classes that any client had."""
     rows: F32 = model.weight[model.seen]
     weight = to_torch(rows, backbone.device)  # (C, d)
     bias = to_torch(model.bias[model.seen], backbone.device)  # (C,)

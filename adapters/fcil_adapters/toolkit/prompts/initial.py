@@ -30,7 +30,7 @@ def draw_uniform_pools(rng: np.random.Generator, h: PoolHparams, d: int) -> dict
 def draw_pool(rng: np.random.Generator, shape: Sequence[int], past: Sequence[NDArray[Any]]) -> F32:
     """Draw M random unit vectors, orthogonal to each other and to those of past tasks.
 
-    As CODA-Prompt starts its components: past prompts keep their directions to themselves.
+    Like the initial components of CODA-Prompt: past prompts keep their directions to themselves.
 
     Args:
         rng: the source.
@@ -56,7 +56,7 @@ def orthonormal_rows(fresh: F64, past: Sequence[F64]) -> F64:
         if len(basis) == D:
             basis = basis[:0]
         chunk = fresh[len(done) : len(done) + D - len(basis)]
-        # Twice: what the first projection leaves of the basis by rounding goes in the second.
+        # Twice: the second removes the rounding errors that the first projection leaves.
         for _ in range(2):
             chunk = chunk - chunk @ basis.T @ basis
         rows = np.linalg.qr(chunk.T)[0].T  # (chunk, D)

@@ -1,4 +1,4 @@
-"""Pieces of the manifests of prompt methods: schemas, cadences, what noise covers (torch-free)."""
+"""Pieces of prompt methods' manifests: schemas, cadences, protected statistics (torch-free)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fcil_adapters.numerics.class_reports import count_faults, count_spec
 from fcil_adapters.toolkit.prompts.parts import POOLS, PROMPTS
 from fcil_protocol.payloads.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
 
-TRAINED_KINDS = (Kind.PROMPT, Kind.KEY, Kind.HEAD)  # what an aggregator commits
+TRAINED_KINDS = (Kind.PROMPT, Kind.KEY, Kind.HEAD)  # committed by an aggregator
 POOL_CADENCE = {POOLS: Cadence.TRAINED, "task": Cadence.TASK}
 PROMPT_CADENCE = {PROMPTS: Cadence.OWN, "task": Cadence.TASK}
 
@@ -21,7 +21,7 @@ _TASK = (MetaSpec("task", "int"),)
 
 
 def prompt_specs(names: Iterable[str], rows: str) -> tuple[TensorSpec, ...]:
-    """Return the specs of prompts (rows, L, d) and of keys (rows, d), which names tell apart."""
+    """Return the specs of prompts (rows, L, d) and of keys (rows, d), by the names' prefix."""
     return tuple(
         TensorSpec(name, Kind.PROMPT, (rows, "L", "d"))
         if name.startswith("prompt.")
@@ -73,7 +73,7 @@ def sizes(rows: Mapping[str, int], length: int, d: int, task: TaskInfo) -> dict[
 
 
 def lone_class_statistics(_hparams: Any, _kind: str, task: TaskInfo) -> tuple[Statistic, ...]:
-    """Return what noise protects: in a task of one class, the mean feature as its head row."""
+    """Return the protected statistic: in a task of one class, the mean feature as head row."""
     return (Statistic("class means", ("head.weight",)),) if len(task.classes) == 1 else ()
 
 

@@ -1,4 +1,4 @@
-"""Options that methods share whose clients train prompts and a linear head (torch-free)."""
+"""Shared options of methods whose clients train prompts and a linear head (torch-free)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fcil_adapters.contract import Hparams
 
 
 class PromptHparams(Hparams):
-    """How a client trains: Adam on the cross-entropy over the classes of the current task."""
+    """A client's training: Adam on the cross-entropy over the classes of the current task."""
 
     epochs: int = Field(default=5, ge=1, description="Local epochs per round.")
     batch_size: int = Field(default=64, ge=1, description="Images per optimiser step.")

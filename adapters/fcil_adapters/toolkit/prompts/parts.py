@@ -1,7 +1,7 @@
-"""Names and layout of what prompt methods send: prompts, a linear head, image counts (torch-free).
+"""Names and layout of prompt methods' tensors: prompts, a linear head, image counts (torch-free).
 
-A broadcast holds the rows of the head in one part per task (``current``, ``task/0``, ...), and
-the prompts in parts of their own: one for all tasks (``pools``), or one per task (``prompts/0``).
+A broadcast holds the rows of the head in one part per task (``current``, ``task/0``, ...), and the
+prompts in parts of their own: one for all tasks (``pools``), or one per task (``prompts/0``).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 
 HEAD = ("head.weight", "head.bias")
-ROWS = (*HEAD, "classes", "seen")  # what is told of the classes of one task
-POOLS = "pools"  # the part with prompts of all tasks, which a task's opening leaves as they are
+ROWS = (*HEAD, "classes", "seen")  # tensors about the classes of one task
+POOLS = "pools"  # the part with prompts of all tasks, which the opening of a task leaves unchanged
 PROMPTS = "prompts"  # kind of the parts with the prompts of one task
 
 
@@ -38,14 +38,14 @@ def pool_names(blocks: Iterable[int]) -> tuple[str, ...]:
 
 
 def component_names(blocks: Iterable[int]) -> tuple[str, ...]:
-    """Return the same and ``key.<block>.attention``, in a fixed order."""
+    """Return the names of `pool_names` and ``key.<block>.attention``, in a fixed order."""
     kinds = ("prompt.{}", "key.{}", "key.{}.attention")
     return tuple(kind.format(b) for b in sorted(blocks) for kind in kinds)
 
 
 @dataclass(frozen=True)
 class PromptModel:
-    """What a broadcast holds.
+    """The contents of a broadcast.
 
     Attributes:
         prompts: sets of prompts and keys, by name; the last one is trained. One for methods that
@@ -53,7 +53,7 @@ class PromptModel:
         weight: (C, d), head rows of all classes up to the current task, in order of tasks.
         bias: (C,).
         classes: (C,) global ids.
-        seen: (C,), whether anybody ever had an image of the class.
+        seen: (C,), True if any client ever had an image of the class.
     """
 
     prompts: tuple[Mapping[str, F32], ...]
@@ -117,7 +117,7 @@ def prompt_parts(state: State, names: Iterable[str]) -> tuple[Part, ...]:
 
 
 def upload(trained: Mapping[str, Array], classes: Iterable[int], counts: I64) -> Payload:
-    """Return what a client sends: what it trained, and its images of each class (c,)."""
+    """Return a client's upload: its trained tensors, and its images of each class (c,)."""
     facts: dict[str, Array] = {
         "classes": np.asarray(tuple(classes), dtype=np.int64),
         "count": counts,

@@ -1,4 +1,4 @@
-"""From queries to each block's prompts, and the transformer that takes them (torch).
+"""Prompts of each block for given queries, and the transformer that takes them (torch).
 
 Three kinds: one pool for all tasks (HePCo), pools to which each task adds (HGP), and components
 with attention over the query's features (CODA-Prompt: Smith et al., CVPR 2023,
@@ -30,8 +30,8 @@ class Prompted:
     """A view of a backbone whose blocks take the prompts that a query chooses.
 
     Args:
-        backbone: behind the preparation of pixels that the method wants (`with_pixels`).
-        blocks: that take prompts.
+        backbone: with the method's preparation of pixels (`with_pixels`).
+        blocks: indices of the blocks that take prompts.
     """
 
     def __init__(self, backbone: Backbone, blocks: Iterable[int]) -> None:
@@ -48,7 +48,7 @@ class Prompted:
 
 
 def from_pools(pools: Tensors, blocks: Iterable[int]) -> Choose:
-    """Mix each block's whole pool: ``key.<block>`` (M, d) and ``prompt.<block>`` (M, L, d)."""
+    """Mix each block's entire pool: ``key.<block>`` (M, d) and ``prompt.<block>`` (M, L, d)."""
     wanted = tuple(blocks)
 
     def choose(queries: Tensor) -> dict[int, Tensor]:
@@ -90,7 +90,7 @@ class TaskPrompts:
 def component_weights(queries: Tensor, keys: Tensor, attention: Tensor) -> Tensor:
     """Return ``alpha_m = cos(q * A_m, K_m)`` for queries (b, d): (b, m) (CODA-Prompt, Eq. 6).
 
-    By two matrix products; no tensor (b, m, d) is made.
+    By two matrix products, without a tensor (b, m, d).
 
     Args:
         queries: (b, d).
@@ -107,8 +107,8 @@ def from_components(tensors: Callable[[], Tensors], blocks: Iterable[int]) -> Ch
 
     Args:
         tensors: ``key.<block>``, ``key.<block>.attention`` (m, d), ``prompt.<block>`` (m, L, d);
-            asked for in each pass, since the last task's change.
-        blocks: that take prompts.
+            called in each pass, since the last task's change.
+        blocks: indices of the blocks that take prompts.
     """
     wanted = tuple(blocks)
 

@@ -1,10 +1,10 @@
 """Prefix tuning of a frozen vision transformer, and prompts chosen by cosine similarity.
 
-Li and Liang, Prefix-Tuning, ACL 2021, https://arxiv.org/abs/2101.00190; prompts made of a
-weighted pool: Smith et al., CODA-Prompt, CVPR 2023, https://arxiv.org/abs/2211.13218. A
-prompt (L, d) of a block gives L/2 further keys and L/2 further values to every query of that
-block's attention; queries and the number of tokens stay as they are. Even a prompt of zeros
-changes the attention: its keys take part in the softmax.
+Li and Liang, Prefix-Tuning, ACL 2021, https://arxiv.org/abs/2101.00190; prompts made of a weighted
+pool: Smith et al., CODA-Prompt, CVPR 2023, https://arxiv.org/abs/2211.13218. A prompt (L, d) of a
+block gives L/2 further keys and L/2 further values to every query of that block's attention;
+queries and the number of tokens stay the same. Even a prompt of zeros changes the attention: its
+keys take part in the softmax.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class PromptedView:
         blocks: indices of the blocks that may take a prompt.
 
     Raises:
-        DataError: the attention of a block is none that prefixes can be put before.
+        DataError: the attention of a block cannot take prefixes.
     """
 
     def __init__(self, backbone: Backbone, blocks: Iterable[int]) -> None:
@@ -102,10 +102,10 @@ class PromptedView:
 
 
 def with_pixels(backbone: Backbone, pixels: Pixels) -> Backbone:
-    """Return the same module behind another preparation of its input.
+    """Return the same module with another preparation of its input.
 
     Args:
-        backbone: stays as it is; its module is shared.
+        backbone: stays unchanged; its module is shared.
         pixels: ``normalised``: as the model was pre-trained; ``unit``: values in [0, 1], without
             mean and standard deviation.
     """
@@ -124,11 +124,11 @@ def select(query: Tensor, keys: Tensor, pool: Tensor, score: Score = "cosine") -
         query: (..., B, d).
         keys: (..., M, d).
         pool: (..., M, L, d). Leading dimensions (clients) are broadcast.
-        score: ``cosine``: the plain cosines, negative ones too; ``softmax``: their softmax
-            over the pool.
+        score: ``cosine``: the plain cosines, negative ones too; ``softmax``: their softmax over the
+            pool.
 
     Returns:
-        (..., B, L, d), by one matrix product; no (B, M, L, d) tensor is made.
+        (..., B, L, d), by one matrix product, without a tensor (B, M, L, d).
     """
     cosines = functional.normalize(query, dim=-1) @ functional.normalize(keys, dim=-1).mT
     weights = cosines if score == "cosine" else cosines.softmax(-1)  # (..., B, M)
@@ -139,9 +139,9 @@ def select(query: Tensor, keys: Tensor, pool: Tensor, score: Score = "cosine") -
 def query_features(
     backbone: Backbone, images: NDArray[np.uint8] | Tensor, micro_batch: int | None = None
 ) -> Tensor:
-    """Return the features by which prompts are chosen: those of the frozen model, no gradient.
+    """Return the features that choose prompts: those of the frozen model, without gradient.
 
-    Those of plain images are remembered as long as the backbone is loaded.
+    Those of plain images are cached as long as the backbone is loaded.
 
     Args:
         backbone: the frozen model, without prompts.
@@ -151,7 +151,7 @@ def query_features(
     Returns:
         (B, d) float32 on the backbone's device.
     """
-    if torch.compiler.is_exporting():  # nothing is remembered in a graph
+    if torch.compiler.is_exporting():  # a graph has no cache
         return cls_features(backbone.module, backbone.normalise(images))
     if len(images) and images.dtype in (np.uint8, torch.uint8):
         plain = images if isinstance(images, np.ndarray) else images.cpu().numpy()
@@ -173,12 +173,12 @@ def _queries(backbone: Backbone, pixels: Tensor, micro_batch: int | None) -> Ten
 
 
 class Queries:
-    """The query features of a client's images while they are trained on.
+    """The query features of a client's images during training.
 
     Args:
         backbone: the frozen model.
         data: the images.
-        query: ``canonical``: of each image as it is, computed once for all epochs and rounds;
+        query: ``canonical``: of each unaugmented image, computed once for all epochs and rounds;
             ``view``: of each augmented view, which costs a further forward pass per batch.
         batch: images per pass of the canonical queries.
     """
@@ -187,7 +187,7 @@ class Queries:
         self._backbone = backbone
         self._canonical: Tensor | None = None  # (N, d)
         if query == "canonical":
-            # To the CPU even for a GPU: known images need not go there.
+            # To the CPU even for a GPU: cached images need not go there.
             plain = plain_batches(data, batch, "cpu")
             chunks = [query_features(backbone, pixels) for _, pixels in plain]
             empty = torch.zeros(0, backbone.info.dim, device=backbone.device)

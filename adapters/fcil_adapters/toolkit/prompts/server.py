@@ -36,12 +36,12 @@ def no_rows(ctx: Context) -> State:
 def with_new_rows(
     ctx: Context, state: State, more: Mapping[str, Array] = MappingProxyType({})
 ) -> State:
-    """Open a task: draw the head's rows of its classes, as torch's Linear begins.
+    """Open a task: draw the head's rows of its classes with torch's Linear initialisation.
 
     Args:
         ctx: of the opening.
         state: of the last task.
-        more: what else the method has drawn and committed, as the state names it.
+        more: further tensors that the method has drawn and committed, by their names in the state.
     """
     task = ctx.task
     assert task.index == current_task(state) + 1, "tasks open one after the other"
@@ -78,10 +78,10 @@ def with_new_components(ctx: Context, state: State) -> State:
 def averaged(
     ctx: Context, state: State, updates: Updates, names: Iterable[str], prefix: str = ""
 ) -> State:
-    """Average prompts, keys and the task's head rows (FedAvg); note who has been seen.
+    """Average prompts, keys and the task's head rows (FedAvg); record the classes seen.
 
-    The row of a class that nobody has in the round stays; that of a task's only class is made
-    of the clients' means.
+    The row of a class without images in the round stays; that of a task's only class is made of the
+    clients' means.
 
     Args:
         ctx: options, weights' cap, rule of averaging.

@@ -1,5 +1,5 @@
-"""What PILoRA and PLoRA share.
+"""Shared code of PILoRA and PLoRA.
 
-A *prototype* is one learned vector for each class; the server reweights the clients' prototypes
-by their distance to the class's mean.
+A *prototype* is one learned vector for each class; the server reweights the clients' prototypes by
+their distance to the class's mean.
 """

@@ -1,4 +1,4 @@
-"""What PILoRA's and PLoRA's clients do in a round: train LoRA and prototypes, report (torch)."""
+"""A round of PILoRA's and PLoRA's clients: train LoRA and prototypes, report (torch)."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from fcil_protocol.payloads.payload import Array, Payload
 
 @dataclass(frozen=True)
 class Trainee:
-    """What a client trains, and the terms of its method's objective beside l_dce and l_pl.
+    """A client's trained tensors, and the terms of its method's objective besides l_dce and l_pl.
 
     Attributes:
         lora: name -> trainable tensor, such as ``0.q.A``.
         proto: (c, d), the trainable prototypes of the task's classes.
-        fixed: (m, d), prototypes that are columns of the softmax besides.
+        fixed: (m, d), prototypes that are further columns of the softmax.
         features: images (b, S, S, 3) in [0, 255] -> (b, d).
         losses: the same images -> features and each image's further loss (b,), if any.
         penalty: () -> the terms of a batch that no image enters, if any.
@@ -47,11 +47,11 @@ class Trainee:
 
 
 def answer(ctx: Context, trainee: Trainee, data: ImageSet) -> Payload:
-    """Answer ``prepare`` with class means and counts, and ``train`` with what was trained too."""
+    """Answer ``prepare`` with class means and counts, and ``train`` with trained tensors too."""
     h: PrototypeHparams = ctx.hparams
     trained: dict[str, Array] = {}
     seen: FeatureSums | None = None
-    # Noise covers means of the model as it came: one that was trained here depends on each image.
+    # Noise covers means of the broadcast's model: one trained here depends on each image.
     if ctx.privacy.on:
         seen = _sum(ctx, trainee, data)
     if ctx.kind == "train":
@@ -71,7 +71,7 @@ def _sum(ctx: Context, trainee: Trainee, data: ImageSet) -> FeatureSums:
 
 
 def _train(ctx: Context, trainee: Trainee, data: ImageSet) -> FeatureSums | None:
-    """Run the local epochs; return the sums of the features on the way if they are wanted."""
+    """Run the local epochs; return the sums of the features on the way if the options use them."""
     h: PrototypeHparams = ctx.hparams
     factor = schedule_factor(h.schedule, ctx.round, ctx.rounds)
     groups = [
@@ -92,7 +92,7 @@ def _train(ctx: Context, trainee: Trainee, data: ImageSet) -> FeatureSums | None
 
 
 def _backward(ctx: Context, trainee: Trainee, batch: Batch, seen: FeatureSums | None) -> None:
-    """Add the gradient of one batch's objective, and its features to the sums if they are wanted.
+    """Add the gradient of one batch's objective, and its features to the sums, if any.
 
     ``mean(l_dce + lambda l_pl + further losses) + penalty``
     """

@@ -22,7 +22,7 @@ def nearest_prototype(
     Args:
         backbone: normalises images.
         view: gives their features.
-        tasks: prototypes of all tasks; classes that nobody ever had are no candidates.
+        tasks: prototypes of all tasks; classes that no client ever had are no candidates.
         micro_batch: images per forward pass.
     """
     classes, rows = known(tasks, backbone.info.dim)

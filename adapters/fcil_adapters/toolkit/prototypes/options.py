@@ -10,7 +10,7 @@ from fcil_adapters.contract import Hparams
 
 
 class ReweightOptions(Hparams):
-    """How the server combines the clients' prototypes of one class (`reweighting`)."""
+    """The server's combination of the clients' prototypes of one class (`reweighting`)."""
 
     enabled: bool = Field(
         default=True,

@@ -1,9 +1,9 @@
 """Combine the clients' prototypes class by class, guided by their mean features.
 
-Guo et al., PILoRA: Prototype Guided Incremental LoRA for Federated Class-Incremental
-Learning, ECCV 2024, https://arxiv.org/abs/2401.02094, section 4.2: Algorithm 1, equations 11-14;
-PLoRA uses it unchanged. A prototype that lies near the owners' mean features gets much of
-the weight; one that was pushed away on a client without the class gets little.
+Guo et al., PILoRA: Prototype Guided Incremental LoRA for Federated Class-Incremental Learning, ECCV
+2024, https://arxiv.org/abs/2401.02094, section 4.2: Algorithm 1, equations 11-14; PLoRA uses it
+unchanged. A prototype near the owners' mean features gets much of the weight; one that was pushed
+away on a client without the class gets little.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def reweight(
         counts: (K, C), images behind each mean; 0: the client has no mean of the class.
         previous: (C, d), the global prototypes before this round.
         weights: (K,), the clients' sample weights, used by plain averaging; they sum to 1.
-        options: what is done where.
-        max_share: cap on one owner's part of the owners' weight in a class that several have,
-            and with ``count_weighted`` on its part of the class's images; at 1 there is none.
+        options: of the combination.
+        max_share: cap on one owner's part of the owners' weight in a class that several have, and
+            with ``count_weighted`` on its part of the class's images; at 1 there is none.
 
     Returns:
-        The new prototypes (C, d), and omega (K, C): each column sums to 1, or is all zero
-        where the previous prototype is kept.
+        The new prototypes (C, d), and omega (K, C): each column sums to 1, or is all zero where the
+            previous prototype is kept.
     """
     protos, previous, weights = protos.double(), previous.double(), weights.double()
     K = protos.shape[0]
@@ -91,10 +91,10 @@ def _distances(
 
 
 def _capped(omega: Tensor, owners: Tensor, max_share: float) -> Tensor:
-    """Cap each owner's part of the owners' weight; what it loses goes to the other owners.
+    """Cap each owner's part of the owners' weight; the other owners get the excess.
 
-    Whoever says that it has images of a class sends a mean as well, and can send one that lies
-    at its own prototype and far from the others'.
+    A client that claims images of a class sends a mean as well, and can send one at its own
+    prototype and far from the others'.
     """
     if max_share >= 1:
         return omega
@@ -109,7 +109,7 @@ def _omega(distances: Tensor, takes_part: Tensor, options: ReweightOptions) -> T
     low = closeness.masked_fill(~takes_part, torch.inf).amin(0)  # (C,)
     high = closeness.masked_fill(~takes_part, -torch.inf).amax(0)
     spread = high - low
-    equal = ~(spread > EQUAL * high)  # (C,) also where nobody takes part
+    equal = ~(spread > EQUAL * high)  # (C,) also where no client takes part
     a = torch.where(equal, 0.0, (closeness - low) / torch.where(equal, 1.0, spread))
     logits = a / options.eta if options.temperature == "div" else a * options.eta
     # A class without any part-taker keeps finite logits; the caller replaces its column.

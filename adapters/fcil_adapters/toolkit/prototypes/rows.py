@@ -35,7 +35,7 @@ class PrototypeRows:
     Attributes:
         proto: (c, d), in the order of ``classes``.
         classes: (c,) global ids.
-        seen: (c,), whether anybody ever had an image of the class.
+        seen: (c,), True if any client ever had an image of the class.
     """
 
     proto: F32
@@ -53,7 +53,7 @@ class PrototypeRows:
 
     @classmethod
     def first(cls, proto: F32, classes: Sequence[int]) -> PrototypeRows:
-        """Return the rows of a task that opens: nobody has been seen to have its classes."""
+        """Return the rows of a new task; no class has been seen yet."""
         ids = np.asarray(classes, dtype=np.int64)
         return cls(proto, ids, np.zeros(len(ids), dtype=bool))
 
@@ -65,7 +65,7 @@ class PrototypeRows:
 
 
 def known(many: Iterable[PrototypeRows], d: int) -> tuple[tuple[int, ...], F32]:
-    """Return the ids and prototypes (C, d) of the classes that somebody had, in order."""
+    """Return the ids and prototypes (C, d) of the classes that any client had, in order."""
     rows = tuple(many)
     classes = tuple(int(c) for one in rows for c in one.classes[one.seen])
     none = np.zeros((0, d), dtype=np.float32)
@@ -86,7 +86,7 @@ def prototype_exchanges(h: PrototypeHparams, lora: tuple[TensorSpec, ...]) -> tu
     """Return the exchanges of a task: class means first (if used), then the training rounds.
 
     Args:
-        h: start of the prototypes, images from which on a mean is sent.
+        h: start of the prototypes, least images for sending a mean.
         lora: the LoRA tensors that clients train and send.
     """
     check = partial(report_faults, h.min_count_upload)
@@ -101,10 +101,10 @@ def prototype_exchanges(h: PrototypeHparams, lora: tuple[TensorSpec, ...]) -> tu
 
 
 def prototype_statistics(h: PrototypeHparams, _kind: str, _task: TaskInfo) -> tuple[Statistic, ...]:
-    """Return what noise protects in ``prepare`` and in ``train``: the class means.
+    """Return the protected statistics of ``prepare`` and ``train``: the class means.
 
     Raises:
-        ConfigError: the means are to come from the training.
+        ConfigError: the option takes the means from the training.
     """
     if h.mean_from == "training":
         raise ConfigError(

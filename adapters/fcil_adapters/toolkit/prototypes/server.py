@@ -1,4 +1,4 @@
-"""What PILoRA's and PLoRA's servers do with a task's prototypes in a round (torch)."""
+"""A round of PILoRA's and PLoRA's servers with a task's prototypes (torch)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fcil_protocol.payloads.schema import Kind
 
 
 def committed(ctx: Context, rows: PrototypeRows) -> PrototypeRows:
-    """Return rows whose prototypes are what clients will decode."""
+    """Return rows with their prototypes as clients will decode them."""
     return replace(rows, proto=ctx.forms.commit(Kind.PROTOTYPE, rows.proto))
 
 
 def start_at_means(ctx: Context, updates: Updates, rows: PrototypeRows) -> PrototypeRows:
     """Move the prototypes to the federated class means (PILoRA's variant with HeadTune).
 
-    A class that nobody has keeps its random start. The means are streamed.
+    A class without images keeps its random start. The means are streamed.
     """
     means, totals = federated_means(updates, ctx.task.classes, ctx.max_weight_share)
     owned = totals > 0  # (c,)
@@ -46,7 +46,7 @@ def combine(
         updates: with reports (`class_reports`) and ``proto`` (c, d).
         rows: the prototypes before this round.
         weights: (K,), the clients' sample weights.
-        options: how.
+        options: of the combination.
     """
     reports = ClassReports.of(updates, ctx.task.classes)
     protos, _ = reweight(

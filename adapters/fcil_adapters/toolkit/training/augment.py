@@ -27,10 +27,10 @@ def augment(images: Tensor, name: Augmentation, generator: Generator) -> Tensor:
 
     Args:
         images: (B, S, S, 3), uint8 or float in [0, 255].
-        name: ``flip_jitter`` mirrors half of the images and changes the brightness by up to
-            63/255; ``jitter`` changes the brightness only, for pictures whose mirror image
-            means something else (digits, letters); ``crop_flip`` takes a random part, scales
-            it to S x S and mirrors half; ``none`` changes nothing.
+        name: ``flip_jitter`` mirrors half of the images and changes the brightness by up to 63/255;
+            ``jitter`` changes the brightness only, for pictures whose mirror image means something
+            else (digits, letters); ``crop_flip`` takes a random part, scales it to S x S and
+            mirrors half; ``none`` changes nothing.
         generator: a CPU generator; the only source of randomness.
 
     Returns:
@@ -55,7 +55,7 @@ def jitter_brightness(images: Tensor, generator: Generator) -> Tensor:
 
 
 def crop(images: Tensor, generator: Generator) -> Tensor:
-    """Scale a random part of each image, of random area and shape, to the whole (bilinear)."""
+    """Scale a random part of each image, of random area and shape, to full size (bilinear)."""
     B, S = images.shape[:2]
     area = _uniform(B, *CROP_AREA, generator)
     ratio = _uniform(B, math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1]), generator).exp()

@@ -1,6 +1,6 @@
 """A client's passes over its images: batches, steps of an optimiser, class sums (torch).
 
-Everything random comes from an explicit generator, everything else from the arguments.
+All randomness comes from an explicit generator, all else from the arguments.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ I64 = NDArray[np.int64]
 
 Schedule = Literal["cosine", "cosine_repeat", "constant"]
 
-LOSS_S = 0.5  # a GPU is not asked for a loss more often
+LOSS_S = 0.5  # least time between two readings of a loss on a GPU
 
 FIRST_SCALE = 2.0**10  # torch's 2**16 overflows in the first steps of each round
-SCALE_GROWS = 100  # steps without overflow after which losses are scaled twice as much
+SCALE_GROWS = 100  # steps without overflow after which the scale of losses doubles
 
 _BATCHES = 1  # purpose of the random stream that orders and augments images
 
@@ -56,9 +56,9 @@ class Piece:
     """Images of a batch that pass through the model at once.
 
     Attributes:
-        index: (b,), which images of the set.
+        index: (b,), positions of the images in the set.
         pixels: random views (b, S, S, 3) in [0, 255], float32, on the backbone's device.
-        rows: positions in the task's classes, or those that `optimise` was given, (b,), there too.
+        rows: positions in the task's classes, or those given to `optimise`, (b,), there too.
     """
 
     index: I64
@@ -68,10 +68,10 @@ class Piece:
 
 @dataclass
 class Batch:
-    """The images of one step, and what its objective has come to.
+    """The images of one step, and the terms of its objective so far.
 
     Attributes:
-        whole: all its images; the views are drawn for the whole batch.
+        whole: all its images; the views are drawn for the entire batch.
         micro: largest number of images in a piece; None: all.
         scaler: of losses, where fp16 could not hold their gradients.
     """
@@ -102,7 +102,7 @@ class Batch:
         self._terms.append(term.detach())
 
     def value(self) -> float:
-        """Return the sum of the terms; a GPU is waited for."""
+        """Return the sum of the terms; this waits for a GPU."""
         return sum((term.item() for term in self._terms), 0.0)
 
 
@@ -119,7 +119,7 @@ def optimise(
     clip_norm: float | None = None,
     classes: Sequence[int] | None = None,
 ) -> None:
-    """Make one step per batch of all epochs, and tell the context's progress.
+    """Make one step per batch of all epochs, and report to the context's progress.
 
     The next batch is loaded while a step is computed; its order and views do not depend on that.
     With fp16 a step whose gradients overflow is left out.
@@ -131,10 +131,10 @@ def optimise(
         objective: calls `Batch.backward` with the terms of a batch.
         epochs: passes over all images.
         batch_size: images per step.
-        view: the random views that are trained on.
+        view: kind of the random views for training.
         factor: (step from 0, steps) -> factor of the optimiser's step sizes; None: constant.
         clip_norm: largest length of a batch's gradient; None: no bound.
-        classes: what the rows of a piece are positions in; None: the task's classes.
+        classes: the classes whose positions are a piece's rows; None: the task's classes.
 
     Raises:
         WorkerError: all steps were left out: nothing was trained.
@@ -172,7 +172,7 @@ def _batches(
     batch_size: int,
     view: Augmentation,
 ) -> Iterator[Piece]:
-    """Yield the views of all batches; everything random comes from one generator, in order."""
+    """Yield the views of all batches; all randomness comes from one generator, in order."""
     generator = Generator().manual_seed(ctx.torch_seed(_BATCHES))
     sizes = {"epochs": epochs, "batch_size": batch_size}
     for index in shuffled_batches(len(data), **sizes, generator=generator):
@@ -193,7 +193,7 @@ def _step(
     scaler: torch.amp.GradScaler | None,
     clip_norm: float | None,
 ) -> bool:
-    """Make the optimiser's step and say so; one whose scaled gradients overflowed is left out."""
+    """Make the optimiser's step and return True; leave one with overflowed gradients out."""
     if clip_norm is not None:
         if scaler is not None:
             scaler.unscale_(optimiser)
@@ -209,7 +209,7 @@ def _step(
 
 
 class _Due:
-    """Says when a loss is told: always on a CPU; on a GPU, which is waited for, not each time."""
+    """Decision to report a loss: always on a CPU; not each time on a GPU, which has to finish."""
 
     def __init__(self, device: str) -> None:
         self._every_s = LOSS_S if device.startswith("cuda") else 0.0
@@ -236,7 +236,7 @@ def schedule_factor(schedule: Schedule, round_: int, rounds: int) -> float:
 
 
 def class_counts(data: ImageSet, classes: Sequence[int]) -> I64:
-    """Return how many images of each class there are: (c,)."""
+    """Return the number of images of each class: (c,)."""
     rows = class_positions(data.labels, classes)
     return np.bincount(rows, minlength=len(classes)).astype(np.int64)
 
@@ -259,7 +259,7 @@ class FeatureSums:
         return cls(np.zeros((c, d)), np.zeros(c, dtype=np.int64))
 
     def add(self, features: NDArray[Any], rows: I64) -> None:
-        """Add features (B, d) of images whose classes stand at ``rows`` (B,)."""
+        """Add features (B, d) of images whose classes have the positions ``rows`` (B,)."""
         np.add.at(self.sums, rows, features.astype(np.float64))
         np.add.at(self.counts, rows, 1)
 
@@ -276,7 +276,7 @@ def all_features(
     *,
     batch_size: int,
 ) -> NDArray[np.float32]:
-    """Return the features (N, d) of all images as they are, without a gradient.
+    """Return the features (N, d) of all images, unaugmented, without a gradient.
 
     Args:
         ctx: micro-batch and progress.
@@ -300,7 +300,7 @@ def sum_features(
     batch_size: int,
     report: bool,
 ) -> FeatureSums:
-    """Sum the features of all images as they are, by class of the task, without a gradient.
+    """Sum the features of all images, unaugmented, by class of the task, without a gradient.
 
     The sums are clipped and noised as ``ctx.privacy`` says, so each call is one more release.
 
@@ -309,7 +309,7 @@ def sum_features(
         features: images (B, S, S, 3) in [0, 255] -> (B, d).
         data: the images.
         batch_size: images per pass if the context sets no micro-batch.
-        report: whether to tell the context's progress.
+        report: True to report to the context's progress.
     """
     running = FeatureSums.zero(len(ctx.task.classes), ctx.backbone_info.dim)
     rows = class_positions(data.labels, ctx.task.classes)  # (N,)

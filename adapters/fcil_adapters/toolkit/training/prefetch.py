@@ -20,10 +20,10 @@ _END: Any = object()
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yield the same items in the same order; the next one is made while one is worked on.
+    """Yield the same items in the same order; the next one is made while the caller uses one.
 
-    A single thread makes all items one after the other, so what they draw from a generator of
-    random numbers does not depend on time. An error reaches the one who asks for its item.
+    A single thread makes all items one after the other, so their draws from a random generator do
+    not depend on time. An error reaches the caller at its item.
     """
     with ThreadPoolExecutor(1, "ahead") as thread:
         try:
