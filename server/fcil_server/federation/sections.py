@@ -309,8 +309,7 @@ class StorageSection(Section):
 
 
 class SinksSection(BaseModel):
-    """Outputs for metrics besides a run's files: each key a sink with its options (docs/sinks.md).
-    """
+    """Metric outputs besides a run's files: each key a sink with its options (docs/sinks.md)."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
     __pydantic_extra__: dict[str, dict[str, Any]] = Field(init=False)
