@@ -254,8 +254,8 @@ class Aggregation:
     def _open_to(self, row: UpdateRow, write: Callable[[bytes], object]) -> None:
         """Decrypt an update from the spool, without reading it twice, or read a kept one.
 
-        The envelope authenticates every byte. If it does not open, the spool's own checksum tells a
-        disk error apart.
+        The envelope authenticates every byte. If it does not open, the spool's own checksum
+        identifies a disk error.
         """
         assert self._spool is not None
         if self._kept is not None and row.update_id in self._kept:

@@ -121,7 +121,7 @@ class Combining:
             if not isinstance(self._failure, WorkerDied):
                 await self._note(self._names(everybody), self._failure)
         found, reasons = await self._search()
-        # If memory lacks for one more update, the last one is not to blame.
+        # If memory lacks for one more update, that update is not to blame.
         if found.nobody or (found.together and self._lacked):
             return Combined(None, failure=self._failure)
         if self._best[0] != found.good:  # it worked before a restart

@@ -27,13 +27,12 @@ class Found:
         good: work together; sorted.
         alone: fail even alone.
         together: work alone and fail with the good ones.
-        nobody: no update is to blame; the other fields are then void.
     """
 
     good: Numbers = ()
     alone: list[int] = field(default_factory=list)
     together: list[int] = field(default_factory=list)
-    nobody: bool = False
+    nobody: bool = False  # no update is to blame; the other fields are then void
 
 
 Search = Generator[Numbers, bool, Found]

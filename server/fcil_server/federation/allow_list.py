@@ -1,7 +1,7 @@
 """Allow-list of the gate: members, and a few guests who may send one message.
 
 A guest holds a ticket, or was a member once. A ticket's holder may ask to be enrolled; a revoked or
-expired member gets the reason. All others get an error number from the gate and no message.
+expired member gets the reason. All others get only a status number from the gate.
 
 Newcomers and former members have separate buckets: however many former members knock, and however
 often, the holder of an unused ticket finds the gate open.
@@ -23,7 +23,7 @@ FORMER_BURST, FORMER_PER_S = 10, 1.0  # of former members, and of tickets that a
 # Pause between two handshakes with one key. A ticket's holder may need several (a lost answer,
 # `doctor` before `join`), each after twice as long, so that one leaves room for others.
 FIRST_S, LONGEST_S = 1.0, 60.0
-MAX_SEEN = 10_000  # keys whose last handshake is remembered
+MAX_SEEN = 10_000  # keys with a remembered last handshake
 USED_S = 600.0  # for this long the gate accepts a used ticket: its answer may be lost
 
 

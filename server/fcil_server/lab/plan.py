@@ -117,8 +117,8 @@ class Cell:
 def make(experiment: Experiment) -> list[Cell]:
     """List all cells: seed by seed, in the order of rows and partitions.
 
-    The first seed of the whole table comes first, so that the table is complete early. A joint row
-    has one partition for all: its cells differ only in name, and so they share one result.
+    The first seed of the whole table comes first, so that a complete table is there early. A joint
+    row has one partition for all: its cells differ only in name, and so they share one result.
 
     Raises:
         ConfigError: one message that names every fault of methods, options and settings.

@@ -188,7 +188,7 @@ class ClassRegistry:
     def names_for(self, names: Iterable[str]) -> dict[str, int]:
         """Return the client's own spellings with their ids, for tasks that have opened.
 
-        A client learns nothing about names that it does not hold. Hidden classes are left out.
+        A client learns nothing about names that it does not hold. Hidden classes are excluded.
         """
         by_key = {
             c.key: c.class_id

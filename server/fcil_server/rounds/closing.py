@@ -22,7 +22,7 @@ from fcil_server.rounds import notes
 from fcil_server.rounds.position import RunContext, RunProgress, context
 from fcil_server.rounds.schedule import Step
 
-MAX_VOID = 3  # rounds in a row after which, and after each further one, the run is paused
+MAX_VOID = 3  # void rounds in a row that pause the run, as does each further one
 
 
 def needed_updates(ledger: Ledger, run: RunId) -> set[str]:
@@ -300,7 +300,7 @@ class Closing:
         return self._verdicts[client]
 
     async def central_evaluation(self, task: TaskInfo) -> None:
-        """Test the global model on the server's own folder, where one is configured."""
+        """Test the global model on the server's own folder, if one is configured."""
         folder = self.kit.config.run.central_test
         if not folder:
             return

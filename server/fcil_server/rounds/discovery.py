@@ -102,7 +102,7 @@ class OldClasses:
                 self._say(peer, what, rows)
 
     def _learned(self, counts: Mapping[str, int]) -> dict[str, ClassRow]:
-        """Return the client's key -> class of classes whose task is over."""
+        """Return the client's class key -> class, for classes whose task is over."""
         over = {t.task for t in self.kit.ledger.tasks(self.kit.run) if t.closed_at is not None}
         if not over:
             return {}

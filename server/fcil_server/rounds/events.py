@@ -112,7 +112,7 @@ class Declined:
 
     Attributes:
         final: it cannot take part later in this round either.
-        resting: it asks in again by itself; until then it counts as not connected.
+        resting: it asks in again on its own; until then it counts as not connected.
     """
 
     client: ClientId

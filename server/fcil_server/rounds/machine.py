@@ -338,7 +338,7 @@ class Round:
         return [reopened, *(Ask(c) for c in here), SetTimer(self.deadline)]
 
     def _wait_for_rested(self) -> list[Instruction]:
-        """Wait without limit: resting clients ask in again by themselves."""
+        """Wait without limit: resting clients ask in again on their own."""
         begins, self.stuck_until = self.stuck_until != math.inf, math.inf
         return [Unable(None)] if begins else []
 

@@ -181,7 +181,7 @@ class Forgetting:
 
         Raises:
             CorruptFile: a kept update is missing or damaged. UsageError: several are missing.
-                DiskFull, StorageError.
+            DiskFull, StorageError.
         """
         kit, ledger = self.kit, self.plan.ledger
         self._refuse_gaps()

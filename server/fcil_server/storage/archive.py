@@ -7,7 +7,7 @@
     its description, and the SHA-256 and size of every other member
 
 A manifest at the end also proves that the file is complete. The content of a backup is used only
-after all of it was compared with the manifest; names are taken from a fixed list, so nothing can be
+after a complete comparison with the manifest; names are taken from a fixed list, so nothing can be
 written elsewhere, and only plain files are accepted.
 """
 

@@ -71,7 +71,8 @@ def restore(file: Path, directory: Path, keys: Keys, *, actor: str) -> Restored:
         UsageError: the directory is not empty, or no keys are given.
         CorruptFile: the backup is damaged; nothing was written.
         CannotOpen: the passphrase does not fit.
-        KeyFileError: the given keys are not this federation's. DiskFull, StorageError.
+        KeyFileError: the given keys are not this federation's.
+        DiskFull, StorageError.
     """
     directory = directory.absolute()
     if directory.is_symlink() or (directory.exists() and not _is_empty(directory)):

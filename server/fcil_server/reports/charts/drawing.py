@@ -28,7 +28,7 @@ from fcil_server.reports.charts.svg import (
 )
 from fcil_server.reports.results.run_data import format_bytes
 
-_TOOLTIPS = 120  # places on the axis up to which each has one
+_TOOLTIPS = 120  # places on the axis up to which each has a tooltip
 _WIDEST = 28.0  # user units of a bar
 _THINNEST = 0.1  # pieces of a bar below this are invisible
 # Hatches over the colour of a bar's pieces, in a square of 6 by 6: one per style.

@@ -209,7 +209,7 @@ def collect(ledger: Ledger, run_id: RunId) -> RunData:
 def round_views(
     ledger: Ledger, run: RunId, flows: Iterable[ByteCount] | None = None
 ) -> list[RoundView]:
-    """Read all rounds of a run in order, and any open one; ``flows`` are its counts, if at hand."""
+    """Read all rounds of a run in order, and any open one; ``flows`` are its known byte counts."""
     by_round: defaultdict[object, list[ByteCount]] = defaultdict(list)
     for flow in ledger.byte_counts(run) if flows is None else flows:
         by_round[flow.run, flow.task, flow.kind, flow.round].append(flow)

@@ -64,7 +64,7 @@ def _badge(history: History, live: Live | None) -> tuple[str, str]:
     status = history.run.status.value if history.run else "no run yet"
     if status == "running" and not history.frozen:
         if live is None:
-            return status, "quiet"  # another part of the page tells that the server does not answer
+            return status, "quiet"  # another part of the page reports the silent server
         if live["mode"] != "running":
             return str(live["mode"]), "warn"
     looks = {"running": "good", "done": "good", "failed": "bad", "stopped": "warn"}

@@ -55,7 +55,7 @@ class Download:
 
     Attributes:
         each: one such part.
-        task: all that a client that was there before fetches in this task.
+        task: all that an earlier client fetches in this task.
         missed: additional ones of a client that joins in this task.
         every: for a base, the number of rounds after which it replaces the log.
     """
@@ -117,7 +117,7 @@ class BroadcastParts:
         return replace(size_of(self._schemas[kind], dims, self._bounds), exact=True)
 
     def fetched(self, step: int, before: str | None) -> Iterator[Size]:
-        """Yield the parts that a client which was there before fetches at a step of a task.
+        """Yield the parts that an earlier client fetches at a step of a task.
 
         Args:
             step: from 0 within the task.
@@ -187,7 +187,7 @@ class BroadcastParts:
         if cadence is Cadence.OWN:
             past = [self._of_task(kind, t) for t in self._setting.tasks[:-1]]
             whole = each.times(rounds + self._setting.evaluate)
-            if past and not self._setting.evaluate:  # as the last task left it
+            if past and not self._setting.evaluate:  # as of the last task's end
                 whole += past.pop()
             return Download(kind, cadence, each, whole, sum(past, NOTHING))
         if cadence is Cadence.CLOSED:

@@ -1,7 +1,7 @@
 """Choice of a run's options to fit a budget: bytes per client and round, up and down together.
 
 Bytes are wire bytes as the ledger predicts them: an update with its seal and messages, the parts
-that a client that was there before fetches, and control. A method offers economies
+that an earlier client fetches, and control. A method offers economies
 (`fcil_adapters.contract.traffic`); the first of them that make the largest round fit are adopted
 when a run begins, and stay with it. A newcomer's catch-up is not part of a round.
 """

@@ -36,7 +36,7 @@ class Traffic:
     Attributes:
         up: in the order of the task.
         round: upload in the largest round, and average download per round.
-        task: upload and download of a client that was there before.
+        task: upload and download of an earlier client.
         missed: additional download of a client that joins in this task.
 
     Logs and bases are those of logs as large as possible.
@@ -88,7 +88,7 @@ class RoundTraffic:
 
 
 def task_rounds(method: Method, hparams: Any, setting: Setting) -> Iterator[RoundTraffic]:
-    """Yield every round of a task, for a client that was there before.
+    """Yield every round of a task, for an earlier client.
 
     Raises:
         ConfigError: as `predict`.

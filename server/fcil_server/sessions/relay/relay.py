@@ -36,7 +36,7 @@ FATAL = frozenset({
     "revoked", "membership_expired", "unknown_client", "version_mismatch", "wrong_federation",
 })  # fmt: skip
 
-# Bytes of the uplink; chunks requested, sent again, sent to waiting clients; messages.
+# Bytes of the uplink; chunks fetched, from the cache, sent to waiting clients; messages.
 COUNTED = ("uplink_sent", "uplink_received", "fetched", "from_cache", "fanned_out", "passed")
 
 Say = Callable[[str, str], None]

@@ -255,7 +255,7 @@ def _of_members(totals: Totals, live: Mapping[str, Any] | None) -> Iterator[Samp
         yield "fcil_client_updates_counted_total", (name,), counted
         yield "fcil_client_predicted_wire_bytes_total", (name, Direction.UP.value), up
         yield "fcil_client_predicted_wire_bytes_total", (name, Direction.DOWN.value), down
-        if live is not None and client in live["here"]:  # else a newcomer, not asked for
+        if live is not None and client in live["here"]:  # newcomers are not in it yet
             yield "fcil_client_connected", (name,), live["here"][client]
 
 
