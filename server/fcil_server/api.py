@@ -1,7 +1,7 @@
-"""fcil from Python: run an experiment, read what one has measured, read a federation's run.
+"""fcil from Python: run an experiment, read its results, read a federation's run.
 
 The same engine as ``scripts/reproduce`` and the same ledger as the reports: processes that speak
-over sockets, results that either goes on with. ``docs/python.md`` is the user's page.
+over sockets, results that both can resume. ``docs/python.md`` is the user's page.
 
 Accuracies and forgetting are in percent, sizes in bytes, times in seconds.
 """
@@ -45,7 +45,7 @@ AnyExperiment = AnyPath | Mapping[str, Any] | Experiment
 
 
 class FailedCells(RuntimeWarning):
-    """Some cells of an experiment have no result; `Result.failed` says why."""
+    """Warning about cells of an experiment without a result; `Result.failed` has the reasons."""
 
 
 # --- experiments ----------------------------------------------------------------------------
@@ -61,22 +61,21 @@ def run(
     jobs: int = 1,
     progress: bool = True,
 ) -> Result:
-    """Run the cells of an experiment that have no result yet, and return all that is measured.
+    """Run the cells of an experiment that have no result yet, and return all results.
 
-    Interrupted at any moment (the kernel's "interrupt", a kill), the same call goes on with the
-    next cell; so does ``scripts/reproduce`` on the same results.
+    After an interruption at any moment (the kernel's "interrupt", a kill), the same call resumes
+    with the next cell; so does ``scripts/reproduce`` on the same results.
 
     Args:
         experiment: a TOML (``docs/lab.md``), its keys as a mapping, or `Result.experiment`.
-        data: folder or zip of the images, where the experiment needs one.
+        data: folder or zip of the images, if the experiment needs one.
         results: their folder; ``results/NAME`` by default, of the TOML's or the title's name.
         only: ``ROW`` or ``ROW/PARTITION``, one or several; empty: all.
         seeds: of the experiment's; empty: all.
         jobs: cells at the same time.
-        progress: words on standard error while it runs.
+        progress: messages on standard error while it runs.
 
-    Warns:
-        FailedCells: of cells that failed; the others have their results.
+    Warns: FailedCells: some cells failed; the others have their results.
 
     Raises:
         ConfigError, DataError: an argument, the experiment or its data is wrong; nothing ran.
@@ -100,7 +99,7 @@ def run(
 
 
 def load(experiment: AnyExperiment, *, results: AnyPath | None = None) -> Result:
-    """Return what of an experiment has been measured so far; nothing runs.
+    """Return the results of an experiment so far; nothing runs.
 
     It may be read while the experiment runs elsewhere.
 
@@ -110,7 +109,7 @@ def load(experiment: AnyExperiment, *, results: AnyPath | None = None) -> Result
 
     Raises:
         NotYet: it never ran. ConfigError: the experiment is wrong.
-        StorageError: the system does not let a result be read.
+        StorageError: the system does not allow reading a result.
         UsageError: pandas is not installed.
     """
     need_pandas()
@@ -142,17 +141,17 @@ def _name(title: object) -> str:
 
 
 def _path(what: str, given: AnyPath, expected: str = "a path") -> Path:
-    # Without the expansion a results' folder would be made that is called "~".
+    # Without the expansion a results' folder named "~" would be created.
     with _expecting(what, given, expected):
         return Path(given).expanduser()
 
 
 @contextmanager
 def _expecting(what: str, given: object, expected: str) -> Iterator[None]:
-    """Turn what Python says of an argument of another kind into a sentence."""
+    """Turn Python's error about an argument of another type into a sentence."""
     try:
         yield
-    except (TypeError, RuntimeError) as error:  # the latter: nobody has this home
+    except (TypeError, RuntimeError) as error:  # the latter: no user has this home
         raise ConfigError(f"{what} is {given!r}; expected {expected}.") from error
 
 
@@ -164,12 +163,12 @@ def _result(engine: Engine, failed: Mapping[str, str]) -> Result:
 
 @dataclass(frozen=True)
 class Result:
-    """What an experiment has measured: every finished cell, of earlier calls too.
+    """Results of an experiment: every finished cell, of earlier calls too.
 
     Attributes:
         experiment: as it was checked.
         folder: of its results; ``report.html`` and ``report.md`` are in it.
-        failed: cells that failed in this call, each with why.
+        failed: cells that failed in this call, each with its reason.
     """
 
     experiment: Experiment
@@ -233,12 +232,12 @@ class Result:
 
     @property
     def papers(self) -> pd.DataFrame:
-        """What papers say, in their own settings."""
+        """Papers' numbers, in their own settings."""
         return frame(records.of_papers(self.experiment), records.PAPER_COLUMNS)
 
     @property
     def claims(self) -> pd.DataFrame:
-        """What became of the papers' claims."""
+        """Verdicts on the papers' claims."""
         found = records.of_claims(self.experiment, self._entries)
         return frame(found, records.CLAIM_COLUMNS)
 
@@ -257,7 +256,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a real federation as its reports show it; it may still go on."""
+    """One run of a real federation as its reports show it; it may still be active."""
 
     _data: RunData
 
@@ -268,13 +267,13 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What ``summary.json`` holds: method, accuracies, bytes, seconds."""
+        """Content of ``summary.json``: method, accuracies, bytes, seconds."""
         content: dict[str, Any] = run_directory.summary(self._data)["data"]
         return content
 
     @property
     def rounds(self) -> pd.DataFrame:
-        """One line for each closed round: who took part, true bytes, seconds."""
+        """One line for each closed round: participants, true bytes, seconds."""
         table = frame(run_directory.round_records(self._data), run_directory.ROUND_COLUMNS)
         for column in ("opened_at", "closed_at"):
             table[column] = moments(table[column])
@@ -282,7 +281,7 @@ class Run:
 
     @property
     def bytes(self) -> pd.DataFrame:
-        """What ``bytes.csv`` holds: a line for each flow of each round, client and cause."""
+        """Content of ``bytes.csv``: a line for each flow of each round, client and cause."""
         return frame(run_directory.byte_records(self._data), run_directory.BYTE_COLUMNS)
 
     @property
@@ -301,7 +300,7 @@ class Run:
 def open_run(place: AnyPath, run: str | None = None) -> Run:
     """Read a run from a federation's directory, or from one of the directories in its ``runs/``.
 
-    The ledger is only read, and the server may be at work.
+    The ledger is only read, and the server may run.
 
     Args:
         place: the directory.
@@ -312,7 +311,7 @@ def open_run(place: AnyPath, run: str | None = None) -> Run:
         CorruptFile, StorageError: the ledger cannot be read.
     """
     need_pandas()
-    # Resolved, since the names of "." do not say which run it is.
+    # Resolved, since the name "." does not identify a run.
     directory, named = where(_path("place", place).resolve())
     with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
         wanted = str(run) if run else named

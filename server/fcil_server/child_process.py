@@ -1,4 +1,4 @@
-"""Bounds for processes beside the server, which must never keep it from a round."""
+"""Limits for processes next to the server, which must never delay a round."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import contextlib
 import os
 import resource
 
-MEMORY_BYTES = 512 << 20  # beyond it the process ends, and is started again
+MEMORY_BYTES = 512 << 20  # beyond it the process ends, and is restarted
 NICE = 5  # a round comes first
 
 
 def limit(files: int) -> None:
-    """Bound what this process may take from the server's machine.
+    """Limit this process's use of the server's machine.
 
     Args:
-        files: that it may have open, connections among them.
+        files: open files allowed, connections among them.
     """
     os.nice(NICE)
     for what, most in ((resource.RLIMIT_DATA, MEMORY_BYTES), (resource.RLIMIT_NOFILE, files)):

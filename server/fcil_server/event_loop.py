@@ -1,8 +1,8 @@
-"""The event loop's time: how late it comes to what is due, and turns in long work.
+"""The event loop's time: the lateness of its timers, and turns in long work.
 
-Heartbeats, timers and other clients wait while one piece of work has the loop. So work of many
-steps gives the others a turn every few milliseconds, and what waits for a disk or ciphers much
-runs in a thread.
+Heartbeats, timers and other clients wait while one piece of work occupies the loop. So work of many
+steps gives the others a turn every few milliseconds, and work that waits for a disk or encrypts
+much runs in a thread.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 
 TURN_S = 0.002  # longest that work of many steps keeps the loop; one step may take longer
 TICK_S = 0.02  # between looks at the clock: 50 a second cost 0.2 % of a core
-_BUCKETS = 1000  # of a millisecond each; the last one has all that is later
+_BUCKETS = 1000  # of a millisecond each; the last one has all later ones
 _MOST_TICKS = 10_000  # a process that was stopped for an hour has one late tick, not 180,000
 
 
 class Turns:
-    """Asked between the steps of long work, it lets others have their turn when it is time."""
+    """Called between the steps of long work, it gives other tasks their turn when it is time."""
 
     def __init__(self) -> None:
         self._since = time.monotonic()
 
     async def give(self) -> None:
-        """Go on at once, or after the others if the loop has been kept for long enough."""
+        """Return at once, or after other tasks if the loop has been occupied for long enough."""
         if time.monotonic() - self._since >= TURN_S:
             await asyncio.sleep(0)
             self._since = time.monotonic()
@@ -32,25 +32,25 @@ class Turns:
 
 @dataclass(frozen=True)
 class Lag:
-    """How late the loop was over a stretch of time, in seconds.
+    """Lateness of the loop over a stretch of time, in seconds.
 
     Attributes:
-        max_s: at most.
-        p99_s: 99 of 100 moments at which something could have been due waited no longer.
+        max_s: the maximum.
+        p99_s: the lateness that 99 of 100 possible due times did not exceed.
     """
 
     max_s: float = 0.0
     p99_s: float = 0.0
 
     def to_fields(self) -> dict[str, float]:
-        """Return it as the ledger and the status show it."""
+        """Return its fields for the ledger and the status."""
         return {"loop_lag_max_s": round(self.max_s, 4), "loop_lag_p99_s": round(self.p99_s, 4)}
 
 
 class LagMeter:
-    """A timer that fires every `TICK_S`, and counts how late.
+    """A timer that fires every `TICK_S`, and measures its lateness.
 
-    A loop that is kept for a second misses 50 ticks, and all of them count, each as late as it
+    A loop that is occupied for a second misses 50 ticks, and all of them count, each as late as it
     was noticed: else the worst second would weigh no more than a good hundredth.
     """
 
@@ -61,13 +61,13 @@ class LagMeter:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to watch the running loop."""
+        """Start to watch the running loop."""
         loop = asyncio.get_running_loop()
         self._due = loop.time() + TICK_S
         self._timer = loop.call_at(self._due, self._fire, loop)
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -76,7 +76,7 @@ class LagMeter:
         self._timer = loop.call_at(self._due, self._fire, loop)
 
     def count(self, now: float) -> None:
-        """Count every tick that was due until now, by how late it is."""
+        """Count every tick that was due until now, by its lateness."""
         self._max_s = max(self._max_s, now - self._due)
         self._due = max(self._due, now - _MOST_TICKS * TICK_S)
         while self._due <= now:
@@ -86,7 +86,7 @@ class LagMeter:
 
     @property
     def lag(self) -> Lag:
-        """What was seen since the last `take`."""
+        """The lag since the last `take`."""
         wanted = sum(self._counts) * 0.99
         for bucket, count in enumerate(self._counts):
             wanted -= count
@@ -95,7 +95,7 @@ class LagMeter:
         raise AssertionError("the counts add up to more than 99 % of themselves")
 
     def take(self) -> Lag:
-        """Return what was seen since the last call, and begin anew."""
+        """Return the lag since the last call, and reset it."""
         lag = self.lag
         self._counts, self._max_s = [0] * _BUCKETS, 0.0
         return lag

@@ -1,5 +1,5 @@
-"""From updates to the next state and its broadcast.
+"""Aggregation: from updates to the next state and its broadcast.
 
-A *state* is what a method keeps between rounds; a *broadcast* is the sealed *parts* of it that
-clients fetch.
+A *state* is a method's data between rounds; a *broadcast* is the sealed *parts* of it that clients
+fetch.
 """

@@ -1,8 +1,8 @@
-"""The methods' work on the server: every call goes to the worker process.
+"""The methods' work on the server, carried out by a worker process.
 
-The worker holds no keys. Updates are opened here, one at a time, as the worker asks for
-them, into anonymous memory which it maps; so the server's memory does not grow with the
-number of clients, and nothing in clear touches the disk.
+The worker holds no keys. Updates are opened here, one at a time, as the worker asks for them, into
+anonymous memory which it maps; so the server's memory does not grow with the number of clients, and
+no plain text touches the disk.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from fcil_server.ledger.rows import UpdateRow
 
 
 def threads_of(config: Config) -> int:
-    """Return how many threads the server's worker computes with."""
+    """Return the number of threads of the server's worker."""
     return config.run.threads or machine.cores()
 
 
@@ -56,14 +56,14 @@ class Aggregation:
     """Calls of the server's worker for one run.
 
     Args:
-        log: where the worker's own output goes.
-        tell: told in words when the worker failed and is tried again.
+        log: file of the worker's own output.
+        tell: receives a sentence when the worker failed and is tried again.
 
     Attributes:
-        device: where the worker computes, once it has said so.
-        described: what it says of that device, for the run's environment.
-        far_apart: class ids, each with two clients that mean different things by it, it seems, as
-            of the last aggregation.
+        device: the worker's device, once it has reported it.
+        described: its description of that device, for the run's environment.
+        far_apart: class ids, each with two clients that seem to mean different things by it, as of
+            the last aggregation.
     """
 
     def __init__(
@@ -106,14 +106,14 @@ class Aggregation:
         kept: KeptUpdates | None = None,
         trials: Path | None = None,
     ) -> None:
-        """Give what updates are opened with.
+        """Provide everything needed to open updates.
 
         Args:
             info: the backbone's.
             keys: the server's.
-            spool: where they are.
-            kept: where they stay once they are counted.
-            trials: the file that keeps what tries to combine them have shown.
+            spool: the store of received updates.
+            kept: the store of counted updates.
+            trials: the file that keeps the results of tries to combine them.
         """
         self._info, self._keys, self._spool, self._kept = info, keys, spool, kept
         self._trials_at = trials
@@ -159,7 +159,7 @@ class Aggregation:
     async def _call(
         self, op: str, fields: dict[str, Any], blobs: Blobs = ()
     ) -> tuple[dict[str, Any], list[Blob]]:
-        """Let the worker do something; once more if it dies, in smaller steps without memory."""
+        """Call the worker; retry once if it dies, in smaller steps if it lacks memory."""
         return await persist(
             self._host, self._effort, op, fields, blobs, batch=UNKNOWN_BATCH, tell=self._tell
         )
@@ -170,16 +170,16 @@ class Aggregation:
         return unpack(blobs[0])
 
     async def open_task(self, ctx: Context, state: State) -> State:
-        """Draw what a task starts with."""
+        """Draw the parameters that a task starts with."""
         _, blobs = await self._call("open_task", self._fields(ctx), [state])
         return unpack(blobs[0])
 
     async def broadcast(self, ctx: Context, state: State) -> tuple[Part, ...]:
-        """Return all parts of a state, as clients would take them.
+        """Return all parts of a state, as clients receive them.
 
         Raises:
-            InternalError: clients would refuse one: it is not as the method's broadcast schemas
-                have it, or it is too large.
+            InternalError: clients would refuse one: it violates the method's broadcast schemas, or
+                is too large.
         """
         reply, blobs = await self._call("broadcast", self._fields(ctx), [state])
         most = int(self._config.wire.max_payload_mb * 1e6)
@@ -227,7 +227,7 @@ class Aggregation:
         return unpack(self._opened(row))
 
     def keep(self, rows: Sequence[UpdateRow]) -> None:
-        """Put updates on disk for good, if the run keeps them.
+        """Write updates to disk permanently, if the run keeps them.
 
         Raises:
             CorruptFile, DiskFull, StorageError.
@@ -236,7 +236,7 @@ class Aggregation:
             self._kept.put((row.update_id, self._opened(row)) for row in rows)
 
     def keep_not(self, rows: Sequence[UpdateRow]) -> None:
-        """Take back `keep`, for a state that is not committed."""
+        """Undo `keep`, for a state that is not committed."""
         if self._kept is not None:
             self._kept.remove(row.update_id for row in rows)
 
@@ -252,10 +252,10 @@ class Aggregation:
         return file
 
     def _open_to(self, row: UpdateRow, write: Callable[[bytes], object]) -> None:
-        """Decrypt an update from the spool, without reading it twice; a kept one is read.
+        """Decrypt an update from the spool, without reading it twice, or read a kept one.
 
-        The envelope authenticates every byte. Where it does not open, the spool's own checksum
-        tells whether the disk is to blame.
+        The envelope authenticates every byte. If it does not open, the spool's own checksum
+        identifies a disk error.
         """
         assert self._spool is not None
         if self._kept is not None and row.update_id in self._kept:
@@ -277,8 +277,8 @@ class Aggregation:
     async def aggregate(self, ctx: Context, state: State, updates: Sequence[UpdateRow]) -> Combined:
         """Combine updates in ClientId order, and check the state and its broadcast.
 
-        Updates far from the others' (`[trust] outlier_factor`) are left out with their reason, and
-        so are those on which it fails, as far as single ones are to blame (`combining`).
+        Updates far from the others' (`[trust] outlier_factor`) are excluded with their reason, and
+        so are those that make it fail, as far as single ones are at fault (`combining`).
 
         Raises:
             StorageError: the disk is at fault.
@@ -299,12 +299,12 @@ class Aggregation:
         return await combining.run()
 
     def settled(self) -> None:
-        """Forget how the last aggregation was found: its round is closed."""
+        """Forget the tries of the last aggregation: its round is closed."""
         if self._trials is not None:
             self._trials.forget()
 
     async def _combine(self, ctx: Context, state: State, updates: Sequence[UpdateRow]) -> Combined:
-        """Return the combined state, checked, and whose updates the worker left out, and why."""
+        """Return the combined state, checked, and the excluded clients with reasons."""
         trust = self._config.trust
 
         async def open_one(fields: dict[str, Any]) -> tuple[dict[str, Any], list[MemoryFile]]:

@@ -1,6 +1,6 @@
-"""Combines a round's updates; where that fails, finds those on which it fails, to leave them out.
+"""Combination of a round's updates; updates on which it fails are found and excluded.
 
-What is tried is decided in `culprits`; here it is carried out, within one deadline.
+`culprits` decides the tries; this module carries them out, within one deadline.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from fcil_server.aggregation.culprits import Found, Numbers, find
 from fcil_server.aggregation.trials import Trials
 from fcil_server.ledger.rows import UpdateRow
 
-TRIES = 2  # of all updates together, before single ones are looked for
+TRIES = 2  # of all updates together, before the search for single ones
 
 
 @dataclass(frozen=True)
 class Combined:
-    """What a round's updates come to.
+    """Result of combining a round's updates.
 
     Attributes:
         state: the combined state; None: there is none.
         parts: its broadcast, checked.
-        excluded: whose updates are left out, with the reason.
-        failure: why there is no state, where no update in particular is to blame.
+        excluded: clients whose updates are excluded, with the reason.
+        failure: why there is no state, if no update in particular is at fault.
     """
 
     state: State | None
@@ -46,10 +46,10 @@ class Combined:
 
 
 def limit_s(stall_s: float, count: int) -> float | None:
-    """Return what all tries after a first failure may take together; None: as long as they take.
+    """Return the time limit for all tries after a first failure, seconds; None: no limit.
 
-    As long as one try may be silent (`[run] work_timeout_s`, 0: for ever), times the tries that
-    it takes to find one culprit.
+    The longest silence of one try (`[run] work_timeout_s`, 0: for ever), times the tries that it
+    takes to find one culprit.
     """
     return stall_s * (4 + 2 * math.ceil(math.log2(max(count, 1)))) if stall_s else None
 
@@ -61,9 +61,9 @@ class Combining:
     Attributes:
         combine: combines some of the updates, or raises.
         updates: of the round, in ClientId order.
-        trials: what was tried before a restart.
+        trials: tries before a restart.
         limit_s: seconds for everything after the first failure; None: no limit.
-        tell: told in words that it fails and is tried again.
+        tell: receives a sentence when it fails and is tried again.
     """
 
     combine: Callable[[Sequence[UpdateRow]], Awaitable[Combined]]
@@ -72,7 +72,7 @@ class Combining:
     limit_s: float | None
     tell: Callable[[str], None]
     _spent_s: float = 0.0  # by earlier starts
-    _began: float = math.inf  # when this start met the first failure
+    _began: float = math.inf  # when this start had its first failure
     _failure: FcilError | None = None  # the last one of all updates together
     _best: tuple[Numbers, Combined] = ((), Combined(None))
     _lacked: bool = False  # memory, for several updates together
@@ -106,7 +106,7 @@ class Combining:
         return Combined(None, failure=RunFailed(text))
 
     async def _go_on(self, everybody: Numbers, *, known: bool) -> Combined:
-        """Try all of them once more, and then look for those on which it fails."""
+        """Try all of them once more, and then search for those on which it fails."""
         if not known:
             for _ in range(TRIES - 1):
                 assert self._failure is not None
@@ -117,11 +117,11 @@ class Combining:
                 except FcilError as error:
                     self._take(error)
             await self._note(self._all_together(), self._failure)
-            # A worker that ended may have been ended from outside: the search tries them anew.
+            # A worker that died may have been killed from outside: the search tries them again.
             if not isinstance(self._failure, WorkerDied):
                 await self._note(self._names(everybody), self._failure)
         found, reasons = await self._search()
-        # Where memory lacks for one more, it is not the one at which it came to lack.
+        # If memory lacks for one more update, that update is not to blame.
         if found.nobody or (found.together and self._lacked):
             return Combined(None, failure=self._failure)
         if self._best[0] != found.good:  # it worked before a restart
@@ -131,7 +131,7 @@ class Combining:
         return replace(combined, excluded={**blamed, **combined.excluded})
 
     async def _search(self) -> tuple[Found, dict[int, str]]:
-        """Return which updates can be combined, and why each other one cannot."""
+        """Return the updates that can be combined, and a reason for each other one."""
         search, reasons = find(len(self.updates)), dict[int, str]()
         wanted, before = next(search), ""
         try:
@@ -148,7 +148,7 @@ class Combining:
             return end.value, reasons
 
     async def _try(self, wanted: Numbers) -> str:
-        """Try some of the updates; return why they cannot be combined, or nothing."""
+        """Try some of the updates; return why they cannot be combined, or an empty string."""
         shown = self.trials.shown(self._names(wanted))
         if shown is not None:
             return shown
@@ -165,7 +165,7 @@ class Combining:
         return ""
 
     async def _twice_if_it_dies(self, wanted: Numbers) -> Combined:
-        """Combine some updates; again if the worker dies, which may have had another cause."""
+        """Combine some updates; again if the worker dies, which may have another cause."""
         try:
             return await self.combine(self._rows(wanted))
         except WorkerStalled:
@@ -174,9 +174,9 @@ class Combining:
             return await self.combine(self._rows(wanted))
 
     def _take(self, error: FcilError, *, joint: bool = True) -> None:
-        """Take a failure as one of combining; raise it if it is the disk's.
+        """Accept a failure as one of combining; raise it if the disk is at fault.
 
-        A damaged file is one update's: among single ones it is found.
+        A damaged file belongs to one update: the search for single ones finds it.
         """
         if isinstance(error, StorageError) and not isinstance(error, CorruptFile):
             raise error
@@ -184,7 +184,7 @@ class Combining:
             self._failure = error
 
     async def _note(self, names: list[str], error: FcilError | None) -> None:
-        # What the disk or the memory lacked may be there after a restart.
+        # Disk space or memory that lacked may be there after a restart.
         if not isinstance(error, StorageError | OutOfMemory):
             spent = self._spent_s + self._now() - self._began
             reason = "" if error is None else error.message

@@ -1,9 +1,9 @@
-"""Which updates of a round cannot be combined: group testing, as pure decisions.
+"""Search for the updates of a round that cannot be combined: group testing, as pure decisions.
 
-`find` names sets of updates to try and is told of each whether it worked. First it looks for a
-block without which all the others work, halving it as long as there is one: a single culprit
-among K costs about 2 log2 K tries. Then it lets as much of the block join the others as works
-with them. So the set in hand always works, and is as large as it gets.
+`find` names sets of updates to try and receives True for each set that worked. First it looks for a
+block without which all the others work, halving it as long as there is one: a single culprit among
+K costs about 2 log2 K tries. Then it adds as much of the block to the others as works with them. So
+the set in hand always works, and is as large as possible.
 """
 
 from __future__ import annotations
@@ -13,27 +13,26 @@ from dataclasses import dataclass, field
 
 Numbers = tuple[int, ...]
 
-# So many fail by themselves before any has worked: what fails is not the updates.
+# This many fail alone before any has worked: the updates are not at fault.
 ALL_FAIL = 8
-# More than so many fail with others only: their number is too much, not one of them.
+# More than this many fail only with others: their number is too large, none is at fault.
 TOGETHER = 2
 
 
 @dataclass
 class Found:
-    """What the tries have shown.
+    """Result of the tries.
 
     Attributes:
         good: work together; sorted.
-        alone: fail also by themselves.
-        together: work by themselves and fail with those that are good.
-        nobody: no update is to blame; nothing else holds then.
+        alone: fail even alone.
+        together: work alone and fail with the good ones.
     """
 
     good: Numbers = ()
     alone: list[int] = field(default_factory=list)
     together: list[int] = field(default_factory=list)
-    nobody: bool = False
+    nobody: bool = False  # no update is to blame; the other fields are then void
 
 
 Search = Generator[Numbers, bool, Found]
@@ -42,20 +41,20 @@ Search = Generator[Numbers, bool, Found]
 def find(count: int) -> Search:
     """Find the updates on which combining all of them fails.
 
-    Yields the sorted numbers to try, is sent whether that worked, and returns what it has found.
-    Nothing depends on anything but the answers.
+    Yields the sorted numbers to try, receives True if they worked, and returns the result. The
+    search depends only on the answers.
     """
     found = Found()
     suspects = yield from _narrow(found, tuple(range(count)))
     yield from _join(found, suspects, fails=True)
-    # Two halves that fail with each other only: neither can be told from the other.
+    # Two halves that fail only with each other: neither can be told from the other.
     unclear = found.together and 2 * len(found.good) <= count
     found.nobody |= not found.good or bool(unclear)
     return found
 
 
 def _narrow(found: Found, everybody: Numbers) -> Generator[Numbers, bool, Numbers]:
-    """Return the smallest block found without which the others work; those are the good ones."""
+    """Return the smallest block found without which the others, then the good ones, work."""
     suspects = everybody
     while len(suspects) > 1:
         for block in _halves(suspects):
@@ -69,16 +68,16 @@ def _narrow(found: Found, everybody: Numbers) -> Generator[Numbers, bool, Number
 
 
 def _join(found: Found, block: Numbers, *, fails: bool) -> Generator[Numbers, bool, bool]:
-    """Let as much of a block join the good ones as works with them; say whether all of it did.
+    """Add as much of a block to the good ones as works; return True if all of it did.
 
     Args:
         found: changed on the way.
-        block: updates that were not decided about before.
-        fails: that it does not join as a whole is known already.
+        block: updates that were not decided before.
+        fails: True if the complete block is known to fail with the good ones.
     """
     if found.nobody:
         return False
-    # Blame of one is never inferred: a worker may have been killed from outside before.
+    # One update's fault is never inferred: the worker may have been killed from outside before.
     if not (fails and len(block) > 1):
         grown = tuple(sorted({*found.good, *block}))
         if (yield grown):
@@ -87,7 +86,7 @@ def _join(found: Found, block: Numbers, *, fails: bool) -> Generator[Numbers, bo
     if len(block) > 1:
         first, second = _halves(block)
         joined = yield from _join(found, first, fails=False)
-        # Where the first half works and the whole does not, the second does not either.
+        # If the first half works and the complete block does not, the second does not either.
         return (yield from _join(found, second, fails=joined)) and joined
     if found.good and (yield block):
         found.together += block

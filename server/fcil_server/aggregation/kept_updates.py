@@ -1,8 +1,7 @@
-"""Counted updates that a run keeps, so that a client can be forgotten exactly.
+"""Counted updates that a run keeps, for exact forgetting of a client.
 
-One file for each, as it was when it was opened: in clear, like states. Its name is the update's,
-its content begins with a SHA-256 over name and content. It is on the disk before the state that
-it is counted in is committed.
+One file for each, as opened: unencrypted, like states. Its name is the update's, its content begins
+with a SHA-256 over name and content. It is on disk before the state that counts it is committed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _HASH_BYTES = 32
 
 
 def kept_folder(directory: Path, run: RunId) -> Path:
-    """Return where a run of a federation's directory keeps counted updates."""
+    """Return the folder of a run's kept updates in a federation's directory."""
     return directory / "runs" / run / "kept"
 
 
@@ -30,19 +29,19 @@ class KeptUpdates:
     """The kept updates of one run, by update id.
 
     Args:
-        directory: made with the first update.
+        directory: created with the first update.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def path(self, update: str) -> Path:
-        """Return where an update lies."""
+        """Return the path of an update."""
         assert is_digest(update), "an update's id is a digest"
         return self.directory / f"{update}{SUFFIX}"
 
     def put(self, updates: Iterable[tuple[str, bytes | memoryview]]) -> None:
-        """Keep opened updates; they are on the disk when this returns.
+        """Keep opened updates; they are on disk when this returns.
 
         Raises:
             DiskFull, StorageError: perhaps some of them are kept.
@@ -56,11 +55,7 @@ class KeptUpdates:
             sync_directory(self.directory)
 
     def get(self, update: str) -> bytes:
-        """Return an update as it was opened.
-
-        Raises:
-            CorruptFile: it is missing or altered.
-        """
+        """Return an update as it was opened."""
         path = self.path(update)
         if not path.exists():
             raise CorruptFile(f"the kept update {path} is missing.", action=_RESTORE)
@@ -86,11 +81,11 @@ class KeptUpdates:
         return sorted(name for name in found if is_digest(name))
 
     def size_bytes(self) -> int:
-        """Return what they take on the disk."""
+        """Return their size on disk, bytes."""
         return sum(self.path(name).stat().st_size for name in self.names())
 
     def remove(self, updates: Iterable[str]) -> int:
-        """Remove updates; return how many there were.
+        """Remove updates; return their number.
 
         Raises:
             StorageError: one cannot be removed.
@@ -102,9 +97,9 @@ class KeptUpdates:
         return len(gone)
 
     def share(self, other: KeptUpdates, updates: Iterable[str]) -> None:
-        """Let another run keep these too: the same files, or copies where that cannot be.
+        """Let another run keep these too: the same files, or copies where links are impossible.
 
-        Those that are not kept here are passed over.
+        Updates that are not kept here are skipped.
 
         Raises:
             DiskFull, StorageError.

@@ -1,8 +1,8 @@
-"""Publish a state: seal its parts once, serve them to whoever lacks them.
+"""Publication of a state: its parts are sealed once and served to every client that lacks them.
 
-A part's content key is kept wrapped to the server itself and wrapped for a client when the
-client asks, so an unchanged part is encrypted once however many clients fetch it, and a
-late client gets exactly what the others had.
+A part's content key is kept wrapped to the server itself and wrapped for a client when the client
+asks, so an unchanged part is encrypted once however many clients fetch it, and a late client gets
+exactly what the others had.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CACHE_BYTES = 256 << 20  # sealed parts kept in memory while clients fetch them
 
 @dataclass(frozen=True)
 class Stamp:
-    """What the headers of a state's parts say besides their names."""
+    """Fields of the headers of a state's parts, in addition to their names."""
 
     method: str
     schema_digest: str
@@ -97,7 +97,7 @@ class Publisher:
         if known is not None and self._intact(known.digest):
             self._tensor_bytes[known.digest] = part.payload.tensor_bytes
             return PartRef(name=part.name, digest=known.digest, sealed_bytes=known.sealed_bytes)
-        if known is not None:  # its file is gone or damaged: seal it anew, under a new digest
+        if known is not None:  # its file is gone or damaged: seal it again, under a new digest
             self._ledger.remove_part(self._run, known.digest)
         stored = await asyncio.to_thread(self._seal, plain, part.name, stamp)
         digest = Digest(hashlib.sha256(stored.header).hexdigest())
@@ -123,7 +123,7 @@ class Publisher:
         return True
 
     def _seal(self, plain: bytes, name: str, stamp: Stamp) -> StoredEnvelope:
-        """Seal a part and put it on disk; runs beside the loop."""
+        """Seal a part and put it on disk; runs in a thread."""
         core = Core(
             protocol=fcil_protocol.PROTOCOL_VERSION,
             federation=self._federation,
@@ -146,7 +146,7 @@ class Publisher:
         return stored
 
     async def publish_for(self, client: ClientId, part: Part, stamp: Stamp) -> PartRef:
-        """Publish a part that only the clients it was published for may fetch."""
+        """Publish a part for one client; only clients it was published for may fetch it."""
         ref = await self._reference(part, stamp)
         for digest, clients in list(self._private.items()):
             clients.discard(client)  # its earlier registry, if it changed
@@ -172,7 +172,7 @@ class Publisher:
         return self._cache[digest]
 
     def serve(self, peer: Peer, want: Want, credit: int) -> None:
-        """Send what a client asks for: a part's header with its key, or chunks of it.
+        """Send what a client requests: a part's header with its key, or chunks of it.
 
         It may ask for ``credit`` bytes at a time; the rest is not sent.
         """
@@ -195,4 +195,4 @@ class Publisher:
         for run in runs(header, list(dict.fromkeys(want.chunks))[:most], want.span):
             message = Chunk(digest=want.digest, index=run.start)
             if not self._send(peer, message, stored.body[header.extent(run)]):
-                return  # a full queue or no connection: what is lacking is asked for again
+                return  # a full queue or no connection: the client asks again for missing chunks

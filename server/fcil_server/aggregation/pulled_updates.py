@@ -1,9 +1,8 @@
-"""A round's updates as a method's server half meets them in the worker: pulled one by one.
+"""A round's updates as a method's server half reads them in the worker: pulled one by one.
 
-The daemon opens an update when it is asked for. The next one is asked for before the one at hand
-is used, so that the daemon opens it meanwhile. What was opened is kept for the next pass as long
-as it fits; so memory does not depend on the number of clients, and few rounds open an update
-twice.
+The daemon opens an update on request. The worker requests the next one before it uses the current
+one, so that the daemon opens it meanwhile. Opened updates are kept for the next pass as long as
+they fit; so memory does not depend on the number of clients, and few rounds open an update twice.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from fcil_protocol.errors import WireError
 from fcil_protocol.ids import ClientId
 from fcil_protocol.payloads.payload import Payload, unpack
 
-# Opened updates that stay for further passes: 300 of LoRA with a head, 8 of HePCo's largest
+# Size of opened updates that stay for further passes: 300 of LoRA with a head, 8 of HePCo's largest
 # pools. A worker with torch has about as much resident before it does anything.
 KEPT_BYTES = 256 << 20
-# Of an update that does not stay, tensors up to this size are copied, so that whoever keeps a
+# Of an update that does not stay, tensors up to this size are copied, so that a reference to a
 # count or a row does not keep all of it in memory.
 COPIED_BYTES = 64 << 10
 
@@ -32,14 +31,14 @@ COPIED_BYTES = 64 << 10
 class Kept:
     """Opened updates that stay in memory for further passes: the first that fit.
 
-    Which ones makes no difference to the number of openings; the last ones would be needed last.
+    The choice does not change the number of openings; the last ones would be needed last.
     """
 
     payloads: dict[int, Payload] = field(default_factory=dict)
     size: int = 0  # bytes
 
     def offer(self, number: int, payload: Payload, size: int) -> Payload:
-        """Keep an update if there is room; return what is to be used of it."""
+        """Keep an update if there is room; return the payload to use."""
         if number in self.payloads:
             return self.payloads[number]
         if self.size + size > KEPT_BYTES:
@@ -62,13 +61,13 @@ def _apart(payload: Payload) -> Payload:
 class PulledUpdates:
     """`contract.Updates`, each pulled from the daemon when its turn comes.
 
-    Beside what is kept, one update is in use and one on its way.
+    In addition to the kept ones, one update is in use and one on its way.
 
     Attributes:
-        numbers: what the daemon knows each one by.
-        look: shown each update as it comes.
-        forms: in which they travelled; methods get float32.
-        kept: what further passes need not pull again.
+        numbers: the daemon's number of each one.
+        look: receives each update as it comes.
+        forms: their form on the wire; methods get float32.
+        kept: updates that further passes need not pull again.
     """
 
     call: Call
@@ -92,7 +91,7 @@ class PulledUpdates:
                 missing.popleft()
                 coming = self._ask(missing)
                 payload = self.kept.offer(number, unpack(blob), len(blob))
-                del blob  # it goes with the last view of it
+                del blob  # freed with the last view of it
             else:
                 payload = self.kept.payloads[number]
             update = Update(client, self.forms.widen(payload))
@@ -100,7 +99,7 @@ class PulledUpdates:
             yield update
 
     def _ask(self, missing: deque[int]) -> Question | None:
-        """Ask for the next update that is not here."""
+        """Ask for the next missing update."""
         return self.call.ask_ahead({"update": missing[0]}) if missing else None
 
     def _receive(self, coming: Question) -> Blob:

@@ -1,9 +1,9 @@
 """Files that the server must never lose: numbered states and sealed parts.
 
-``states/000012.safetensors`` is exactly the packed state; ``000012.json`` beside it holds its
-SHA-256, its number, its task and its parent's digest. The state is written first, the record
-after it, both atomically, so a state without a valid record was never committed. The record
-carries its own number, so a renamed file is refused like an altered one.
+``states/000012.safetensors`` is exactly the packed state; ``000012.json`` next to it holds its
+SHA-256, its number, its task and its parent's digest. The state is written first, the record after
+it, both atomically, so a state without a valid record was never committed. The record carries its
+own number, so a renamed file is refused like an altered one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HASH_BYTES = 32
 
 @dataclass(frozen=True)
 class StateRecord:
-    """What is known of a stored state without reading it.
+    """Record of a stored state, readable without the state itself.
 
     Attributes:
         digest: SHA-256 of the packed state (hex).
@@ -51,7 +51,7 @@ class StateRecord:
 class StateStore:
     """The numbered states of one run, in one directory.
 
-    ``keep`` is how many of the newest survive `prune`, besides the last one of each task.
+    ``keep`` is the number of newest states that survive `prune`, besides each task's last.
     """
 
     def __init__(self, directory: Path, *, keep: int = KEPT_STATES) -> None:
@@ -62,14 +62,14 @@ class StateStore:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def path(self, number: int) -> Path:
-        """Return where the packed state lies; ``.json`` beside it is its record."""
+        """Return the path of the packed state; ``.json`` next to it is its record."""
         return self.directory / f"{number:06d}.safetensors"
 
     def save(self, number: int, state: Payload, parent: Digest | None, task: int) -> Digest:
         """Write a state and its record; both are on disk when this returns.
 
-        Saving the same state under its number again changes nothing, so an interrupted
-        commit can be repeated. A number whose stored state is damaged may be written anew.
+        Saving the same state under its number again changes nothing, so an interrupted commit can
+        be repeated. A number whose stored state is damaged may be written again.
 
         Raises:
             InternalError: a tensor holds NaN or infinity, or another state has this number.
@@ -127,7 +127,7 @@ class StateStore:
         return _parse_record(path, number, text)
 
     def numbers(self) -> list[int]:
-        """Return the numbers that files bear, valid or not, in order."""
+        """Return the numbers in the names of files, valid or not, in order."""
         with storage_errors("list the states in", self.directory):
             names = [p.name for p in self.directory.iterdir()]
         found = (_STATE_FILE.fullmatch(name) for name in names)
@@ -136,8 +136,8 @@ class StateStore:
     def prune(self) -> list[int]:
         """Remove states that are neither among the newest nor the last of their task.
 
-        Files without a valid record are removed once ``keep`` valid ones are newer. Returns
-        the numbers removed; what a fault of the disk keeps here goes another time.
+        Files without a valid record are removed once ``keep`` valid ones are newer. Returns the
+        numbers removed; a disk error postpones a removal.
         """
         tasks: dict[int, int | None] = {}
         for number in self.numbers():
@@ -171,7 +171,7 @@ class StateStore:
         return data, _record_bytes(record)
 
     def copy_to(self, other: StateStore, number: int) -> None:
-        """Put a state and its record into another store, unchanged.
+        """Copy a state and its record into another store, unchanged.
 
         Raises:
             CorruptFile: it is missing, incomplete or altered here.
@@ -215,8 +215,8 @@ class StateStore:
 class PartStore:
     """Sealed broadcast parts by the digest that clients ask for.
 
-    A file is a magic word, SHA-256(digest + content), and the content: damage and exchanged
-    files are found when it is read, whatever the digest was taken over.
+    A file is a magic word, SHA-256(digest + content), and the content: a read detects damage and
+    exchanged files, independently of what the digest covers.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -225,15 +225,15 @@ class PartStore:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def path(self, digest: Digest) -> Path:
-        """Return where a part lies."""
+        """Return the path of a part."""
         assert is_digest(digest), "a part's name is a digest"
         return self.directory / f"{digest}.part"
 
     def put(self, digest: Digest, data: bytes) -> Path:
         """Store a part; the same part may be put again.
 
-        It outlives the process, but no power cut: then it is missing or damaged, which `get`
-        finds out, and is sealed anew.
+        It survives the process, but no power cut: then `get` finds it missing or damaged, and it is
+        sealed again.
         """
         path = self.path(digest)
         write_atomic(path, _PART_MAGIC + _part_hash(digest, data), data, sync=False)
@@ -243,7 +243,7 @@ class PartStore:
         """Return a part's bytes as they were put.
 
         Raises:
-            CorruptFile: it is missing or altered; it can be sealed anew from its state.
+            CorruptFile: it is missing or altered; it can be sealed again from its state.
         """
         path = self.path(digest)
         if not path.exists():
@@ -269,9 +269,9 @@ class PartStore:
         return sorted(Digest(s) for s in stems if is_digest(s))
 
     def keep_only(self, digests: Iterable[Digest]) -> list[Digest]:
-        """Remove all parts but these; return what was removed.
+        """Remove all parts but these; return the removed ones.
 
-        What a fault of the disk keeps here goes another time.
+        A disk error postpones a removal.
         """
         wanted = set(digests)
         removed = []
@@ -328,15 +328,15 @@ def _parse_record(path: Path, number: int, text: bytes) -> StateRecord:
 
 
 def states_folder(directory: Path, run: RunId) -> Path:
-    """Return where the states of a run lie in a federation's directory."""
+    """Return the folder of a run's states in a federation's directory."""
     return directory / "runs" / run / "states"
 
 
 def check_state(store: StateStore, state: int, digests: Mapping[int, str]) -> None:
-    """Refuse a state whose file is not the one that the ledger knows.
+    """Raise an error unless a state's file is the one that the ledger knows.
 
     Raises:
-        CorruptFile: it is missing, damaged, or another one.
+        CorruptFile: it is missing, damaged, or another state.
     """
     store.load(state)
     if store.record(state).digest != digests.get(state):
@@ -347,7 +347,7 @@ def check_state(store: StateStore, state: int, digests: Mapping[int, str]) -> No
 
 
 def is_whole(store: StateStore, state: int, digests: Mapping[int, str]) -> bool:
-    """Say whether `check_state` has nothing against a state."""
+    """Return True if `check_state` accepts a state."""
     try:
         check_state(store, state, digests)
     except CorruptFile:
@@ -356,7 +356,7 @@ def is_whole(store: StateStore, state: int, digests: Mapping[int, str]) -> bool:
 
 
 def kept_states(ledger: Ledger, directory: Path, run: RunId) -> list[StateRow]:
-    """Return the committed states of a run whose files are there and whole."""
+    """Return the committed states of a run whose files are there and intact."""
     folder = states_folder(directory, run)
     if not folder.is_dir():
         return []

@@ -1,6 +1,6 @@
-"""What tries to combine a round's updates have shown, on disk: a restart goes on with it.
+"""Results of tries to combine a round's updates, on disk for a restart.
 
-A file of one round: names of clients, sentences, seconds. Losing it costs time, not results.
+One file per round: names of clients, sentences, seconds. Losing it costs time, not results.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class Trials:
     """Tries of one aggregation, by the set of updates.
 
     Attributes:
-        spent_s: what all tries after the first failure have taken, in all starts together.
+        spent_s: time of all tries after the first failure, in all starts together.
     """
 
     def __init__(self, path: Path | None, about: Iterable[str]) -> None:
-        """Read what an earlier start has found.
+        """Read the tries of an earlier start.
 
         Args:
             path: the file; None: nothing is kept.
-            about: all that the results depend on. What another aggregation left counts nothing.
+            about: everything that the results depend on. Tries of another aggregation are ignored.
         """
         self._path = path
         self._about = _digest(about)
@@ -45,7 +45,7 @@ class Trials:
         return self._shown.get(_digest(updates))
 
     def note(self, updates: Iterable[str], reason: str, spent_s: float) -> None:
-        """Keep what a try has shown, and what all of them have taken so far."""
+        """Keep the result of a try, and the time of all tries so far."""
         self._shown[_digest(updates)] = reason
         self.spent_s = spent_s
         if self._path is not None:
@@ -65,7 +65,7 @@ def _digest(names: Iterable[str]) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return what a file holds; nothing where it cannot be read."""
+    """Return the content of a file; empty if it cannot be read."""
     try:
         kept = json.loads(path.read_bytes())
         shown, spent = kept["shown"], float(kept["spent_s"])

@@ -1,7 +1,7 @@
 """The server's worker process: backbone, aggregator, central test. No keys, no sockets.
 
-Started by the daemon as ``python -m fcil_server.aggregation.worker --fd N``. State comes in with
-every call and goes out with its result, so a new process can take over at any call.
+Started by the daemon as ``python -m fcil_server.aggregation.worker --fd N``. The state arrives with
+every call and leaves with its result, so a new process can take over at any call.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CentralTest:
         self._images: dict[Entry, _TestImage] = {}
 
     def look(self) -> None:
-        """Take the folder as it is now; with a ``test`` folder in it only that counts."""
+        """Read the folder again; if it has a ``test`` folder, only that counts."""
         source = open_source(self.path)
         self.store.source.close()
         self.store.source = source
@@ -77,7 +77,7 @@ class CentralTest:
 
 
 class ServerWorker:
-    """The worker's operations and what it keeps warm between calls."""
+    """The worker's operations and the data that it keeps between calls."""
 
     def __init__(self) -> None:
         self._engine = Engine()
@@ -100,20 +100,19 @@ class ServerWorker:
         return {}, [registry.load_half(method.aggregator).init(ctx)]
 
     def open_task(self, call: Call) -> Reply:
-        """Payload: the state. Return the state with the task opened."""
+        """Return the state with the task opened. Payload: the state."""
         method, ctx = self._engine.prepare(call)
         state = unpack(_only(call))
         return {}, [registry.load_half(method.aggregator).open_task(ctx, state)]
 
     def aggregate(self, call: Call) -> Reply:
-        """Payload: the state. Return the state with the round's updates combined.
+        """Return the state with the round's updates combined. Payload: the state.
 
-        Fields: ``clients`` (sorted), ``samples`` (n_k > 0) and ``outliers`` (an
-        `OutlierRule`'s). Each update is asked for with ``{"update": index}`` just before its
-        turn; again for a further pass if it was too much to keep (`updates`).
-        Result: ``excluded``, the clients whose updates are left out, each with its reason;
-        ``far_apart``, lists of a class id, two clients that mean different things by it, it
-        seems, and how far they are apart.
+        Fields: ``clients`` (sorted), ``samples`` (n_k > 0) and ``outliers`` (an `OutlierRule`'s).
+        Each update is requested with ``{"update": index}`` just before its turn, and again for a
+        further pass if it was too large to keep (`updates`). Result: ``excluded``, the clients
+        whose updates are excluded, each with its reason; ``far_apart``, lists of a class id, two
+        clients that seem to mean different things by it, and their distance.
         """
         method, ctx = self._engine.prepare(call)
         clients, samples = call.fields["clients"], call.fields["samples"]
@@ -132,7 +131,7 @@ class ServerWorker:
         return {"excluded": excluded, "far_apart": apart}, [combined]
 
     def broadcast(self, call: Call) -> Reply:
-        """Payload: the state. Return all its parts; their names are in ``parts``."""
+        """Return all parts of a state; their names are in ``parts``. Payload: the state."""
         method, ctx = self._engine.prepare(call)
         parts = registry.load_half(method.aggregator).broadcast(ctx, unpack(_only(call)))
         schemas = method.broadcast(ctx.hparams, ctx.backbone_info)
@@ -149,7 +148,7 @@ class ServerWorker:
 
         Fields: ``data`` (path), ``classes`` {name: id} of those to test, ``parts`` (names).
         Payloads: the parts. Result: ``images``, ``faults``; payload: as
-        ``payloads.builtin.EVALUATE`` travels.
+        ``payloads.builtin.EVALUATE`` on the wire.
         """
         method, ctx = self._engine.prepare(call)
         parts = read_parts(call, call.payloads, ctx.forms)

@@ -1,4 +1,4 @@
 """The serving process: composition, commands and live status.
 
-The *server* builds its parts and runs their loops; *gauges* are counters that pollers read.
+The *server* builds its parts and runs their loops; *gauges* are the numbers that pollers read.
 """

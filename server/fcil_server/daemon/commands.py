@@ -1,4 +1,4 @@
-"""What the server's control socket answers: the operator's commands and local enrolment."""
+"""Commands of the control socket: the operator's and local enrolment."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Commands:
 
     Args:
         context: the server.
-        actions: what concerns it as a whole.
+        actions: operations on the server as a whole.
         sessions: of clients, some of which a command ends.
-        live: tells what is under way.
+        live: reports the round under way.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Commands:
         self._live = live
 
     async def answer(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """Carry out one command; ``fields["uid"]`` is who asks, as the kernel says.
+        """Carry out one command; ``fields["uid"]`` is the caller's, from the kernel.
 
         Raises:
             UsageError: there is no such command, or its fields are wrong.
@@ -83,7 +83,7 @@ class Commands:
                 return self._steer(op, fields)
 
     def _steer(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """Stop, hold or shorten what the server does."""
+        """Stop, hold or shorten the server's work."""
         match op:
             case "stop":
                 _audit(self._context, fields, "stop")
@@ -104,7 +104,7 @@ class Commands:
                 raise UsageError(f"this server knows no command {op!r}.")
 
     async def _sync_ledger(self) -> None:
-        """Wait until what is committed is on the disk; the server ends if it cannot be."""
+        """Wait until all commits are on disk; the server ends if that fails."""
         try:
             await asyncio.to_thread(self._context.ledger.sync)
         except FcilError as error:
@@ -149,7 +149,7 @@ class Commands:
         under_way = ledger.open_round(kit.run)
         rows = ledger.updates(under_way.key) if under_way else []
         going = Going(kit.run, kit.spool, {str(u.update_id) for u in rows})
-        journal.write()  # what waits to be written names it, too
+        journal.write()  # waiting notes name the client, too
         done = erase(context.roster, directory, row, actor, going)
         coordinator.revoked(row.client_id)
         journal.rename(row.name, done.pseudonym)
@@ -212,16 +212,16 @@ def enrol_local(context: ServerContext, fields: dict[str, Any]) -> dict[str, Any
 def issue_ticket(
     roster: Roster, addresses: list[str], fields: dict[str, Any], actor: str
 ) -> dict[str, Any]:
-    """Make a ticket; its text goes to whoever asked and is kept nowhere.
+    """Make a ticket; its text goes only to the caller and is stored nowhere.
 
     Args:
-        roster: where it is issued.
+        roster: issues the ticket.
         addresses: of the server.
-        actor: who asks, for the audit log.
+        actor: the caller, for the audit log.
         fields: ``name``, ``lasts_s``, and perhaps ``relay`` and ``via``.
 
     Raises:
-        UsageError: the name is taken or none, the time is out of range, or ``via`` no relay.
+        UsageError: the name is taken or missing, the time is out of range, or ``via`` no relay.
     """
     via = fields.get("via")
     ticket = roster.issue(

@@ -1,4 +1,4 @@
-"""The finished parts of a running server, for those that read or command it."""
+"""The finished parts of a running server, for modules that read or command it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from fcil_server.web.supervisor import WebProcess
 
 @dataclass(frozen=True)
 class ServerContext:
-    """A server whose run is open: its passive parts, every one of them finished.
+    """A server whose run is open: its passive parts, all finished.
 
     Attributes:
         link: connections of clients, behind relays or not.
-        links: open links to the page.
+        links: open links to the dashboard.
         accounts: counts bytes.
         run: the open run.
         metrics: the process that serves Prometheus. page: the one that serves browsers.
-        port: on which clients are listened for.
+        port: the port on which the server listens for clients.
         began: when the server was made, on the monotonic clock.
-        started_at: the same, in unix seconds; once, since a figure that trembles looks like
+        started_at: the same, in unix seconds; read once, since a value that varies looks like
             restarts.
     """
 
@@ -65,19 +65,19 @@ class ServerContext:
         return self.federation.config
 
     def addresses(self) -> list[str]:
-        """Return the addresses that clients are told."""
+        """Return the addresses that the server gives its clients."""
         return self.config.federation.told(self.port)
 
 
 class ServerActions(Protocol):
-    """What a command may do to the server as a whole."""
+    """Operations of commands on the server as a whole."""
 
     def stop(self) -> None:
-        """End the server after what is being written is written."""
+        """End the server after pending writes."""
         ...
 
     def drain_rounds(self) -> None:
-        """End the server when the round under way is over; no other one opens."""
+        """End the server when the round under way is over; no further round opens."""
         ...
 
     def fail(self, error: FcilError) -> None:
@@ -86,7 +86,7 @@ class ServerActions(Protocol):
 
 
 async def guard(work: Coroutine[None, None, None], fail: Callable[[FcilError], None]) -> None:
-    """Do one piece of the server's work; its failure is told to ``fail``, in words."""
+    """Run one piece of the server's work; pass its failure to ``fail``, as an `FcilError`."""
     try:
         await work
     except Exception as error:

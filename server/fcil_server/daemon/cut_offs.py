@@ -1,7 +1,7 @@
-"""Cutting off members that go on after hundreds of refusals, and letting them in again.
+"""Temporary exclusion of members that continue after hundreds of refusals.
 
-A member that is cut off is a guest as long as the pause lasts: the gate lets it in once in a
-while, and it hears why. Its key, its updates and its place in the federation stay as they are.
+A member that is cut off is a guest for the length of the pause: the gate admits it occasionally,
+and it gets the reason. Its key, its updates and its place in the federation stay as they are.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fcil_server.federation.roster import Roster
 from fcil_server.sessions.conduct import MOST, WINDOW_S, Conduct
 from fcil_server.sessions.peers import GOODBYE_S, Peer, Peers
 
-A_FLOOD = 100  # needless messages that a connection cut for a flood counts as
+A_FLOOD = 100  # weight of a connection cut for a flood, in needless messages
 
 
 class Speaker(Protocol):
-    """Speaks to a connected client, and ends its connection."""
+    """Sends to a connected client, and ends its connection."""
 
     def send(self, peer: Peer, message: Message, *blobs: bytes) -> bool:
         """Send one message; False if the client is gone."""
@@ -34,15 +34,15 @@ class Speaker(Protocol):
 
 
 class CutOffs:
-    """Judges members by what was refused of them.
+    """Cuts members off for too many refused messages.
 
     Args:
-        roster: whose members they are.
-        peers: those that are connected.
-        note: tells the operator: level, code, text, client.
-        speaker: returns what speaks to a connected member; asked for when there is one.
-        dismiss: hears nothing more of a connection.
-        silence: hears nothing more of a relay's connections, and cuts them.
+        roster: the roster of the members.
+        peers: the connected members.
+        note: writes a note for the operator: level, code, text, client.
+        speaker: returns the object that sends to connected members; called when there is one.
+        dismiss: ignores a connection from now on.
+        silence: ignores a relay's connections, and cuts them.
         conduct: counts.
     """
 
@@ -67,22 +67,22 @@ class CutOffs:
         self._conduct = conduct or Conduct()
 
     def needless(self, client: ClientId, count: float = 1.0) -> None:
-        """Count what a member sent without need; cut it off if that was too much."""
+        """Count a member's needless messages; cut it off after too many."""
         pause_s = self._conduct.needless(client, count)
         if pause_s:
             self._begin(client, pause_s)
 
     def flooded(self, key: bytes) -> None:
-        """Count a connection that was cut because it brought too much, if it was a member's."""
+        """Count a member's connection that was cut because it sent too much."""
         row = self._ledger.client_by_curve(key) if key else None
         if row is not None:
             self.needless(row.client_id, A_FLOOD)
 
     def refuse(self, client: ClientId) -> None:
-        """Refuse whoever comes back before its pause is over.
+        """Refuse a member that comes back before its pause is over.
 
         Raises:
-            CutOff: with how long it still lasts.
+            CutOff: with the time left.
         """
         left = self._conduct.left(client)
         if left:
@@ -94,7 +94,7 @@ class CutOffs:
             return
         text = f"{row.name} is cut off for {pause_s:.0f} s: {_why()}"
         self._note("warning", CutOff.code, text, client)
-        with contextlib.suppress(FcilError):  # a full disk must not spare it
+        with contextlib.suppress(FcilError):  # a full disk must not prevent the cut
             self._ledger.add_audit("server", CutOff.code, text)
         self._peers.refused[client] = f"cut off for {pause_s:.0f} s: {_why()}"
         self._roster.bar(row)
@@ -105,7 +105,7 @@ class CutOffs:
         asyncio.get_running_loop().call_later(pause_s, self._end, client)
 
     def _dismiss(self, peer: Peer) -> None:
-        """Hear no more of a session, and cut it when its client had time to hear why."""
+        """Ignore a session, and cut it once the reason had time to arrive."""
         speaker = self._speaker()
         speaker.send(peer, nack_of(CutOff(f"{_why()}.")))
         self._hear_no_more(peer.conn)

@@ -1,7 +1,7 @@
-"""Messages of clients, from the link to the part of the server that each is for.
+"""Dispatch of clients' messages from the link to the parts of the server.
 
-Frames come in, are parsed and checked here, and go to guests, sessions, intake, publisher or
-coordinator. Every failure of a message becomes a Nack and a row in the ledger, never a traceback
+This module parses and checks incoming frames and passes them to guests, sessions, intake, publisher
+or coordinator. Every failure of a message becomes a Nack and a row in the ledger, never a traceback
 to a peer and never the end of the server.
 """
 
@@ -42,8 +42,8 @@ class Dispatch:
     Args:
         context: the server.
         sessions: of members.
-        guests: those who are no members (yet).
-        cut_offs: judges members by what is refused of them.
+        guests: connections that are not (yet) members'.
+        cut_offs: cuts members off for too many refusals.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Dispatch:
             incoming = await self._context.link.recv()
             try:
                 self._take(incoming)
-            except Exception as error:  # of our defect, the peer learns a code, the log the rest
+            except Exception as error:  # for our defects, the peer gets a code, the log the details
                 self._refuse(incoming, in_words(error))
 
     def _take(self, incoming: Incoming) -> None:
@@ -141,7 +141,7 @@ class Dispatch:
         self._sessions.end(conn)
 
     def _refuse(self, incoming: Incoming, error: FcilError) -> None:
-        """Answer what belongs to no session; the connection of a guest ends with it."""
+        """Answer a message that belongs to no session; the connection of a guest ends with it."""
         self._sessions.refuse(incoming, error)
         self._guests.show_out(incoming)
         if isinstance(error, InternalError | BadSignature):

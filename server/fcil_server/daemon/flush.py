@@ -1,4 +1,4 @@
-"""The server's books, kept beside its work: bytes, the deadline, what closed rounds cost."""
+"""Periodic writes to the ledger: bytes, the deadline, the cost of closed rounds."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from fcil_protocol.errors import FcilError, StorageError
 from fcil_protocol.ids import RoundKey
 from fcil_server.daemon.context import ServerContext, guard
 
-SEEN_S = 15.0  # between two notes of who is connected
-SEEN_AT_ONCE = 1000  # clients that one note names: the loop has other work
+SEEN_S = 15.0  # between two records of connected clients
+SEEN_AT_ONCE = 1000  # clients in one such record: the loop has other work
 
 
 class Books:
-    """Writes down what nobody waits for.
+    """Writes records that no other work waits for.
 
     Args:
         context: the server.
-        fail: told of what the server cannot go on with.
+        fail: receives errors that end the server.
     """
 
     def __init__(self, context: ServerContext, fail: Callable[[FcilError], None]) -> None:
         self._context = context
         self._fail = fail
-        self._refused = False  # by a full disk, and said so
+        self._refused = False  # by a full disk, already reported
         self._seen_at = 0.0
         self._closing: asyncio.Task[None] | None = None
 
     async def keep(self) -> None:
-        """Write down counts and the deadline; what a full disk refuses is written later."""
+        """Write counts and the deadline; if the disk is full, they are written later."""
         context = self._context
         try:
             self._keep_remaining()
@@ -46,14 +46,14 @@ class Books:
             self._refused = False
 
     def _keep_remaining(self) -> None:
-        """Store how much of the deadline is left: it counts server uptime only."""
+        """Store the time left until the deadline: it counts server uptime only."""
         coordinator = self._context.run.coordinator
         remaining, key = coordinator.remaining_s, coordinator.at.key(coordinator.kit.run)
         if remaining is not None and key is not None:
             self._context.ledger.set_remaining(key, remaining)
 
     async def _keep_seen(self) -> None:
-        """Store that who is connected is here: after a kill, the ledger alone knows."""
+        """Store that the connected clients are here: after a kill, only the ledger knows."""
         now = time.monotonic()
         if now < self._seen_at + SEEN_S:
             return
@@ -64,7 +64,7 @@ class Books:
             await asyncio.sleep(0)
 
     async def close_round(self, key: RoundKey) -> None:
-        """Write what a closed round cost and brought, beside the round that follows."""
+        """Write the cost and the results of a closed round during the round that follows."""
         await self.settled()
         self._closing = asyncio.create_task(guard(self._write_round(key), self._fail))
 
@@ -73,12 +73,12 @@ class Books:
         await self._context.run.write_round(key)
 
     async def settled(self) -> None:
-        """Wait until what the closed rounds cost and brought is written."""
+        """Wait until the cost and the results of the closed rounds are written."""
         if self._closing is not None:
             await asyncio.shield(self._closing)
 
     async def end(self) -> None:
-        """Write everything down."""
+        """Write all pending records."""
         await self.settled()
         self._keep_remaining()
         self._context.accounts.flush()

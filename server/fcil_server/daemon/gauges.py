@@ -1,4 +1,4 @@
-"""What a running server says of itself to who asks often: a few numbers, no look at the disk."""
+"""Numbers about a running server for frequent pollers, without disk access."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fcil_server.ledger.enums import Answer
 if TYPE_CHECKING:
     from fcil_server.daemon.context import ServerContext
 
-MAX_TOLD_APART = 1000  # clients whose presence is asked for by name
+MAX_TOLD_APART = 1000  # clients whose presence a poller may ask for by id
 
 
 def gauges(context: ServerContext, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return where the server stands now.
+    """Return the server's current state.
 
     Args:
         context: the server.
-        fields: ``clients``: ids of those to say of whether they are here (`MAX_TOLD_APART`).
+        fields: ``clients``: ids of clients to report as present or not (`MAX_TOLD_APART`).
     """
     coordinator = context.run.coordinator
     at = coordinator.at

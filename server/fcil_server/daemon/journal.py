@@ -1,7 +1,7 @@
-"""What the operator is told: notes in the terminal, in the ledger, and to who waits for them.
+"""Notes for the operator: in the terminal, in the ledger, and for commands that wait for them.
 
-Notes and refusals are no promises, so they are committed together, at most `BATCH_S` later. What
-one client can cause without end is written in full only as far as its budget goes
+Notes and refusals are no promises, so they are committed together, at most `BATCH_S` later. Notes
+that one client can cause without end are written in full only as far as its budget goes
 (`note_budget`), and then as a count: the terminal, the log and the ledger stay small, and every
 total stays exact.
 """
@@ -24,10 +24,10 @@ from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import NewEvent, NewRefusal
 
 KEPT_NOTES = 200
-BATCH_S = 1.0  # at most so long a note waits for others that are committed with it
-# Said in full always: what the server or its operator does, and what comes once in a round.
+BATCH_S = 1.0  # longest time that a note waits for others to be committed with it
+# Always written in full: acts of the server or its operator, and notes made once in a round.
 ALWAYS = frozenset({"cut_off", "erased", "over_budget", "revoked", "update"})
-STRANGERS = ""  # whose refusals are nobody's that is known
+STRANGERS = ""  # origin of refusals that no known client caused
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Note:
 
 
 class _Kind(NamedTuple):
-    """Which notes are alike; ``level`` is empty for a refusal."""
+    """Kind of a note, for counting alike ones; ``level`` is empty for a refusal."""
 
     client: ClientId | None
     level: str
@@ -49,12 +49,12 @@ class _Kind(NamedTuple):
 
 
 class Journal:
-    """Takes notes; never raises, since a full disk must not make the server deaf.
+    """Takes notes; never raises, since a full disk must not stop the server.
 
     Outside an event loop each note is committed at once.
 
     Attributes:
-        refused: how many messages were refused since the start.
+        refused: number of refused messages since the start.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Journal:
         self._ledger = ledger
         self._say = say
         self._clock = clock
-        self._run: RunId | None = None  # that notes are about
+        self._run: RunId | None = None  # the run that notes are about
         self._notes: deque[Note] = deque(maxlen=KEPT_NOTES)
         self._noted = 0
         self._news = asyncio.Event()
-        # Apart: messages that are refused must not use up what may be said of their sender.
+        # Separate budgets: refused messages must not use up the notes about their sender.
         self._said = NoteBudget[_Kind]()
         self._refusals = NoteBudget[_Kind]()
         self._new_events: list[NewEvent] = []
@@ -81,7 +81,7 @@ class Journal:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin_run(self, run: RunId) -> None:
-        """Say of every note from now on that it is about this run."""
+        """Mark all notes from now on as about this run."""
         self._run = run
 
     def note(
@@ -94,16 +94,16 @@ class Journal:
         origin: str = "",
         heard: bool = False,
     ) -> None:
-        """Tell the operator, and keep it in the ledger as far as that is possible.
+        """Write a note for the operator, and keep it in the ledger if possible.
 
         Args:
             level: ``info``, ``warning`` or ``error``.
-            code: of what happened.
+            code: of the event.
             text: one line.
-            client: whom it is about. Notes about one client have a budget, so that it fills
-                neither the log nor the disk.
-            origin: who caused it, where that is nobody of whom the ledger knows.
-            heard: a client chose the code, so that none is said in full for its sake.
+            client: its subject. Notes about one client have a budget, so that it fills neither the
+                log nor the disk.
+            origin: its cause, if the ledger does not know it.
+            heard: a client chose the code, so the code exempts no note from the budget.
         """
         whose = origin if client is None else client
         if whose and (heard or code not in ALWAYS):
@@ -118,13 +118,13 @@ class Journal:
         note = Note(time.time(), level, code, text)
         self._notes.append(note)
         self._noted += 1
-        self._news.set()  # whoever waits is woken; the next wait is for the next note
+        self._news.set()  # wakes all waiting commands; the next wait is for the next note
         self._news = asyncio.Event()
         self._say(note)
         self._new_events.append(NewEvent(self._ledger.now, level, self._run, client, code, text))
 
     def rename(self, name: str, pseudonym: str) -> None:
-        """Call somebody otherwise in the notes that are still here."""
+        """Replace a client's name in the notes kept in memory."""
         word = as_word(name)
         notes = [replace(n, text=word.sub(pseudonym, n.text)) for n in self._notes]
         self._notes.clear()
@@ -148,7 +148,7 @@ class Journal:
     # --- into the ledger --------------------------------------------------------------------
 
     def _write_soon(self) -> None:
-        """Commit now, or with what comes until a second after the last commit."""
+        """Commit now, or with other notes within a second of the last commit."""
         if self._timer is not None:
             return
         wait = self._written_at + BATCH_S - self._clock()
@@ -162,10 +162,10 @@ class Journal:
             self._timer = loop.call_later(wait, self.write)
 
     def write(self, *, everything: bool = False) -> None:
-        """Commit what waits, with a line for what was held back and is due.
+        """Commit waiting notes, with a line for held-back notes that are due.
 
         Args:
-            everything: what was held back is said, due or not: this is the end.
+            everything: include held-back notes that are not due: this is the end.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -189,11 +189,11 @@ class Journal:
             self._ledger.add_notes(events, refusals, self._counts)
             self._counts = Counter()  # else they are written with the next ones
 
-    # --- for who asks -----------------------------------------------------------------------
+    # --- for callers ------------------------------------------------------------------------
 
     @property
     def last(self) -> int:
-        """The number of the newest note, from 1; 0: there is none."""
+        """Number of the newest note, from 1; 0: there is none."""
         return self._noted
 
     def latest(self, count: int) -> list[dict[str, Any]]:
@@ -201,7 +201,7 @@ class Journal:
         return [asdict(n) for n in list(self._notes)[-count:]]
 
     async def after(self, number: int) -> dict[str, Any]:
-        """Wait until there is a note beyond the ``number``-th, and return those."""
+        """Wait until there is a note after the ``number``-th, and return those notes."""
         while self._noted <= number:
             await self._news.wait()
         return {"last": self._noted, "notes": self.latest(self._noted - number)}

@@ -1,7 +1,7 @@
-"""What a running server says to its page: the round under way, who is at work, bytes as they come.
+"""A running server's answer to its dashboard: the round under way, its clients, current bytes.
 
-Asked once a second by one process, however many pages are open. What is said comes from memory;
-only names of clients that are away are looked up, at most `MAX_SHOWN` of them.
+One process asks once a second, however many dashboards are open. The answer comes from memory; only
+names of absent clients are looked up, at most `MAX_SHOWN` of them.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from fcil_server.ledger.enums import Answer
 from fcil_server.sessions.peers import Peer
 from fcil_server.sessions.uploads import Accepted
 
-MAX_SHOWN = 60  # clients of the round that are shown one by one
+MAX_SHOWN = 60  # clients of the round that are listed one by one
 _RANKS = 5
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What has come of a client's update to the round under way.
+    """A client's partially received update to the round under way.
 
     Attributes:
         received: bytes that are here and fit their hashes.
-        expected: bytes of the sealed update, as its header says; None: it was not offered yet.
+        expected: bytes of the sealed update, by its header; None: it was not offered yet.
     """
 
     received: int = 0
@@ -39,29 +39,29 @@ class Upload:
 
 
 class Live:
-    """Tells what is under way.
+    """Reports the round under way.
 
-    What is opened leaves the assembly of its chunks, so its size is remembered here.
+    An opened update leaves the assembly of its chunks, so its size is remembered here.
     """
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
-        self._opened: dict[ClientId, int] = {}  # sizes of this round's updates that are whole
+        self._opened: dict[ClientId, int] = {}  # sizes of this round's complete updates
 
     def round_opens(self, key: RoundKey) -> None:
-        """Begin anew; a round that a restart goes on with has updates already."""
+        """Start from scratch; a round that a restart resumes has updates already."""
         accepted = self._context.ledger.accepted(key)
         self._opened = {row.client: row.sealed_bytes for row in accepted}
 
     def opened(self, accepted: Accepted) -> None:
-        """An update is whole and valid."""
+        """Note that an update is complete and valid."""
         self._opened[accepted.client] = accepted.sealed_bytes
 
     async def tell(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return where the server stands.
+        """Return the server's current state.
 
         Args:
-            fields: ``peers``: True: say of each connected client, too, how it is.
+            fields: ``peers``: True: also describe each connected client.
         """
         context, turns = self._context, Turns()
         told = gauges(context, {})
@@ -130,7 +130,7 @@ class Live:
         return Upload() if whole is None else Upload(whole, whole)
 
     def _rank(self, client: ClientId, answer: Answer, upload: Upload) -> int:
-        """Put first who sends, then who works, is away, gives nothing, and has answered."""
+        """Order clients: sending, working, away, without an answer, answered."""
         if answer is not Answer.NONE:
             return 4 if answer is Answer.UPDATED else 3
         if upload.expected is not None:
@@ -153,14 +153,14 @@ class Live:
             "paused": bool(peer and peer.paused),
         }
 
-    # --- everybody ----------------------------------------------------------------------------
+    # --- all clients ----------------------------------------------------------------------------
 
     async def _peers(self, turns: Turns) -> dict[str, Any]:
         peers, at = self._context.peers, self._context.run.coordinator.at
         answers = at.round.answers if at.round is not None else {}
         found: dict[str, Any] = {}
         for peer in list(peers):
-            # What one said of its work on the way to an answer is over with the answer.
+            # A client's answer makes its last progress report void.
             at_work = answers.get(peer.client, Answer.NONE) is Answer.NONE
             found[peer.client] = _peer(peer, peers.refused.get(peer.client, ""), at_work=at_work)
             await turns.give()

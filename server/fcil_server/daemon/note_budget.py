@@ -1,8 +1,8 @@
-"""How much one origin may have written down: the first notes in full, the rest as a count.
+"""Budget of notes per origin: the first notes in full, the rest as a count.
 
-Whoever can cause a note can cause a million. Each origin has a bucket of notes that are written
-in full; what comes while it is empty is held back and counted, and said later in one line with
-the newest text. Nothing is left uncounted. Pure: times are seconds of one clock, passed in.
+A client that can cause a note can cause a million. Each origin has a bucket of notes that are
+written in full; while it is empty, notes are held back and counted, and written later as one line
+with the newest text. Nothing is left uncounted. Pure: times are seconds of one clock, passed in.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 BURST = 60  # notes of one origin that are written in full at once
-EVERY_S = 3.0  # and after those, one in so many seconds
-MINUTE_S = 60.0  # after which what was held back is said, also while more is coming
+EVERY_S = 3.0  # seconds between further ones
+MINUTE_S = 60.0  # after which held-back notes are written, even while more are coming
 K = TypeVar("K")
 
 
@@ -21,9 +21,9 @@ class Held(Generic[K]):
     """Notes of one kind that were held back.
 
     Attributes:
-        key: whose they are, and of which kind.
+        key: their origin and kind.
         text: of the newest one.
-        count: how many.
+        count: their number.
         since: when the first one was held back.
     """
 
@@ -51,7 +51,7 @@ class _Bucket:
 
 
 class NoteBudget(Generic[K]):
-    """The buckets of all origins, and what was held back."""
+    """The buckets of all origins, and the held-back notes."""
 
     def __init__(self) -> None:
         self._buckets: dict[str, _Bucket] = {}
@@ -59,11 +59,11 @@ class NoteBudget(Generic[K]):
 
     @property
     def holds(self) -> bool:
-        """Whether something was held back that is not said yet."""
+        """True if held-back notes are not written yet."""
         return bool(self._held)
 
     def take(self, origin: str, key: K, text: str, now: float) -> bool:
-        """Say whether a note is to be written in full; otherwise it is held back and counted."""
+        """Return True if a note is to be written in full; otherwise hold it back and count it."""
         if self._draw(origin, now):
             return True
         held = self._held.setdefault((origin, key), Held(key, text, 0, now))
@@ -72,7 +72,7 @@ class NoteBudget(Generic[K]):
         return False
 
     def due(self, now: float, *, everything: bool = False) -> list[Held[K]]:
-        """Return what is to be said now: its origin has room again, or its minute is over."""
+        """Return the notes due now: their origin has room again, or their minute is over."""
         found = []
         for place, held in list(self._held.items()):
             if everything or now - held.since >= MINUTE_S or self._draw(place[0], now):
@@ -80,17 +80,17 @@ class NoteBudget(Generic[K]):
                 found.append(held)
         for origin, bucket in list(self._buckets.items()):
             bucket.fill(now)
-            if bucket.left >= BURST:  # as if it had never said anything
+            if bucket.left >= BURST:  # as if it had never written a note
                 del self._buckets[origin]
         return found
 
     def reword(self, change: dict[tuple[str, K], str]) -> None:
-        """Replace the texts of what is held back."""
+        """Replace the texts of held-back notes."""
         for place, text in change.items():
             self._held[place].text = text
 
     def texts(self) -> dict[tuple[str, K], str]:
-        """Return the texts of what is held back."""
+        """Return the texts of held-back notes."""
         return {place: held.text for place, held in self._held.items()}
 
     def _draw(self, origin: str, now: float) -> bool:

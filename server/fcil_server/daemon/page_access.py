@@ -1,4 +1,4 @@
-"""How browsers get to see the page: the commands that make links, burn them, and sign out."""
+"""Browsers' access to the dashboard: commands that make links, use them up, and sign out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_ADDRESS = 45  # characters of an IP address
 
 
 def page_link(context: ServerContext, actor: str) -> dict[str, Any]:
-    """Make a link that lets one browser in, once; it goes to whoever asked and is kept nowhere.
+    """Make a link that admits one browser, once; it goes only to the caller and is not stored.
 
     Raises:
         UsageError: no page is served.
@@ -28,28 +28,28 @@ def page_link(context: ServerContext, actor: str) -> dict[str, Any]:
     _must_serve(context)
     token = context.links.make(time.monotonic())
     context.ledger.add_audit(actor, "page_link")
-    # What stands behind the # is not sent: no log of any server between has it.
+    # The part after the # is not sent: no log of any server between has it.
     url = f"{context.page.origin(_host(context))}/enter#{token}"
     return {"url": url, "expires": time.time() + LIFE_S}
 
 
 def page_enter(context: ServerContext, fields: dict[str, Any], actor: str) -> dict[str, Any]:
-    """Burn a link: the browser that brought it is let in.
+    """Use up a link: the browser that brought it is admitted.
 
     Args:
         context: the server.
         fields: ``token``, and ``from``: the browser's address.
-        actor: who asks, for the audit log.
+        actor: the caller, for the audit log.
 
     Raises:
         UsageError: no page is served.
-        TrustError: there is no such link, any more.
+        TrustError: the link does not exist, or no longer.
     """
     _must_serve(context)
     address = str(fields.get("from", ""))[:MAX_ADDRESS]
     token = str(fields.get("token", ""))
     context.links.check(token, time.monotonic())
-    # Before it is burnt: what a full disk refuses costs no link.
+    # Before it is used up: an error of a full disk costs no link.
     context.ledger.add_audit(actor, "page_enter", f"from {address}" if address else "")
     context.links.burn(token)
     return {"ok": True}
@@ -75,7 +75,7 @@ def _must_serve(context: ServerContext) -> None:
 
 
 def _host(context: ServerContext) -> str:
-    """Return by what name a browser gets to the page."""
+    """Return the host name under which a browser reaches the dashboard."""
     section = context.config.federation
     names = own_names(section.page_certificate) - {"localhost"}
     whole = sorted(name for name in names if not name.startswith("*."))
@@ -86,7 +86,7 @@ def _host(context: ServerContext) -> str:
 
 
 def _is_any(host: str) -> bool:
-    """Say whether an address stands for all that a machine has."""
+    """Return True if an address stands for all addresses of a machine."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:

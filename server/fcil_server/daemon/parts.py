@@ -1,4 +1,4 @@
-"""The parts of a server that serve its run, and the run's way to them."""
+"""The parts of a server that serve its run, and the run's access to them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ServerParts:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerPorts(RunPorts):
-    """The run's way to the parts that serve it.
+    """The run's access to the parts that serve it.
 
     Attributes:
         meter: measures how late the loop is.

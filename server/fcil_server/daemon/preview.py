@@ -1,4 +1,4 @@
-"""What a client would meet here, told on the control socket for a dry run (`fcil-client join`)."""
+"""The run's terms for a client's dry run (`fcil-client join`), over the control socket."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fcil_server.sessions import handshake
 if TYPE_CHECKING:
     from fcil_server.runs.active_run import OpenRun
 
-# Of a Welcome, what does not belong to a session.
+# Fields of a Welcome that do not belong to a session.
 _TERMS = {
     "protocol", "run", "method", "method_version", "method_package", "hparams", "schema_digest",
     "backbone", "needs_backbone", "max_payload_bytes", "credit", "privacy", "half",
@@ -20,7 +20,7 @@ _TERMS = {
 def outlook(run: OpenRun) -> dict[str, Any]:
     """Return the terms of the run, its rounds, and the class names of its tasks.
 
-    Whoever asks is the operator; clients of other users hear only of names that they hold.
+    The caller is the operator; clients of other users learn only names that they hold.
 
     Returns:
         ``terms`` (fields of a Welcome), ``rounds_per_task``, ``evaluate``, ``tasks`` (a list of

@@ -1,7 +1,7 @@
 """The server: composes its parts, starts their work and ends it. It decides nothing.
 
-The parts are made in three steps: what listens, the run, and what serves the run. A part calls
-one of a later step only once all are made: the calls come from messages, rounds and commands.
+The parts are made in three steps: the listeners, the run, and the parts that serve the run. A part
+calls one of a later step only once all are made: the calls come from messages, rounds and commands.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from fcil_server.sessions.relayed import Lanes
 from fcil_server.web.page.access.links import PageLinks
 from fcil_server.web.supervisor import WebProcess, figures_site, page_site
 
-FLUSH_S = 5.0  # how often byte counts and the deadline are written while nothing closes
+FLUSH_S = 5.0  # between writes of byte counts and the deadline while no round closes
 
 
 @dataclass(frozen=True)
 class _Listening:
-    """The parts that are there before the run is: clients connect, and none is heard yet."""
+    """The parts made before the run: clients connect, and their messages are not read yet."""
 
     roster: Roster
     link: Lanes
@@ -62,7 +62,7 @@ class _Listening:
 
 @dataclass(frozen=True)
 class _Actions(ServerActions):
-    """Ends a server for those that do not know it."""
+    """Ends a server for parts that do not know it."""
 
     server: Server
     coordinator: Coordinator
@@ -86,8 +86,8 @@ class Server:
     Args:
         say: shows a note in the terminal or the log.
         until_done: end when the run's listed tasks are learned.
-        drain_on_term: the first SIGTERM lets the round under way come to its end.
-        service: signals, and what a supervisor is told.
+        drain_on_term: the first SIGTERM lets the round under way finish.
+        service: signals, and the reports to a supervisor.
         listening: called once, when everything is loaded and clients can come.
     """
 
@@ -129,7 +129,7 @@ class Server:
         _raise_descriptor_limit()
         self.ledger.checkpoint_by_hand()
         work: list[asyncio.Task[None]] = []
-        async with contextlib.AsyncExitStack() as ends:  # closes what was made, the last first
+        async with contextlib.AsyncExitStack() as ends:  # closes the parts, the last one first
             ends.callback(self._service.over)
             try:
                 work += await self._start(ends)
@@ -144,7 +144,7 @@ class Server:
             raise self._failure
 
     async def _start(self, ends: contextlib.AsyncExitStack) -> list[asyncio.Task[None]]:
-        """Make all parts, and start the work that goes on until the end."""
+        """Make all parts, and start the work that lasts until the end."""
         parts: ServerParts
 
         def made() -> ServerParts:
@@ -176,7 +176,7 @@ class Server:
     def _context(
         self, listening: _Listening, run: OpenRun, metrics: WebProcess, page: WebProcess
     ) -> ServerContext:
-        """Bring the passive parts together, with the two that a run is needed for."""
+        """Assemble the passive parts, with the two that need a run."""
         kernel = listening.link.take_counts
         return ServerContext(
             federation=self.federation,
@@ -222,7 +222,7 @@ class Server:
         self._service.ready(lambda: status_line(context))
 
     def _begin(self, parts: ServerParts) -> list[asyncio.Task[None]]:
-        """Start what goes on until the end."""
+        """Start the work that lasts until the end."""
         context = parts.context
         self.federation.tell_lost_frames(self.note)
         self.note("info", "serving", f"listening on {', '.join(context.addresses())}")
@@ -238,16 +238,16 @@ class Server:
         return [asyncio.create_task(guard(one, self.fail)) for one in work]
 
     async def _last(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Take one step of the end; whatever it meets, the others are still taken."""
+        """Take one step of the shutdown; if it fails, the others still follow."""
         try:
             await step()
         except Exception as error:
             self.note("error", "shutdown", str(error))
 
-    # --- what listens -----------------------------------------------------------------------
+    # --- listeners --------------------------------------------------------------------------
 
     def _open_doors(self, ends: contextlib.AsyncExitStack) -> tuple[WebProcess, WebProcess]:
-        """Listen for Prometheus and for browsers, as far as that is wanted."""
+        """Listen for Prometheus and for browsers, if configured."""
         directory, section = self.federation.directory, self.config.federation
         metrics = WebProcess(directory, figures_site(section), self.note)
         ends.callback(metrics.close)
@@ -263,8 +263,8 @@ class Server:
         """Listen for clients and relays.
 
         Args:
-            ends: takes what closes the link.
-            parts: returns what takes their messages.
+            ends: takes the callback that closes the link.
+            parts: returns the parts that take their messages.
         """
         credit = self.config.wire.credit
 
@@ -316,7 +316,7 @@ class Server:
         )
 
     def _roster(self, changed: Callable[[ClientId], None]) -> Roster:
-        """Let in whom the ledger knows."""
+        """Admit the clients that the ledger knows."""
         named = self.config.federation.ids == "named"
         door = Doorkeeper(credit=self.config.wire.credit)
         roster = Roster(self.federation, door, changed, named_ids=named)
@@ -344,7 +344,7 @@ class Server:
     # --- the end ----------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End the server after what is being written is written."""
+        """End the server after pending writes."""
         self._stopping.set()
 
     def fail(self, error: FcilError) -> None:

@@ -1,6 +1,6 @@
-"""Clients' sessions: how each begins, gives way to a newer one and ends, and what is said in it.
+"""Clients' sessions: their beginning, their replacement by newer ones, their messages, their end.
 
-A session begins with a Hello and is bound to its connection. `Peers` lists those that live.
+A session begins with a Hello and is bound to its connection. `Peers` lists the live ones.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from fcil_server.sessions.peers import GOODBYE_S, Peer
 
 
 class Sessions:
-    """Begins and ends sessions, and speaks in them.
+    """Begins and ends sessions, and sends in them.
 
     Args:
         context: the server whose clients they are.
-        cut_offs: judges clients by what is refused of them.
+        cut_offs: cuts clients off for too many refusals.
     """
 
     def __init__(self, context: ServerContext, cut_offs: CutOffs) -> None:
         self._context = context
         self._cut_offs = cut_offs
-        self._connections: set[int] = set()  # those that have brought a Hello
+        self._connections: set[int] = set()  # those that have sent a Hello
 
     # --- beginning --------------------------------------------------------------------------
 
     def begin(self, incoming: Incoming, received: Received, hello: Hello) -> None:
-        """Begin the session that a Hello asks for, or say why its client cannot take part.
+        """Begin the session that a Hello asks for, or send the reason why it cannot take part.
 
         Raises:
-            TrustError, WireError: it is nobody's session (see `sessions.handshake.meet`).
+            TrustError, WireError: it belongs to no session (see `sessions.handshake.meet`).
         """
         context = self._context
         peer = handshake.meet(context.ledger, context.federation.keys, incoming, received, hello)
         if context.peers.is_left_behind(peer):
-            context.link.cut(peer.conn)  # the network kept its words while a newer one was made
+            context.link.cut(peer.conn)  # the network kept its messages while a newer one was made
             return
         self._cut_offs.needless(peer.client)  # a few Hellos are needed; hundreds are not
         self._cut_offs.refuse(peer.client)
@@ -69,7 +69,7 @@ class Sessions:
         self._welcome(peer)
 
     def _note_connection(self, incoming: Incoming, peer: Peer) -> None:
-        """Count and tell a connection once, however many Hellos come over it."""
+        """Count and report a connection once, however many Hellos come over it."""
         if incoming.conn in self._connections:
             return
         self._connections.add(incoming.conn)
@@ -102,10 +102,10 @@ class Sessions:
         )
         self.send(peer, answer)
 
-    # --- speaking ---------------------------------------------------------------------------
+    # --- sending ----------------------------------------------------------------------------
 
     def send(self, peer: Peer, message: Message, *blobs: bytes) -> bool:
-        """Send one message; False if the client is gone (its session ends by itself)."""
+        """Send one message; False if the client is gone (its session ends on its own)."""
         frames = peer.channel.frames(message, *blobs)
         if not self._context.link.send(peer.route, frames):
             return False
@@ -116,7 +116,7 @@ class Sessions:
         return True
 
     def refuse(self, incoming: Incoming, error: FcilError) -> None:
-        """Answer something that belongs to no session, as far as it can be answered."""
+        """Answer a message that belongs to no session, as far as possible."""
         context, row = self._context, None
         with contextlib.suppress(FcilError):
             row = context.ledger.client_by_curve(incoming.key)
@@ -136,12 +136,12 @@ class Sessions:
             context.link.send(incoming.route, channel.frames(nack_of(error)))
 
     def turn_away(self, peer: Peer, error: FcilError) -> None:
-        """Remember that a client cannot take part as it is, and why."""
+        """Remember that a client cannot take part as it is, with the reason."""
         self.count_refusal(peer, error)
         self._context.peers.refused[peer.client] = error.message
 
     def count_refusal(self, peer: Peer, error: FcilError) -> None:
-        """Write down and tell that something of a client was refused."""
+        """Record and report the refusal of a client's message."""
         self._context.journal.refusal(peer.client, error)
         text = f"{peer.name}: {error.message}"
         self._context.journal.note("warning", error.code, text, peer.client, heard=True)
@@ -149,14 +149,14 @@ class Sessions:
             self._cut_offs.needless(peer.client)
 
     def overrun(self, peer: Peer) -> None:
-        """Cut a client more of whose uploads wait than may, and say so."""
+        """Cut a client with too many waiting uploads, and report it."""
         self.count_refusal(peer, TooLarge("more of its uploads waited to be opened than may."))
         self.cut(peer)
 
-    # --- a membership that changes meanwhile ------------------------------------------------
+    # --- changes of membership --------------------------------------------------------------
 
     def rotate(self, peer: Peer, message: Rotate) -> None:
-        """Take over a member's new keys, and say so before who has the old ones is cut.
+        """Adopt a member's new keys, and answer before connections with the old ones are cut.
 
         Raises:
             BadSignature, WireError, UsageError: see `Roster.rotate`.
@@ -165,11 +165,11 @@ class Sessions:
         keys = self._context.roster.rotate(row, message)
         self._context.journal.note("info", "rotated", f"{peer.name} has new keys", peer.client)
         self.send(peer, Ack(digest=keys_digest(keys)))
-        if row.via is not None:  # after the answer: the relay cuts who has an old key
+        if row.via is not None:  # after the answer: the relay cuts connections with an old key
             self._context.roster.changed(row.via)
 
     def leave(self, peer: Peer) -> None:
-        """A member gives its membership up."""
+        """End the membership of a member that leaves."""
         self.revoke(self._row(peer), keep=True, actor=peer.name, why=LEFT_BY_ITSELF)
 
     def revoke(self, row: Client, *, keep: bool, actor: str, why: str = "") -> None:
@@ -178,7 +178,7 @@ class Sessions:
         context.roster.revoke(row, why, actor, keep=keep)
         context.run.coordinator.revoked(row.client_id)
         peer = context.peers.by_client(row.client_id)
-        if peer is not None:  # it comes back as a guest and is told why
+        if peer is not None:  # it comes back as a guest and gets the reason
             context.link.cut(peer.conn)
         text = f"{row.name} is off the list: {why or REVOKED}"
         context.journal.note("warning", "revoked", text, row.client_id)
@@ -191,7 +191,7 @@ class Sessions:
     # --- ending -----------------------------------------------------------------------------
 
     def end(self, conn: int) -> None:
-        """End the session of a connection that is over; without one, forget the connection."""
+        """End the session of a closed connection; without a session, forget the connection."""
         context = self._context
         self._connections.discard(conn)
         context.accounts.departed(conn)
@@ -202,16 +202,16 @@ class Sessions:
             context.run.coordinator.left(peer.client)
 
     def cut(self, peer: Peer) -> None:
-        """End a client's connection, and drop what has come of its envelopes."""
+        """End a client's connection, and drop its partially received envelopes."""
         for digest in list(peer.inflow.under_way):
             self._context.intake.forget(peer, digest)
         self._context.link.cut(peer.conn)
 
     async def say_goodbye(self) -> None:
-        """Tell everybody that the server stops."""
+        """Tell all clients that the server stops."""
         context, turns = self._context, Turns()
         for peer in context.peers:
             self.send(peer, Bye(reason="the server stops"))
             context.ledger.touch(peer.client)
             await turns.give()
-        await asyncio.sleep(0.05 + 0.0005 * len(context.peers))  # let them leave the socket
+        await asyncio.sleep(0.05 + 0.0005 * len(context.peers))  # for the last messages to leave

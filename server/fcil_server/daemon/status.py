@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 async def status(context: ServerContext) -> dict[str, Any]:
-    """Return everything that one wants to know of a running server."""
-    context.journal.write()  # who asks finds in the ledger what it hears of
+    """Return the complete status of a running server."""
+    context.journal.write()  # the ledger then has all that the status names
     coordinator = context.run.coordinator
     run = context.ledger.run(coordinator.kit.run)
     assert run is not None
@@ -58,7 +58,7 @@ async def status(context: ServerContext) -> dict[str, Any]:
 
 
 def status_line(context: ServerContext) -> str:
-    """Say in one line what the server does, for who supervises it."""
+    """Return one line about the server's work, for its supervisor."""
     now = _now(context)
     line = str(now["phase"])
     if now["task"] is not None and now["kind"] is not None:
@@ -89,7 +89,7 @@ async def _clients(context: ServerContext) -> list[dict[str, Any]]:
     run, path = context.run.coordinator.kit.run, context.ledger.path
     learned = {t.task for t in context.ledger.tasks(run) if t.closed_at is not None}
 
-    def read() -> tuple[list[Client], dict[ClientId, set[int]]]:  # thousands of rows: not here
+    def read() -> tuple[list[Client], dict[ClientId, set[int]]]:  # thousands of rows: in a thread
         with Ledger(path, read_only=True) as ledger:
             return ledger.clients(), ledger.counted_tasks(run)
 
@@ -115,14 +115,14 @@ async def _clients(context: ServerContext) -> list[dict[str, Any]]:
                 "role": row.role.value,
                 "device": row.device,
                 "agreement": peer.agreement if peer else None,
-                # The ledger notes when a client came and went; one that is connected is here now.
+                # The ledger notes when a client came and left; a connected one is here now.
                 "last_seen": row.last_seen if state == away else now,
                 "images": sum((peer.train or {}).values()) if peer else None,
                 "classes": len(peer.names) if peer else None,
                 "progress": peer.progress if peer else None,
                 "paused": bool(peer and peer.paused),
                 "learned_before": list(peer.untrained) if peer else [],
-                # What they left behind is fetched with the next round that it is asked for.
+                # Clients catch up on those tasks in the next round that asks them.
                 "missed_tasks": sorted(learned - took_part.get(row.client_id, set())),
             }
         )
@@ -144,7 +144,7 @@ def _classes(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
 
 
 def stopped_status(ledger: Ledger, directory: str) -> dict[str, Any]:
-    """Return what the ledger knows while no server runs."""
+    """Return the status from the ledger while no server runs."""
     run = ledger.newest_run()
     open_round = ledger.open_round(run.run_id) if run else None
     return {
@@ -180,7 +180,7 @@ def stopped_status(ledger: Ledger, directory: str) -> dict[str, Any]:
 
 
 def round_rows(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
-    """Return one row per round: who took part, how long it took, what it cost."""
+    """Return one row per round: its clients, its duration, its cost."""
     names = {c.client_id: c.name for c in ledger.clients()}
     return [_round_row(view, names, ledger.now) for view in round_views(ledger, run)]
 
@@ -207,7 +207,7 @@ def _round_row(view: RoundView, names: Mapping[ClientId, str], now: float) -> di
             {"client": c, "name": names.get(c, ""), "reason": reason}
             for c, reason in view.excluded.items()
         ],
-        # From its opening to its end, or to now; a server that was away in between counts.
+        # From its opening to its end, or to now; includes time while the server was down.
         "seconds": round(max(0.0, (row.closed_at or now) - row.opened_at), 3),
         "wire_up": up.true_wire,
         "wire_down": down.true_wire,

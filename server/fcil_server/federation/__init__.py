@@ -1,5 +1,5 @@
-"""The federation directory: config, roster and eligibility.
+"""The federation directory: configuration, roster and eligibility.
 
 The *roster* lists the members; the *allow-list* names the keys that may connect; *eligibility*
-says which members a run counts.
+decides which members may take part.
 """

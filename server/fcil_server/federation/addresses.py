@@ -1,4 +1,4 @@
-"""Addresses of the server's doors, as people write them, and what a door on them needs."""
+"""Addresses of the server's listeners, as text, and their requirements."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fcil_protocol.errors import ConfigError
 
-DEFAULT_METRICS = "127.0.0.1:9464"  # the port that exporters of OpenTelemetry use, too
+DEFAULT_METRICS = "127.0.0.1:9464"  # the same port as OpenTelemetry's exporters
 DEFAULT_PAGE = "127.0.0.1:7780"
 
 
@@ -28,7 +28,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Certificate:
-    """PEM files by which an HTTP door proves its name; empty on the loopback address."""
+    """PEM files by which an HTTP listener proves its name; empty on the loopback address."""
 
     chain: str = ""
     key: str = ""
@@ -51,7 +51,7 @@ def check_door(address: str, certificate: Certificate) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether only this machine reaches a host; names other than localhost may change."""
+    """Return True if only this machine reaches a host; names other than localhost may change."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""The one TOML of a federation, checked whole before any work, with every fault reported."""
+"""The TOML configuration of a federation, checked before any work, all faults at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fcil_server.federation.sections import (
 
 
 class Config(Section):
-    """All of ``federation.toml``."""
+    """Content of ``federation.toml``."""
 
     federation: FederationSection = FederationSection()
     run: RunSection = RunSection()
@@ -48,11 +48,11 @@ class Config(Section):
 
     @property
     def least_updates(self) -> int:
-        """How many updates a state is made of at least (`[round] min_updates`)."""
+        """Smallest number of updates that make a state (`[round] min_updates`)."""
         return max(self.round.min_updates, 2 if self.privacy.noise_multiplier else 1)
 
 
-# What the same thing is called elsewhere: a hint in the error, not a live option.
+# Names of the same thing in other programs: a hint in the error, not an option.
 ELSEWHERE = {
     "credit": "wire.window_mb",
     "num-server-rounds": "round.rounds_per_task",
@@ -88,7 +88,7 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
 
 
 def merged(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Read a TOML file (None: nothing) and apply overrides; what they hold is not checked.
+    """Read a TOML file (None: nothing) and apply overrides; the values are not checked.
 
     Raises:
         ConfigError: the file cannot be read, or an override is no ``section.key=value``.
@@ -99,7 +99,7 @@ def merged(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return fields
 
 
-# Also of a number of more digits than Python reads, and of lists in lists without end.
+# Also for a number with more digits than Python reads, and for lists nested without end.
 _NO_TOML = (ValueError, RecursionError)
 
 
@@ -108,8 +108,8 @@ def parse(text: str) -> Config:
     try:
         fields = tomllib.loads(text)
         if isinstance(fields.get("wire"), dict):
-            fields["wire"].pop("credit", None)  # of runs that began before it was window_mb
-            fields["wire"].setdefault("half", NOTHING)  # of runs that began before there was any
+            fields["wire"].pop("credit", None)  # in runs that began before it was window_mb
+            fields["wire"].setdefault("half", NOTHING)  # in runs that began before there was any
     except _NO_TOML as error:
         raise ConfigError(f"the configuration is not TOML: {error}.") from error
     return validate(fields)
@@ -135,13 +135,13 @@ def validate(fields: dict[str, Any]) -> Config:
     return config
 
 
-# Around a file that a person may edit: half of it can be TOML as well, and would mean defaults.
+# Marks around a file that people edit: half a file may still be TOML, and would mean defaults.
 BEGINNING = "# fcil: the last line says that this file is whole; keep both.\n"
 END = "# fcil: end of the file.\n"
 
 
 def as_file(config: Config) -> str:
-    """Return what a federation's own file holds: every key with its meaning, between two marks."""
+    """Return a federation's own file: every key with its meaning, between two marks."""
     return f"{BEGINNING}\n{to_toml(config, comments=True)}{END}"
 
 
@@ -174,7 +174,7 @@ def _fault(error: dict[str, Any]) -> str:
 
 
 def _faults_without(fields: dict[str, Any], unknown: Sequence[tuple[Any, ...]]) -> list[str]:
-    """Return the faults that remain without the keys that nobody knows."""
+    """Return the faults that remain without the unknown keys."""
     rest = copy.deepcopy(fields)
     for *path, key in unknown:
         place: Any = rest
@@ -280,7 +280,7 @@ def _round_checks(section: RoundSection, least: int) -> Iterator[str]:
         )
 
 
-_BARE = re.compile(r"[A-Za-z0-9_-]+")  # what TOML takes as a key without quotes
+_BARE = re.compile(r"[A-Za-z0-9_-]+")  # keys that TOML takes without quotes
 
 
 def to_toml(config: Config, *, comments: bool = False) -> str:
@@ -288,7 +288,7 @@ def to_toml(config: Config, *, comments: bool = False) -> str:
     lines: list[str] = []
     for section, field in Config.model_fields.items():
         model = getattr(config, section)
-        keyless = comments and not type(model).model_fields  # what a key is, is told by none
+        keyless = comments and not type(model).model_fields  # no key describes such a section
         lines.append(f"[{section}]{f'  # {type(model).__doc__}' if keyless else ''}")
         for key, value in _items(model, field.annotation):
             note = _description(field.annotation, key) if comments else ""

@@ -1,4 +1,4 @@
-"""A federation's directory: made at the first start, opened by one server at a time.
+"""A federation's directory: created at the first start, opened by one server at a time.
 
 ::
 
@@ -70,7 +70,7 @@ class Federation:
 
     def _open_keys(self) -> None:
         keys = self.directory / "keys"
-        self._take_next_keys()  # a change of keys that a kill interrupted
+        self._take_next_keys()  # of a key change that a kill interrupted
         if self.ledger.clients() or self.ledger.runs():
             _refuse_lost_keys(keys)
         self.keys = PrivateKeys.load_or_new(keys / "server.json")
@@ -84,13 +84,13 @@ class Federation:
         overrides: tuple[str, ...],
         kept: tuple[str, ...] = (),
     ) -> Self:
-        """Open a federation, or make one where there is none.
+        """Open a federation, or create it if there is none.
 
         Args:
             directory: the federation's directory.
             config_path: a TOML to use instead of the directory's own.
             overrides: ``section.key=value``, for this start only.
-            kept: those of them that a new federation keeps in its file.
+            kept: the overrides that a new federation keeps in its file.
 
         Raises:
             ConfigError, Locked, StorageError, KeyFileError.
@@ -114,7 +114,7 @@ class Federation:
         lock = DirectoryLock.acquire(directory, "federation")
         try:
             if new:
-                # What was chosen at the beginning holds for every start after it.
+                # Choices at the first start hold for every later start.
                 write_atomic(own, as_file(load(config_path, kept)).encode())
             return cls(directory, config, lock)
         except BaseException:
@@ -144,18 +144,18 @@ class Federation:
         return certificate
 
     def tell_lost_frames(self, note: Callable[[str, str, str], None]) -> None:
-        """Say, once, what was acknowledged and then damaged in the ledger's log."""
+        """Report, once, acknowledged frames of the ledger's log that were damaged since."""
         if self._lost:
             action = "A backup may hold more (fcil-server restore); check the disk."
             note("warning", CorruptFile.code, f"{self._lost} {action}")
             self.ledger.empty_log()
 
     def rotate_keys(self, actor: str) -> None:
-        """Give the server new keys to sign and to open with; members learn them by themselves.
+        """Give the server new signing and sealing keys; members learn them without action.
 
-        The root key certifies them, under a higher serial number. The link key stays: clients
-        that sleep know no other. Sealed parts go, since the old key sealed them; they are
-        sealed anew when the server starts.
+        The root key certifies them, under a higher serial number. The link key stays: sleeping
+        clients know no other. Sealed parts are removed, since the old key sealed them; they are
+        sealed again when the server starts.
 
         Raises:
             UsageError: updates of an open round are stored, sealed for the old key.
@@ -169,7 +169,7 @@ class Federation:
                 action="Start the server, let the round end (or close it: fcil-server "
                 "close-round), stop the server, and try again.",
             )
-        RootKey.load(self._root_path)  # without it nothing is begun
+        RootKey.load(self._root_path)  # without it, change nothing
         fresh = PrivateKeys.generate(curve=self.keys.curve_secret)
         fresh.save(self._next_keys)
         self.ledger.add_audit(actor, "rotate_keys", fresh.public.fingerprint)
@@ -182,7 +182,7 @@ class Federation:
         return self.directory / "keys" / "server.next.json"
 
     def _take_next_keys(self) -> None:
-        """Put new keys in place, if there are any; each step can be done again."""
+        """Put new keys in place, if there are any; each step can be repeated."""
         if not self._next_keys.exists():
             return
         fresh = PrivateKeys.load(self._next_keys)
@@ -199,7 +199,7 @@ class Federation:
 
     @property
     def id(self) -> FederationId:
-        """The federation's name for all time: the digest of its root key."""
+        """The federation's permanent name: the digest of its root key."""
         return self.certificate.federation
 
     def run_directory(self, run: RunId) -> Path:
@@ -209,7 +209,7 @@ class Federation:
     # --- the join file ----------------------------------------------------------------------
 
     def leave_join_file(self, addresses: list[str]) -> None:
-        """Tell this user's other programs that the server runs, and where."""
+        """Tell this user's other programs that the server runs, and its addresses."""
         folder = servers_folder()
         with storage_errors("create", folder):
             make_private(folder)
@@ -231,12 +231,12 @@ class Federation:
 
 
 def servers_folder() -> Path:
-    """Return where servers of this user leave their join files."""
+    """Return the folder of the join files of this user's servers."""
     return Path(platformdirs.user_state_dir("fcil", appauthor=False)) / "servers"
 
 
 def find_directory(directory: Path) -> Path:
-    """Check that a directory holds a federation, for commands that only look at it.
+    """Check that a directory holds a federation, for commands that only read it.
 
     Raises:
         StorageError: it does not.
@@ -250,7 +250,7 @@ def find_directory(directory: Path) -> Path:
 
 
 def describe_lost_frames(ledger: Path) -> str:
-    """Say what of a ledger's log SQLite passes over, as long as nobody has opened it; or ""."""
+    """Return a sentence about frames of an unopened ledger's log that SQLite skips; or ""."""
     path = log_path(ledger)
     if not path.exists():
         return ""
@@ -265,7 +265,7 @@ def describe_lost_frames(ledger: Path) -> str:
 
 
 def _refuse_lost_ledger(directory: Path) -> None:
-    """Refuse to begin a new ledger where runs show that there was one.
+    """Refuse to create a new ledger if runs show that there was one.
 
     Raises:
         CorruptFile: the ledger is missing, or empty.
@@ -283,7 +283,7 @@ def _refuse_lost_ledger(directory: Path) -> None:
 
 
 def _refuse_lost_keys(folder: Path) -> None:
-    """Refuse to make keys anew where members know others.
+    """Refuse to create new keys if members know others.
 
     Raises:
         KeyFileError: the server's keys are gone, or everything that certifies them.

@@ -1,4 +1,4 @@
-"""Whether a ticket or a membership is still good, and if not, why, in words for its bearer."""
+"""Validity of tickets and memberships, with the reason in words for the bearer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fcil_protocol.errors import (
 )
 from fcil_server.ledger.rows import Client, Ticket
 
-REVOKED = "revoked by the operator"  # where no other reason was given
+REVOKED = "revoked by the operator"  # if no other reason was given
 LEFT_BY_ITSELF = "the client left by itself"
 
 
 def gone(*, erased: bool, revoked: bool, why: str) -> str:
-    """Return what somebody is who is a member no more: ``left``, ``revoked``, ``erased``; or ""."""
+    """Return the state of a former member: ``left``, ``revoked``, ``erased``; or ""."""
     if erased:
         return "erased"
     if revoked:
@@ -29,13 +29,13 @@ def gone(*, erased: bool, revoked: bool, why: str) -> str:
 
 
 def gone_client(row: Client) -> str:
-    """Return `gone` of a client of the ledger."""
+    """Return `gone` for a client of the ledger."""
     why = row.revoked_why or ""
     return gone(erased=not row.curve, revoked=row.revoked_at is not None, why=why)
 
 
 def check_ticket(ticket: Ticket, now: float) -> None:
-    """Refuse a ticket that lets nobody in any more.
+    """Refuse a ticket that is no longer valid.
 
     Raises:
         TicketUsed, TicketExpired, BadTicket: why, in words for the person at the client.
@@ -73,5 +73,5 @@ def refusal(row: Client | None, now: float) -> TrustError:
 
 
 def day(seconds: float | None) -> str:
-    """Return a moment as people read it, in UTC."""
+    """Return a moment as readable text, in UTC."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

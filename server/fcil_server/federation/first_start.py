@@ -1,4 +1,4 @@
-"""What is checked before a federation is made: a start that is refused leaves nothing behind."""
+"""Checks before a federation is created: a refused start leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fcil_protocol.storage.atomic_files import DirectoryLock
 from fcil_server.federation.config import Config, merged, validate
 from fcil_server.federation.sections import MethodSection
 
-# What refuses a start for what was asked for; a full disk is no reason to throw keys away.
+# Errors in the request; a full disk is no reason to throw keys away.
 _REFUSALS = (ConfigError, DataError, UsageError, LinkError, WireError)
 
 
 def load_first(path: Path | None, overrides: Sequence[str]) -> Config:
-    """Read the configuration of a federation that is still to be made, its method as well.
+    """Read the configuration of a federation to be created, including its method's options.
 
     Raises:
         ConfigError: one message that names every fault.
@@ -55,7 +55,7 @@ def load_first(path: Path | None, overrides: Sequence[str]) -> Config:
 
 def _check_method(section: Any) -> None:
     if section is not None and not isinstance(section, dict):
-        return  # told by the configuration's own check
+        return  # the configuration's own check reports it
     given = dict(section or {})
     name = given.pop("name", MethodSection.model_fields["name"].default)
     if isinstance(name, str):
@@ -63,17 +63,17 @@ def _check_method(section: Any) -> None:
 
 
 def is_new(directory: Path) -> bool:
-    """Say whether there is nothing in a directory, or no directory."""
+    """Return True if a directory is empty or missing."""
     return not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
 
 
 @dataclass
 class Start:
-    """How far a start has come.
+    """Progress of a start.
 
     Attributes:
-        opened: the directory is made, by this process, which held its lock.
-        listens: clients can come from now on.
+        opened: this process created the directory and held its lock.
+        listens: clients can connect from now on.
     """
 
     opened: bool = False
@@ -82,10 +82,10 @@ class Start:
 
 @contextlib.contextmanager
 def removed_if_refused(directory: Path) -> Iterator[Start]:
-    """Remove what a first start has made if it is refused before clients could come.
+    """Remove what a first start has created if it is refused before clients could connect.
 
     Yields:
-        What the server notes its steps in.
+        The progress that the server updates.
     """
     new, was_there, start = is_new(directory), directory.exists(), Start()
     try:

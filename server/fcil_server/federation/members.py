@@ -1,4 +1,4 @@
-"""The members as `fcil-server clients` and later the operator's page show them."""
+"""The member list of `fcil-server clients` and of the dashboard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def member_rows(ledger: Ledger, live: Mapping[str, str]) -> list[dict[str, Any]]
 
     Args:
         ledger: the federation's.
-        live: client id -> state of those connected to a running server.
+        live: client id -> state, for clients connected to a running server.
     """
     rounds, traffic = ledger.rounds_by_client(), ledger.bytes_by_client()
     names = {client.client_id: client.name for client in ledger.clients()}

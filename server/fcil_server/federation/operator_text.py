@@ -1,6 +1,6 @@
-"""The operator's orders, as commands and the page give them: what they take, what is said of them.
+"""The operator's orders, from commands and the dashboard: their values and their answers.
 
-Both say the same sentences, so that a manual written for one serves the other.
+Both use the same sentences, so that a manual for one serves the other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def seconds(text: str) -> float:
     """Read a duration such as 30m, 24h or 7d.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not one.
     """
     match = re.fullmatch(r"([0-9]{1,4})([mhd])", text)
     if match is None:
@@ -34,7 +34,7 @@ def seconds(text: str) -> float:
 
 
 def check_lasts(lasts_s: Any) -> float:
-    """Return for how many seconds a ticket is to be good, if it may be.
+    """Return a ticket's lifetime in seconds, if it is allowed.
 
     Raises:
         UsageError: it is no number, too short or too long.
@@ -48,7 +48,7 @@ def check_lasts(lasts_s: Any) -> float:
 
 
 def only_here(addresses: Sequence[str]) -> str:
-    """Return the warning about a ticket that leads nobody here from elsewhere, or nothing."""
+    """Return the warning about a ticket that is useless on other machines, or an empty string."""
     if not all(is_loopback(a.rpartition(":")[0].strip("[]")) for a in addresses):
         return ""
     return (
@@ -58,13 +58,13 @@ def only_here(addresses: Sequence[str]) -> str:
 
 
 def start_command(file: str, *, relay: bool) -> str:
-    """Return what is run on the device that the ticket in a file is for."""
+    """Return the command for the device that will use the ticket in a file."""
     start = "fcil-server relay --listen HOST:PORT" if relay else "fcil-client join --data FOLDER"
     return f"{start} --ticket {file}"
 
 
 def said(op: str, told: Mapping[str, Any]) -> str:
-    """Return the sentence for an order that was carried out, from the server's answer to it."""
+    """Return the sentence for a completed order, from the server's answer to it."""
     match op:
         case "close_round":
             return "The round closes."

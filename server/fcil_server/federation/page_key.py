@@ -1,7 +1,7 @@
-"""The key that signs the page's sessions: ``page.key`` in the federation's directory, 0600.
+"""The key that signs the dashboard's sessions: ``page.key`` in the federation's directory, 0600.
 
-It is the server's to make. Whoever has it could let in any browser, so it is kept as other
-keys are, but for backups: a federation that is restored makes a new one, and sessions end.
+The server creates it. Its holder could admit any browser, so it is kept like other keys, except in
+backups: a restored federation makes a new one, and sessions end.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from fcil_protocol.errors import KeyFileError
 from fcil_protocol.storage.atomic_files import read_private, storage_errors, write_atomic
 
 KEY_NAME = "page.key"
-LEFT_NAME = "page.left"  # beside it: the sessions that signed out
+LEFT_NAME = "page.left"  # next to it: the sessions that signed out
 MIN_KEY_BYTES = 32
 
 
 def make_key(directory: Path) -> None:
-    """Make the key where there is none.
+    """Create the key if there is none.
 
     Raises:
-        KeyFileError: there is one that cannot be used, or that others may read.
+        KeyFileError: the existing one cannot be used, or others may read it.
         StorageError: it cannot be read or written.
     """
     if not (directory / KEY_NAME).exists():
@@ -39,7 +39,7 @@ def check_key(directory: Path) -> None:
 
 
 def refuse_short(key: bytes) -> None:
-    """Refuse a key that is too short to be one.
+    """Refuse a key that is too short.
 
     Raises:
         KeyFileError: it is.
@@ -52,7 +52,7 @@ def refuse_short(key: bytes) -> None:
 
 
 def renew_key(directory: Path) -> None:
-    """Put a new key in place of the old one: every session is over.
+    """Replace the key: every session ends.
 
     Raises:
         DiskFull, StorageError: the old one is still there.

@@ -1,6 +1,6 @@
-"""Who is a member: tickets, enrolment, revocation. Each verb is audited.
+"""Membership: tickets, enrolment, revocation. Each act is audited.
 
-The allow-list of the gate (`Doorkeeper`) follows the ledger; both are changed here only.
+The allow-list of the gate (`Doorkeeper`) follows the ledger; only this module changes both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fcil_server.ledger.enums import Role, UpdateStatus
 from fcil_server.ledger.ledger import Ledger
 
 WITHDRAWN = "the client was revoked before the round closed"
-MAX_WHY = 200  # characters of a reason that a client is told
+MAX_WHY = 200  # characters of the reason in a message to a client
 MAX_BEHIND, MAX_GUESTS_BEHIND = 4_000, 1_000  # keys that one `Admit` to a relay can list
 
 
@@ -34,8 +34,8 @@ class Roster:
     Args:
         federation: its ledger has the members, its keys go into tickets.
         door: the gate's lists.
-        changed: hears which relay must be told of a change.
-        named_ids: whether ids derive from names ([federation] ids).
+        changed: receives the relay that needs new lists.
+        named_ids: True if ids derive from names ([federation] ids).
     """
 
     federation: Federation
@@ -48,7 +48,7 @@ class Roster:
         return self.federation.ledger
 
     def open(self) -> None:
-        """Put everybody whom the ledger knows on the gate's lists."""
+        """Put all clients that the ledger knows on the gate's lists."""
         now = self._ledger.now
         members, former = set[bytes](), set[bytes]()
         tickets = {t.curve: t.open_s(now) for t in self._ledger.tickets()}
@@ -73,14 +73,14 @@ class Roster:
 
         Args:
             name: of the new member.
-            lasts_s: how long the ticket is good.
-            addresses: of the server, as tickets tell them.
-            actor: who asks, for the audit log.
-            role: what the new member will be.
+            lasts_s: the ticket's lifetime, seconds.
+            addresses: the server's, for the ticket.
+            actor: the caller, for the audit log.
+            role: the new member's role.
             via: name of the relay that the client will connect to, for ever.
 
         Raises:
-            UsageError: a client bears the name, or ``via`` is no relay that can take it.
+            UsageError: a client has the name, or ``via`` is no relay that can take it.
         """
         check_name(name)
         self._ledger.refuse_taken(name)
@@ -114,7 +114,7 @@ class Roster:
         return ticket
 
     def _relay(self, name: str, role: Role) -> ledger_rows.Client:
-        """Return the relay that a new client can be sent to."""
+        """Return the relay that a new client can connect to."""
         row = self.named(name)
         problem = ""
         if role is Role.RELAY:
@@ -134,11 +134,11 @@ class Roster:
         return row
 
     def redeem(self, ticket: ledger_rows.Ticket, keys: PublicKeys, device: str) -> ClientId:
-        """Make the bearer of a ticket a member; asked again with the same keys, say so again.
+        """Make the bearer of a ticket a member; repeat the answer for the same keys.
 
         Raises:
-            TicketUsed, TicketExpired, BadTicket: the ticket is good no more.
-            UsageError: the name was given to somebody else meanwhile.
+            TicketUsed, TicketExpired, BadTicket: the ticket is no longer good.
+            UsageError: the name was given to another client meanwhile.
         """
         if ticket.client is not None:
             row = self._ledger.client(ticket.client)
@@ -156,9 +156,9 @@ class Roster:
         return client
 
     def enrol_local(self, name: str, keys: PublicKeys, actor: str) -> ClientId:
-        """Make a client of this machine and user a member; known keys stay who they are.
+        """Make a client of this machine and user a member; known keys keep their client.
 
-        The caller syncs the ledger before it says so.
+        The caller syncs the ledger before it answers.
         """
         known = self._ledger.client_by_curve(keys.curve)
         if known is not None and known.may_join(self._ledger.now):
@@ -172,10 +172,10 @@ class Roster:
         return client
 
     def rotate(self, row: ledger_rows.Client, message: Rotate) -> PublicKeys:
-        """Take over a member's new keys; the old ones are nobody's from then on.
+        """Adopt a member's new keys; the old ones become invalid.
 
         Raises:
-            BadSignature, WireError: the new keys do not prove themselves, or are none.
+            BadSignature, WireError: the new keys do not prove themselves, or are no keys.
             UsageError: they are another client's.
         """
         keys = PublicKeys.from_fields(
@@ -215,19 +215,19 @@ class Roster:
         return client
 
     def _new_id(self, name: str) -> ClientId:
-        """Return an id that nobody has, whichever way ids are made."""
+        """Return an unused id, random or derived from the name."""
         if self.named_ids:
             for words in (name.rpartition(":")[2], name):  # the first is without the machine's name
                 if self._ledger.client(named_client_id(words)) is None:
                     return named_client_id(words)
         return new_client_id()
 
-    # --- who is behind a relay --------------------------------------------------------------
+    # --- members behind a relay -------------------------------------------------------------
 
     def lists(self, relay: ClientId) -> tuple[list[bytes], list[bytes], int]:
-        """Return the CURVE keys of members and guests that a relay lets in: its own alone.
+        """Return the CURVE keys of members and guests that a relay admits: only its own.
 
-        The guests who hold open tickets come last; the number says how many those are.
+        The guests with open tickets come last; the number is how many those are.
         """
         now = self._ledger.now
         members, former, newcomers = list[bytes](), list[bytes](), list[bytes]()
@@ -240,16 +240,16 @@ class Roster:
         return members[:MAX_BEHIND], guests, min(len(newcomers), len(guests))
 
     def is_behind(self, key: bytes, relay: ClientId) -> bool:
-        """Say whether a client, or a ticket's holder, may be heard of through this relay."""
+        """Return True if a client, or a ticket's holder, may connect through this relay."""
         row = self._ledger.client_by_curve(key)
         ticket = self._ledger.ticket(key) if row is None else None
         via = row.via if row else ticket.via if ticket else None
         return via == relay
 
-    # --- how much of whom is heard ----------------------------------------------------------
+    # --- limits of connections --------------------------------------------------------------
 
     def allow(self, key: bytes) -> int:
-        """Return how many bytes may lie unread of a connection; of a relay's, for all behind it."""
+        """Return a connection's limit of unread bytes; a relay's is for all clients behind it."""
         row = self._ledger.client_by_curve(key)
         relays = row is not None and row.role is Role.RELAY and self.door.is_member(key)
         if row is None or not relays:
@@ -258,22 +258,22 @@ class Roster:
         return self.door.allow(key) + max(TOTAL_BYTES, behind)
 
     def who(self, key: bytes) -> str:
-        """Return what to call the holder of a CURVE key in a note; no key: it never spoke."""
+        """Return the name of a CURVE key's holder for a note; no key: it never spoke."""
         row = self._ledger.client_by_curve(key) if key else None
         if row is not None and row.name:
             return row.name
         return "somebody with a ticket or who was a member" if key else "somebody who said nothing"
 
-    # --- being one no more ------------------------------------------------------------------
+    # --- end of membership ------------------------------------------------------------------
 
     def revoke(self, row: ledger_rows.Client, why: str, actor: str, *, keep: bool = False) -> None:
-        """Take a client off the allow-list. Its key gets it an explanation, nothing else.
+        """Take a client off the allow-list. Its key still gets the reason, nothing else.
 
         Args:
             row: the client.
-            why: what it is told; empty: the usual words.
-            actor: who says so, for the audit log.
-            keep: its update to the open round is aggregated; else it is left out.
+            why: the reason in the message to it; empty: the usual one.
+            actor: the caller, for the audit log.
+            keep: its update to the open round is aggregated; else it is excluded.
         """
         why = why[:MAX_WHY] or REVOKED
         with self._ledger.transaction():
@@ -286,12 +286,12 @@ class Roster:
         self.changed(row.client_id if row.via is None else row.via)
 
     def bar(self, row: ledger_rows.Client) -> None:
-        """Let a member in only now and then, as one that is none, until `unbar`."""
+        """Admit a member only occasionally, as a former one, until `unbar`."""
         if row.curve:
             self.door.explain(row.curve)
 
     def unbar(self, row: ledger_rows.Client) -> None:
-        """Let a member in again that was barred, if it still is a member."""
+        """Admit a barred member again, if it still is a member."""
         if row.curve and row.may_join(self._ledger.now):
             self.door.admit(row.curve)
 
@@ -303,7 +303,7 @@ class Roster:
             self._ledger.exclude_update(row.key, client, WITHDRAWN)
 
     def withdraw(self, name: str, actor: str) -> bool:
-        """Make the open tickets for a name that nobody bears useless; says whether any was."""
+        """Withdraw the open tickets for a name that no client has; return True if any were."""
         if self._ledger.client_by_name(name) is not None:
             return False
         tickets = [t for t in self._ledger.tickets() if t.name == name]
@@ -320,7 +320,7 @@ class Roster:
     def erase(self, row: ledger_rows.Client, actor: str) -> ledger_rows.Erased:
         """Take a client off the list and remove its name, keys and tests from the ledger.
 
-        Its key gets no explanation any more; the audit log is told its id alone.
+        Its key gets no reason any more; the audit log gets only its id.
         """
         with self._ledger.transaction():
             self._leave_out(row.client_id)
@@ -331,7 +331,7 @@ class Roster:
         return erased
 
     def named(self, name: str) -> ledger_rows.Client:
-        """Return the member with this name, or whose id begins so.
+        """Return the member with this name, or with this beginning of its id.
 
         Raises:
             UsageError: none or several.
@@ -340,7 +340,7 @@ class Roster:
 
 
 def named(ledger: Ledger, name: str) -> ledger_rows.Client:
-    """Return the member with this name, or whose id begins so.
+    """Return the member with this name, or with this beginning of its id.
 
     Raises:
         UsageError: none or several.
@@ -358,7 +358,7 @@ def named(ledger: Ledger, name: str) -> ledger_rows.Client:
 
 
 def ever_named(ledger: Ledger, name: str) -> ledger_rows.Client:
-    """Return the client with this name, also one whose membership is over.
+    """Return the client with this name, even if its membership is over.
 
     Raises:
         UsageError: none or several.
@@ -377,7 +377,7 @@ def ever_named(ledger: Ledger, name: str) -> ledger_rows.Client:
 
 
 def check_name(name: Any) -> str:
-    """Return a client's name if it is one.
+    """Return a client's name if it is valid.
 
     Raises:
         UsageError: it is empty, too long, or not printable.

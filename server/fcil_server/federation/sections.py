@@ -1,4 +1,4 @@
-"""The sections of the one TOML of a federation: every key with its type, default and meaning."""
+"""The sections of a federation's TOML: every key with its type, default and meaning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Section(BaseModel):
 
 
 class FederationSection(Section):
-    """Who the federation is and where it listens."""
+    """Name and addresses of the federation."""
 
     name: str = Field("federation", max_length=128, description="shown to clients and in reports")
     listen: str = Field("127.0.0.1:7710", description="address the server binds, HOST:PORT")
@@ -74,19 +74,19 @@ class FederationSection(Section):
 
     @property
     def metrics_certificate(self) -> Certificate:
-        """The files by which the figures' door proves its name."""
+        """The certificate of the metrics listener."""
         return Certificate(self.metrics_cert, self.metrics_key)
 
     @property
     def page_certificate(self) -> Certificate:
-        """The files by which the page's door proves its name."""
+        """The certificate of the dashboard's listener."""
         return Certificate(self.page_cert, self.page_key)
 
     def told(self, port: int = 0) -> list[str]:
-        """Return the addresses that clients are told.
+        """Return the addresses that the server gives its clients.
 
         Args:
-            port: what the server listens on; 0: the port of ``listen``.
+            port: the port that the server listens on; 0: the port of ``listen``.
         """
         host, listed = split_address(self.listen)
         shown = f"[{host}]" if ":" in host else host
@@ -94,7 +94,7 @@ class FederationSection(Section):
 
 
 class RunSection(Section):
-    """What is learned with, and how it is judged."""
+    """Backbone, devices and evaluation of a run."""
 
     seed: int = Field(1993, ge=0, description="seed of all randomness in the run")
     backbone: str = Field("embedded", description="timm name of the frozen ViT, or 'embedded'")
@@ -132,12 +132,12 @@ class MethodSection(BaseModel):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Everything except the name."""
+        """All keys except the name."""
         return dict(self.model_extra or {})
 
 
 class TasksSection(Section):
-    """Which classes arrive when."""
+    """Order in which classes arrive."""
 
     schedule: Literal["discovered", "listed"] = Field(
         "discovered",
@@ -163,7 +163,7 @@ class TasksSection(Section):
 
 
 class RoundSection(Section):
-    """How rounds are opened and closed."""
+    """Opening and closing of rounds."""
 
     rounds_per_task: int = Field(5, ge=1, description="training rounds in each task")
     clients_per_round: int = Field(
@@ -222,7 +222,7 @@ class RoundSection(Section):
 
 
 class WireSection(Section):
-    """What may be on the wire."""
+    """Limits and precision on the wire."""
 
     max_payload_mb: float = Field(1024.0, gt=0, description="largest payload accepted, MB")
     window_mb: float = Field(
@@ -248,7 +248,7 @@ class WireSection(Section):
     @field_validator("half", mode="before")
     @classmethod
     def _read_half(cls, value: object) -> object:
-        return read_half(value)  # one sentence, where the types would give two
+        return read_half(value)  # one sentence; the types would give two
 
     @property
     def credit(self) -> int:
@@ -257,7 +257,7 @@ class WireSection(Section):
 
 
 class PrivacySection(Section):
-    """What single images could show through."""
+    """Protection of single images."""
 
     evaluate_min_count: int = Field(
         1, ge=1, description="a client withholds the accuracy of a class with fewer test images"
@@ -293,12 +293,12 @@ class PrivacySection(Section):
 
     @property
     def terms(self) -> PrivacyTerms:
-        """What clients are told of it."""
+        """The terms that clients receive."""
         return PrivacyTerms(**self.model_dump(include=set(PrivacyTerms.model_fields)))
 
 
 class TrustSection(Section):
-    """How far any single client is trusted."""
+    """Limits of the trust in any single client."""
 
     max_weight_share: float = Field(
         0.5, gt=0, le=1, description="cap on one client's weight, never below 1/K"
@@ -335,19 +335,19 @@ class TrustSection(Section):
 
 
 class StorageSection(Section):
-    """What is kept on disk."""
+    """Data kept on disk."""
 
     keep_states: int = Field(3, ge=1, description="newest states to keep, besides one per task")
     segment_mb: int = Field(64, ge=1, description="size of a spool segment, MB")
 
 
 class SinksSection(BaseModel):
-    """Where figures go besides a run's files: each key a sink, with its options (docs/sinks.md)."""
+    """Metric outputs besides a run's files: each key a sink with its options (docs/sinks.md)."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
     __pydantic_extra__: dict[str, dict[str, Any]] = Field(init=False)
 
     @property
     def options(self) -> dict[str, dict[str, Any]]:
-        """Sink -> its options, as they were given."""
+        """Sink -> its options, as given."""
         return dict(self.__pydantic_extra__)

@@ -1,4 +1,4 @@
-"""A report as a list of blocks, which Markdown and HTML are both written from."""
+"""A report as a list of blocks, the source of both Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fcil_server.reports.sections.accuracy import look_of
 
 @dataclass(frozen=True)
 class Heading:
-    """Over what follows."""
+    """A heading."""
 
     text: str
     level: int = 2
@@ -37,14 +37,14 @@ class Items:
 
 @dataclass(frozen=True)
 class Code:
-    """What is typed, or read as it stands."""
+    """A command or file, shown verbatim."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table; its first ``text`` columns, and those in ``wide``, are words."""
+    """A table; its first ``text`` columns, and those in ``wide``, are text."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -62,7 +62,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Curves:
-    """Accuracy over tasks, a line per (name, values); drawn in HTML alone."""
+    """Accuracy over tasks, a line per (name, values); drawn only in HTML."""
 
     title: str
     lines: Sequence[tuple[str, Sequence[float | None]]]
@@ -72,7 +72,7 @@ Block = Heading | Text | Items | Code | Table | Matrix | Curves
 
 
 def markdown(title: str, blocks: Iterable[Block]) -> str:
-    """Write blocks as Markdown."""
+    """Return blocks as Markdown."""
     return "\n\n".join([f"# {title}", *map(_markdown, blocks)]) + "\n"
 
 
@@ -110,7 +110,7 @@ def _triangle(rows: Sequence[Sequence[float | None]]) -> str:
 
 
 def html(title: str, blocks: Iterable[Block]) -> str:
-    """Write blocks as one page that makes no request."""
+    """Return blocks as one HTML page that makes no request."""
     return static_page.plain(title, "".join(map(_html, blocks)))
 
 
@@ -149,6 +149,6 @@ def _heat_cell(value: float | None) -> str:
 
 
 def curves(title: str, lines: Sequence[tuple[str, Sequence[float | None]]]) -> str:
-    """Draw accuracies in percent over tasks, a line each; at most as many as there are styles."""
+    """Draw accuracies in percent over tasks, a line each, up to the number of styles."""
     styled = [(name, style, values) for style, (name, values) in zip(STYLES, lines, strict=False)]
     return str(charts.still(charts.over_tasks("curves", title, styled)))

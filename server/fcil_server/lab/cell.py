@@ -1,4 +1,4 @@
-"""One cell as real processes: a server, a swarm, and what their ledger says at the end."""
+"""One cell as real processes: a server, a swarm, and the results in their ledger."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from fcil_server.reports.traffic.broadcast_parts import TRAIN
 
 SWARM = "swarm"
 LOOK_S = 0.5  # between looks at processes and the server's status
-_WORDS = 6  # last lines of a log that a failure is told with
+_WORDS = 6  # last lines of a log that a failure shows
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a cell is run with, besides itself.
+    """Inputs of a cell's run, besides the cell itself.
 
     Attributes:
-        data: folder or zip of the images; ``partition``: who has which; ``tasks``: class names.
-        test: folder or zip of what judges.
+        data: folder or zip of the images; ``partition``: their clients; ``tasks``: class names.
+        test: folder or zip of the test images.
         weights: of the backbone; empty: none needed.
-        room: a directory of the cell's own; what is in it is removed.
+        room: the cell's own directory; its content is removed.
     """
 
     data: Path
@@ -52,7 +52,7 @@ class Work:
 
 
 class Stopped(Exception):
-    """Somebody asked for the end of all cells."""
+    """A request to end all cells."""
 
 
 def run(
@@ -61,15 +61,15 @@ def run(
     """Run a cell from its beginning and return its numbers.
 
     Args:
-        cell: which.
-        work: with what.
-        stop: set by whoever wants it to end.
-        tell: hears now and then how far it is.
+        cell: the cell.
+        work: its inputs.
+        stop: set to end the cell.
+        tell: receives its progress now and then.
 
     Raises:
-        RunFailed: a process ended by itself, or all clients declined a round; with the last
-            words. Timeout: the limit is over.
-        Stopped: it was told to.
+        RunFailed: a process ended on its own, or all clients declined a round; with its last
+            output. Timeout: the limit is over.
+        Stopped: ``stop`` was set.
     """
     with storage_errors("empty", work.room):
         shutil.rmtree(work.room, ignore_errors=True)
@@ -105,7 +105,7 @@ def _watch(
     tell: Callable[[str], None],
     tasks: int,
 ) -> Used:
-    """Wait for the server's end; return what it took until the last look."""
+    """Wait for the server's end; return the resources used until the last look."""
     server, used, began = federation.server, Used(), time.monotonic()
     assert server is not None
     while server.poll() is None:
@@ -122,7 +122,8 @@ def _watch(
         used.look([server.pid, swarm.pid])
         now = _now(federation)
         if now.get("phase") == "collecting" and now["waiting_for"]:
-            # Asked again and again, hours on end: the round would be skipped, and so the next.
+            # Without this, clients would be asked again for hours, and this round and the next
+            # skipped.
             raise RunFailed(
                 f"a round got no update: {federation.last_words('server', 1)} | "
                 f"{federation.last_words(SWARM, 2)}"
@@ -140,10 +141,10 @@ def _watch(
 
 @dataclass
 class Used:
-    """What a cell's processes took.
+    """Resources used by a cell's processes.
 
     Attributes:
-        peak: the most memory that all of them had at once, resident bytes.
+        peak: largest memory of all of them at once, resident bytes.
         cpu_s: seconds of a core by process id.
     """
 
@@ -151,7 +152,7 @@ class Used:
     cpu_s: dict[int, float] = field(default_factory=dict)
 
     def look(self, roots: list[int]) -> None:
-        """Look at processes and their children; those that have just ended are passed over."""
+        """Measure processes and their children; those that have just ended are skipped."""
         total = 0
         for root in roots:
             try:
@@ -168,7 +169,7 @@ class Used:
 
 
 def _now(federation: LocalFederation) -> dict[str, Any]:
-    """Return what the server does; empty while it does not answer."""
+    """Return the server's status; empty while it does not answer."""
     try:
         status = federation.status()
     except FcilError:  # it is just ending
@@ -189,10 +190,10 @@ def _how_far(now: Mapping[str, Any], tasks: int) -> str:
 
 
 def numbers(data: RunData) -> dict[str, Any]:
-    """Return what is kept of a run, ready for JSON.
+    """Return the stored results of a run, ready for JSON.
 
     Raises:
-        RunFailed: the server's folder judged nothing, or not after every task.
+        RunFailed: an evaluation on the server's folder is missing.
     """
     m = data.central
     if m is None or m.tasks != len(data.tasks):
@@ -221,7 +222,7 @@ def numbers(data: RunData) -> dict[str, Any]:
 
 
 def _rounds(data: RunData) -> dict[str, Any]:
-    """Count rounds, and who of those asked sent nothing, by reason."""
+    """Count rounds, and asked clients without an update, by reason."""
     silent: dict[str, int] = {}
     for view in data.rounds:
         for answer, reason in view.silent.values():
@@ -237,7 +238,7 @@ def _rounds(data: RunData) -> dict[str, Any]:
 
 
 def _per_client_round(data: RunData) -> Mapping[str, float | None]:
-    """Return bytes of a train round: up over the updates that came, down over who was asked."""
+    """Return bytes of a train round: up per received update, down per asked client."""
     rounds = [v for v in data.rounds if v.round.kind == TRAIN] or list(data.rounds)
     updates = sum(len(v.counted) + len(v.excluded) for v in rounds)
     asked = sum(len(v.round.asked) for v in rounds)

@@ -1,4 +1,4 @@
-"""The images of an experiment: where they lie, the partitions made of them, what judges.
+"""The images of an experiment: their location, the partitions made of them, the test images.
 
 The digits are scikit-learn's, written once as class folders; everything else is the user's.
 """
@@ -28,18 +28,18 @@ from fcil_server.lab.experiment import Data, Experiment, Setting
 from fcil_server.lab.plan import Cell, Split
 
 DIGITS = "digits"
-VARIABLE = "FCIL_DATA"  # of the environment, where --data is not given
-DIGITS_TEST = 5  # every so many images of a digit one is for testing
+VARIABLE = "FCIL_DATA"  # of the environment, if --data is not given
+DIGITS_TEST = 5  # one of this many images of a digit is for testing
 LAYOUT = "Lay it out as train/<class>/<image> and test/<class>/<image>, or a zip of that."
 
 
 @dataclass(frozen=True)
 class Images:
-    """What an experiment learns from and is judged by.
+    """Training and test images of an experiment.
 
     Attributes:
         source: folder or zip with train/ and test/.
-        test: folder or zip of what judges.
+        test: folder or zip of the test images.
     """
 
     source: Path
@@ -54,15 +54,15 @@ class Partition:
     digest: str
     source: str  # digest of the data set
     tasks: tuple[tuple[str, ...], ...]
-    images: int  # to train on, all clients
+    images: int  # training images of all clients
     notes: tuple[str, ...]
 
 
 def find(experiment: Experiment, given: Path | None, room: Path) -> Images:
-    """Find the images, and write what has to be written into ``room``.
+    """Find the images, and write generated ones into ``room``.
 
     Raises:
-        ConfigError: nobody said where they lie. DataError: they have another layout.
+        ConfigError: no location was given. DataError: they have another layout.
     """
     data = experiment.data
     if data.name == DIGITS:
@@ -80,7 +80,7 @@ def find(experiment: Experiment, given: Path | None, room: Path) -> Images:
 
 
 def _test_images(source: Path, data: Data, room: Path) -> Path:
-    """Return what judges: the source's own test/, or a folder with a part of it."""
+    """Return the test images: the source's own test/, or a folder with a part of it."""
     images = open_source(source)
     try:
         entries = [e for e in images.entries() if e.part == "test"]
@@ -167,7 +167,7 @@ def write_digits(folder: Path) -> Path:
 
 
 def partition(images: Images, split: Split, room: Path, *, anew: bool = False) -> Partition:
-    """Return a partition, made by ``fcil-client split`` where none is there that can be read.
+    """Return a partition, made by ``fcil-client split`` if there is no readable one.
 
     Raises:
         DataError: it cannot be drawn; the message is the command's own.
@@ -189,10 +189,10 @@ def partition(images: Images, split: Split, room: Path, *, anew: bool = False) -
 
 
 def read_partition(path: Path) -> Partition:
-    """Read what the server's side needs of a partition file.
+    """Read the part of a partition file that the server's side needs.
 
     Raises:
-        CorruptFile: it is none, or not whole.
+        CorruptFile: it has another format, or is incomplete.
     """
     try:
         with storage_errors("read", path):
@@ -212,7 +212,7 @@ def read_partition(path: Path) -> Partition:
 def partitions(images: Images, cells: Iterable[Cell], room: Path) -> dict[str, Partition]:
     """Return the partitions of some cells by the slug of their split.
 
-    The first is drawn anew: if the data set is another one by now, all are.
+    The first is always drawn again: if the data set has changed, all are.
 
     Raises:
         DataError: names every split that cannot be drawn.
@@ -239,7 +239,7 @@ def partitions(images: Images, cells: Iterable[Cell], room: Path) -> dict[str, P
 
 
 def weights_of(setting: Setting) -> str:
-    """Return the path of the backbone's weights, empty where there is no file.
+    """Return the path of the backbone's weights, empty if there is no file.
 
     Raises:
         ConfigError: the environment does not name it, or there is no such file.
@@ -257,7 +257,7 @@ def weights_of(setting: Setting) -> str:
 
 
 def backbone_digest(setting: Setting, weights: str) -> str:
-    """Return what tells one backbone from another."""
+    """Return the identity of a backbone."""
     if weights:
         with storage_errors("read", Path(weights)), Path(weights).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -265,5 +265,5 @@ def backbone_digest(setting: Setting, weights: str) -> str:
 
 
 def save_json(path: Path, content: Any) -> None:
-    """Write JSON, whole or not at all."""
+    """Write JSON, completely or not at all."""
     write_atomic(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())

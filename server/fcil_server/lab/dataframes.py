@@ -1,4 +1,4 @@
-"""Records as data frames; pandas is an extra, so it is imported where a frame is asked for."""
+"""Records as data frames; pandas is an extra, so it is imported only for frames."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-# Of all tables; the other columns are numbers.
+# In all tables; the other columns are numbers.
 TEXT = frozenset(
     (
         "run", "row", "partition", "method", "key", "kind", "outcome", "closed_by", "client",
@@ -23,7 +23,7 @@ TEXT = frozenset(
 
 
 def need_pandas() -> None:
-    """See to it early that frames can be made: not after hours of work.
+    """Check early that frames can be made: not after hours of work.
 
     Raises:
         UsageError: pandas is not installed.
@@ -36,11 +36,11 @@ def need_pandas() -> None:
 
 
 def frame(records: Iterable[Mapping[Any, Any]], columns: Sequence[str] | range) -> pd.DataFrame:
-    """Return records as a frame, in their order; it has its columns without any record too."""
+    """Return records as a frame, in their order; even without records it has its columns."""
     import pandas as pd
 
     table = pd.DataFrame.from_records(list(records), columns=list(columns))
-    # pandas takes a column without a value for objects, which it neither averages nor plots.
+    # pandas takes a column without values for objects, which it neither averages nor plots.
     empty = [c for c in columns if c not in TEXT and table[c].isna().all()]
     return table.astype(dict.fromkeys(empty, "float64"))
 

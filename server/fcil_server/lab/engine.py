@@ -1,4 +1,4 @@
-"""The way of one experiment, from its TOML to its report; a command and a Python call go it."""
+"""Steps of one experiment, from its TOML to its report; a command and a Python call share them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ RESULTS = Path("results")  # in the current directory; a folder of the experimen
 
 @dataclass(frozen=True)
 class Engine:
-    """What runs one experiment and writes its report.
+    """Runs one experiment and writes its report.
 
     Attributes:
-        cells: all of it; ``chosen``: those that are asked for.
-        command: how the report says that it is made again.
+        cells: all of them; ``chosen``: the selected ones.
+        command: the command in the report that makes it again.
     """
 
     experiment: Experiment
@@ -45,7 +45,7 @@ class Engine:
         """Check an experiment's methods, options and settings, and list its cells.
 
         Args:
-            experiment: which.
+            experiment: the experiment.
             folder: of its results; None: ``results/NAME``.
             only: ``ROW`` or ``ROW/PARTITION`` each; empty: all.
             seeds: of the experiment's; empty: all.
@@ -60,7 +60,7 @@ class Engine:
         return cls(experiment, cells, chosen, results, command)
 
     def write_report(self) -> list[Path]:
-        """Write the report of what is finished; nothing runs.
+        """Write the report of all finished cells; nothing runs.
 
         Raises:
             NotYet: the experiment never ran. StorageError: it cannot be written.
@@ -71,17 +71,17 @@ class Engine:
         """Run the chosen cells that have no result yet; the report is written after each.
 
         Args:
-            data_path: folder or zip of the images, where the experiment needs one.
+            data_path: folder or zip of the images, if the experiment needs one.
             jobs: cells at the same time.
-            show: tells the user.
+            show: shows progress to the user.
 
         Returns:
-            The failed cells' names, each with why.
+            The failed cells' names, each with its reason.
 
         Raises:
             ConfigError, DataError: before any cell begins.
-            Locked: somebody else runs it. StorageError: results cannot be written.
-            KeyboardInterrupt: the user wants no more; the same call goes on.
+            Locked: another process runs it. StorageError: results cannot be written.
+            KeyboardInterrupt: the user interrupted it; the same call resumes.
         """
         self.results.make()
         with DirectoryLock.acquire(self.results.folder, "experiment"):
@@ -96,7 +96,7 @@ class Engine:
         known = self.results.see(data.backbone_digest(setting, weights), parts)
         work = self._work(images, parts, weights)
         pending = runner.todo(self.chosen, known, self.results, work)
-        for item in pending:  # every server's whole configuration, before any of them starts
+        for item in pending:  # every server's complete configuration, before any of them starts
             plan.server_config(item.cell, item.work.tasks, weights=weights, central_test="")
         budget = self._budget(known, jobs)
         left = budget.left([item.cell for item in pending])
@@ -142,7 +142,7 @@ class Engine:
         return work
 
     def _budget(self, known: Known, jobs: int) -> Budget:
-        """Return what cells take, learned from those that are finished."""
+        """Return the expected times of cells, learned from finished ones."""
         budget = Budget(jobs)
         done = self.results.finished(self.chosen, known)
         for cell in self.chosen:

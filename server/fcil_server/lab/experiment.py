@@ -1,4 +1,4 @@
-"""An experiment: one TOML that describes one table. Checked whole before any work."""
+"""An experiment: one TOML that describes one table, checked completely before any work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Section(BaseModel):
 
 
 class Data(Section):
-    """Which images, and in which order their classes come."""
+    """The images, and the order of their classes."""
 
     name: str = Field(min_length=1, description="'digits', or what --data must hold")
     classes: int = Field(ge=1, description="classes of the data set")
@@ -38,7 +38,7 @@ class Data(Section):
 
 
 class Setting(Section):
-    """What all rows have in common, unless a row says otherwise."""
+    """Settings that all rows share, unless a row overrides them."""
 
     seeds: list[Annotated[int, Field(ge=0, lt=2**63)]] = Field(
         min_length=1, description="one cell each"
@@ -81,7 +81,7 @@ class Dirichlet(Section):
 
 
 class Hepco(Section):
-    """HePCo's: a share of a task's classes and images, drawn anew in every round."""
+    """HePCo's: a share of a task's classes and images, drawn afresh in every round."""
 
     kind: Literal["hepco"]
     name: Name
@@ -119,7 +119,7 @@ class Row(Section):
 
 
 class Figure(Section):
-    """What a paper says of one cell, in percent."""
+    """A paper's numbers for one cell, in percent."""
 
     faa: float | None = None
     aia: float | None = None
@@ -127,7 +127,7 @@ class Figure(Section):
 
 
 class Paper(Section):
-    """Figures of one source: row -> partition -> figures."""
+    """Numbers of one source: row -> partition -> numbers."""
 
     source: str = Field(min_length=1)
     setting: str = Field(min_length=1, description="what they were measured with, in words")
@@ -147,14 +147,14 @@ class Claim(Section):
 
 
 class Budget(Section):
-    """What it is expected to take."""
+    """Expected time."""
 
     cell_s: float = Field(gt=0, description="expected seconds of a cell")
     limit_s: float = Field(0.0, ge=0, description="a cell that takes longer has failed; 0: never")
 
 
 class Experiment(Section):
-    """All of one TOML."""
+    """Content of one TOML."""
 
     title: str = Field(min_length=1)
     about: str = ""
@@ -180,7 +180,7 @@ class Experiment(Section):
 
 
 def load(path: Path) -> Experiment:
-    """Read and check a TOML, apart from what the methods and the data say to it.
+    """Read and check a TOML, except against the methods and the data.
 
     Raises:
         ConfigError: one message that names every fault.
@@ -236,7 +236,7 @@ def _fault(error: dict[str, Any]) -> str:
 
 
 def _keys() -> list[str]:
-    """Return every key that a TOML may hold."""
+    """Return every key allowed in a TOML."""
     models: list[type[BaseModel]] = [Experiment, Data, Setting, Row, Paper, Figure, Claim, Budget]
     models += get_args(get_args(AnyPartition)[0])
     return sorted({key for model in models for key in model.model_fields} - {"name"})

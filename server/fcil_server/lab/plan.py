@@ -1,4 +1,4 @@
-"""Which cells an experiment has, what each is run with, and the key that its result is kept under.
+"""Cells of an experiment, with their settings and the keys of their results.
 
 Pure: nothing here reads data or starts a process.
 """
@@ -16,15 +16,15 @@ from fcil_server.federation import config as configuration
 from fcil_server.federation.config import Config
 from fcil_server.lab.experiment import AnyPartition, Experiment, Iid, Row
 
-RESULT_VERSION = 1  # of a cell's file; another one is computed anew
+RESULT_VERSION = 1  # of a cell's file; cells of another version are computed again
 DEADLINE_S = 7 * 86_400.0  # no experiment leaves a slow client behind
 GRACE_S = 600.0
 
-# What the laboratory sets itself; a TOML that does too would be a trap.
+# Settings made by the laboratory; a TOML must not set them.
 OWN_KEYS = {
     "federation": {"name", "ids", "listen", "advertise"},
     "run": {"seed", "backbone", "weights", "device", "threads", "evaluate", "central_test"},
-    "method": None,  # rows do
+    "method": None,  # set by rows
     "tasks": None,
     "round": {"rounds_per_task", "clients_per_round", "min_clients"},
 }
@@ -32,7 +32,7 @@ OWN_KEYS = {
 
 @dataclass(frozen=True)
 class Split:
-    """What a partition file is made from.
+    """Inputs of a partition file.
 
     Attributes:
         rounds: HePCo's partitions are drawn for each round; 0 for all others.
@@ -63,7 +63,7 @@ class Split:
 
     @property
     def slug(self) -> str:
-        """A short name that no other split has."""
+        """Short unique name."""
         return digest_of(self.arguments())[:16]
 
 
@@ -73,7 +73,7 @@ class Cell:
 
     Attributes:
         settings: of the server, without tasks and files.
-        expected_s: before anything was measured.
+        expected_s: expected seconds before any measurement.
     """
 
     row: str
@@ -88,18 +88,18 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """How people say which one is meant."""
+        """Name for users."""
         return f"{self.row}/{self.partition}/{self.seed}"
 
     def identity(self, partition: str, backbone: str) -> dict[str, Any]:
-        """Return everything that the result depends on.
+        """Return all inputs of the result.
 
         Args:
             partition: the digest of the partition file, which covers the data.
-            backbone: the digest of the backbone's weights, or its name where timm brings them.
+            backbone: the digest of the backbone's weights, or its name if timm provides them.
         """
         method = registry.load_method(self.method)
-        apart = ("method", "sinks")  # named below; where figures go besides changes none of them
+        apart = ("method", "sinks")  # named below; sinks change no result
         settings = {s: dict(keys) for s, keys in self.settings.items() if s not in apart}
         return {
             "version": RESULT_VERSION,
@@ -117,8 +117,8 @@ class Cell:
 def make(experiment: Experiment) -> list[Cell]:
     """List all cells: seed by seed, in the order of rows and partitions.
 
-    The first seed of the whole table comes first, so that there is one early. A joint row has one
-    partition for all: its cells differ in name only, and so they share one result.
+    The first seed of the whole table comes first, so that a complete table is there early. A joint
+    row has one partition for all: its cells differ only in name, and so they share one result.
 
     Raises:
         ConfigError: one message that names every fault of methods, options and settings.
@@ -158,7 +158,7 @@ def _cells(experiment: Experiment, rows: Mapping[str, tuple[Method, Hparams]]) -
 
 
 def split_of(experiment: Experiment, row: Row, part: AnyPartition, seed: int) -> Split:
-    """Return what a cell's partition is made from."""
+    """Return the inputs of a cell's partition."""
     data, setting = experiment.data, experiment.setting
     if row.joint:
         joint = Iid(kind="iid", name="joint")
@@ -200,7 +200,7 @@ def settings_of(experiment: Experiment, row: Row, seed: int) -> dict[str, dict[s
             "grace_s": GRACE_S,
             "settle_s": 0.0,
         },
-        # Papers neither cap a client's weight nor leave one out for being unlike the others.
+        # Papers neither cap a client's weight nor exclude one that is unlike the others.
         "trust": {"max_weight_share": 1.0, "outlier_factor": 0.0},
         "storage": {"keep_states": 1},
     }
@@ -213,7 +213,7 @@ def settings_of(experiment: Experiment, row: Row, seed: int) -> dict[str, dict[s
 def server_config(
     cell: Cell, tasks: Sequence[Sequence[str]], *, weights: str, central_test: str
 ) -> Config:
-    """Return the whole configuration of a cell's server.
+    """Return the complete configuration of a cell's server.
 
     Raises:
         ConfigError: the settings of the TOML are wrong.
@@ -253,15 +253,15 @@ def _setting_faults(experiment: Experiment, row: Row) -> list[str]:
 
 
 def choose(cells: Sequence[Cell], only: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
-    """Return the cells that are asked for.
+    """Return the selected cells.
 
     Args:
         cells: of the experiment.
-        only: ``ROW`` or ``ROW/PARTITION`` each, of any spelling of letters; empty: all.
+        only: ``ROW`` or ``ROW/PARTITION`` each, in any letter case; empty: all.
         seeds: empty: all.
 
     Raises:
-        ConfigError: nothing has one of these names.
+        ConfigError: no cell has one of these names.
     """
     chosen = [c for c in cells if not seeds or c.seed in seeds]
     if missing := sorted(set(seeds) - {c.seed for c in cells}):

@@ -1,6 +1,6 @@
-"""What the laboratory tells while it works, and how long it will still take.
+"""Progress messages of the laboratory, and the expected remaining time.
 
-The time is expected before the start and refined by every cell that was measured.
+The time is estimated before the start and refined by every measured cell.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.status import Status
 from fcil_server.lab.plan import Cell
 from fcil_server.reports.results.format import NOTHING, duration
 
-_OVERDUE = 0.1  # a cell that takes longer than expected: so much of its time again
+_OVERDUE = 0.1  # an overdue cell: share of its time so far that it may still take
 
 
 @dataclass
@@ -30,17 +30,17 @@ class Budget:
 
     jobs: int = 1
     _measured: dict[str, list[float]] = field(default_factory=dict)  # row -> seconds
-    _expected: float = 0.0  # of all cells that were measured
+    _expected: float = 0.0  # of all measured cells
     _taken: float = 0.0
 
     def measured(self, cell: Cell, seconds: float) -> None:
-        """Take in what a cell took."""
+        """Add a cell's measured time."""
         self._measured.setdefault(cell.row, []).append(seconds)
         self._expected += cell.expected_s
         self._taken += seconds
 
     def of(self, cell: Cell) -> float:
-        """Return what a cell will take: what its row took, or as expected, corrected by others."""
+        """Return a cell's expected time: its row's mean, or the estimate corrected by others."""
         if own := self._measured.get(cell.row):
             return sum(own) / len(own)
         return cell.expected_s * (self._taken / self._expected if self._expected else 1.0)
@@ -50,7 +50,7 @@ class Budget:
 
         Args:
             waiting: cells that have not begun.
-            running: cells, and for how many seconds already.
+            running: cells, each with its seconds so far.
         """
         rest = [max(self.of(c) - for_s, _OVERDUE * for_s) for c, for_s in running]
         total = sum(rest) + sum(self.of(c) for c in waiting)
@@ -58,18 +58,18 @@ class Budget:
 
 
 def plan_words(todo: int, all_cells: int, seconds: float, jobs: int) -> str:
-    """Say before the start what is going to happen."""
+    """Return the line about the plan, before the start."""
     done = all_cells - todo
     had = f" ({done} of {all_cells} are there already)" if done else ""
     at_once = f", {jobs} at a time" if jobs > 1 else ""
     return f"{todo} cells to run{had}, about {duration(seconds)}{at_once}"
 
 
-QUIET_S = 60.0  # between lines of progress where nobody sits at a terminal
+QUIET_S = 60.0  # between lines of progress without a terminal
 
 
 class Show:
-    """Words on standard error; cells end in threads, so it holds a lock."""
+    """Messages on standard error; cells end in threads, so it holds a lock."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
@@ -84,11 +84,11 @@ class Show:
             self._console.print(f"{clock} {text}", markup=False)
 
     def began(self, cell: Cell) -> None:
-        """Say that a cell runs."""
+        """Report the start of a cell."""
         self.say(f"begins: {cell.name}")
 
     def ended(self, cell: Cell, numbers: Mapping[str, Any]) -> None:
-        """Say what a cell came to."""
+        """Report the result of a cell."""
         seconds = duration(numbers["seconds"]["wall_s"])
         faa, aia = (
             NOTHING if numbers[m] is None else f"{numbers[m]:.1f} %" for m in ("faa", "aia")
@@ -96,7 +96,7 @@ class Show:
         self.say(f"done:   {cell.name}: FAA {faa}, AIA {aia}, {seconds}")
 
     def failed(self, cell: Cell, why: str) -> None:
-        """Say why a cell has no result."""
+        """Report a failed cell with its reason."""
         self.say(f"FAILED: {cell.name}: {why}")
 
     def progress(self, done: int, of: int, left_s: float, running: Mapping[str, str]) -> None:
@@ -118,7 +118,7 @@ class Show:
         self._status.update(Text(text))
 
     def close(self) -> None:
-        """Take the current line away."""
+        """Remove the current line."""
         if self._status is not None:
             self._status.stop()
             self._status = None

@@ -1,7 +1,7 @@
-"""What was measured as plain tables: lists of records, the same for CSV and for data frames.
+"""Results as plain tables: lists of records, the same for CSV and for data frames.
 
-Accuracies and forgetting are in percent, sizes in bytes, times in seconds. What was not measured
-is None.
+Accuracies and forgetting are in percent, sizes in bytes, times in seconds. Unmeasured values are
+None.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fcil_server.lab.plan import Cell
 from fcil_server.lab.summary import METRICS, Content, Entry, Stat, judge, look
 
 Record = dict[str, Any]
-# Column -> where a cell's file has it.
+# Column -> path in a cell's file.
 _NUMBERS: Mapping[str, tuple[str, ...]] = {
     "faa": ("faa",),
     "aia": ("aia",),
@@ -104,7 +104,7 @@ def of_summary(found: Sequence[Entry]) -> Iterator[Record]:
 
 
 def of_papers(experiment: Experiment) -> Iterator[Record]:
-    """Yield what papers say of each row and partition, in their own setting."""
+    """Yield papers' numbers for each row and partition, in their own setting."""
     for paper in experiment.papers:
         for row, by_partition in paper.figures.items():
             for partition, figures in by_partition.items():
@@ -113,7 +113,7 @@ def of_papers(experiment: Experiment) -> Iterator[Record]:
 
 
 def of_claims(experiment: Experiment, found: Sequence[Entry]) -> Iterator[Record]:
-    """Yield what became of the papers' claims."""
+    """Yield the verdicts on the papers' claims."""
     for claim in experiment.claims:
         judged = judge(claim, found)
         fields = claim.model_dump(exclude={"direction"})
@@ -121,7 +121,7 @@ def of_claims(experiment: Experiment, found: Sequence[Entry]) -> Iterator[Record
 
 
 def cells_csv(cells: Sequence[Cell], finished: Mapping[str, Content]) -> str:
-    """Return ``cells.csv``; what was not measured is an empty field."""
+    """Return ``cells.csv``; unmeasured values are empty fields."""
     out = io.StringIO()
     table = csv.DictWriter(out, CELL_COLUMNS, lineterminator="\n")
     table.writeheader()
@@ -130,7 +130,7 @@ def cells_csv(cells: Sequence[Cell], finished: Mapping[str, Content]) -> str:
 
 
 def _done(cells: Sequence[Cell], finished: Mapping[str, Content]) -> Iterator[tuple[Cell, Content]]:
-    """Yield what is finished row by row, as the TOML has them; cells run seed by seed."""
+    """Yield finished cells row by row, in the TOML's order; cells run seed by seed."""
     rows = {name: i for i, name in enumerate(dict.fromkeys(c.row for c in cells))}
     parts = {name: i for i, name in enumerate(dict.fromkeys(c.partition for c in cells))}
     for cell in sorted(cells, key=lambda c: (rows[c.row], parts[c.partition])):  # stable

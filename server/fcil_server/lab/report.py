@@ -1,4 +1,4 @@
-"""The report of an experiment: what was measured, beside what the papers say."""
+"""The report of an experiment: its results, next to the papers' numbers."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def write(
     failed: Mapping[str, str],
     command: str,
 ) -> list[Path]:
-    """Write all files anew and return their paths.
+    """Rewrite all files and return their paths.
 
     Args:
         folder: the results'.
-        experiment: which.
+        experiment: the experiment.
         cells: all of it.
         finished: contents of cells by name.
-        failed: names of cells that have no result, and why.
-        command: how to make it again.
+        failed: names of cells without a result, and why.
+        command: the command that makes it again.
     """
     blocks = list(report(experiment, cells, finished, failed, command))
     content = (
@@ -59,7 +59,7 @@ def write(
 
 
 def paths(folder: Path) -> list[Path]:
-    """Return where the files of a report lie."""
+    """Return the paths of a report's files."""
     return [folder / name for name in FILES]
 
 
@@ -159,7 +159,7 @@ def _accuracy(experiment: Experiment, found: Sequence[Entry]) -> Iterator[Block]
 
 
 def _empty_rows(found: Sequence[Entry]) -> list[str]:
-    """Return the rows of which neither a cell nor a paper has a figure."""
+    """Return the rows without a number from any cell or paper."""
     filled = {e.row for e in found if e.seeds or e.papers}
     return list(dict.fromkeys(e.row for e in found if e.row not in filled))
 
@@ -174,7 +174,7 @@ def _grid(
     metric: Callable[[Entry], Stat],
     paper: Callable[[Figure], float | None],
 ) -> Table:
-    """One line per row that has a figure, one column per partition."""
+    """Return a table with one line per row that has a number, one column per partition."""
     empty = _empty_rows(found)
     at = {(e.row, e.partition): e for e in found}
     names = [p.name for p in experiment.partitions]
@@ -255,7 +255,7 @@ def _bytes(found: Sequence[Entry]) -> Iterator[Block]:
     ways = ("tensors up", "down", "wire up", "down", "in all up", "down")
     rows = [(e.row, e.partition, *map(_size, e.sizes)) for e in found]
     yield Table(("row", "partition", *ways), rows, text=2)
-    # The kernel counts whole connections, which have no share in what is predicted by cause.
+    # The kernel counts connections, which have no share in the predicted bytes by cause.
     causes = list(
         dict.fromkeys(
             c for e in found for c, ways in e.by_cause.items() if any(s.mean for s in ways)

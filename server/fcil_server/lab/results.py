@@ -1,13 +1,11 @@
-"""Where results lie: one small file for each finished cell, written whole or not at all.
+"""Results: one small file for each finished cell, written completely or not at all.
 
 ::
 
-    <folder>/
-        cells/<key>.json    the numbers of a cell and everything that they depend on
-        plan.json           digests of data, partitions and backbone, as last seen
-        data/               what was written of the images, and the partitions
-        work/<key>/         cells that are running, or failed: logs, keys, states
-        report.md  report.html
+    <folder>/ cells/<key>.json    the numbers of a cell and everything that they depend on plan.json
+    digests of data, partitions and backbone, as last seen data/               generated images, and
+    the partitions work/<key>/         cells that are running, or failed: logs, keys, states
+    report.md  report.html
 """
 
 from __future__ import annotations
@@ -24,13 +22,13 @@ from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_server.lab.data import Partition, save_json
 from fcil_server.lab.plan import RESULT_VERSION, Cell
 
-KEY_DIGITS = 24  # of the SHA-256; files of a few thousand cells
+KEY_DIGITS = 24  # of the SHA-256; enough for a few thousand cells
 PLAN = "plan.json"
 
 
 @dataclass(frozen=True)
 class Known:
-    """What was seen of the data and the backbone: enough to tell every key.
+    """Last known data and backbone: the inputs of every key.
 
     Attributes:
         partitions: slug of a split -> digest, source, images and notes of its file.
@@ -54,10 +52,10 @@ class Results:
         self.folder = folder.resolve()
 
     def make(self) -> None:
-        """Make the folder where it is not there.
+        """Create the folder if it does not exist.
 
         Raises:
-            StorageError: it cannot be made.
+            StorageError: it cannot be created.
         """
         for name in ("cells", "data", "work"):
             with storage_errors("create", self.folder / name):
@@ -65,18 +63,18 @@ class Results:
 
     @property
     def data(self) -> Path:
-        """For what is written of the images."""
+        """Folder of generated images and partitions."""
         return self.folder / "data"
 
     def room(self, key: str) -> Path:
-        """Where a cell runs."""
+        """Return the directory in which a cell runs."""
         return self.folder / "work" / key
 
     def known(self) -> Known:
-        """Return what was seen when the experiment last ran.
+        """Return the data and backbone of the experiment's last run.
 
         Raises:
-            NotYet: it never did.
+            NotYet: it never ran.
         """
         try:
             content = json.loads((self.folder / PLAN).read_bytes())
@@ -93,9 +91,9 @@ class Results:
             ) from error
 
     def see(self, backbone: str, partitions: Mapping[str, Partition]) -> Known:
-        """Note what data and backbone are now, besides what was seen of other cells.
+        """Save the current data and backbone, in addition to those of other cells.
 
-        What was seen of another data set is forgotten: one table is about one.
+        Those of another data set are forgotten: a table is about one data set.
         """
         sources = {p.source for p in partitions.values()}
         try:
@@ -121,7 +119,7 @@ class Results:
         """Return a finished cell's content; None if there is none, or a damaged one.
 
         Raises:
-            StorageError: the system does not let it be read.
+            StorageError: the system does not allow reading it.
         """
         path = self.folder / "cells" / f"{key}.json"
         if not path.exists():
@@ -136,7 +134,7 @@ class Results:
         return content if whole and content.get("key") == key else None
 
     def save(self, key: str, cell: Cell, known: Known, numbers: Mapping[str, Any]) -> None:
-        """Keep a finished cell."""
+        """Save a finished cell."""
         one = known.partitions[cell.split.slug]
         content = {
             **numbers,

@@ -1,4 +1,4 @@
-"""Runs cells, several at a time, and keeps what they came to; a failed one stops no other."""
+"""Runner of cells, several at a time; a failed one stops no other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CellRun = Callable[[Cell, Work, threading.Event, Callable[[str], None]], dict[st
 
 @dataclass(frozen=True)
 class Pending:
-    """A cell to run under its key."""
+    """A cell to run, with its key."""
 
     cell: Cell
     key: str
@@ -36,7 +36,7 @@ class Pending:
 def todo(
     cells: Sequence[Cell], known: Known, results: Results, work: Callable[[Cell, str], Work]
 ) -> list[Pending]:
-    """Return what is still to be run; cells that share a key are run once."""
+    """Return the cells that are still to be run; cells that share a key are run once."""
     pending: dict[str, Pending] = {}
     for cell in cells:
         key = known.key(cell)
@@ -56,19 +56,19 @@ def run(
     after: Callable[[], object],
     run_cell: CellRun = cells_of.run,
 ) -> dict[str, str]:
-    """Run all pending; return the failed cells' names, each with why.
+    """Run all pending cells; return the failed cells' names, each with its reason.
 
     Args:
-        pending: in the order in which they begin.
-        known: what their keys were made of.
-        results: where they are kept.
-        budget: learns how long they take.
-        show: tells the user.
+        pending: in the order of their start.
+        known: the inputs of their keys.
+        results: their store.
+        budget: receives their times.
+        show: shows progress to the user.
         after: called after each finished cell.
-        run_cell: what runs one.
+        run_cell: runs one cell.
 
     Raises:
-        KeyboardInterrupt: the user wants no more; running cells have ended, and begin anew
+        KeyboardInterrupt: the user interrupted it; running cells have ended, and start from scratch
             next time.
     """
     failed: dict[str, str] = {}
@@ -85,7 +85,7 @@ def run(
     with _interruptible():
         waiting: dict[Future[dict[str, Any]], Pending] = {}
         try:
-            for item in pending:  # the first begin while the others are still handed over
+            for item in pending:  # the first start while the others are still submitted
                 waiting[pool.submit(one, item)] = item
             while waiting:
                 done, _ = wait(waiting, TICK_S, FIRST_COMPLETED)
@@ -104,7 +104,7 @@ def run(
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
-            for future, item in waiting.items():  # done in the very moment of the interruption
+            for future, item in waiting.items():  # finished at the very moment of the interruption
                 if future.done() and not future.cancelled():
                     _ended(future, item, known, results, budget, show, failed)
     return failed
@@ -119,13 +119,13 @@ def _ended(
     show: Show,
     failed: dict[str, str],
 ) -> None:
-    """Keep a result, or why there is none."""
+    """Save a result, or the reason why there is none."""
     try:
         numbers: Mapping[str, Any] = future.result()
         results.save(item.key, item.cell, known, numbers)
     except Stopped:
         return
-    except Exception as error:  # also a defect of ours must not stop the other cells
+    except Exception as error:  # even our own defect must not stop the other cells
         said = error.message if isinstance(error, FcilError) else f"{type(error).__name__}: {error}"
         failed[item.cell.name] = f"{said} Its logs are in {item.work.room / 'logs'}."
         show.failed(item.cell, failed[item.cell.name])
@@ -137,7 +137,7 @@ def _ended(
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let a plain kill and a closed terminal end it as Ctrl-C does, where that can be set."""
+    """Make a plain kill and a closed terminal act like Ctrl-C, if that can be set."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Means and deviations over seeds, and what becomes of the papers' claims. Pure."""
+"""Means and deviations over seeds, and verdicts on the papers' claims. Pure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Stat:
     """A number over seeds.
 
     Attributes:
-        n: how many seeds it is of.
-        mean: None where no seed defines it.
+        n: number of seeds.
+        mean: None if no seed defines it.
         deviation: of a sample (n - 1); None for fewer than two.
     """
 
@@ -33,7 +33,7 @@ class Stat:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Stat:
-        """Summarise; undefined values are left out."""
+        """Summarise; undefined values are excluded."""
         known = [float(v) for v in values if v is not None and math.isfinite(v)]
         if not known:
             return cls(0, None, None)
@@ -43,16 +43,16 @@ class Stat:
 
 @dataclass(frozen=True)
 class Entry:
-    """One row in one partition, over all seeds that are finished.
+    """One row in one partition, over all finished seeds.
 
     Attributes:
-        seeds: those that are finished; ``missing``: those that are not.
+        seeds: the finished ones; ``missing``: the others.
         forgetting: by definition (`metrics.FORGETTING`).
-        by_seed: metric that a claim can be about -> seed -> value, where it is defined.
+        by_seed: metric of a possible claim -> seed -> value, where it is defined.
         up, down: tensor bytes of one client in one train round; ``_wire``: true bytes.
         all_up, all_down: true wire bytes of the whole run, all clients.
         curve: mean A_t over t; ``matrix``: mean S_{t,i}.
-        papers: (source, figures) of all papers that speak of it.
+        papers: (source, figures) of all papers with numbers for it.
     """
 
     row: str
@@ -81,13 +81,13 @@ class Entry:
 
     @property
     def sizes(self) -> tuple[Stat, ...]:
-        """All counts of bytes, up and down: tensors, wire, in all."""
+        """All byte counts, up and down: tensors, wire, in all."""
         return (self.up, self.down, self.up_wire, self.down_wire, self.all_up, self.all_down)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim and what became of it."""
+    """A claim and its verdict."""
 
     claim: Claim
     verdict: Verdict
@@ -168,7 +168,7 @@ def _at(content: Content, path: Sequence[str]) -> float | None:
 
 
 def look(content: Content, path: Sequence[str]) -> Any:
-    """Return what a cell's file has in a place; None: nothing."""
+    """Return the value at a path in a cell's file; None: there is none."""
     found: Any = content
     for key in path:
         found = found.get(key) if isinstance(found, Mapping) else None
@@ -176,7 +176,7 @@ def look(content: Content, path: Sequence[str]) -> Any:
 
 
 def _faults(done: Sequence[tuple[Cell, Content]]) -> Iterable[str]:
-    """Say where a cell's partition or rounds are not what was planned."""
+    """Yield deviations of a cell's partition or rounds from the plan."""
     for cell, content in done:
         for note in content.get("notes", ()):
             yield f"{cell.name}: {note}"
@@ -204,10 +204,10 @@ def mean_matrix(matrices: Sequence[Sequence[Sequence[float | None]]]) -> tuple[C
 
 
 def judge(claim: Claim, found: Sequence[Entry]) -> Judged:
-    """Say whether a claim holds in what was measured.
+    """Judge a claim by the results.
 
-    Differences are taken seed by seed: a seed gives both rows the same images and partition. It
-    is too close where their mean is within their deviation.
+    Differences are taken seed by seed: a seed gives both rows the same images and partition. The
+    verdict is too close if their mean is within their deviation.
     """
     by_row = {e.row: e for e in found if e.partition == claim.partition}
     left, right = (

@@ -1,1 +1,1 @@
-"""Files that a run leaves: run directory, plots and comparison."""
+"""Files of a run: run directory, plots and comparison."""

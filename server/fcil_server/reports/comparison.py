@@ -28,7 +28,7 @@ Named = Sequence[tuple[str, History]]
 def read(places: Sequence[Path]) -> list[tuple[str, History]]:
     """Read the newest run of each federation directory, or the run of each run directory.
 
-    Names are the methods', with the run's id where two would be called alike.
+    Names are the methods', with the run's id if two are the same.
 
     Raises:
         UsageError: there is no run in one of the places.
@@ -85,7 +85,7 @@ def _lines(runs: Named) -> list[tuple[str, list[tuple[int, float]]]]:
 
 
 def _wire_source(history: History) -> Source:
-    """Return who counted what is called the wire's bytes."""
+    """Return the source of the byte counts: the kernel, or prediction."""
     kernel = any(history.bytes_of(d).wire_kernel for d in Direction)
     return Source.KERNEL if kernel else Source.PREDICTED
 

@@ -1,7 +1,7 @@
 """The run directory's pictures, as PNG and SVG, drawn by matplotlib without a display.
 
-matplotlib is imported only here and only when something is drawn. Colours are Okabe and
-Ito's and the cividis map, readable with every common form of colour blindness and in grey.
+matplotlib is imported only here and only when needed. Colours are Okabe and Ito's and the cividis
+map, readable with every common form of colour blindness and in grey.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _COLOURS = (ORANGE, BLUE, GREEN, "#cc79a7", "#8a6d00", GREY)
 _DPI = 150
 _WRITTEN_CELLS = 20  # tasks up to which every cell carries its number
 _MAX_TICKS = 25
-_MAX_BARS = 60  # rounds; more are drawn as lines
+_MAX_BARS = 60  # rounds; more become lines
 
 
 @contextmanager
 def _plain_style() -> Iterator[None]:
     """Draw in matplotlib's own style, the same everywhere.
 
-    It reads a ``matplotlibrc`` in the current directory before the user's own; with
-    ``text.usetex`` such a file would have LaTeX started.
+    It reads a ``matplotlibrc`` in the current directory before the user's own; with ``text.usetex``
+    such a file would start LaTeX.
     """
     from matplotlib import style
 
@@ -73,7 +73,7 @@ def _new(width: float, height: float) -> tuple[Figure, Axes]:
 def _files(name: str, figure: Figure) -> dict[str, bytes]:
     """Return a figure as files; the same numbers give the same bytes.
 
-    So there is no software or date in them, and names inside an SVG come from its content.
+    So they contain no software name or date, and names inside an SVG come from its content.
     """
     import matplotlib as mpl
 
@@ -184,7 +184,7 @@ def _stacked(
     stacks: Mapping[Direction, list[dict[str, int]]],
     scale: float,
 ) -> None:
-    """Draw up (hatched) beside down, each cause in its colour."""
+    """Draw up (hatched) next to down, each cause in its colour."""
     for way, shift in ((Direction.UP, -0.2), (Direction.DOWN, 0.2)):
         low = np.zeros(len(x))
         for cause, colour in zip([*CAUSES.values(), REST], _COLOURS, strict=True):

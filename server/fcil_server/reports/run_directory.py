@@ -1,7 +1,7 @@
-"""The run directory: what a run leaves behind without being asked.
+"""The run directory: files that every run writes.
 
-Every file can be made again from the ledger at any time (`write`); ``rounds.jsonl`` also grows
-line by line while the run goes on (`append_round`), so that it can be followed.
+Every file can be made again from the ledger at any time (`write`); ``rounds.jsonl`` also grows line
+by line during the run (`append_round`), so that it can be followed.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ ROUND_COLUMNS = (
     "asked", "counted", "excluded", "silent",
     *(f"{way}_{name}" for way in ("up", "down") for name in _SIZES), *_PHASES,
 )  # fmt: skip
-_TAIL_BYTES = 4096  # a line with few clients is shorter
+_TAIL_BYTES = 4096  # longer than a line with few clients
 
-# What an experiment's numbers may depend on; those that are installed are listed.
+# Packages that an experiment's numbers may depend on; installed ones are listed.
 _PACKAGES = (
     "fcil",
     "torch",
@@ -71,17 +71,17 @@ def write(
     states: StateStore | None = None,
     plots: bool = True,
 ) -> list[Path]:
-    """Write all files of a run's directory anew, each atomically, and return their paths.
+    """Rewrite all files of a run's directory, each atomically, and return their paths.
 
-    ``states`` is where the final model is copied from; without it, and before the first
-    state, there is none. Pictures are drawn where ``plots`` says so and matplotlib is there.
+    ``states`` is the source of the final model; without it, and before the first state, there is
+    none. Pictures are drawn if ``plots`` is true and matplotlib is installed.
 
     Raises:
         UsageError: there is no such run.
         StorageError, DiskFull: the directory cannot be written.
     """
     from fcil_server.reports.sections import (
-        static_page,  # its templates are loaded when they are needed
+        static_page,  # its templates are loaded only when needed
     )
 
     data = collect(ledger, run)
@@ -105,26 +105,26 @@ def write(
         from fcil_server.reports.plots import draw
 
         files.update(draw(data))
-    files["summary.json"] = _json(content)  # the last one: where it is, the others are
+    files["summary.json"] = _json(content)  # the last one: its presence proves that of the others
     for name, content_bytes in files.items():
         write_atomic(directory / name, content_bytes)
     return [directory / name for name in sorted(files)]
 
 
 def _final(ledger: Ledger, run: RunId, states: StateStore | None) -> StateRecord | None:
-    """Return the newest committed state if it is whole; an older one is not the final model."""
+    """Return the newest committed state if it is intact; an older one is not the final model."""
     newest = ledger.newest_state(run)
     if states is None or newest is None:
         return None
     try:
         check_state(states, newest.state, {newest.state: newest.digest})
     except CorruptFile:
-        return None  # the server says so when it starts, and so does `fcil-server check`
+        return None  # the server reports it when it starts, and so does `fcil-server check`
     return states.record(newest.state)
 
 
 def is_complete(directory: Path) -> bool:
-    """Say whether the results of a run that is done were written, all of them."""
+    """Return True if the results of a completed run were written, all of them."""
     try:
         data = json.loads((directory / "summary.json").read_bytes())["data"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -133,10 +133,10 @@ def is_complete(directory: Path) -> bool:
 
 
 def append_round(ledger: Ledger, key: RoundKey, directory: Path) -> None:
-    """Add a closed round's line to ``rounds.jsonl``; what it takes does not grow with the run.
+    """Append a closed round to ``rounds.jsonl``, at a cost that does not grow with the run.
 
     If the last line is not that of the round before (a kill came between a round's end and its
-    line, or in the middle of one), the file is written anew from the ledger.
+    line, or in the middle of one), the file is rewritten from the ledger.
     """
     row = ledger.round(key)
     assert row is not None, "a round that closed is in the ledger"
@@ -153,7 +153,7 @@ def append_round(ledger: Ledger, key: RoundKey, directory: Path) -> None:
 
 
 def _last_seq(file: IO[bytes]) -> int | None:
-    """Return which round the last line is about; None: the file is empty; -1: it has no such line.
+    """Return the round number in the last line; None: the file is empty; -1: no such line.
 
     Only the last line is read, whose size depends on the clients of a round.
     """
@@ -208,7 +208,7 @@ def summary(data: RunData) -> dict[str, Any]:
 
 
 def environment(data: RunData) -> dict[str, Any]:
-    """Return the content of ``environment.json``: what the run was computed with and on."""
+    """Return the content of ``environment.json``: software and machine of the run."""
     run = data.run
     return {
         "schema_version": SCHEMA_VERSION,
@@ -229,8 +229,8 @@ def environment(data: RunData) -> dict[str, Any]:
 def describe_environment(device: Mapping[str, Any], *, threads: int) -> dict[str, Any]:
     """Describe this machine for `Ledger.new_run`.
 
-    ``device`` is what the worker says of the device it computes on; ``threads`` is how many
-    it was given. Nothing that names a person, a host or a path is included.
+    ``device`` is the worker's description of its device; ``threads`` is its number of threads.
+    Nothing that names a person, a host or a path is included.
     """
     return {
         "python": platform.python_version(),
@@ -267,7 +267,7 @@ def byte_records(data: RunData) -> Iterator[dict[str, Any]]:
 
 
 def round_records(data: RunData) -> Iterator[dict[str, Any]]:
-    """Yield one flat record per closed round; ``rounds.jsonl`` says who and why as well."""
+    """Yield one flat record per closed round; ``rounds.jsonl`` also has names and reasons."""
     for view in data.rounds:
         line = view.line()
         counts = {n: len(line[n]) for n in ("asked", "counted", "excluded", "silent")}

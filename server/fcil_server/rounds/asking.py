@@ -1,4 +1,4 @@
-"""Who can be asked, and the asking: RoundOpen with the parts that a client may need."""
+"""RoundOpen for the clients of a round, with the parts that a client may need."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fcil_server.sessions.peers import Peer
 def available(
     kit: RunContext, at: RunProgress, peers: Iterable[Peer], now: float
 ) -> list[Available]:
-    """Say of clients that are here whether they have data for the round under way."""
+    """Return, for each connected client, if it has data for the round under way."""
     keys: frozenset[str] = frozenset()
     evaluating = at.step is not None and at.step.kind == EVALUATE
     if at.task is not None and at.step is not None:
@@ -56,7 +56,7 @@ async def ask(
             base=at.base,
             classes=list(at.task.classes),
             past=list(at.task.past),
-            # The client's word makes its stream differ from the others' of the same round.
+            # The client's id makes its stream differ from the others' of the same round.
             seed=[kit.config.run.seed, int.from_bytes(peer.client.encode()[:6], "big")],
             remaining_s=remaining_s,
             min_count=kit.config.privacy.evaluate_min_count,
@@ -89,12 +89,12 @@ async def registry_part(
 
 
 def describe_pause(at: RunProgress) -> str:
-    """Say in a phrase what a paused run waits for."""
+    """Return a phrase that names what ends the pause."""
     return "fcil-server resume" + (f" ({at.held_for})" if at.held_for else "")
 
 
 def describe_wait(kit: RunContext, at: RunProgress) -> tuple[str, str]:
-    """Return the phase of the round under way, and in a phrase what it waits for."""
+    """Return the phase of the round under way, and a phrase that names what it waits for."""
     assert at.round is not None
     assert at.task is not None
     assert at.step is not None
@@ -125,7 +125,7 @@ def _describe_gathering(kit: RunContext, machine: Round, task: TaskInfo, step: S
 
 
 def wanted_images(kit: RunContext, task: TaskInfo, step: Step) -> str:
-    """Name the images that a round is about, in a phrase."""
+    """Return a phrase that names the images that a round needs."""
     names = kit.classes.names()
     wanted = _wanted(task, step)
     more = f" and {len(wanted) - 8} more" if len(wanted) > 8 else ""
@@ -134,9 +134,9 @@ def wanted_images(kit: RunContext, task: TaskInfo, step: Step) -> str:
 
 
 def hidden_classes(kit: RunContext, task: TaskInfo, step: Step) -> str:
-    """Name what `fcil-server classes show` is called with if all that a round is about is hidden.
+    """Return the arguments of `fcil-server classes show` if all classes of a round are hidden.
 
-    Empty where a class of the round is not hidden: then no client here has images of it.
+    Empty if a class of the round is not hidden: then no connected client has images of it.
     """
     wanted = _wanted(task, step)
     if not wanted or kit.classes.keys_of(wanted):

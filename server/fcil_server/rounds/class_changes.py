@@ -1,4 +1,4 @@
-"""What an operator may change about class names, asked for as fields of a command."""
+"""An operator's changes of class names, as fields of a command."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ CHANGES = ("admit", "alias", "rename", "hide", "show")
 
 
 def apply_change(classes: ClassRegistry, fields: dict[str, Any]) -> list[str]:
-    """Carry out one change; return the names that it was about.
+    """Carry out one change; return the names that it changed.
 
     Args:
         classes: of the run.
         fields: ``change`` (one of `CHANGES`) and ``names``: the classes to admit (none: all that
-            wait for it), hide or show; a name and the class that it stands for; or the old and
-            the new name.
+            wait), hide or show; a name and the class that it stands for; or the old and the new
+            name.
 
     Raises:
         UsageError: there is no such change or class, or it would mix classes.

@@ -1,8 +1,8 @@
-"""Which classes a run knows, under which ids, in which tasks.
+"""Classes of a run, with their ids and tasks.
 
-The rules over the ledger's rows: names are matched by `class_key` (NFC, trimmed, case-folded),
-ids are given in order and never change, a client may bring a limited number of names, and it
-is told ids only for names that it holds itself.
+The rules over the ledger's rows: names are matched by `class_key` (NFC, trimmed, case-folded), ids
+are given in order and never change, a client may bring a limited number of names, and it learns ids
+only of names that it holds itself.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from fcil_protocol.payloads.schema import class_key, class_name_fault, normalise
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ClassRow
 
-_NAMED = 3  # refused names that a note shows
+_NAMED = 3  # refused names that a note lists
 DEFAULT_QUOTA = 1000  # names that one client may bring into a run
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """What became of the names that a client announced.
+    """Result of a client's announcement of class names.
 
     Attributes:
-        accepted: the client's spellings of names that the run knows now.
+        accepted: the client's spellings of the names that the run now knows.
         new: those of them that the run had never seen.
-        refused: (name, reason), for the client's eyes.
+        refused: (name, reason), for the client.
     """
 
     accepted: tuple[str, ...]
@@ -37,7 +37,7 @@ class Announcement:
 
 
 class ClassRegistry:
-    """The class names of one run. All memory is in the ledger; this holds the rules."""
+    """Class names of one run; this class holds the rules, the ledger all data."""
 
     def __init__(
         self, ledger: Ledger, run: RunId, *, quota: int = DEFAULT_QUOTA, confirm: bool = False
@@ -48,14 +48,14 @@ class ClassRegistry:
         self._confirm = confirm
 
     def register_listed(self, tasks: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
-        """Give ids in listed order, at the start of a run; doing it again changes nothing.
+        """Give ids in listed order, at the start of a run; a repetition changes nothing.
 
         Returns:
             The ids of each task's classes.
 
         Raises:
-            ConfigError: a name is malformed or listed twice, a task is empty, or the run
-                was started with other names.
+            ConfigError: a name is malformed or listed twice, a task is empty, or the run was
+                started with other names.
         """
         _check_listed(tasks)
         held = self._ledger.classes(self._run)
@@ -83,10 +83,10 @@ class ClassRegistry:
         ]
 
     def announce(self, client: ClientId, names: Iterable[str]) -> Announcement:
-        """Take the class names that a client holds images of.
+        """Add the class names that a client holds images of.
 
-        New names wait for their task; in a run with listed classes they are refused. A
-        client's quota counts the names that it was the first to bring.
+        New names wait for their task; a run with listed classes refuses them. A client's quota
+        counts the names that it was the first to bring.
         """
         rows = {c.key: c for c in self._ledger.classes(self._run)}
         aliases = self._ledger.aliases(self._run)
@@ -123,19 +123,19 @@ class ClassRegistry:
     def pending(self) -> list[ClassRow]:
         """Return the names that the next task would take, in the order of their future ids.
 
-        ``seen_at`` of each says how long it has waited. Empty in a run with listed classes.
+        Each one's ``seen_at`` is the time since when it waits. Empty in a run with listed classes.
         """
         rows = self._ledger.classes(self._run)
         waiting = [c for c in rows if c.class_id is None and not c.hidden and c.admitted]
         return sorted(waiting, key=lambda c: c.key)
 
     def unadmitted(self) -> list[ClassRow]:
-        """Return the names that wait for an operator's word, the first to come first."""
+        """Return the names that wait for the operator to admit them, oldest first."""
         rows = [c for c in self._ledger.classes(self._run) if not (c.admitted or c.hidden)]
         return sorted(rows, key=lambda c: (c.seen_at, c.key))
 
     def canonical(self, keys: Iterable[str]) -> frozenset[str]:
-        """Return the keys of the classes that these keys stand for."""
+        """Return the keys of the classes that these keys name."""
         aliases = self._ledger.aliases(self._run)
         return frozenset(aliases.get(key, key) for key in keys)
 
@@ -148,17 +148,17 @@ class ClassRegistry:
         return frozenset(own | {key for key, target in others if target in own})
 
     def listed_tasks(self) -> int:
-        """Return how many tasks the listed schedule has, 0 when classes are discovered."""
+        """Return the number of listed tasks, 0 if classes are discovered."""
         planned = [c.planned_task for c in self._ledger.classes(self._run)]
         return 1 + max((p for p in planned if p is not None), default=-1)
 
     def open_task(self, task: int, *, only: Collection[str] | None = None) -> TaskInfo:
         """Open a task in the ledger with its listed classes, or with the pending names.
 
-        ``only`` restricts pending names to these keys; the others go on waiting.
+        ``only`` restricts pending names to these keys; the others keep waiting.
 
-        Pending names are sorted before they get the next ids, so that ids do not depend on
-        who connected first.
+        Pending names are sorted before they get the next ids, so that ids do not depend on the
+        order of connecting.
 
         Raises:
             InternalError: the task would have no class, or is not the next one.
@@ -186,9 +186,9 @@ class ClassRegistry:
         return TaskInfo(index=task, classes=opened[task].class_ids, past=past)
 
     def names_for(self, names: Iterable[str]) -> dict[str, int]:
-        """Return the client's own spellings with their ids, as far as tasks have opened.
+        """Return the client's own spellings with their ids, for tasks that have opened.
 
-        A client learns nothing of names that it does not hold. Hidden classes are left out.
+        A client learns nothing about names that it does not hold. Hidden classes are excluded.
         """
         by_key = {
             c.key: c.class_id
@@ -209,10 +209,10 @@ class ClassRegistry:
         rows = self._ledger.classes(self._run)
         return {c.class_id: c.name for c in rows if c.class_id is not None}
 
-    # What an operator may do.
+    # Changes by the operator.
 
     def rename(self, name: str, new_name: str) -> None:
-        """Call a class otherwise; its id stays, and the old name goes on to stand for it."""
+        """Rename a class; its id stays, and the old name becomes an alias."""
         row = self._find(name)
         clean = _clean_name(new_name)
         key = class_key(clean)
@@ -224,7 +224,7 @@ class ClassRegistry:
                 self._ledger.add_alias(self._run, row.key, row.name, key)
 
     def alias(self, name: str, target: str) -> None:
-        """Let ``name`` stand for the class ``target``; a waiting name is merged into it.
+        """Make ``name`` an alias of the class ``target``, merging a waiting name into it.
 
         Raises:
             UsageError: ``target`` is unknown, or ``name`` is a class with its own id.
@@ -245,7 +245,7 @@ class ClassRegistry:
             self._ledger.add_alias(self._run, key, clean, to.key)
 
     def admit(self, name: str) -> None:
-        """Let a task take a name that waits for an operator's word."""
+        """Allow tasks to take a name that waits for the operator."""
         self._ledger.admit_class(self._run, self._find(name).key)
 
     def hide(self, name: str, *, hidden: bool = True) -> None:
@@ -272,10 +272,10 @@ class ClassRegistry:
 
 
 def refused_names(refused: Iterable[tuple[str, str]]) -> list[str]:
-    """Return one sentence for each reason, however many names were refused for it.
+    """Return one sentence for each reason, no matter how many names it refused.
 
     Args:
-        refused: (name, reason), as `Announcement.refused` has them.
+        refused: (name, reason), as in `Announcement.refused`.
     """
     names: dict[str, list[str]] = {}
     for name, reason in refused:

@@ -1,4 +1,4 @@
-"""What happens when a round closes: aggregate, commit, evaluate, tell."""
+"""End of a round: aggregate, commit, evaluate, notify."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fcil_server.rounds import notes
 from fcil_server.rounds.position import RunContext, RunProgress, context
 from fcil_server.rounds.schedule import Step
 
-MAX_VOID = 3  # rounds in a row, and then each further one
+MAX_VOID = 3  # void rounds in a row that pause the run, as does each further one
 
 
 def needed_updates(ledger: Ledger, run: RunId) -> set[str]:
-    """Return which updates the spool must keep: the open round's, and the newest state's."""
+    """Return the updates that the spool must keep: the open round's and the newest state's."""
     row = ledger.open_round(run)
     made = ledger.newest_combined(run)
     updates = ledger.accepted(row.key) if row else []
@@ -37,7 +37,7 @@ def needed_updates(ledger: Ledger, run: RunId) -> set[str]:
 async def save(
     kit: RunContext, at: RunProgress, state: State, task: TaskInfo
 ) -> tuple[int, Digest]:
-    """Put the next state on disk; the ledger makes it the run's."""
+    """Save the next state on disk; the ledger makes it the run's."""
     number = at.number + 1
     digest = await asyncio.to_thread(kit.states.save, number, state, at.digest, task.index)
     return number, digest
@@ -45,31 +45,31 @@ async def save(
 
 @dataclass
 class Closing:
-    """Closes rounds of one run and remembers what became of updates.
+    """Closes rounds of one run and remembers the verdicts on updates.
 
     Attributes:
-        at: where the run stands, to look at.
-        adopt: called with a state that is committed, as `RunProgress.adopt` is.
+        at: progress of the run, read only.
+        adopt: called with a committed state, as `RunProgress.adopt` is.
     """
 
     kit: RunContext
     at: RunProgress
     adopt: Callable[[State, int, Digest, tuple[Part, ...]], None]
     _verdicts: dict[ClientId, Verdict | None] = field(default_factory=dict)  # of synced rounds
-    _judged: dict[ClientId, Verdict] = field(default_factory=dict)  # of the one that is closing
-    _far_apart: set[int] = field(default_factory=set)  # classes that this was said of
+    _judged: dict[ClientId, Verdict] = field(default_factory=dict)  # of the round that is closing
+    _far_apart: set[int] = field(default_factory=set)  # classes that a note has named
     _tidying: asyncio.Task[None] | None = None
 
     async def close(
         self, task: TaskInfo, step: Step, close: machine.Close, collect_s: float
     ) -> None:
-        """Carry out the end of a round, to the ledger and to those who were asked."""
+        """Close a round in the ledger and notify the asked clients."""
         key = RoundKey(self.kit.run, task.index, step.kind, step.round)
         if step.kind == EVALUATE:
             rows = self.kit.ledger.accepted(key)
             results = await asyncio.to_thread(self._open_evaluations, rows)
             with self.kit.ledger.transaction(waits=False):
-                for row in self.kit.ledger.accepted(key):  # but for who was revoked meanwhile
+                for row in self.kit.ledger.accepted(key):  # without clients revoked meanwhile
                     counts = results[row.client]
                     self.kit.ledger.add_evaluation(self.kit.run, key.task, row.client, counts)
                 outcome = self._commit(key, close, {"collect_s": collect_s})
@@ -80,14 +80,14 @@ class Closing:
         await self._tell(key, close, outcome)
         await asyncio.to_thread(self.kit.aggregation.settled)
         await self.tidied()
-        # What made the newest state stays: should its file be damaged, it is computed again.
-        # Chosen now, while no round takes updates; removed while the next one does.
+        # The updates of the newest state stay: if its file is damaged, it is computed again. Chosen
+        # now, while no round takes updates; the others are removed during the next round.
         needed = needed_updates(self.kit.ledger, self.kit.run)
         victims = sorted(set(self.kit.spool.keys()) - needed)
         self._tidying = asyncio.create_task(self._tidy(victims))
 
     async def _tidy(self, victims: Sequence[str]) -> None:
-        """Remove updates and states that are needed no more."""
+        """Remove updates and states that are no longer needed."""
         try:
             await asyncio.to_thread(self.kit.spool.remove, victims)
             await asyncio.to_thread(self.kit.states.prune)
@@ -95,7 +95,7 @@ class Closing:
             self.kit.notify("warning", error.code, str(error))
 
     async def tidied(self) -> None:
-        """Wait until what closed rounds have left over is removed."""
+        """Wait until the leftovers of closed rounds are removed."""
         if self._tidying is not None:
             await asyncio.shield(self._tidying)
 
@@ -119,7 +119,7 @@ class Closing:
             number, digest = await save(kit, at, state, task)
             if self._usable(key) == updates:
                 break
-            # Somebody was revoked meanwhile: what it sent must not be in the state.
+            # A client was revoked meanwhile: the state must not contain its update.
             kit.states.discard_after(at.number)
             kit.aggregation.keep_not(updates)
         else:
@@ -137,7 +137,7 @@ class Closing:
         return outcome
 
     def _usable(self, key: RoundKey) -> list[UpdateRow]:
-        """Return the updates that aggregation takes now."""
+        """Return the updates that can be aggregated now."""
         return [u for u in self.kit.ledger.accepted(key) if u.samples > 0]
 
     def _too_few(
@@ -147,7 +147,7 @@ class Closing:
         excluded: Mapping[ClientId, str],
         phases: dict[str, float],
     ) -> Outcome:
-        """Close a round with fewer updates than a state is made of; the state stays."""
+        """Close a round with fewer updates than a state needs; the state stays."""
         kit, least = self.kit, self.kit.config.least_updates
         with kit.ledger.transaction(waits=False):
             for client, reason in excluded.items():
@@ -159,7 +159,7 @@ class Closing:
                     "(round.min_updates)"
                 )
                 kit.ledger.exclude_update(key, row.client, reason)
-            if usable and close.why is not machine.Why.REST:  # which must be remembered
+            if usable and close.why is not machine.Why.REST:  # which the ledger must remember
                 close = replace(close, why=machine.Why.TOO_FEW)
             outcome = self._commit(key, close, phases)
         for client, reason in excluded.items():
@@ -176,7 +176,7 @@ class Closing:
         combined: Combined,
         phases: dict[str, float],
     ) -> Outcome:
-        """Close a round whose updates cannot be combined, none being to blame; the state stays."""
+        """Close a round whose updates cannot be combined, none being at fault; the state stays."""
         kit = self.kit
         assert combined.failure is not None
         why = combined.failure.message
@@ -184,22 +184,22 @@ class Closing:
             for row in self._usable(key):
                 reason = f"the round is void, and no update is to blame: {why}"
                 kit.ledger.exclude_update(key, row.client, reason)
-            if close.why is not machine.Why.REST:  # which must be remembered
+            if close.why is not machine.Why.REST:  # which the ledger must remember
                 close = replace(close, why=machine.Why.VOID)
             outcome = self._commit(key, close, phases)
         kit.notify("error", "void", notes.void(self.at, why))
         return outcome
 
     def heed_void(self, key: RoundKey) -> str:
-        """Say why to hold the run after several void rounds in a row, else nothing.
+        """Return a reason to pause the run after several void rounds in a row, else nothing.
 
-        By itself it would go on in vain.
+        Without a pause the run would continue in vain.
 
         Args:
             key: of the round that was just closed.
 
         Raises:
-            RunFailed: nobody is there to let it go on (``--until-done``).
+            RunFailed: no operator is there to resume the run (``--until-done``).
         """
         kit, row = self.kit, self.kit.ledger.round(key)
         count = kit.ledger.void_rounds(kit.run)
@@ -216,7 +216,7 @@ class Closing:
         return text
 
     def _warn_of_names(self) -> None:
-        """Say, once for a class, that two clients mean different things by its name, it seems."""
+        """Warn, once for a class, that two clients seem to mean different things by its name."""
         names = self.kit.classes.names()
         for class_id, one, other in self.kit.aggregation.far_apart:
             if class_id not in self._far_apart:
@@ -236,10 +236,10 @@ class Closing:
     ) -> Outcome:
         ledger = self.kit.ledger
         assert self.at.round is not None
-        for client in close.answers:  # who asks before the disk has it hears of the last round
+        for client in close.answers:  # a client that asks before the sync gets the last round's
             self.verdict(client)
         with ledger.transaction(waits=False):
-            # Updates that landed while the last ones were made durable count like the others.
+            # Updates that landed while the last ones were synced to disk count like the others.
             rows = ledger.updates(key)
             updated = {u.client for u in rows}
             outcome = close.outcome
@@ -264,7 +264,7 @@ class Closing:
         return outcome
 
     def _open_evaluations(self, rows: Sequence[UpdateRow]) -> dict[str, dict[int, tuple[int, int]]]:
-        """Return client -> class id -> (correct, total); runs beside the loop."""
+        """Return client -> class id -> (correct, total); runs in a thread beyond the event loop."""
         found: dict[str, dict[int, tuple[int, int]]] = {}
         for row in rows:
             payload = self.kit.aggregation.open_update(row)
@@ -293,14 +293,14 @@ class Closing:
             self.kit.send(peer, message)
 
     def verdict(self, client: ClientId) -> Verdict | None:
-        """Return what became of a client's last update whose round is closed."""
+        """Return the verdict on a client's last update whose round is closed."""
         if client not in self._verdicts:
             judged = self.kit.ledger.last_judged(self.kit.run, client)
             self._verdicts[client] = None if judged is None else _verdict(judged)
         return self._verdicts[client]
 
     async def central_evaluation(self, task: TaskInfo) -> None:
-        """Test the global model on the server's own folder, where one is configured."""
+        """Test the global model on the server's own folder, if one is configured."""
         folder = self.kit.config.run.central_test
         if not folder:
             return
@@ -313,6 +313,6 @@ class Closing:
 
 
 def _verdict(row: UpdateRow) -> Verdict:
-    """Return what became of an update whose round is closed, or is just being closed."""
+    """Return the verdict on an update whose round is closed, or is just being closed."""
     counted = row.status is not UpdateStatus.EXCLUDED
     return Verdict(update=row.update_id, counted=counted, reason=row.reason)

@@ -1,9 +1,9 @@
-"""Drives one run: tasks, rounds, one step after the other.
+"""Driver of one run, task by task and round by round.
 
-What comes next is decided by pure code (`schedule`, `machine`); here it is carried out, with
-`asking`, `reception` and `closing`. Every step is committed to the ledger before anybody is
-told, so a restart goes on with the same round: `Coordinator.drive` begins wherever the
-ledger says the run stands.
+Pure code (`schedule`, `machine`) decides the next step; this module carries it out, with `asking`,
+`reception` and `closing`. The ledger commits every step before any client or operator hears of it,
+so a restart resumes the same round: `Coordinator.drive` begins wherever the ledger says the run
+stands.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from fcil_server.sessions.run_ports import RunPorts
 
 @dataclass
 class Coordinator:
-    """One run of the federation on its way.
+    """Driver of one run of the federation.
 
     Attributes:
         ports: the daemon's side of the run.
-        task_closed: called when a task is learned, and judged.
+        task_closed: called when a task is learned and evaluated.
     """
 
     kit: RunContext
@@ -58,12 +58,12 @@ class Coordinator:
         self.reception = Reception(self.kit, self.at, self._updated, self._empty)
         self.discovery = Discovery(self.kit, self._wait_for_classes, self._may_go_on)
         self.old_classes = OldClasses(self.kit)
-        self._unheld_noted = -1  # the task of which was said that nobody has data for it
+        self._unheld_noted = -1  # the task for which the note about missing data was written
 
-    # --- what the daemon tells ----------------------------------------------------------------
+    # --- calls from the daemon ------------------------------------------------------------------
 
     def arrived(self, peer: Peer) -> None:
-        """A client is ready and has announced its classes (again)."""
+        """Handle a client that is ready and has announced its classes (again)."""
         self.old_classes.notice(peer)
         self._look_at([peer])
 
@@ -73,12 +73,12 @@ class Coordinator:
             self._events.put_nowait(event)
 
     def left(self, client: ClientId) -> None:
-        """A client's session ended."""
-        self.discovery.news.set()  # what is waited for says how many are here
+        """Handle the end of a client's session."""
+        self.discovery.news.set()  # the waiting phrase counts connected clients
         self._events.put_nowait(machine.Left(client, self._now()))
 
     def declined(self, client: ClientId, key: RoundKey, reason: str) -> bool:
-        """A client cannot take part in a round; says whether the round waited for its word."""
+        """Handle a client that cannot take part; return True if the round waited for its answer."""
         if self.at.round is None or not self.at.is_open or key != self.at.key(self.kit.run):
             return False
         waited = self.at.round.answers.get(client) is Answer.NONE
@@ -89,7 +89,7 @@ class Coordinator:
         return waited
 
     def revoked(self, client: ClientId) -> None:
-        """A client was taken off the list; unless its update was kept, it declines the round."""
+        """Handle a client's revocation; unless its update was kept, it declines the round."""
         key = self.at.key(self.kit.run)
         if key is None or not self.at.is_open:
             return
@@ -99,17 +99,17 @@ class Coordinator:
         self._events.put_nowait(machine.Withdrawn(client, WITHDRAWN, self._now()))
 
     def classes_changed(self) -> None:
-        """The operator changed names: who holds what is judged anew."""
+        """Match clients with classes again after the operator changed names."""
         self._look_at(self.kit.peers.announced())
 
     def close_short(self, *, rest_of_task: bool = False) -> None:
-        """The operator ends the round under way with what has come.
+        """End the round under way with the updates received so far.
 
         Args:
-            rest_of_task: the further rounds of its task too, but for the evaluation.
+            rest_of_task: also skip the further rounds of its task, except the evaluation.
 
         Raises:
-            UsageError: none is under way.
+            UsageError: no round is under way.
         """
         if self.at.round is None or self.at.round.phase is Phase.CLOSED or self.at.task is None:
             raise UsageError(
@@ -118,7 +118,7 @@ class Coordinator:
         self._events.put_nowait(machine.Stop(self._now(), rest=rest_of_task))
 
     def set_mode(self, mode: Mode) -> None:
-        """The operator holds the run between rounds, ends the server there, or lets it go on."""
+        """Hold the run between rounds, end the server there, or resume, as the operator wants."""
         at = self.at
         at.mode, at.held_for = mode, ""
         event = machine.Resume if mode is Mode.RUNNING else machine.Hold
@@ -132,7 +132,7 @@ class Coordinator:
         self.at.show("waiting", what)
 
     async def _may_go_on(self) -> None:
-        """Between rounds: wait while the operator holds the run; a drained server ends here."""
+        """Wait between rounds while the operator holds the run; a drained server ends here."""
         at = self.at
         while at.mode is not Mode.RUNNING:
             if at.mode is Mode.DRAINING:
@@ -150,7 +150,7 @@ class Coordinator:
         self._events.put_nowait(machine.Updated(client, self._now()))
 
     def verdict(self, client: ClientId) -> Verdict | None:
-        """Return what became of a client's last update whose round is closed."""
+        """Return the verdict on a client's last update whose round is closed."""
         return self.closing.verdict(client)
 
     @staticmethod
@@ -167,9 +167,9 @@ class Coordinator:
     # --- the run ----------------------------------------------------------------------------
 
     async def drive(self) -> None:
-        """Go on from wherever the ledger says the run stands, until its listed end.
+        """Drive the run from where the ledger says it stands to its listed end.
 
-        A discovered schedule has no end: it waits for new classes until it is stopped.
+        A discovered schedule has no end: it waits for new classes until the server stops.
         """
         kit, at = self.kit, self.at
         await self._load_state()
@@ -200,7 +200,7 @@ class Coordinator:
         self.end()
 
     def end(self) -> None:
-        """The run is learned."""
+        """End a run that has learned all its tasks."""
         self.at.show("done")
 
     def _closed(self, task: int) -> int:
@@ -208,14 +208,14 @@ class Coordinator:
 
     async def _load_state(self) -> None:
         newest = self.kit.ledger.newest_state(self.kit.run)
-        # A state file that the ledger does not know was never committed: its round goes on.
+        # A state file that the ledger does not know was never committed: its round resumes.
         self.kit.states.discard_after(newest.state if newest else -1)
         if newest is not None:
             state = await asyncio.to_thread(self.kit.states.load, newest.state)
             self.at.adopt(state, newest.state, newest.digest)
 
     def _tidy_spool(self) -> None:
-        """Remove older rounds' updates, and those never recorded: their senders still have them."""
+        """Remove updates of older rounds and unrecorded ones, which their senders still have."""
         row = self.kit.ledger.open_round(self.kit.run)
         updates = self.kit.ledger.accepted(row.key) if row else []
         held = set(self.kit.spool.keys())
@@ -240,7 +240,7 @@ class Coordinator:
         if listed:
             return kit.classes.open_task(len(opened))
         await self.discovery.wait()
-        # Only what somebody here can teach: names of clients that left again go on waiting.
+        # Only classes that a connected client can teach: names of clients that left keep waiting.
         return kit.classes.open_task(len(opened), only=self.discovery.held())
 
     async def _open_task(self, task: TaskInfo) -> None:
@@ -251,7 +251,7 @@ class Coordinator:
         ctx = context(kit, task, Step(OPENING, 0, 1))
         state = at.state if at.number >= 0 else await kit.aggregation.init(ctx)
         state = await kit.aggregation.open_task(ctx, state)
-        parts = await kit.aggregation.broadcast(ctx, state)  # what nobody could take is not kept
+        parts = await kit.aggregation.broadcast(ctx, state)  # if it fails, no state is kept
         number, digest = await save(kit, at, state, task)
         key = RoundKey(kit.run, task.index, OPENING, 0)
         kit.ledger.add_state(key, number, digest, at.digest)
@@ -291,7 +291,7 @@ class Coordinator:
         if key.kind != EVALUATE and self._no_more_of(key.task):
             self._events.put_nowait(machine.Stop(now, rest=True))
         here = available(self.kit, at, self.kit.peers.announced(), now)
-        # One snapshot: whoever is here is a candidate, whatever the order of connecting.
+        # One snapshot: all connected clients are candidates, in whatever order they connected.
         pairs = tuple((e.client, e.holds) for e in here)
         self._events.put_nowait(machine.Present(pairs, now))
         if at.round.phase is Phase.OPEN:  # restored: it may be complete already
@@ -317,16 +317,16 @@ class Coordinator:
             self._timers.clear()
 
     def _no_more_of(self, task: int) -> bool:
-        """Say whether the operator wanted no more rounds of a task; the ledger remembers."""
+        """Return True if the operator wanted no more rounds of a task; the ledger remembers."""
         return self.kit.ledger.was_closed_by(self.kit.run, task, machine.Why.REST.value)
 
     def _ensure_row(self, key: RoundKey) -> None:
-        """A round that closes before it asked anybody has left no trace in the ledger yet."""
+        """Record a round that closed before it asked any client."""
         if self.kit.ledger.open_round(self.kit.run) is None:
             self.kit.ledger.new_round(key, asked=(), base_state=self.at.number)
 
     def _machine(self, key: RoundKey) -> Round:
-        """Make the round's machine, as it was when the server stopped if it was open."""
+        """Make the round's machine, restored if the round was open when the server stopped."""
         ledger = self.kit.ledger
         rules = rules_of(self.kit.config, key.kind)
         seed = (self.kit.config.run.seed, key.task, key.round)
@@ -334,7 +334,7 @@ class Coordinator:
         if row is None or row.key != key:
             held, since = self.at.mode is not Mode.RUNNING, self.at.unheld_since
             self.at.opened_at = None
-            # Classes that are discovered have settled before their task opened.
+            # Discovered classes settled before their task opened.
             listed = self.kit.config.tasks.schedule == "listed" and key.kind != EVALUATE
             first = listed and not self._closed(key.task)
             return Round(rules=rules, seed=seed, held=held, unheld_since=since, first=first)
@@ -388,7 +388,7 @@ class Coordinator:
         asked = tuple(self.at.round.answers)
         self.kit.ledger.reopen_round(key, asked=asked, remaining_s=what.at - self._now())
         self.kit.notify("warning", "reopened", notes.reopened(self.kit, self.at, what))
-        if self.at.mode is Mode.DRAINING:  # it goes on when the server is started again
+        if self.at.mode is Mode.DRAINING:  # it resumes when the server is started again
             await self._may_go_on()
 
     def _note_unheld(self, until_s: float | None) -> None:

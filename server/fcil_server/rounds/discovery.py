@@ -1,4 +1,4 @@
-"""Discovered classes: when the next task opens, and who brings what was learned before."""
+"""Discovered classes: the opening of the next task, and returning images of learned classes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Discovery:
     """Waits until enough new class names are there and have settled.
 
     Attributes:
-        waits: told for what the next task waits, in a phrase.
+        waits: receives a phrase that names what the next task waits for.
         may_go_on: returns at once unless the operator holds the run.
         news: set whenever a client has announced its classes or left, or names were changed.
     """
@@ -31,7 +31,7 @@ class Discovery:
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def held(self) -> frozenset[str]:
-        """Return the keys of new class names that a present client has images of."""
+        """Return the keys of new class names that a connected client has images of."""
         brought = {k for p in self.kit.peers.announced() for k, n in (p.train or {}).items() if n}
         held = self.kit.classes.canonical(brought)
         return frozenset(c.key for c in self.kit.classes.pending() if c.key in held)
@@ -50,14 +50,14 @@ class Discovery:
             if pending and here and overdue:
                 return
             self.waits(self._wish(pending, here))
-            # Overdue with nobody here: only an arrival changes anything.
+            # Overdue and no client connected: only an arrival changes anything.
             limit = None if first is None or not here else first + rules.max_wait_s - now()
             self.news.clear()
             try:
                 wait_s = rules.settle_s if enough else limit and max(0.0, limit)
                 await asyncio.wait_for(self.news.wait(), wait_s)
             except TimeoutError:
-                # Whoever brought the classes may have left while they settled.
+                # The client that brought the classes may have left while they settled.
                 if enough and len(self.held()) >= rules.min_new_classes:
                     return
 
@@ -74,17 +74,17 @@ class Discovery:
 
 @dataclass
 class OldClasses:
-    """Notices who brings images of classes that earlier tasks have learned.
+    """Notices clients that bring images of classes that earlier tasks have learned.
 
-    Such images are tested and not trained (docs/decisions/0015): the client is told with its
-    next round, the operator here.
+    Such images are tested and not trained (docs/decisions/0015): the client learns it with its next
+    round, the operator here.
     """
 
     kit: RunContext
     _counts: dict[ClientId, Mapping[str, int]] = field(default_factory=dict)
 
     def notice(self, peer: Peer) -> None:
-        """Say which learned classes a client brings that it took no part in, or more of."""
+        """Report learned classes of which a client brings images for the first time, or more."""
         counts = peer.train or {}
         before = self._counts.get(peer.client)
         self._counts[peer.client] = dict(counts)
@@ -102,7 +102,7 @@ class OldClasses:
                 self._say(peer, what, rows)
 
     def _learned(self, counts: Mapping[str, int]) -> dict[str, ClassRow]:
-        """Return the client's key -> class of those whose task is over."""
+        """Return the client's class key -> class, for classes whose task is over."""
         over = {t.task for t in self.kit.ledger.tasks(self.kit.run) if t.closed_at is not None}
         if not over:
             return {}

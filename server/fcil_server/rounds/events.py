@@ -1,4 +1,4 @@
-"""What a round hears (events), says is to be done (instructions), and the words for both."""
+"""Events and instructions of a round, and the names of its phases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fcil_server.ledger.enums import Answer, Outcome
 
 
 class Phase(StrEnum):
-    """Where a round stands."""
+    """Phase of a round."""
 
     GATHERING = "gathering"
     OPEN = "open"
@@ -19,16 +19,16 @@ class Phase(StrEnum):
 
 
 class Why(StrEnum):
-    """What closed a round."""
+    """Reason for which a round closed."""
 
-    ANSWERED = "answered"  # nobody is waited for any more
-    TAKEN = "taken"  # as many updates as are taken have come
+    ANSWERED = "answered"  # no answer is outstanding
+    TAKEN = "taken"  # as many updates as the round takes have come
     DEADLINE = "deadline"
     OPERATOR = "operator"
-    REST = "rest_of_task"  # the operator, who wants no more rounds of the task either
-    NO_HOLDER = "no_holder"  # too few here, or nobody, have data for it
-    VOID = "void"  # no state could be made of its updates; whatever closed it before
-    TOO_FEW = "too_few"  # fewer updates than a state is made of; whatever closed it before
+    REST = "rest_of_task"  # the operator, who also wants no more rounds of the task
+    NO_HOLDER = "no_holder"  # too few connected clients, or none, have data for it
+    VOID = "void"  # no state could be made of its updates; replaces the first reason
+    TOO_FEW = "too_few"  # fewer updates than a state needs; replaces the first reason
 
 
 @dataclass(frozen=True)
@@ -36,22 +36,23 @@ class Rules:
     """The ``[round]`` section as far as one round needs it.
 
     Attributes:
-        clients_per_round: how many holders to ask; 0 asks all. If they all decline, others are.
-        take: how many updates close the round, the first to be on disk; 0 waits for all asked.
-        min_clients: how many clients must be connected before a round opens.
-        quorum: how many updates make a round complete; 0 means ``min_clients``. Never more
-            than the asked clients that did not decline; as many as are taken are enough, too.
-        min_updates: fewer updates change nothing, whoever declines; so many must have data, too,
-            before a round opens.
+        clients_per_round: number of holders to ask; 0 asks all. If they all decline, others are
+            asked.
+        take: number of updates, first on disk, that close the round; 0 waits for all asked clients.
+        min_clients: connected clients needed to open a round.
+        quorum: updates that make a round complete; 0 means ``min_clients``. Never more than the
+            asked clients that did not decline; ``take`` updates are enough, too.
+        min_updates: fewer updates change nothing, whichever clients decline; also the number of
+            clients with data needed to open a round.
         deadline_s: server uptime after which the round closes or is reopened.
-        grace_s: how long an asked client may be away before the round goes on without it.
+        grace_s: how long an asked client may be away before the round continues without it.
         on_short: ``reopen`` or ``close`` when the deadline passes without a quorum.
-        max_reopens: after so many reopenings the round closes short.
+        max_reopens: after this many reopenings the round closes short.
         settle_s: once enough clients have come one by one, how long to wait for the others.
-        retry_s: when so many that were asked declined that too few updates can come, how long
-            before they are asked again, and four times as long each further time; counts as a
-            reopening. 0 skips the round at once.
-        no_holder_s: how long enough clients may be here of which too few have data before the
+        retry_s: when too few updates can come because asked clients declined, how long before they
+            are asked again, and four times as long each further time; counts as a reopening. 0
+            skips the round at once.
+        no_holder_s: how long enough clients may be connected of which too few have data before the
             round is skipped; None waits for ever.
     """
 
@@ -74,7 +75,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Available:
-    """A client is connected, ready, and (``holds``) has data for this round."""
+    """Connected, ready client, which has data for this round (``holds``) or not."""
 
     client: ClientId
     holds: bool
@@ -83,7 +84,7 @@ class Available:
 
 @dataclass(frozen=True)
 class Present:
-    """Everybody who is here when the round begins: (client, holds) pairs, judged as one."""
+    """All clients connected when the round begins: (client, holds) pairs, handled as one event."""
 
     clients: tuple[tuple[ClientId, bool], ...]
     now: float
@@ -91,7 +92,7 @@ class Present:
 
 @dataclass(frozen=True)
 class Left:
-    """A client's connection ended."""
+    """End of a client's connection."""
 
     client: ClientId
     now: float
@@ -99,7 +100,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Updated:
-    """An update of this round is on disk."""
+    """Update of this round, now on disk."""
 
     client: ClientId
     now: float
@@ -107,11 +108,11 @@ class Updated:
 
 @dataclass(frozen=True)
 class Declined:
-    """A client says that it cannot take part.
+    """Message of a client that cannot take part.
 
     Attributes:
-        final: nor can it later, in this round.
-        resting: it asks in again by itself; until then it counts as one that is not here.
+        final: it cannot take part later in this round either.
+        resting: it asks in again on its own; until then it counts as not connected.
     """
 
     client: ClientId
@@ -123,7 +124,7 @@ class Declined:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """A client was revoked; whatever it answered counts no more."""
+    """Revocation of a client, which cancels its answer."""
 
     client: ClientId
     reason: str
@@ -132,14 +133,14 @@ class Withdrawn:
 
 @dataclass(frozen=True)
 class Tick:
-    """The time that `SetTimer` asked for has come."""
+    """Arrival of the time that `SetTimer` set."""
 
     now: float
 
 
 @dataclass(frozen=True)
 class Stop:
-    """The operator closes the round short, and with ``rest`` those after it in its task."""
+    """The operator's order to close the round short, and with ``rest`` its task's later ones."""
 
     now: float
     rest: bool = False
@@ -147,14 +148,14 @@ class Stop:
 
 @dataclass(frozen=True)
 class Hold:
-    """Nobody is to be asked for now; a round that has asked goes on."""
+    """Order to ask no client for now; a round that has asked continues."""
 
     now: float
 
 
 @dataclass(frozen=True)
 class Resume:
-    """What `Hold` stopped may go on."""
+    """End of a `Hold`."""
 
     now: float
 
@@ -173,14 +174,14 @@ class Ask:
 
 @dataclass(frozen=True)
 class Opened:
-    """Store that the round is open and whom it asked."""
+    """Store that the round is open and which clients it asked."""
 
     asked: tuple[ClientId, ...]
 
 
 @dataclass(frozen=True)
 class Widened:
-    """Store that the open round asks these: whom it asked before, and others in their place."""
+    """Store the clients asked by the open round: the earlier ones and their replacements."""
 
     asked: tuple[ClientId, ...]
 
@@ -194,10 +195,10 @@ class SetTimer:
 
 @dataclass(frozen=True)
 class Reopened:
-    """The deadline passed without a quorum; collecting goes on until a new deadline.
+    """Extension of a round that missed its quorum until a new deadline.
 
     Attributes:
-        declined: it is because all had declined; those missing are asked again.
+        declined: all asked clients had declined; those missing are asked again.
     """
 
     missing: tuple[ClientId, ...]
@@ -207,7 +208,7 @@ class Reopened:
 
 @dataclass(frozen=True)
 class Unheld:
-    """Say that enough clients are here and too few of them, or none, have data for the round.
+    """Notice that enough clients are connected and too few of them, or none, have data.
 
     Attributes:
         until: when the round is skipped; None: it waits.
@@ -218,11 +219,11 @@ class Unheld:
 
 @dataclass(frozen=True)
 class Unable:
-    """Say that too few updates have come, or none, and that none is on its way.
+    """Notice that too few updates have come, or none, and that none is on its way.
 
     Attributes:
-        until: when they are asked again, or the round is skipped; None: it waits for those that
-            rest.
+        until: when the clients are asked again, or the round is skipped; None: it waits for those
+            that rest.
     """
 
     until: float | None
@@ -230,7 +231,7 @@ class Unable:
 
 @dataclass(frozen=True)
 class Close:
-    """The round is over."""
+    """End of the round."""
 
     outcome: Outcome
     answers: Mapping[ClientId, Answer]

@@ -2,16 +2,15 @@
 
 Phases: ``gathering`` (too few clients), ``open`` (asked, collecting), ``closed``.
 
-    gathering --Present/Available/Left/Tick/Resume (enough)--> open
-        |  open --Updated/Declined/Withdrawn/Tick/Stop--> closed
-        |  open --Tick (deadline without quorum)--> open, reopened
-        +--Stop, or one of the first line (too few have data)--> closed, skipped
+    gathering --Present/Available/Left/Tick/Resume (enough)--> open |  open
+    --Updated/Declined/Withdrawn/Tick/Stop--> closed |  open --Tick (deadline without quorum)-->
+    open, reopened +--Stop, or an event of the first line (too few have data)--> closed, skipped
 
 No round closes as done or short with fewer updates than ``Rules.min_updates``: it is skipped.
 
-``Round.TABLE`` at the end of the file is the whole transition table; the events and
-instructions are in `rounds.events`. Time is a number of seconds of server uptime that the
-daemon passes in, so deadlines do not run while it is down.
+``Round.TABLE`` at the end of the file is the complete transition table; the events and instructions
+are in `rounds.events`. Time is a number of seconds of server uptime that the daemon passes in, so
+deadlines do not run while it is down.
 """
 
 from __future__ import annotations
@@ -57,20 +56,22 @@ class Round:
     """State of one round; only `handle` changes it.
 
     Attributes:
-        opens_at: set while enough clients are here and others may follow, or may have data soon.
-        first: the first round of its task: who is here may not have said yet what it holds of it.
-        hearing: set while it waits only for those who are here to say so.
+        opens_at: set while enough clients are connected and others may follow, or may have data
+            soon.
+        first: the first round of its task: connected clients may not have announced yet which of
+            its classes they hold.
+        hearing: set while it waits only for connected clients to announce that.
         held: between `Hold` and `Resume`.
-        unheld_since: since when enough clients are here of which too few have data; the next
-            round of the task goes on with it.
+        unheld_since: since when enough clients are connected of which too few have data; the next
+            round of the task inherits it.
         timed: its end has a timer.
-        barred: asked clients that cannot answer any more: revoked, or sent an update that is void.
-        stuck_until: set while too few updates have come and nobody that was asked is at work.
+        barred: asked clients that can no longer answer: revoked, or with a void update.
+        stuck_until: set while too few updates have come and no asked client is at work.
         resting: asked clients that declined and will ask in again.
     """
 
     rules: Rules
-    seed: tuple[int, ...]  # words that the sample of clients depends on
+    seed: tuple[int, ...]  # numbers that the sample of clients depends on
     phase: Phase = Phase.GATHERING
     connected: dict[ClientId, bool] = field(default_factory=dict)  # client -> holds data
     answers: dict[ClientId, Answer] = field(default_factory=dict)  # keys: the asked clients
@@ -89,7 +90,7 @@ class Round:
     resting: set[ClientId] = field(default_factory=set)
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Take one event and return what is to be done, in order."""
+        """Take one event and return the instructions that follow, in order."""
         handler = self.TABLE.get((self.phase, type(event)))
         return handler(self, event) if handler is not None else []
 
@@ -100,7 +101,7 @@ class Round:
         return self._hear_all(event.now)
 
     def _hear_all(self, now: float) -> list[Instruction]:
-        """Open, but let those who are here say first what they hold of a task that is new."""
+        """Open, but first let connected clients announce which classes of a new task they hold."""
         enough = len(self.connected) >= self.rules.min_clients and self.holders >= self._least
         all_said = self.holders == len(self.connected)
         if not self.first or not self.rules.settle_s or self.held or all_said or not enough:
@@ -123,7 +124,7 @@ class Round:
         return self._settle_until(event.now + self.rules.settle_s)
 
     def _heard(self, now: float) -> list[Instruction]:
-        """Open, unless it waits for others to come, or for some to say what they hold."""
+        """Open, unless it waits for others to come, or for some to announce what they hold."""
         if self.opens_at is not None:
             if not self.hearing or self.holders < len(self.connected):
                 return []
@@ -140,7 +141,7 @@ class Round:
 
     @property
     def holders(self) -> int:
-        """How many of those who are here have data for it."""
+        """Number of connected clients with data for the round."""
         return sum(self.connected.values())
 
     def _open_if_enough(self, now: float) -> list[Instruction]:
@@ -204,13 +205,13 @@ class Round:
         if self.stuck_until is not None and event.client not in self.answers:
             return self._ask_others(event.now)
         again = [Answer.NONE, Answer.LOST]
-        # Its folder changed, say; or it may work again.
+        # Its folder may have changed, or it may work again.
         renewed = self.stuck_until is not None or event.client in self.resting
         self.resting.discard(event.client)
         if renewed and event.holds and event.client not in self.barred:
             again.append(Answer.DECLINED)
         if self.answers.get(event.client) not in again:
-            # Perhaps it was the last one that rested, and has no data any more.
+            # It may be the last one that rested, and have no data any more.
             return [SetTimer(event.now)] if self.stuck_until == math.inf else []
         waited = self.stuck_until == math.inf  # perhaps for longer than a round may take
         self.answers[event.client], self.stuck_until = Answer.NONE, None
@@ -253,7 +254,7 @@ class Round:
 
     def _bar(self, client: ClientId) -> None:
         self.barred.add(client)
-        self.resting.discard(client)  # nobody waits for it
+        self.resting.discard(client)  # no longer waited for
 
     def _tick(self, event: Tick) -> list[Instruction]:
         for client, since in list(self.away_since.items()):
@@ -268,7 +269,7 @@ class Round:
         return self._close(Outcome.SHORT, Why.REST if event.rest else Why.OPERATOR)
 
     def _unmoved(self, _event: Hold | Resume) -> list[Instruction]:
-        return []  # it has asked: what was asked for is taken
+        return []  # clients have been asked, so their updates are taken
 
     def _settle(self, now: float) -> list[Instruction]:
         counts = self._counts()
@@ -315,7 +316,8 @@ class Round:
             return self._close(Outcome.SHORT, Why.ANSWERED)
         if able <= self.resting:
             return self._wait_for_rested()
-        # Not closed at once: the next round would fare the same, and a run be over in a moment.
+        # Not closed at once: the next round would fare the same, and the run would be over in a
+        # moment.
         waited = self.stuck_until == math.inf and not self.resting  # for one that is gone
         if self.stuck_until is None or waited:
             self.stuck_until = now + self.rules.retry_s * 4**self.reopens
@@ -336,7 +338,7 @@ class Round:
         return [reopened, *(Ask(c) for c in here), SetTimer(self.deadline)]
 
     def _wait_for_rested(self) -> list[Instruction]:
-        """Wait, however long: those that rest ask in again by themselves."""
+        """Wait without limit: resting clients ask in again on their own."""
         begins, self.stuck_until = self.stuck_until != math.inf, math.inf
         return [Unable(None)] if begins else []
 
@@ -348,8 +350,8 @@ class Round:
         return max(self.rules.min_updates, 1)
 
     def _quorum(self) -> bool:
-        # Who declines leaves the denominator: it has no data and cannot help. But whatever the
-        # reasons, no fewer than `min_updates` make a state.
+        # A client that declines leaves the denominator: it has no data and cannot help. But for
+        # whatever reason, fewer than `min_updates` never make a state.
         counts = self._counts()
         wanted = self.rules.quorum or self.rules.min_clients
         needed = min(wanted, len(self.answers) - counts[Answer.DECLINED])

@@ -1,4 +1,4 @@
-"""What the operator is told of a round under way, in sentences."""
+"""Notes about a round for the operator, in sentences."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ NAMED = 12  # clients that a note lists
 
 
 def opened(at: RunProgress, asked: tuple[ClientId, ...]) -> str:
-    """Say that a round asks so many."""
+    """Return the note that a round asks this many clients."""
     return f"{_name(at)} asks {len(asked)} client{'s' if len(asked) > 1 else ''}"
 
 
 def widened(at: RunProgress, asked: tuple[ClientId, ...]) -> str:
-    """Say that others are asked because all have declined so far."""
+    """Return the note that others are asked because all have declined so far."""
     return f"{_name(at)}: all have declined; it asks others too, {len(asked)} by now"
 
 
 def reopened(kit: RunContext, at: RunProgress, what: machine.Reopened) -> str:
-    """Say that a round goes on although its time was over, and whom it waits for."""
+    """Return the note that a round continues past its deadline, with the missing clients."""
     names = _names(kit, what.missing)
     if what.declined:
         return f"{_name(at)} asks again: {names}"
@@ -32,7 +32,7 @@ def reopened(kit: RunContext, at: RunProgress, what: machine.Reopened) -> str:
 
 
 def unable(kit: RunContext, at: RunProgress, until_s: float | None) -> str:
-    """Say that too many asked clients have declined, why, and what follows in so many seconds."""
+    """Return the note that too many asked clients declined, with reasons and what follows when."""
     assert at.round is not None
     rules, reasons = at.round.rules, at.round.reasons
     without = sorted(c for c, a in at.round.answers.items() if a is not Answer.UPDATED)
@@ -50,7 +50,7 @@ def unable(kit: RunContext, at: RunProgress, until_s: float | None) -> str:
 
 
 def void(at: RunProgress, why: str) -> str:
-    """Say that a round changes nothing, because its updates cannot be combined."""
+    """Return the note that a round changes nothing, because its updates cannot be combined."""
     return (
         f"{_name(at)} is void: its updates cannot be combined, and none in particular is to "
         f"blame; the model stays as it is. {why}"
@@ -58,7 +58,7 @@ def void(at: RunProgress, why: str) -> str:
 
 
 def too_few(at: RunProgress, usable: int, least: int) -> str:
-    """Say that a round changes nothing, because it has so few updates."""
+    """Return the note that a round changes nothing, because it has too few updates."""
     updates = f"{usable} update{'' if usable == 1 else 's'}"
     return (
         f"{_name(at)} is skipped: {updates} that can be used, and {least} are needed "
@@ -67,7 +67,7 @@ def too_few(at: RunProgress, usable: int, least: int) -> str:
 
 
 def unheld(kit: RunContext, at: RunProgress, until_s: float | None) -> str:
-    """Say that nobody here has images for the round, or too few have, and what follows."""
+    """Return the note that too few connected clients, or none, have images, and what follows."""
     assert at.task is not None
     assert at.step is not None
     assert at.round is not None

@@ -1,4 +1,4 @@
-"""What a run is made of, and where it stands; shared by the parts of the coordinator."""
+"""Fixed context and current progress of a run, shared by the parts of the coordinator."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from fcil_server.sessions.peers import Peer, Peers
 
 @dataclass(frozen=True)
 class RunContext:
-    """What does not change while a run is served.
+    """Everything that stays the same while a run is served.
 
     Attributes:
         send: sends a message to a client's session; False if it is gone.
-        notify: tells the operator: (level, code, text).
+        notify: writes a note for the operator: (level, code, text).
         lag: returns how late the loop was since the last call.
-        kept: where counted updates stay; None: they go with the state after next.
-        forgotten: clients with the tasks for which they are not asked any more.
-        attended: somebody may let a paused run go on; False with ``--until-done``.
+        kept: store of counted updates; None: they are removed with the state after next.
+        forgotten: clients, each with a task for which it is no longer asked.
+        attended: an operator may resume a paused run; False with ``--until-done``.
     """
 
     run: RunId
@@ -59,13 +59,13 @@ class RunContext:
     attended: bool = True
 
     def name_of(self, client: str) -> str:
-        """Return a client's name for people."""
+        """Return a client's name, as the operator reads it."""
         row = self.ledger.client(ClientId(client))
         return row.name if row else client[:8]
 
 
 class Mode(StrEnum):
-    """Whether rounds follow one another, as the operator wants it."""
+    """The operator's choice: rounds continue, pause, or end."""
 
     RUNNING = "running"
     PAUSED = "paused"  # no round opens
@@ -74,18 +74,18 @@ class Mode(StrEnum):
 
 @dataclass
 class RunProgress:
-    """Where a run stands now; its coordinator alone writes it.
+    """Progress of a run; only its coordinator writes it.
 
     Attributes:
         phase: one word for status.
         waiting_for: what the run waits for, one phrase; empty while busy.
         state, number, digest: the committed state that the next round starts from.
         parts, refs: its broadcast, once computed, and the sealed references to it.
-        mode: what the operator wants; it ends with the server.
-        held_for: why the run is paused, if it is not the operator who paused it.
-        opened_at: when the round under way first asked somebody, unix seconds.
-        unheld_since: since when nobody here has data for the task, while its rounds are skipped
-            for that.
+        mode: the operator's choice; lasts until the server ends.
+        held_for: why the run is paused, if the operator did not pause it.
+        opened_at: when the round under way first asked a client, unix seconds.
+        unheld_since: since when too few connected clients have data for the task, while its rounds
+            are skipped for that reason.
     """
 
     phase: str = "starting"
@@ -105,12 +105,12 @@ class RunProgress:
 
     @property
     def base(self) -> int:
-        """The number that updates of the open round must name."""
+        """State number that updates of the open round must name."""
         return max(self.number, 0)
 
     @property
     def is_open(self) -> bool:
-        """Whether a round takes updates."""
+        """True if a round takes updates."""
         return self.round is not None and self.round.phase is Phase.OPEN
 
     def key(self, run: RunId) -> RoundKey | None:
@@ -120,7 +120,7 @@ class RunProgress:
         return RoundKey(run, self.task.index, self.step.kind, self.step.round)
 
     def show(self, phase: str, waiting_for: str = "") -> None:
-        """Say what the run does now, and what it waits for."""
+        """Set the phase and the phrase that names what the run waits for."""
         self.phase, self.waiting_for = phase, waiting_for
 
     def hold(self, why: str) -> None:
@@ -131,19 +131,19 @@ class RunProgress:
     def adopt(
         self, state: State, number: int, digest: Digest, parts: tuple[Part, ...] = ()
     ) -> None:
-        """Go on from a state that was just committed, and from its broadcast if that is known."""
+        """Continue from a newly committed state, and from its broadcast if that is known."""
         self.state, self.number, self.digest = state, number, digest
         self.parts = parts
 
 
 def averaging_of(config: Config) -> Averaging:
-    """Return how the clients' tensors are averaged."""
+    """Return the rule that averages the clients' tensors."""
     trust = config.trust
     return Averaging(trust.averaging, trust.trim, trust.clip)
 
 
 def context(kit: RunContext, task: TaskInfo, step: Step) -> Context:
-    """Return what the method's halves on the server may use."""
+    """Return the context that the method's server halves get."""
     return Context(
         kind=step.kind,
         task=task,
@@ -160,7 +160,7 @@ def context(kit: RunContext, task: TaskInfo, step: Step) -> Context:
 
 
 def stamp(kit: RunContext, at: RunProgress, task: TaskInfo, step: Step) -> Stamp:
-    """Return what the headers of parts sealed now say."""
+    """Return the header fields of parts that are sealed now."""
     return Stamp(
         method=kit.method.name,
         schema_digest=kit.schema_digest,

@@ -1,4 +1,4 @@
-"""What intake may accept for the round under way, and how an accepted update is recorded."""
+"""Acceptance of updates for the round under way, and their record in the ledger."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Reception:
     """Answers intake's questions about the round under way.
 
     Attributes:
-        updated: told which client's update is on disk and in the ledger.
-        empty: told whose update is, but was made from nothing, with the reason.
+        updated: receives the client whose update is on disk and in the ledger.
+        empty: receives the client whose update was made from no samples, and the reason.
     """
 
     kit: RunContext
@@ -43,11 +43,11 @@ class Reception:
     empty: Callable[[ClientId, str], None]
 
     def expect(self, client: ClientId, core: Core) -> Expectation:
-        """Return what the open round lets this client send.
+        """Return the update that the open round expects of this client.
 
         Raises:
             WrongFederation, RoundClosed, StaleUpdate, AlreadyHave, SchemaMismatch.
-            NotYet: the round is open, but this server has not come to it yet.
+            NotYet: the round is open, but this server has not reached it yet.
         """
         kit, at = self.kit, self.at
         if core.run != kit.run:
@@ -73,11 +73,12 @@ class Reception:
         return self._expectation(at.task, core)
 
     def _closed(self, key: RoundKey, client: ClientId) -> FcilError:
-        """Return what became of a round that takes this client's update no more."""
+        """Return the error for a round that no longer takes this client's update."""
         name = f"task {key.task} {key.kind} round {key.round}"
         row = self.kit.ledger.round(key)
         if row is not None and row.closed_at is None and self.at.round is None:
-            # A restarted server that is not there yet: the update is kept and offered again.
+            # A restarted server that has not reached the round: the client keeps the update and
+            # offers it again.
             return NotYet(f"{name} resumes shortly; the server has just started.")
         if row is None or row.outcome in (None, Outcome.REOPENED):
             return RoundClosed(f"{name} is not open.")
@@ -109,7 +110,7 @@ class Reception:
         return Expectation(task, exchange.upload, dims, exchange.check)
 
     def recorded(self, client: ClientId, core: Core, digest: str) -> bool:
-        """Say whether the ledger has this very update."""
+        """Return True if the ledger has exactly this update."""
         key = RoundKey(self.kit.run, core.task, core.kind, core.round)
         row = self.kit.ledger.update_of(key, client)
         return row is not None and row.update_id == digest
@@ -118,9 +119,9 @@ class Reception:
         """Commit an update to the ledger; the Ack follows when the ledger is synced.
 
         Raises:
-            AlreadyHave: another one of this client for this round was first.
-            TrustError: the client is a member no more.
-            Surplus: the round has as many as it takes; those made durable first are in it.
+            AlreadyHave: another update of this client for this round came first.
+            TrustError: the client is no longer a member.
+            Surplus: the round has as many as it takes; the first ones on disk count.
         """
         core, ledger = accepted.core, self.kit.ledger
         self._must_be_member(accepted.client)  # it may have been revoked while this was stored

@@ -1,4 +1,4 @@
-"""A round that was open when the server stopped, as the ledger remembers it."""
+"""Restoration of a round that was open when the server stopped, from the ledger."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fcil_server.rounds.machine import Round
 def restore(
     ledger: Ledger, row: RoundRow, rules: Rules, seed: tuple[int, ...], now: float
 ) -> Round:
-    """Return the round's machine: whoever declined has declined, whoever rests still rests."""
+    """Return the round's machine; clients that declined or rest still do."""
     answers = dict.fromkeys(row.asked, Answer.NONE)
     barred, resting = [], []
     for update in ledger.updates(row.key):
@@ -24,7 +24,7 @@ def restore(
         answers[update.client] = Answer.DECLINED if gone else Answer.UPDATED
         barred += [update.client] if gone else []
     for kept in ledger.answers(row.key):
-        # One that declined may have been asked again, and have sent an update since.
+        # A client that declined may have been asked again, and have sent an update since.
         if kept.answer is Answer.DECLINED and answers.get(kept.client) is Answer.NONE:
             answers[kept.client] = Answer.DECLINED
             resting += [kept.client] if kept.reason == NotNow.code else []
@@ -53,8 +53,8 @@ def going_on(
 ) -> Round:
     """Return the machine of a round that was open when the server stopped.
 
-    Nobody is connected yet: clients that have not answered get the grace period, at
-    least, to come back.
+    No client is connected yet: clients that have not answered get at least the grace period to come
+    back.
     """
     waiting = [c for c, a in asked.items() if a is Answer.NONE]
     return Round(

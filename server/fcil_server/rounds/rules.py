@@ -1,4 +1,4 @@
-"""What a round goes by, from the configuration."""
+"""Rules of a round, from the configuration."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def rules_of(config: Config, kind: str) -> Rules:
     section = config.round
     fields = section.model_dump(exclude={"rounds_per_task", "on_no_holder", "no_holder_s"})
     limit = section.no_holder_s if section.on_no_holder == "skip" else None
-    # Of a run that keeps its own [privacy], the file's [round] may ask for less than is needed.
+    # In a run with its own [privacy], the file's [round] may ask for less than is needed.
     least = config.least_updates
     for key in ("take", "clients_per_round"):
         fields[key] = max(fields[key], least) if fields[key] else 0
     rules = Rules(**fields | {"min_updates": least}, no_holder_s=limit)
     if kind != EVALUATE:
         return rules
-    # Everybody with test images is asked; where nobody has any there is nothing to ask.
-    # What comes is counted client by client and makes no state.
+    # All clients with test images are asked; without such clients the round is skipped. The results
+    # are counted client by client and make no state.
     return replace(rules, clients_per_round=0, take=0, retry_s=0.0, no_holder_s=0.0, min_updates=1)

@@ -1,4 +1,4 @@
-"""Which clients a round asks, where it does not ask all that have data for it."""
+"""Sample of the clients with data that a round asks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fcil_protocol.ids import ClientId
 def sample(holders: list[ClientId], limit: int, seed: tuple[int, ...]) -> list[ClientId]:
     """Return at most ``limit`` of the holders (0: all), sorted.
 
-    A ranking by hash depends on who is there, not on the order in which they came.
+    A ranking by hash depends on the set of clients, not on the order in which they came.
     """
     if not limit or len(holders) <= limit:
         return holders

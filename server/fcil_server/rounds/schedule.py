@@ -1,4 +1,4 @@
-"""What comes next: pure functions from what is closed to the next step of a run."""
+"""Schedule of a run: pure functions from closed rounds to the next step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fcil_protocol.payloads.builtin import EVALUATE
 
 @dataclass(frozen=True)
 class Step:
-    """One round of the plan: its kind, its index within (task, kind), and how many there are."""
+    """One round of the plan: its kind, its index within (task, kind), and their number."""
 
     kind: str
     round: int

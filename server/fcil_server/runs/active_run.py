@@ -1,4 +1,4 @@
-"""Open the federation's current run, or begin one: worker, method, backbone, stores."""
+"""Opening of the federation's current run, or of a new one: worker, method, backbone, stores."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ from fcil_server.sessions.run_ports import RunPorts
 
 @dataclass
 class OpenRun:
-    """A run with everything that serves it.
+    """A run with all the parts that serve it.
 
     Attributes:
-        config: as the server was started with it; the run keeps its own where that is fixed.
+        config: the configuration that the server started with; the run keeps its own fixed keys.
         directory: the run's.
     """
 
@@ -74,17 +74,17 @@ class OpenRun:
     sinks: Sinks
 
     async def drive(self) -> None:
-        """Carry the run to its end; then leave its results."""
+        """Drive the run to its end; then write its results."""
         self.sinks.start()
         ledger, run = self.federation.ledger, self.coordinator.kit.run
         row = ledger.run(run)
         if row is None or row.status is not RunStatus.DONE:
             await self._learn()
-        self.coordinator.end()  # also of a run that was complete already
-        if not run_directory.is_complete(self.directory):  # nor after a kill at the very end
+        self.coordinator.end()  # also for a run that was already complete
+        if not run_directory.is_complete(self.directory):  # missing after a kill at the very end
             await self.write_results()
         spool = self.coordinator.kit.spool
-        spool.remove(spool.keys())  # the last state has a second copy by now
+        spool.remove(spool.keys())  # the last state now has a second copy
         self.ports.notify("info", "run_done", f"run {run} is complete: {self.directory}")
         for peer in self.ports.peers:
             self.ports.tell_done(peer)
@@ -96,15 +96,15 @@ class OpenRun:
         try:
             await self.coordinator.drive()
         except StorageError:
-            raise  # the disk failed, not the run: it goes on when the server is started again
+            raise  # the disk failed, not the run: it resumes when the server starts again
         except FcilError:
-            with contextlib.suppress(StorageError):  # what failed first is what is told
+            with contextlib.suppress(StorageError):  # the first failure is the one reported
                 ledger.set_run_status(run, RunStatus.FAILED)
             raise
         ledger.set_run_status(run, RunStatus.DONE)
 
     async def write_results(self) -> None:
-        """Write the run directory anew, off the loop."""
+        """Rewrite the run directory, in a thread."""
         path, kit = self.federation.ledger.path, self.coordinator.kit
 
         def write() -> None:
@@ -117,7 +117,7 @@ class OpenRun:
         self.sinks.wake()
 
     async def write_round(self, key: RoundKey) -> None:
-        """Add a closed round to ``rounds.jsonl``; what fails now is made good with the next."""
+        """Append a closed round to ``rounds.jsonl``; after a failure the next round appends it."""
         path = self.federation.ledger.path
 
         def write() -> None:
@@ -132,7 +132,7 @@ class OpenRun:
             self.ports.notify("warning", error.code, str(error))
 
     async def _look_at_budget(self, key: RoundKey) -> None:
-        """Say so if a round cost a client more than the run's budget."""
+        """Warn if a round cost a client more than the run's budget."""
         limit = round(self.coordinator.kit.config.wire.budget_mb * 1e6)
         if not limit:
             return
@@ -155,7 +155,7 @@ class OpenRun:
             )
 
     def make_intake(self) -> Intake:
-        """Make what takes in this run's uploads."""
+        """Make the intake of this run's uploads."""
         wire = self.config.wire
         return Intake(
             federation=self.federation.id,
@@ -184,14 +184,14 @@ async def open_run(
     """Open the newest run of the federation, or begin one.
 
     Args:
-        federation: whose run it is.
-        config: as the server was started with it.
-        ports: the daemon's side; of it, the opening uses ``notify`` alone.
-        new: begin a run, whatever there is.
+        federation: the run's federation.
+        config: the configuration that the server started with.
+        ports: the daemon's side; the opening uses only ``notify``.
+        new: begin a run even if there is one.
 
     Raises:
         ConfigError, BackboneMismatch, RunFailed: with the next action.
-        EgressRefused: the method would have clients send what may not leave them.
+        EgressRefused: the method's uploads would contain data that may not leave clients.
     """
     ledger, given = federation.ledger, config
     finish_emptying(ledger, federation.directory)
@@ -242,7 +242,7 @@ async def open_run(
 
 
 def _method_of(config: Config) -> tuple[Method, Hparams]:
-    """Return the method that is configured, in the forms that are, and its options."""
+    """Return the configured method, in the configured tensor forms, and its options."""
     method = registry.load_method(config.method.name)
     method = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))
     hparams = registry.make_hparams(method, config.method.options)
@@ -254,12 +254,12 @@ def _begin(
     ledger: Ledger, setup: RunSetup, facts: dict[str, Any], notify: Callable[[str, str, str], None]
 ) -> Run:
     run, config, method = new_run_id(), setup.config, setup.method
-    with ledger.transaction():  # a run without its listed classes would wait for others
+    with ledger.transaction():  # without its listed classes, a run would wait for other classes
         row = ledger.new_run(
             run,
             method=method.name,
             method_version=method.version,
-            # Sinks are the server's, not the run's; and an address may hold a password.
+            # Sinks belong to the server, not to the run; and an address may hold a password.
             config=configuration.to_toml(config.model_copy(update={"sinks": SinksSection()})),
             hparams=setup.hparams.model_dump(mode="json"),
             backbone=backbone_fields(setup.info),
@@ -275,10 +275,10 @@ def _begin(
 
 
 def check_resumed(row: Run, method: Method, info: BackboneInfo, digest: str) -> None:
-    """Refuse to go on with a run that was begun with something else.
+    """Refuse to resume a run that was begun with another backbone or method.
 
     Raises:
-        BackboneMismatch, RunFailed: with both, and what to do.
+        BackboneMismatch, RunFailed: with both values, and what to do.
     """
     if row.backbone.get("digest") != info.digest:
         raise BackboneMismatch(

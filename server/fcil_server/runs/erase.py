@@ -1,4 +1,4 @@
-"""``fcil-server erase``: what the server holds about a client goes; what cannot go is named."""
+"""``fcil-server erase``: remove a client's data from the server, and name what must stay."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _LOG_BYTES = 64 << 20  # of a log file that are searched for a name
 
 @dataclass(frozen=True)
 class Erasure:
-    """What went and what stays.
+    """Result of an erasure.
 
     Attributes:
-        pseudonym: what it is called from now on.
-        gone: what was removed, in sentences; ``stays``: what could not be.
+        pseudonym: the client's name from now on.
+        gone: removed data, in sentences; ``stays``: data that could not be removed.
     """
 
     client: ClientId
@@ -53,7 +53,7 @@ class Going:
 
 
 def outlook(ledger: Ledger, directory: Path, row: Client) -> list[str]:
-    """Say what a client is part of, before it is erased: it can be forgotten only now."""
+    """Return what a client's updates are part of; only before its erasure it can be forgotten."""
     lines = []
     for run, count in ledger.counts_of(row.client_id).items():
         kept = KeptUpdates(kept_folder(directory, run)).names()
@@ -70,20 +70,19 @@ def outlook(ledger: Ledger, directory: Path, row: Client) -> list[str]:
 def erase(
     roster: Roster, directory: Path, row: Client, actor: str, going: Going | None = None
 ) -> Erasure:
-    """Erase a client; asked again, finish what a kill interrupted.
+    """Erase a client; a repetition finishes what a kill interrupted.
 
-    The ledger first, which ends the membership, then files; reports are the caller's
-    (`tidy`).
+    The ledger first, which ends the membership, then files; the caller rewrites reports (`tidy`).
 
     Args:
         roster: of the federation.
         directory: the federation's.
         row: the client.
-        actor: who asks, for the audit log.
+        actor: the caller, for the audit log.
         going: the run that is served now; None: the server is stopped.
 
     Raises:
-        StorageError: something could not be removed.
+        StorageError: a file could not be removed.
     """
     ledger = roster.federation.ledger
     if row.curve:
@@ -123,7 +122,7 @@ def _unspool(directory: Path, run: Run, ids: list[str], going: Going | None) -> 
 
 
 def _clear(folder: Path) -> None:
-    """Remove what has come of updates under way; their senders begin them again."""
+    """Remove partially received updates; their senders begin them again."""
     if folder.is_dir():
         with storage_errors("remove", folder):
             shutil.rmtree(folder)
@@ -160,7 +159,7 @@ def _logs_with(directory: Path, name: str) -> list[str]:
 
 
 def tidy(path: Path, directory: Path) -> list[str]:
-    """Write the tables of all runs that have some anew, and empty the ledger's log; any thread.
+    """Rewrite the existing tables of all runs, and empty the ledger's log; any thread.
 
     Returns what stays after all, in sentences.
 
@@ -174,5 +173,5 @@ def tidy(path: Path, directory: Path) -> list[str]:
                 run_directory.write(
                     ledger, run.run_id, folder, states=StateStore(folder / "states")
                 )
-        emptied = ledger.emptied_beside()  # its pages are as they were before
+        emptied = ledger.emptied_beside()  # its pages hold the old content
     return [] if emptied else ["its name in the ledger's log, until the server is next stopped"]

@@ -1,4 +1,4 @@
-"""``fcil-server export``: a run's model as one ONNX file, while its server runs or not.
+"""``fcil-server export``: a run's model as one ONNX file, whether its server runs or not.
 
 It reads the ledger and a state, and computes in the process of the command, never in the daemon.
 """
@@ -29,7 +29,7 @@ from fcil_server.ledger.rows import Run, StateRow
 from fcil_server.rounds.classes import ClassRegistry
 from fcil_server.runs.active_run import check_resumed
 
-_OVERRIDES = ("run.weights",)  # of a run that is over, nothing else can differ here
+_OVERRIDES = ("run.weights",)  # nothing else can differ for a finished run
 
 
 def export_state(
@@ -44,7 +44,7 @@ def export_state(
     overrides: Sequence[str],
     tell: Callable[[str], None],
 ) -> ExportInfo:
-    """Write the model of one state; all of it or nothing.
+    """Write the model of one state, completely or not at all.
 
     Args:
         ledger: the federation's.
@@ -53,9 +53,9 @@ def export_state(
         chosen: the state (`choose`).
         target: the file; one that exists is replaced.
         options: of `fcil_adapters.export.model_file.Options`.
-        calibrate: folder of images to calibrate with and to compare on.
-        overrides: ``run.weights=FILE`` where the weights lie elsewhere now.
-        tell: told in words what is done next.
+        calibrate: folder of images for calibration and comparison.
+        overrides: ``run.weights=FILE`` if the weights were moved.
+        tell: receives a sentence about each step.
 
     Raises:
         FcilError: it cannot be exported; the message says why.
@@ -95,10 +95,10 @@ def export_state(
 def choose(
     ledger: Ledger, directory: Path, row: Run, *, task: int | None, state: int | None
 ) -> StateRow:
-    """Return the state that an operator means: the newest, the last of a task, or by number.
+    """Return the state that the operator chose: the newest, the last of a task, or by number.
 
     Raises:
-        UsageError: there is none, or it is not kept; the message lists what there is.
+        UsageError: there is none, or it is not kept; the message lists the kept ones.
         CorruptFile: its file is damaged.
     """
     if task is not None and state is not None:
@@ -120,7 +120,7 @@ def choose(
 
 
 def _config(row: Run, directory: Path, overrides: Sequence[str]) -> Config:
-    """Return the run's own configuration, with the weights where they lie now."""
+    """Return the run's own configuration, with the current path of the weights."""
     for override in overrides:
         key = override.partition("=")[0].strip()
         if key not in _OVERRIDES:
@@ -149,7 +149,7 @@ def _backbone(
 def _parts(
     method: Method, ctx: Context, hparams: Hparams, states: StateStore, chosen: StateRow
 ) -> dict[str, Payload]:
-    """Return the state's broadcast as clients get it."""
+    """Return the state's broadcast as clients receive it."""
     schemas = method.broadcast(hparams, ctx.backbone_info)
     aggregator = registry.load_half(method.aggregator)
     return {

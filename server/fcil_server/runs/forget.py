@@ -1,8 +1,9 @@
-"""``fcil-server forget``: go on as if a client had never taken part.
+"""``fcil-server forget``: recompute a run as if a client had never taken part.
 
-Where uploads follow from each client's own images (`Method.forgets`) and counted updates are kept
-(`[run] keep_updates`), the run is aggregated again from what the others have sent. The result
-becomes a fork (decisions 0017 and 0031); the states of the old run, which hold the client, go.
+If uploads depend only on each client's own images (`Method.forgets`) and counted updates are kept
+(`[run] keep_updates`), the run is aggregated again from the other clients' updates. The result
+becomes a fork (decisions 0017 and 0031); the states of the old run, which hold the client, are
+removed.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ _EMPTIED = ("states", "parts", "spool", "incoming", "kept")
 
 @dataclass(frozen=True)
 class Forgotten:
-    """What was done.
+    """Result of forgetting.
 
     Attributes:
-        run: the fork that goes on.
-        parent, state: what it was forked from.
-        updates, images: of the client, that are in no state any more; ``tasks``: theirs.
-        vanished: names of classes of which nobody else had an image.
-        left_out: updates of others that are too far from those that are left, with the reason.
+        run: the fork that continues.
+        parent, state: the origin of the fork.
+        updates, images: of the client, no longer in any state; ``tasks``: theirs.
+        vanished: names of classes of which no other client had an image.
+        left_out: excluded updates of others, too far from the remaining ones, with the reason.
         emptied: runs whose states and stored updates are removed.
-        elsewhere: other runs, with how many updates of the client are still in them.
-        overtaken: the run that a server would have gone on with, if it was another one, and its
-            newest state.
+        elsewhere: other runs, with the number of the client's updates that are still in them.
+        overtaken: the run that a server would have resumed, if it was another one, and its newest
+            state.
     """
 
     client: ClientId
@@ -66,13 +67,13 @@ class Forgotten:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run has of a client, and where computing again begins.
+    """A client's part in a run, and the state from which to compute again.
 
     Attributes:
         run: the run.
-        client: who is to be forgotten.
+        client: the client to forget.
         mine: its counted updates, in the order of the rounds.
-        first: the number of the first state that it is in.
+        first: the number of the first state that contains it.
     """
 
     ledger: Ledger
@@ -94,22 +95,22 @@ class Plan:
         return found
 
     def others(self, row: StateRow) -> list[UpdateRow]:
-        """Return the updates that a state was made of, without the client's."""
+        """Return the updates that a state was made of, except the client's."""
         return [u for u in self.rounds[row.key] if u.client != self.client.client_id]
 
 
 def plan(ledger: Ledger, directory: Path, run: Run, client: Client, why_not: str) -> Plan:
-    """Say what there is to forget.
+    """Return what forgetting a client takes.
 
     Args:
         ledger: the federation's.
         directory: the federation's.
-        run: where.
-        client: who.
+        run: the run that forgets.
+        client: the client to forget.
         why_not: why the run cannot forget exactly; empty: it can.
 
     Raises:
-        UsageError: nothing, or not exactly; the message says what can be done instead.
+        UsageError: there is nothing to forget, or not exactly; the message names alternatives.
     """
     counted = [
         u
@@ -137,7 +138,7 @@ def plan(ledger: Ledger, directory: Path, run: Run, client: Client, why_not: str
 
 
 def _instead(ledger: Ledger, directory: Path, run: Run, client: Client, first: int) -> str:
-    """Return the nearest thing that can be done where nobody can be forgotten exactly."""
+    """Return the nearest alternative for a run that cannot forget exactly."""
     before = [row for row in kept_states(ledger, directory, run.run_id) if row.state < first]
     anew = f"learn again without it: fcil-server revoke {client.name}, then serve --new-run"
     if not before:
@@ -164,7 +165,7 @@ class Forgetting:
     """Computes a run again without a client, and makes the result a fork.
 
     Attributes:
-        left_out: of each round, whose updates are too far from the others' now, and why.
+        left_out: (round, client, reason) of updates that are now too far from the others'.
     """
 
     kit: RunContext
@@ -173,7 +174,7 @@ class Forgetting:
     left_out: list[tuple[RoundKey, ClientId, str]] = field(default_factory=list)
 
     async def run(self) -> tuple[RunId, list[tuple[int, Digest, Digest | None]]]:
-        """Write the fork's states and kept updates; the ledger knows nothing of them yet.
+        """Write the fork's states and kept updates; the ledger does not know them yet.
 
         Returns:
             The fork's id, and number, digest and parent's digest of each changed state.
@@ -199,7 +200,7 @@ class Forgetting:
     async def _compute(
         self, rows: list[StateRow], base: int, target: StateStore, saved: set[int]
     ) -> list[tuple[int, Digest, Digest | None]]:
-        """Return what every state after ``base`` becomes; write those that are ``saved``."""
+        """Recompute every state after ``base`` and return them; write those that are ``saved``."""
         kit = self.kit
         state: State | None = kit.states.load(base) if base >= 0 else None
         digest: Digest | None = rows[base].digest if base >= 0 else None
@@ -215,7 +216,7 @@ class Forgetting:
         return found
 
     async def _next(self, row: StateRow, before: State | None) -> State:
-        """Return a state without the client; where too few others sent anything, the one before."""
+        """Return a state without the client; with too few updates of others, the one before."""
         updates = self.plan.others(row) if row.kind != OPENING else []
         if row.kind == OPENING:
             opened, _ = await take_step(self.kit, row, before, [])
@@ -232,9 +233,9 @@ class Forgetting:
         return state
 
     def _too_few(self, row: StateRow, updates: list[UpdateRow]) -> bool:
-        """Say whether these make no state, as in a round; they are left out then.
+        """Exclude these updates and return True if they are too few to make a state.
 
-        What made one under an earlier `[round] min_updates` still does.
+        A number that was enough under an earlier `[round] min_updates` still is.
         """
         least = min(self.kit.config.least_updates, len(self.plan.rounds[row.key]))
         if len(updates) >= max(least, 1):
@@ -262,7 +263,7 @@ class Forgetting:
             )  # fmt: skip
 
     def vanished(self) -> tuple[str, ...]:
-        """Return the names of the classes of which nobody else had an image."""
+        """Return the names of the classes of which no other client had an image."""
         mine, others = set[int](), set[int]()
         kept, registry = self.kit.kept, self.kit.classes
         assert kept is not None, "the run keeps updates"
@@ -279,7 +280,7 @@ class Forgetting:
     def commit(
         self, fork: RunId, states: list[tuple[int, Digest, Digest | None]], actor: str
     ) -> Forgotten:
-        """Make the fork the run that goes on, in one transaction; then remove the old states."""
+        """Make the fork the current run, in one transaction; then remove the old states."""
         ledger, source, client = self.plan.ledger, self.plan.run, self.plan.client
         vanished, counts = self.vanished(), ledger.counts_of(client.client_id)
         emptied = tuple(r for r in ledger.lineage(source.run_id) if r in counts)
@@ -314,7 +315,7 @@ class Forgetting:
 
 
 def _overtaken(ledger: Ledger, source: Run) -> tuple[RunId, int] | None:
-    """Return the run that is newer than the one that is forked, with its newest state."""
+    """Return the run that is newer than the forked one, with its newest state."""
     last = ledger.newest_run()
     state = ledger.newest_state(last.run_id) if last is not None else None
     if last is None or state is None or last.run_id == source.run_id:
@@ -323,14 +324,14 @@ def _overtaken(ledger: Ledger, source: Run) -> tuple[RunId, int] | None:
 
 
 def finish_emptying(ledger: Ledger, directory: Path) -> None:
-    """Remove the states and stored updates of runs that somebody was forgotten from.
+    """Remove the states and stored updates of runs that a client was forgotten from.
 
-    Also those that a kill left: the ledger says which runs they are. Tables and plots stay.
-    With them go forks that a kill or a fault left before the ledger knew them: they share states
-    and kept updates, also of somebody who is forgotten or erased after that.
+    Including those that a kill left: the ledger lists the runs. Tables and plots stay. It also
+    removes forks that a kill or an error left before the ledger knew them: they share states and
+    kept updates, perhaps of a client that is forgotten or erased afterwards.
 
     Raises:
-        StorageError: something cannot be removed.
+        StorageError: a file cannot be removed.
     """
     emptied = [path for run in ledger.emptied_runs() for path in leftovers(directory, run.run_id)]
     for path in (*emptied, *_unborn(ledger, directory)):
@@ -342,7 +343,7 @@ def finish_emptying(ledger: Ledger, directory: Path) -> None:
 
 
 def _unborn(ledger: Ledger, directory: Path) -> list[Path]:
-    """Return the folders of forks that no ledger row names, and that no server has opened."""
+    """Return the folders of forks that the ledger does not know and no server has opened."""
     runs = directory / "runs"
     with storage_errors("list", runs):
         folders = sorted(p for p in runs.iterdir() if is_run_id(p.name)) if runs.is_dir() else []
@@ -351,7 +352,7 @@ def _unborn(ledger: Ledger, directory: Path) -> list[Path]:
 
 
 def leftovers(directory: Path, run: RunId) -> list[Path]:
-    """Return what an emptied run still has of what it must not have."""
+    """Return the files of an emptied run that should have been removed."""
     folder = directory / "runs" / run
     there = [p for name in (*_EMPTIED, run_directory.FINAL_MODEL) if (p := folder / name).exists()]
     return [p for p in there if p.is_file() or any(p.iterdir())]

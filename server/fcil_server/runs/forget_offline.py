@@ -1,4 +1,4 @@
-"""Forget a client in a federation whose server is stopped: open the run, compute, commit."""
+"""Forgetting of a client while the server is stopped: open the run, compute, commit."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ Note = Callable[[str, str, str], None]
 async def forget(
     federation: Federation, name: str, run: str | None, *, actor: str, note: Note, revoke: bool
 ) -> Forgotten:
-    """Go on as if a client had never taken part in a run.
+    """Recompute a run as if a client had never taken part.
 
     Args:
         federation: open, and so not served.
         name: the client's, or the beginning of its id; also a former member's.
         run: the run's id or its beginning; None: the newest.
-        actor: who asks, for the audit log.
-        note: tells the operator: (level, code, text).
-        revoke: end its membership too.
+        actor: the caller, for the audit log.
+        note: writes a note for the operator: (level, code, text).
+        revoke: also end its membership.
 
     Raises:
-        UsageError: there is nothing to forget, or not exactly; says what can be done instead.
-        BackboneMismatch, RunFailed: the run cannot be computed with what is installed.
-        CorruptFile, DiskFull, StorageError: run and membership are as they were.
+        UsageError: there is nothing to forget, or not exactly; the message names alternatives.
+        BackboneMismatch, RunFailed: the installed packages cannot compute the run.
+        CorruptFile, DiskFull, StorageError: run and membership are unchanged.
     """
     ledger, directory = federation.ledger, federation.directory
-    finish_emptying(ledger, directory)  # of one that a kill interrupted
+    finish_emptying(ledger, directory)  # of an earlier one that a kill interrupted
     row, roster = run_named(ledger, run), Roster(federation, Doorkeeper())
     client = ever_named(ledger, name)
     setup = _setup(federation, row, note)
@@ -68,7 +68,7 @@ async def forget(
 
 
 def _setup(federation: Federation, row: Run, note: Note) -> RunSetup:
-    config = configuration.parse(row.config)  # as the run was begun
+    config = configuration.parse(row.config)  # as the run began
     method = registry.load_method(config.method.name)
     method = registry.in_forms(method, forms_of(config.wire.half, method.name, method.half))
     hparams = registry.make_hparams(method, config.method.options)

@@ -1,4 +1,4 @@
-"""Fork a run: a new run that begins with a kept state of another one, files and history."""
+"""Forks: new runs that begin with a kept state of another one, with its files and history."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def fork(
 ) -> Run:
     """Begin a new run with the states of ``source`` up to ``state``; the old one is kept.
 
-    Files first, then the ledger in one transaction: a kill in between leaves a run directory
-    that no run owns, and nothing else.
+    Files first, then the ledger in one transaction: a kill in between leaves only a run directory
+    that no run owns.
 
     Args:
         ledger: the federation's.
         directory: the federation's.
         source: the run to go back in.
         state: the number of a state that is kept.
-        actor: who wants it, for the audit log.
-        action: why, one word for the audit log.
+        actor: the caller, for the audit log.
+        action: the reason, one word for the audit log.
 
     Raises:
         CorruptFile: the state is missing or damaged.
@@ -68,7 +68,7 @@ def share_kept(
     *,
     without: ClientId | None = None,
 ) -> None:
-    """Let a fork keep the updates that its parent keeps; what it does not count goes later.
+    """Let a fork keep its parent's kept updates; those that it does not count are removed later.
 
     Raises:
         DiskFull, StorageError.
@@ -83,11 +83,11 @@ def share_kept(
 def choose_state(
     ledger: Ledger, directory: Path, run: RunId, *, task: int | None, state: int | None
 ) -> int:
-    """Return the number of the state that an operator means: after a task, or by number.
+    """Return the number of the state that the operator chose: after a task, or by number.
 
     Raises:
-        UsageError: both or none is given, the task is not learned, or the state is not kept;
-            the message lists what there is.
+        UsageError: both or none is given, the task is not learned, or the state is not kept; the
+            message lists the kept ones.
     """
     if (task is None) == (state is None):
         raise UsageError(

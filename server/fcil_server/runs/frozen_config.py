@@ -1,4 +1,4 @@
-"""What of its configuration a run keeps, whatever the file says by now."""
+"""The part of its configuration that a run keeps, even if the file changes."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ FREE_KEYS = {
 
 
 def config_of(row: Run | None, config: Config, notify: Callable[[str, str, str], None]) -> Config:
-    """Return the configuration to run with: the run's own where it is fixed.
+    """Return the configuration to run with: the run's own for fixed keys.
 
     Args:
-        row: the run that goes on; None: one begins.
-        config: as the server was started with it.
-        notify: tells the operator: (level, code, text).
+        row: the run that is resumed; None: a new one.
+        config: the configuration that the server started with.
+        notify: writes a note for the operator: (level, code, text).
     """
     if row is None:
         return config
     own = configuration.parse(row.config)
     given, chosen = config, row.environment.get("budget")
-    if chosen:  # what a budget chose as the run began is no difference, unless it is set now
+    if chosen:  # a budget's choices at the run's start are no difference, unless they are set now
         mine = given.method.options
         given = applied(given, {k: v for k, v in chosen["options"].items() if k not in mine})
     update: dict[str, Any] = {}
@@ -60,9 +60,9 @@ def config_of(row: Run | None, config: Config, notify: Callable[[str, str, str],
 
 
 def _differing(given: BaseModel, kept: BaseModel) -> list[str]:
-    """Return the keys that are set, here or in the run, and not as the run keeps them.
+    """Return the keys that are set, here or in the run, to other values than the run keeps.
 
-    A default that changed with a version of this program is no wish of the operator's.
+    A default that changed with a version of this program is not the operator's wish.
     """
     keys = given.model_fields_set | set(kept.model_extra or {})
     theirs, ours = given.model_dump(), kept.model_dump()

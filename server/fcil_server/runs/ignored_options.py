@@ -1,4 +1,4 @@
-"""What an operator has set and a run does not obey, in words."""
+"""Warnings about settings that have no effect on a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fcil_server.federation.sections import TrustSection
 def tell_ignored(
     note: Callable[[str, str, str], None], method: Method, hparams: Hparams, config: Config
 ) -> None:
-    """Warn of a cap on weights, or a wish to keep updates, that has no effect with the method.
+    """Warn of a cap on weights or of `keep_updates` if the method ignores it.
 
     The default cap counts as not set, for a federation's file has every key; and 1 caps nothing.
     """

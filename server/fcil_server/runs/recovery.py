@@ -1,9 +1,9 @@
-"""What is done when a run's newest state cannot be read: compute it again, or fork.
+"""Recovery of a run whose newest state cannot be read: compute it again, or fork.
 
 The updates of the round that made the newest state stay in the spool until the next state is
-committed. So a damaged state is computed again from the one before it and those updates, and
-taken only if it is the same to the byte. Where that cannot be, the run goes back to the newest
-state that can be read, as a new run: clients have seen the later ones.
+committed. So a damaged state is computed again from the one before it and those updates, and used
+only if it is byte-identical. If that fails, the run goes back to the newest readable state, as a
+new run, since clients have seen the later ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fcil_server.runs.fork import fork
 
 
 async def ensure_state(kit: RunContext, directory: Path) -> Run | None:
-    """See to it that the run's newest state can be read; return the fork if there had to be one.
+    """Ensure that the run's newest state can be read; return the fork if one was needed.
 
     Args:
         kit: the run's.
@@ -36,7 +36,7 @@ async def ensure_state(kit: RunContext, directory: Path) -> Run | None:
 
     Raises:
         CorruptFile: no state of the run can be read.
-        RunFailed: the newest cannot, and computing it again failed for another reason.
+        RunFailed: the newest one is unreadable, and computing it again failed for another reason.
     """
     newest = kit.ledger.newest_state(kit.run)
     if newest is None:
@@ -54,17 +54,17 @@ async def ensure_state(kit: RunContext, directory: Path) -> Run | None:
 
 
 class Recovery:
-    """Reads states, and computes again those that cannot be read."""
+    """Reads states, and computes unreadable ones again."""
 
     def __init__(self, kit: RunContext) -> None:
         self._kit = kit
         self._rows = {row.digest: row for row in kit.ledger.states(kit.run)}
 
     async def have(self, row: StateRow) -> State:
-        """Return a committed state; what had to be computed again is on disk again.
+        """Return a committed state; a recomputed one is on disk again.
 
         Raises:
-            CorruptFile: it cannot be had; the message says why.
+            CorruptFile: it cannot be recovered; the message says why.
         """
         try:
             return await asyncio.to_thread(self._read, row)
@@ -77,7 +77,7 @@ class Recovery:
         return state
 
     async def have_an_opening(self) -> None:
-        """Compute again the newest opening of a task that can be had: it needs no updates."""
+        """Compute the newest recoverable opening of a task again: it needs no updates."""
         for row in reversed(self._rows.values()):
             if row.kind == OPENING:
                 with contextlib.suppress(CorruptFile):
@@ -94,7 +94,7 @@ class Recovery:
         return state
 
     async def _compute(self, row: StateRow, damage: CorruptFile) -> State:
-        """Compute a state again, by whichever way gives the same bytes.
+        """Compute a state again, in the way that gives the same bytes.
 
         Raises:
             CorruptFile: none does.
@@ -104,7 +104,8 @@ class Recovery:
             return unpack(data)
         why = "the result differs"
         try:
-            # First whether its updates are there: else a long run would be walked to its start.
+            # Before any computing: a missing update would otherwise show only after a walk to the
+            # run's start.
             attempts = self._attempts(row)
             base = await self._base(row)
             for attempt in attempts:
@@ -113,7 +114,7 @@ class Recovery:
                     return state
         except (CorruptFile, TrustError, WireError) as error:
             why = error.message
-        except FcilError as error:  # it may pass: no reason to give a state up
+        except FcilError as error:  # it may pass: no reason to drop a state
             raise RunFailed(
                 f"{damage.message} Computing it again failed: {error.message}",
                 action="Start the server again; if that does not help, go back with: "
@@ -132,8 +133,8 @@ class Recovery:
     def _attempts(self, row: StateRow) -> list[list[UpdateRow]]:
         """Return the sets of updates that may have made a state.
 
-        Aggregation leaves out some by itself, comparing with the others: those belong to what
-        it is given. An update that was left out for another reason was not there.
+        Aggregation itself excludes some by comparison with the others: those belong to its input.
+        An update that was excluded for another reason was not there.
         """
         if row.kind == OPENING:
             return [[]]
@@ -156,10 +157,10 @@ class Recovery:
 async def take_step(
     kit: RunContext, row: StateRow, base: State | None, updates: list[UpdateRow]
 ) -> tuple[State | None, dict[ClientId, str]]:
-    """Compute what a state row says was computed, from a base and updates.
+    """Compute a state again as its row describes, from a base and updates.
 
     Returns:
-        The state, and whose updates are left out and why; None where that is everybody.
+        The state, and the excluded clients with reasons; None if all are excluded.
 
     Raises:
         FcilError: combining them fails, and no update in particular is to blame.
@@ -185,7 +186,7 @@ async def take_step(
 
 
 def _fall_back(kit: RunContext, directory: Path, newest: StateRow, error: CorruptFile) -> Run:
-    """Fork the run at the newest state that can be read, and say what that costs."""
+    """Fork the run at the newest readable state, and report the loss."""
     found = kept_states(kit.ledger, directory, kit.run)
     if not found:
         raise CorruptFile(

@@ -1,4 +1,4 @@
-"""Make a run's context: the stores in its directory, and what else its coordinator works with."""
+"""Construction of a run's context: the stores in its directory, and other parts it needs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fcil_server.sessions.run_ports import RunPorts
 
 @dataclass(frozen=True)
 class RunSetup:
-    """What a run computes with, before its stores are open."""
+    """Everything a run computes with, before its stores are open."""
 
     config: Config
     method: Method
@@ -37,12 +37,12 @@ class RunSetup:
 
     @property
     def keeps(self) -> bool:
-        """Whether counted updates stay: as wished, where it is of use."""
+        """True if counted updates stay: configured, and useful with the method."""
         return self.config.run.keep_updates and not self.method.forgets(self.hparams)
 
 
 def make_context(federation: Federation, row: Run, setup: RunSetup, ports: RunPorts) -> RunContext:
-    """Open a run's stores, and make what they need.
+    """Open a run's stores, and make the objects around them.
 
     Raises:
         StorageError: the directory cannot be used.
@@ -87,7 +87,7 @@ def make_context(federation: Federation, row: Run, setup: RunSetup, ports: RunPo
 
 
 def _kept(federation: Federation, run: RunId) -> KeptUpdates:
-    """Return the updates that a run keeps, without those of a round that a kill ended."""
+    """Return the kept updates of a run, without those of a round that a kill ended."""
     kept = KeptUpdates(kept_folder(federation.directory, run))
     kept.remove(set(kept.names()) - federation.ledger.counted_ids(run))
     return kept

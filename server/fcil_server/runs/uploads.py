@@ -1,4 +1,4 @@
-"""What a run makes of its clients' uploads: updates for its rounds, and lists of classes."""
+"""A run's handling of uploads: updates for its rounds, and lists of classes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fcil_server.sessions.uploads import Accepted, Expectation, IntakePorts
 
 
 class RunUploads(IntakePorts):
-    """Takes what intake has opened.
+    """Takes uploads that intake has opened.
 
     Args:
         coordinator: of the run.
@@ -31,19 +31,19 @@ class RunUploads(IntakePorts):
         self._ports = ports
 
     def expect(self, client: ClientId, core: Core) -> Expectation:
-        """Return what is expected of an update with this core, or raise why not."""
+        """Return the requirements for an update with this core, or raise the reason against it."""
         return self._coordinator.reception.expect(client, core)
 
     def recorded(self, client: ClientId, core: Core, digest: str) -> bool:
-        """Say whether the ledger has this update."""
+        """Return True if the ledger has this update."""
         return self._coordinator.reception.recorded(client, core, digest)
 
     def opened(self, accepted: Accepted) -> None:
-        """An update is whole and valid, and not yet on the disk."""
+        """Note that an update is complete and valid, and not yet on disk."""
         self._ports.opened(accepted)
 
     def stored(self, accepted: Accepted) -> None:
-        """Count an update that is in the spool for good."""
+        """Count an update that is safe in the spool."""
         self._coordinator.reception.stored(accepted)
         self._ports.stored(accepted)
         row = self._ledger.client(accepted.client)
@@ -53,11 +53,11 @@ class RunUploads(IntakePorts):
         self._ports.notify("info", "update", text, accepted.client)
 
     def lasting(self) -> None:
-        """Return when what is committed is on the disk."""
+        """Return when all commits are on disk."""
         self._ledger.sync()
 
     def announced(self, peer: Peer, payload: Payload) -> None:
-        """Take a client's inventory: which classes it holds, and how many images."""
+        """Take a client's inventory: its classes and their numbers of images."""
         if self._ports.peers.by_conn(peer.conn) is not peer:
             return  # it left while its list was opened, and will announce it again
         self._ports.announced(peer)
@@ -66,14 +66,14 @@ class RunUploads(IntakePorts):
         for text in refused_names(told.refused):
             self._ports.notify("warning", "class_refused", f"{peer.name}: {text}", peer.client)
         keys = [class_key(n) for n in names]
-        # Two folders of a client may be one class in other letters: their images add up.
+        # Two folders of a client may be one class in different letter case: their images add up.
         train, test = Counter[str](), Counter[str]()
         for key, n, m in zip(keys, payload.i64("train"), payload.i64("test"), strict=True):
             train[key] += int(n)
             test[key] += int(m)
         peer.train, peer.test = dict(train), dict(test)
         peer.names, peer.resting = tuple(names), False
-        held = [n for n in peer.train.values() if n]  # of other classes it has tests alone
+        held = [n for n in peer.train.values() if n]  # of other classes it has only test images
         text = f"{peer.name} holds {sum(held)} training images of {len(held)} classes"
         self._ports.notify("info", "announced", text, peer.client)
         self._coordinator.arrived(peer)
@@ -85,9 +85,9 @@ class RunUploads(IntakePorts):
         return self._ports.send(peer, message)
 
     def refused(self, peer: Peer, error: FcilError) -> None:
-        """Count that something of a client was refused."""
+        """Count the refusal of a client's message."""
         self._ports.count_refusal(peer, error)
 
     def failed(self, error: FcilError) -> None:
-        """End the server with what it cannot go on with."""
+        """End the server with this error."""
         self._ports.fail(error)

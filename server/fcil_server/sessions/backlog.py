@@ -1,4 +1,4 @@
-"""Messages that wait for one socket, in order, with what they come to kept as they come and go."""
+"""Ordered queue of messages that wait for one socket, with a running total of their bytes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Sequence
 
 MAX_BYTES = 64 << 20
-# A round's news to 4,000 clients is a few messages for each; an empty one costs some 300 bytes.
+# A round's messages to 4,000 clients are a few for each; an empty one costs some 300 bytes.
 MAX_MESSAGES = 65_536
 
 
 class SendQueue:
-    """A queue that knows its size without a look at what is in it."""
+    """A queue that knows its size without inspecting its messages."""
 
     def __init__(self) -> None:
         self._messages: deque[Sequence[bytes]] = deque()
@@ -22,21 +22,21 @@ class SendQueue:
 
     @property
     def full(self) -> bool:
-        """Whether so much waits that whoever should read it does not."""
+        """True if the queue is so long that its reader must have stopped reading."""
         return self.bytes > MAX_BYTES or len(self._messages) >= MAX_MESSAGES
 
     @property
     def first(self) -> Sequence[bytes]:
-        """The message that is next."""
+        """Next message."""
         return self._messages[0]
 
     def add(self, message: Sequence[bytes]) -> None:
-        """Put a message behind the others."""
+        """Append a message."""
         self._messages.append(message)
         self.bytes += sum(map(len, message))
 
     def drop(self) -> None:
-        """Take the next message away: it was sent."""
+        """Remove the next message after it was sent."""
         self.bytes -= sum(map(len, self._messages.popleft()))
 
     def clear(self) -> None:

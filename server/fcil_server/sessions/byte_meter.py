@@ -1,9 +1,9 @@
-"""Bytes as they pass: summed in memory, written to the ledger at intervals and round ends.
+"""Byte counts, summed in memory and written to the ledger at intervals and round ends.
 
-Two counts run side by side. What every message means is known here, and what it takes on
-the wire is predicted exactly (`link.interface.frame_wire_bytes`); such counts name their cause.
-What each connection really took is asked of the kernel (`tcp_info`). The difference is libzmq's
-own: heartbeats, and what is said to strangers.
+Two counts run side by side. This module knows what every message means and predicts exactly what it
+takes on the wire (`link.interface.frame_wire_bytes`); such counts name their cause. The kernel
+counts what each connection really took (`tcp_info`). The difference is libzmq's own traffic:
+heartbeats, and messages to strangers.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Accounts:
     """Counts every message of every client, and every connection.
 
     Args:
-        kernel: returns what the kernel has counted since the last call, by connection number.
+        kernel: returns the kernel's counts since the last call, by connection number.
 
     Attributes:
         round_key: the round that bytes belong to now; None between runs.
-        new_parts: digests of the parts that the current round introduced; fetching others
-            is catching up.
+        new_parts: digests of the parts that the current round introduced; fetching others is
+            catching up.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class Accounts:
         self._ledger = ledger
         self._run = run
         self._kernel = kernel
-        self._clients: dict[int, ClientId] = {}  # connection -> whose
-        self._left: set[int] = set()  # connections that may be forgotten once they were counted
+        self._clients: dict[int, ClientId] = {}  # connection -> its client
+        self._left: set[int] = set()  # connections to forget after their last count
         self._tcp: dict[tuple[RoundKey | None, ClientId | None], TcpCounts] = {}
         self._flows: dict[_Flow, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
         self.round_key: RoundKey | None = None
@@ -62,7 +62,7 @@ class Accounts:
         self.round_key, self.new_parts = key, new_parts
 
     def connected(self, client: ClientId, conn: int) -> None:
-        """Count the CURVE handshake of a new connection, and remember whose it is."""
+        """Count the CURVE handshake of a new connection, and remember its client."""
         self._clients[conn] = client
         for direction, size in (
             (Direction.UP, HANDSHAKE_UP_BYTES),
@@ -89,11 +89,11 @@ class Accounts:
         self._add(client, Direction.DOWN, cause, frames, sealed=sealed, tensor=tensor)
 
     def departed(self, conn: int) -> None:
-        """A connection is over; its last bytes are still to be asked for."""
+        """Note the end of a connection; its last bytes are still to be counted."""
         self._left.add(conn)
 
     def _ask_kernel(self) -> None:
-        """Take what the connections have carried since the last time, for the current round."""
+        """Charge the bytes that connections carried since the last call to the current round."""
         left, self._left = self._left, set()
         for conn, counts in self._kernel().items():
             key = (self.round_key, self._clients.get(conn))
@@ -102,7 +102,7 @@ class Accounts:
             self._clients.pop(conn, None)
 
     def head(self, relay: ClientId, direction: Direction, frame: bytes) -> None:
-        """Count the frame that names a lane; the client's own message is counted as its own."""
+        """Count the frame that names a lane; the client's own message is counted separately."""
         self._add(relay, direction, Cause.CONTROL, (frame,))
 
     def tensors_up(self, client: ClientId, size: int) -> None:
@@ -126,13 +126,13 @@ class Accounts:
         flow[3] += wire_bytes(frames)
 
     def flush(self) -> None:
-        """Write what has been counted to the ledger; what fails is written the next time."""
+        """Write all counts to the ledger; those that fail are written the next time."""
         self._ask_kernel()
         for _ in self._written():
             pass
 
     async def flush_in_turns(self) -> None:
-        """Do the same, but let others have the loop meanwhile."""
+        """Do the same, but give other tasks a turn of the loop in between."""
         turns = Turns()
         self._ask_kernel()
         await turns.give()
@@ -140,9 +140,9 @@ class Accounts:
             await turns.give()
 
     def _written(self) -> Iterator[None]:
-        """Write what has been counted until now, a few clients after each step.
+        """Write the counts so far, a few clients in each step.
 
-        What is counted between two steps for a flow that is not written yet goes with it.
+        Bytes counted between two steps for a flow that is not written yet are written with it.
         """
         for few in batched(list(self._tcp), STEP):
             self._ledger.add_byte_counts(
@@ -181,6 +181,6 @@ class Accounts:
 
 
 def batched(keys: Sequence[_K], most: int) -> Iterator[Sequence[_K]]:
-    """Return ``keys`` in order, so many at a time."""
+    """Yield ``keys`` in order, at most ``most`` at a time."""
     for start in range(0, len(keys), most):
         yield keys[start : start + most]

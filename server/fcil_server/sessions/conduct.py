@@ -1,9 +1,8 @@
-"""Which member sends too much that is refused, and for how long it is not heard then.
+"""Flood limit: members that send too many refused messages are cut off for a while.
 
-Every member has a bucket that fills with what the server need not have been told and empties
-at ten a second: 600 are borne at once, and ten a second permanently. Whose bucket overflows is cut
-off for a minute, and for twice as long each time that it happens again. It stays a member. Pure
-but for its clock.
+Every member has a bucket that fills with refused or needless messages and empties at ten a second:
+it tolerates 600 at once, and ten a second permanently. A member whose bucket overflows is cut off
+for a minute, and for twice as long each further time. It stays a member. Pure but for its clock.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from dataclasses import dataclass
 
 from fcil_protocol.ids import ClientId
 
-MOST = 600  # refused or needless messages at once; with one more the sender is cut off
-WINDOW_S = 60.0  # in which a full bucket empties: 10 a second
+MOST = 600  # refused or needless messages at once; one more cuts the sender off
+WINDOW_S = 60.0  # time in which a full bucket empties: 10 a second
 PAUSE_S = 60.0  # the first time
 LONGEST_S = 3600.0
 FORGIVEN_S = 3600.0  # without another pause; then the next one is as short as the first
-ANNOUNCED = 5  # what one list of classes counts as: up to 10,000 names are looked up for it
+ANNOUNCED = 5  # weight of one list of classes: up to 10,000 names are looked up for it
 
 
 @dataclass
@@ -31,16 +30,16 @@ class _Record:
 
 
 class Conduct:
-    """What each member has sent without need, and who is cut off until when."""
+    """Needless messages of each member, and the pauses of those that are cut off."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._records: dict[ClientId, _Record] = {}
 
     def needless(self, client: ClientId, count: float = 1.0) -> float:
-        """Count what was refused or not needed; returns for how long to cut the client off.
+        """Count refused or needless messages; return for how long to cut the client off.
 
-        0: it is heard, or is cut off already.
+        Returns 0 if it is not cut off, or is cut off already.
         """
         now = self._clock()
         record = self._records.setdefault(client, _Record(0.0, now))
@@ -57,6 +56,6 @@ class Conduct:
         return record.pause_s
 
     def left(self, client: ClientId) -> float:
-        """Return for how many seconds more a client is not heard; 0: it is."""
+        """Return for how many more seconds a client is cut off; 0: it is not."""
         record = self._records.get(client)
         return max(0.0, record.until - self._clock()) if record else 0.0

@@ -1,4 +1,4 @@
-"""Connections that were cut because they brought more than they may, as the operator hears it."""
+"""Notes for the operator about connections that were cut because they sent too much."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 from fcil_protocol.errors import FcilError
 
-AGAIN_S = 60.0  # between two notes about one key: who floods comes back at once
-_MAX_KEYS = 1000  # whose last note is remembered
+AGAIN_S = 60.0  # between two notes about one key: flooding clients come back at once
+_MAX_KEYS = 1000  # keys whose last note is remembered
 
 
 class Floods:
-    """Says who was cut, and how often since it was last said.
+    """Writes notes about cut connections, with the number of cuts since the last note.
 
     Args:
-        name: returns what to call the holder of a CURVE key; of an empty one, who never spoke.
+        name: returns the name of the holder of a CURVE key; an empty key means that it never spoke.
         say: takes a sentence.
         count: takes the key, each time.
         clock: seconds that do not jump.
@@ -33,10 +33,10 @@ class Floods:
         self._say = say
         self._count = count
         self._clock = clock
-        self._told: dict[bytes, tuple[float, int]] = {}  # key -> when it was said, cut since
+        self._told: dict[bytes, tuple[float, int]] = {}  # key -> time of its last note, cuts since
 
     def cut(self, key: bytes, why: str) -> None:
-        """Take the news that a connection was cut, with the reason."""
+        """Handle the cut of a connection, with its reason."""
         with contextlib.suppress(FcilError):  # a ledger that cannot be read
             self._tell(key, why)
             self._count(key)

@@ -1,4 +1,4 @@
-"""Guests at the gate: a ticket's holder says Enrol, gets one answer, and is shown out."""
+"""Enrolment of guests: a ticket's holder sends Enrol, gets one answer and is disconnected."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from fcil_server.federation.eligibility import check_ticket
 from fcil_server.federation.roster import Roster
 from fcil_server.ledger.rows import Ticket
 
-MAX_FORMER_BYTES = 160 << 10  # of a former member: a Hello with the features of a large backbone
+MAX_FORMER_BYTES = 160 << 10  # for a former member: a Hello with the features of a large backbone
 SHOWN_OUT_S = 5.0  # for the answer to arrive before the connection is cut
 
 
 @dataclass
 class Guests:
-    """Answers those who are not members (yet).
+    """Answers connections that are not (yet) members'.
 
     Args:
-        roster: whom tickets make a member.
+        roster: the roster that tickets add members to.
         keys: the server's.
         send: queues frames to a route. cut: ends a connection.
-        addresses: what a new member is told.
-        say: takes a note for the operator: level, code, text, and whose doing it is (``origin``).
+        addresses: returns the server's addresses for a new member.
+        say: takes a note for the operator: level, code, text, and the key that caused it
+            (``origin``).
     """
 
     roster: Roster
@@ -43,7 +44,7 @@ class Guests:
     _answered: set[int] = field(default_factory=set)  # connections of guests on their way out
 
     def had_its_answer(self, incoming: Incoming) -> bool:
-        """Say whether a connection is a guest's that was answered and is being shown out."""
+        """Return True if a connection is an answered guest's, about to be cut."""
         return incoming.conn in self._answered
 
     def departed(self, conn: int) -> None:
@@ -51,7 +52,7 @@ class Guests:
         self._answered.discard(conn)
 
     def check_size(self, incoming: Incoming) -> None:
-        """Refuse what is too long for somebody who is not a member.
+        """Refuse messages that are too long for a connection that is not a member's.
 
         Raises:
             TooLarge: with both sizes.
@@ -59,7 +60,7 @@ class Guests:
         size = sum(len(frame) for frame in incoming.frames)
         if size <= MAX_GUEST_BYTES or self.roster.door.is_member(incoming.key):
             return
-        # Whoever was a member a moment ago says a whole Hello, and is to hear why it is none.
+        # A client that was just removed sends a complete Hello, and must get the reason.
         former = self.roster.federation.ledger.client_by_curve(incoming.key) is not None
         if size > MAX_FORMER_BYTES or not former:
             self.cut(incoming.conn)
@@ -71,7 +72,7 @@ class Guests:
             self._show_out(incoming)
 
     def dismiss(self, conn: int) -> None:
-        """Hear nothing more of a connection that somebody else will cut."""
+        """Ignore further messages of a connection that another component will cut."""
         self._answered.add(conn)
 
     def _show_out(self, incoming: Incoming) -> None:
@@ -79,9 +80,9 @@ class Guests:
         asyncio.get_running_loop().call_later(SHOWN_OUT_S, self.cut, incoming.conn)
 
     def enrol(self, incoming: Incoming, received: Received, message: Enrol) -> None:
-        """Take a ticket's holder in, or say why not."""
+        """Enrol a ticket's holder, or answer with the reason for the refusal."""
         ticket = self.roster.federation.ledger.ticket(incoming.key)
-        if ticket is None:  # a member or a former one; the gate lets nobody else through
+        if ticket is None:  # a member or a former one; the gate admits no other key
             raise BadTicket("this connection was not made with a ticket.")
         channel = Channel(self.keys, _guest(ticket))
         channel.peer_nonce = message.nonce
@@ -94,13 +95,13 @@ class Guests:
             self.say("warning", error.code, text, origin=incoming.key.hex())
             answer = nack_of(error)
         self.send(incoming.route, channel.frames(answer))
-        # Its key is a guest's even now: the member comes back with keys of its own.
+        # Its key remains a guest's: the member comes back with keys of its own.
         self._show_out(incoming)
 
     def explain(self, incoming: Incoming, received: Received, message: Hello) -> bool:
-        """Tell a ticket's holder that says Hello what its ticket is worth; it stays unused.
+        """Tell a ticket's holder that sends Hello the state of its ticket, which stays unused.
 
-        Returns False for anybody else: who was a member hears elsewhere why it is none.
+        Returns False for any other key: a former member gets its reason elsewhere.
         """
         ledger = self.roster.federation.ledger
         member = self.roster.door.is_member(incoming.key)

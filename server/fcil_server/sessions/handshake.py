@@ -1,4 +1,4 @@
-"""Answer a Hello: who is it, may it take part, and what runs here."""
+"""Answers to a Hello: the client's identity, its admission, and the terms of the run."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from fcil_server.sessions.peers import Peer
 
 @dataclass(frozen=True)
 class RunTerms:
-    """The terms of a run: what every Welcome says and every Hello must meet.
+    """The terms of a run: contents of every Welcome and conditions for every Hello.
 
     Attributes:
         probe: (4, d) features of the shipped images; None if the method needs no backbone.
-        package: version of fcil. method_package: what brings the method, and its version.
+        package: version of fcil. method_package: the package of the method, and its version.
     """
 
     federation: str
@@ -68,7 +68,7 @@ class RunTerms:
 
     @property
     def install(self) -> str:
-        """What to do where the method is missing or another one."""
+        """Advice if the client lacks the method or has another version."""
         package = self.method_package or "the package that brings the method on the server"
         return f"Install {package} on the client and start it again."
 
@@ -78,7 +78,7 @@ def identify(ledger: Ledger, curve_key: bytes, hello: Hello) -> Client:
 
     Raises:
         UnknownClient, Revoked, MembershipExpired: the key is not, or no longer, enrolled.
-        UnknownClient: the Hello names somebody else.
+        UnknownClient: the Hello names another client.
     """
     row = ledger.client_by_curve(curve_key)
     if row is None or not row.may_join(ledger.now):
@@ -97,7 +97,7 @@ def identify(ledger: Ledger, curve_key: bytes, hello: Hello) -> Client:
 def meet(
     ledger: Ledger, keys: PrivateKeys, incoming: Incoming, received: Received, hello: Hello
 ) -> Peer:
-    """Return the session that a Hello begins; its terms are not checked yet.
+    """Return the session that a Hello begins; the terms are not checked yet.
 
     Raises:
         UnknownClient: see `identify`.
@@ -120,7 +120,7 @@ def meet(
 
 
 def check(terms: RunTerms, hello: Hello) -> bool:
-    """Say whether a client may take part now; False: it must load its backbone first.
+    """Return True if a client may take part now; False: it must load its backbone first.
 
     Raises:
         VersionMismatch, WrongFederation, MethodMismatch, BackboneMismatch: with both values.
@@ -139,7 +139,7 @@ def check(terms: RunTerms, hello: Hello) -> bool:
         )
     _check_method(terms, hello.methods)
     if hello.run != terms.run:
-        return False  # what it says of backbone and schema is about an earlier run
+        return False  # its backbone and schema belong to an earlier run
     if hello.backbone is None:
         return not terms.method.needs_backbone and hello.schema_digest == terms.schema_digest
     _check_backbone(terms, hello.backbone)
@@ -189,12 +189,12 @@ def _check_backbone(terms: RunTerms, claim: BackboneClaim) -> None:
 
 
 def agreement(terms: RunTerms, claim: BackboneClaim) -> float | None:
-    """Return how far a client's features of the probe images are from the server's (relative).
+    """Return the relative distance of a client's features of the probe images from the server's.
 
     None if the server has none to compare with.
 
     Raises:
-        BackboneMismatch: they are not of the same number.
+        BackboneMismatch: their number differs.
     """
     if terms.probe is None:
         return None
@@ -209,10 +209,10 @@ def agreement(terms: RunTerms, claim: BackboneClaim) -> float | None:
 
 
 def leaving(bye: Bye) -> FcilError:
-    """Return why a client says that it cannot go on.
+    """Return the reason that a leaving client gives.
 
-    Some say it in a sentence, which is about versions. Of others only the code leaves the
-    device; the client's own log has the rest.
+    Some give it in a sentence, which is about versions. Of others only the code leaves the device;
+    the client's own log has the rest.
     """
     return from_code(bye.code, bye.reason or "the client ended; its own log says why.")
 
@@ -226,7 +226,7 @@ def welcome(
     clients: int = 1,
     clock_s: float = 0.0,
 ) -> Welcome:
-    """Build the answer to a Hello that passed, as one of so many clients at this moment."""
+    """Build the answer to a Hello that passed; ``clients`` share the credit at this moment."""
     return Welcome(
         protocol=fcil_protocol.PROTOCOL_VERSION,
         server_nonce=nonce,
@@ -250,10 +250,10 @@ def welcome(
 
 
 def check_uplink(row: Client, message: Uplink, federation: str, now: float) -> None:
-    """Say whether a relay may carry messages.
+    """Check that a relay may carry messages.
 
     Raises:
-        TrustError: it is no member any more.
+        TrustError: it is no longer a member.
         VersionMismatch, WrongFederation: with both values.
     """
     if not row.may_join(now):

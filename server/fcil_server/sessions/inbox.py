@@ -1,7 +1,8 @@
-"""Uploads of each client in order: one that is ahead of what is opened waits, and nobody else.
+"""Ordered uploads of each client; a client that is ahead of intake waits alone.
 
-There is one receive loop for all. It never waits: what it cannot take now is held here, for its
-client alone, while whatever else comes (a Hello, a Decline, a Want, also of that client) passes.
+One receive loop serves all clients. It never waits: an upload that intake cannot take now is held
+here, for its client alone, while all other messages (a Hello, a Decline, a Want, also of that
+client) pass.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from fcil_protocol.messages.messages import Chunk, Update
 from fcil_server.sessions.intake import Intake, in_words
 from fcil_server.sessions.peers import Peer
 
-MESSAGE_BYTES = 2048  # that a message which waits costs beside its blobs
+MESSAGE_BYTES = 2048  # cost of a waiting message in addition to its blobs
 
 
 @dataclass
 class _Held:
-    """What waits of one client, the oldest first."""
+    """Waiting messages of one client, the oldest first."""
 
     messages: deque[tuple[Peer, Received, Update | Chunk]] = field(default_factory=deque)
     size: int = 0
-    due: bool = False  # its next one is about to be taken
+    due: bool = False  # the next message is about to be taken
 
 
 class Inbox:
@@ -35,10 +36,11 @@ class Inbox:
 
     Args:
         intake: takes them.
-        alive: says whether a peer's session is still the one of its connection.
-        refuse: told of an envelope that cannot be taken: whose, its digest, why.
-        cut: ends the connection of a peer of which more waits than may.
-        most_bytes: that may wait of one client. Who is asked for what it sends stays below.
+        alive: returns True if a peer's session is still the one of its connection.
+        refuse: receives an envelope that cannot be taken: its peer, its digest, the error.
+        cut: ends the connection of a peer with more waiting bytes than allowed.
+        most_bytes: bytes of one client that may wait. A client that sends only on request stays
+            below.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Inbox:
             self._shed(held, peer)
 
     def _shed(self, held: _Held, peer: Peer) -> None:
-        """Drop what is of sessions that are over; if that is too little, of this one too."""
+        """Drop messages of ended sessions; if that is too little, of this one too."""
         if sum(_size(r) for p, r, _ in held.messages if self._alive(p)) > self._most_bytes:
             self._cut(peer)
             held.messages.clear()
@@ -80,7 +82,7 @@ class Inbox:
         held.size = sum(_size(received) for _, received, _ in held.messages)
 
     def go_on(self, client: ClientId) -> None:
-        """Take what waits of a client, one message in each turn of the loop."""
+        """Take a client's waiting messages, one in each turn of the loop."""
         held = self._held.get(client)
         if held is not None and not held.due:
             held.due = True
@@ -89,7 +91,7 @@ class Inbox:
     def _next(self, client: ClientId, held: _Held) -> None:
         held.due = False
         if self._intake.is_busy(client):
-            return  # it calls again
+            return  # intake calls again
         if held.messages:
             peer, received, message = held.messages.popleft()
             held.size -= _size(received)

@@ -1,12 +1,11 @@
 """From frames to the spool: header, chunks, open, schema, fsync, Ack.
 
-The order of trust (PROTOCOL.md 10): the signed header is judged before the first chunk is
-stored, every chunk against its hash, the opened payload against the schema of its round,
-and the Ack leaves after the fsync. What fails is answered with a Nack that carries a stable
-code, and nothing of it is kept.
+The order of trust (PROTOCOL.md 10): the signed header is checked before the first chunk is stored,
+every chunk against its hash, the opened payload against the schema of its round, and the Ack leaves
+after the fsync. A failure is answered with a Nack that carries a stable code, and nothing is kept.
 
 The three stages overlap: while chunks of some clients come in, another's update is opened and
-spooled in a thread, one at a time, and those before it are made durable together.
+spooled in a thread, one at a time, and earlier ones are synced to disk together.
 """
 
 from __future__ import annotations
@@ -53,31 +52,31 @@ from fcil_server.sessions.uploads import Accepted, Expectation, IntakePorts
 
 SLACK_BYTES = 1 << 20  # safetensors header and metadata
 MAX_INVENTORY_BYTES = 4 << 20  # 10,000 names of 128 bytes and their counts
-MAX_UPLOADS = 4  # envelopes that one client may have under way
-MAX_OPENING = 2  # complete ones of one client that wait to be opened; then its next ones wait
-MAX_BATCH = 64  # updates that are acknowledged together: nobody waits for more than that
+MAX_UPLOADS = 4  # envelopes of one client under way
+MAX_OPENING = 2  # complete envelopes of one client that wait to be opened; then its next ones wait
+MAX_BATCH = 64  # updates that are acknowledged together: none waits for more than that
 
 
 @dataclass(frozen=True)
 class _Complete:
-    """An envelope of which all chunks are there."""
+    """An envelope with all its chunks."""
 
     peer: Peer
     digest: str
     receiving: Receiving
-    over: asyncio.Event  # it is in the spool, or refused
+    over: asyncio.Event  # set once it is in the spool, or refused
 
 
 class Intake:
     """Takes uploads of all clients.
 
     Args:
-        incoming: the folder for what has come in part.
-        credit: bytes of one client that may be asked for and not yet received.
+        incoming: the folder for partially received envelopes.
+        credit: bytes of one client that may be requested and not yet received.
         ports: the run that the uploads are for.
 
     Attributes:
-        room: called with a client when more of it may be taken after it was busy.
+        room: called with a client when intake has room for it again after it was busy.
     """
 
     def __init__(
@@ -102,45 +101,45 @@ class Intake:
         self._max_classes = max_classes
         self._ports = ports
         self._clock = clock
-        self._inflows: weakref.WeakSet[Inflow] = weakref.WeakSet()  # of connections that live
+        self._inflows: weakref.WeakSet[Inflow] = weakref.WeakSet()  # of live connections
         self._waiting: deque[_Complete] = deque()  # the first one is being opened
         self._opener: asyncio.Task[None] | None = None
         self._opening: Counter[ClientId] = Counter()  # of `_waiting`
         self._removals: dict[ClientId, asyncio.Task[None]] = {}
         self.room: Callable[[ClientId], None] = lambda _: None
         self._batch: list[tuple[Peer, Accepted]] = []
-        self._pending: set[str] = set()  # appended, not yet acknowledged
-        self._complete: set[str] = set()  # all chunks there, being opened or about to be
-        self._newest: dict[str, Peer] = {}  # of those two, who offered them again meanwhile
+        self._pending: set[str] = set()  # in the spool, not yet acknowledged
+        self._complete: set[str] = set()  # all chunks received; being opened or waiting for it
+        self._newest: dict[str, Peer] = {}  # for those two, the peer that offered them again
         self._flush: asyncio.Task[None] | None = None
 
     # --- header -----------------------------------------------------------------------------
 
     def is_busy(self, client: ClientId) -> bool:
-        """Say whether nothing more of a client should come until `room` is called."""
+        """Return True if a client should send nothing more until `room` is called."""
         return self._opening[client] >= MAX_OPENING or client in self._removals
 
     def offer(self, peer: Peer, received: Received, message: Update) -> None:
-        """Judge the header of an update and ask for its chunks, or Ack what is stored."""
+        """Check the header of an update and ask for its chunks, or Ack a stored one."""
         data, signature, wrap = received.blobs
         verify_header(data, signature, peer.keys)
         header = parse_header(data, max_plain_bytes=self._max_payload_bytes)
         if header.update_id != message.digest:
             raise WireError("an update's digest is not that of its header.")
         if message.digest in self._pending or message.digest in self._complete:
-            self._newest[message.digest] = peer  # the answer is on its way, to whoever asks
+            self._newest[message.digest] = peer  # the answer is on its way, to the newest peer
             return
         if self._ports.recorded(peer.client, header.core, message.digest):
             # The Ack was lost. Its round may be over, and the spool without it: it was in time.
             self._ports.send(peer, Ack(digest=message.digest))
             return
         if message.digest in self._spool:
-            # A kill came between the spool and the ledger: it was never acknowledged.
+            # The server was killed between the spool and the ledger: it was never acknowledged.
             again = self._take_anew(peer, received, message)
             self._removals[peer.client] = asyncio.get_running_loop().create_task(again)
             return
         if message.digest in peer.inflow.under_way:
-            return  # said twice; its chunks are on their way
+            return  # offered twice; its chunks are on their way
         self._check_core(peer, header.core)
         self._check_size(peer, header)
         if len(peer.inflow.under_way) >= MAX_UPLOADS:
@@ -163,7 +162,7 @@ class Intake:
             self.room(peer.client)
 
     def _check_size(self, peer: Peer, header: Header) -> None:
-        """Refuse what its schema cannot need before anything is set aside for it."""
+        """Refuse payloads larger than the schema allows before space is set aside for them."""
         limit = MAX_INVENTORY_BYTES
         if header.core.kind != INVENTORY:
             expectation = self._ports.expect(peer.client, header.core)
@@ -183,10 +182,10 @@ class Intake:
     # --- chunks -----------------------------------------------------------------------------
 
     def chunk(self, peer: Peer, received: Received, message: Chunk) -> None:
-        """Store the chunks of a message if their hashes fit, and go on."""
+        """Store the chunks of a message if their hashes fit, and continue."""
         receiving = peer.inflow.under_way.get(message.digest)
         if receiving is None:
-            return  # late, of an update that was refused or is stored: not worth a word
+            return  # late, of an update that was refused or is stored: not worth an answer
         try:
             peer.inflow.put(message.digest, message.index, received.blobs[0], self._clock())
         except WireError as error:
@@ -196,14 +195,14 @@ class Intake:
         self._continue(peer, message.digest, receiving)
 
     def _ask(self, peer: Peer) -> None:
-        """Ask for what the client's link and the server's memory have room for."""
+        """Ask for as many bytes as the client's link and the server's memory have room for."""
         busy = sum(bool(inflow.under_way) for inflow in self._inflows)
         peer.inflow.pace.most_bytes = share(self._credit, busy)
         for want in peer.inflow.wants(self._clock()):
             self._ports.send(peer, want)
 
     def revive(self, peers: Iterable[Peer]) -> None:
-        """Ask again for what was asked for and never came over a connection that lives."""
+        """Ask again for requested chunks that never came over a live connection."""
         for peer in peers:
             if peer.inflow.revive(self._clock()):
                 self._ask(peer)
@@ -223,7 +222,7 @@ class Intake:
     # --- complete ---------------------------------------------------------------------------
 
     async def _open_all(self) -> None:
-        """Open what waits, one after the other: one opened payload in memory at a time."""
+        """Open waiting envelopes one after the other: one opened payload in memory at a time."""
         while self._waiting:
             one = self._waiting[0]
             try:
@@ -262,7 +261,7 @@ class Intake:
             self._flush = asyncio.get_running_loop().create_task(self._commit())
 
     def _keep(self, client: ClientId, receiving: Receiving, expected: Expectation) -> Accepted:
-        """Open and check an update, and put it into the spool; runs beside the loop."""
+        """Open, check and spool an update; runs in a thread."""
         header = receiving.header
         payload = self._open(header, receiving)
         faults = expected.schema.check_upload(payload, expected.dims)
@@ -294,14 +293,14 @@ class Intake:
             raise SchemaMismatch("; ".join(faults[:10]) + ".")
 
     async def _commit(self) -> None:
-        """Make a batch durable with one fsync of the spool and one of the ledger, then Ack it."""
+        """Sync the spool and the ledger to disk once for each batch of updates, then Ack it."""
         try:
             while self._batch:
                 batch, self._batch = self._batch[:MAX_BATCH], self._batch[MAX_BATCH:]
                 await self._commit_batch(batch)
         except Exception as error:
-            # The ledger's own disk, or no thread, no memory: nothing can be promised any more,
-            # and those of the batch wait for an answer.
+            # The ledger's own disk, or no thread, no memory: the server can promise nothing any
+            # more, and the clients of the batch wait for an answer.
             self._ports.failed(in_words(error))
 
     async def _commit_batch(self, batch: Sequence[tuple[Peer, Accepted]]) -> None:
@@ -332,7 +331,7 @@ class Intake:
             await turns.give()
 
     async def _refuse(self, peer: Peer, accepted: Accepted, error: FcilError) -> None:
-        """Take an update back that could not be made durable or was not the first."""
+        """Withdraw an update that could not be synced or was not the first."""
         with contextlib.suppress(FcilError):  # a full disk: it is removed at the next start
             await asyncio.to_thread(self._spool.remove, [accepted.digest])
         self._pending.discard(accepted.digest)
@@ -341,21 +340,21 @@ class Intake:
         self._ports.send(peer, nack_of(error, accepted.digest))
 
     def forget(self, peer: Peer, digest: str) -> None:
-        """Drop what has come of an update that was refused."""
+        """Drop a partially received update that was refused."""
         if peer.inflow.end(digest) is not None:
             self.arriving.drop(peer.client, digest)
 
     def sweep(self, peers: Iterable[Peer]) -> None:
-        """After a round, remove what nobody goes on with: its updates could not count any more.
+        """Remove unfinished updates that no peer continues after a round: they could not count.
 
-        Inventories are sealed anew in every session, so theirs are never taken up again.
+        Every session seals inventories afresh, so theirs are never resumed.
         """
         live = {digest for peer in peers for digest in peer.inflow.under_way}
-        with contextlib.suppress(FcilError):  # what is left goes after the next round
+        with contextlib.suppress(FcilError):  # leftovers go after the next round
             self.arriving.sweep(live | self._complete)
 
     async def drain(self) -> None:
-        """Wait until every update that is complete now is durable and acknowledged, or refused."""
+        """Wait until every update that is complete now is on disk and acknowledged, or refused."""
         for one in list(self._waiting):
             await one.over.wait()
         if self._flush is not None:
@@ -363,7 +362,7 @@ class Intake:
 
 
 def in_words(error: Exception) -> FcilError:
-    """Return an error that a peer may learn; of our own defects only the log has the rest."""
+    """Return an error that a peer may see; details of our own defects stay in the log."""
     if isinstance(error, FcilError):
         return error
     wrapped = InternalError(f"{type(error).__name__}: {error}")

@@ -1,8 +1,8 @@
-"""What has come of envelopes: few for each client, within bounds, none for long.
+"""Partially received envelopes, bounded per client and in time.
 
-It outlives connections, and what is in files outlives the process, so that an upload goes on
-where it was interrupted. Without bounds, a client that begins envelopes and never ends them
-would fill memory and disk.
+They outlive connections, and those in files outlive the process, so an upload resumes where it was
+interrupted. Without bounds, a client that begins envelopes and never ends them would fill memory
+and disk.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Arriving:
 
     Args:
         directory: for the files; holds nothing else.
-        per_client: how many envelopes of one client are kept.
-        memory_bytes: most that those in memory may need together.
+        per_client: envelopes of one client that are kept.
+        memory_bytes: most bytes of all those in memory together.
     """
 
     def __init__(
@@ -34,16 +34,16 @@ class Arriving:
         self._directory = directory
         self._per_client = per_client
         self._free = memory_bytes
-        self._of: dict[ClientId, dict[str, Assembly]] = {}  # of each, the newest last
+        self._of: dict[ClientId, dict[str, Assembly]] = {}  # for each, the newest last
         self._in_memory: dict[str, int] = {}  # digest -> bytes taken from `_free`
 
     def take(self, client: ClientId, header: Header) -> Assembly:
-        """Return what has come of a client's envelope, perhaps nothing; its oldest give way.
+        """Return a client's partial envelope, perhaps empty; its oldest ones give way.
 
-        Those that are complete stay: they are about to be opened.
+        Complete ones stay: they are about to be opened.
 
         Args:
-            client: who sends it.
+            client: the sender.
             header: its verified header.
 
         Raises:
@@ -60,7 +60,7 @@ class Arriving:
         return assembly
 
     def of(self, client: ClientId) -> list[Assembly]:
-        """Return what is kept of a client's envelopes, the newest first."""
+        """Return a client's kept envelopes, the newest first."""
         return list(reversed(self._of.get(client, {}).values()))
 
     def _place(self, digest: str, size: int) -> Path | None:
@@ -72,7 +72,7 @@ class Arriving:
         return None
 
     def drop(self, client: ClientId, digest: str) -> None:
-        """Forget what has come of an envelope.
+        """Forget a partially received envelope.
 
         Raises:
             StorageError: its file cannot be removed.
@@ -86,7 +86,7 @@ class Arriving:
         assembly.discard()
 
     def sweep(self, keep: Container[str]) -> None:
-        """Forget all but these digests, also what an earlier process left.
+        """Forget all but these digests, including files of an earlier process.
 
         Raises:
             StorageError: a file cannot be removed.

@@ -1,4 +1,4 @@
-"""Who is connected: one `Peer` per live session, found by route, connection or client."""
+"""Connected clients: one `Peer` per live session, found by route, connection or client."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Peer:
         train, test: class key -> number of images, as announced; None before.
         names: the class names as the client spells them.
         inflow: envelopes on their way in.
-        progress: what it last said of its work in the current round.
-        paused: its work stands still, as it last said.
-        resting: it may not work now, and says so when it may by announcing its classes again.
+        progress: its last report of its work in the current round.
+        paused: its work is suspended, by its last report.
+        resting: it may not work now; when it may again, it announces its classes again.
         untrained: names of classes that it brings and that were learned before.
-        agreement: how far its features of the probe images are from the server's (relative).
+        agreement: relative distance of its features of the probe images from the server's.
     """
 
     client: ClientId
@@ -52,11 +52,11 @@ class Peer:
 
     @property
     def announced(self) -> bool:
-        """Whether the server knows which classes it holds."""
+        """True if the server knows which classes it holds."""
         return self.ready and self.train is not None
 
     def holds(self, names: frozenset[str], part: str) -> bool:
-        """Say whether it has an image of one of the classes (by class key)."""
+        """Return True if it has an image of one of the classes (by class key)."""
         counts = self.train if part == "train" else self.test
         return any(counts.get(name, 0) > 0 for name in names) if counts else False
 
@@ -84,10 +84,10 @@ class Peers:
         return old if old is not None and old.conn != peer.conn else None
 
     def is_left_behind(self, peer: Peer) -> bool:
-        """Say whether a client has spoken on a connection made later than this one.
+        """Return True if a client has spoken on a connection made later than this one.
 
-        A network may deliver what an old connection said after a new one has spoken.
-        Numbers of connections grow, those of lanes behind relays apart from the others.
+        A network may deliver messages of an old connection after those of a new one. Connection
+        numbers grow, those of lanes behind relays separately.
         """
         newest = self._by_client.get(peer.client)
         if newest is None or (newest.conn < FIRST_LANE) != (peer.conn < FIRST_LANE):

@@ -1,10 +1,9 @@
-"""Relays as the server sees them: every lane is a connection, and no relay is believed.
+"""Relays as the server sees them: every lane is a connection, and no relay is trusted.
 
-`Lanes` stands between the socket and the daemon, which knows of no relays. A relay's word is
-good for one thing: that somebody with a CURVE key, of those enrolled behind this relay,
-connected to it. Who that is, the signature of its first message says, as on any connection.
-What a relay may ask for itself is chunks of parts that all clients get: sealed bytes, for
-which it is given no key.
+`Lanes` stands between the socket and the daemon, which knows of no relays. A relay's message proves
+one thing: that the holder of a CURVE key enrolled behind this relay connected to it. The signature
+of the first message identifies the client, as on any connection. For itself a relay may request
+only chunks of parts that all clients get: sealed bytes, without a key.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from fcil_server.sessions.guests import SHOWN_OUT_S
 from fcil_server.sessions.handshake import check_uplink
 from fcil_server.sessions.peers import FIRST_LANE, GOODBYE_S, Peer
 
-# What a route begins with, so that none that a client chose can be taken for another kind.
+# First byte of a route, so that no route that a client chose can pass for another kind.
 _DIRECT, _LANE = b"d", b"l"
 MAX_LANES = 2 * (MAX_BEHIND + MAX_GUESTS_BEHIND)  # of one relay; a client may come back early
 FLUSH_S = 0.005  # between attempts to empty that queue
@@ -50,11 +49,11 @@ class _Relay:
     """One connection of a relay.
 
     Attributes:
-        peer: its session; None before its `Uplink` was accepted.
+        peer: its session; None until its `Uplink` is accepted.
         lanes: number -> the connection that the daemon sees.
         newest: highest number of a lane so far; ended lanes do not come back.
-        waiting: what its socket does not take yet, in order.
-        silenced: nothing more is heard of it; the connection is about to be cut.
+        waiting: messages that its socket does not take yet, in order.
+        silenced: its messages are ignored; the connection is about to be cut.
     """
 
     row: ledger_rows.Client
@@ -72,7 +71,7 @@ class _Relay:
 class _Lane:
     relay: _Relay
     number: int
-    incoming: Incoming  # without frames: who, and where answers go
+    incoming: Incoming  # without frames: the key, and the route of answers
     cut: bool = False
 
 
@@ -81,12 +80,12 @@ class Lanes:
 
     Args:
         link: the server's socket.
-        roster: who is a relay, and who is behind it.
+        roster: relays, and the clients behind them.
         credit: bytes that a relay may have in flight.
-        accounts: where bytes are counted; asked for when there are some.
+        accounts: returns the byte counts; called when there are bytes to count.
         serve: answers a relay's Want, chunks only.
-        say: takes a note for the operator: level, code, text, which relay.
-        refused: told what was refused of a relay itself.
+        say: takes a note for the operator: level, code, text, relay.
+        refused: receives errors of a relay's own messages.
         must_be_heard: raises for a relay that is cut off.
     """
 
@@ -136,7 +135,7 @@ class Lanes:
         return not lane.cut and self._down(lane, frames)
 
     def cut(self, conn: int) -> None:
-        """End one connection; a lane has ended when its relay says so, and is not heard until."""
+        """End one connection; a lane ends when its relay reports it, and is ignored until then."""
         lane = self._lanes.get(conn)
         if lane is None:
             self._link.cut(conn)
@@ -145,7 +144,7 @@ class Lanes:
             lane.cut = True
 
     def take_counts(self) -> Mapping[int, TcpCounts]:
-        """Return what the kernel counted on real connections; lanes are within a relay's."""
+        """Return the kernel's counts of real connections; lanes are part of a relay's."""
         return self._link.take_counts()
 
     def close(self) -> None:
@@ -155,7 +154,7 @@ class Lanes:
     # --- relays -----------------------------------------------------------------------------
 
     def tell(self, client: ClientId) -> None:
-        """Send a relay its lists anew; one that was revoked is cut."""
+        """Send a relay its lists again; a revoked relay is cut."""
         for relay in self._relays(client):
             row = self._roster.federation.ledger.client(client)
             if row is None or not row.may_join(self._roster.federation.ledger.now):
@@ -164,22 +163,22 @@ class Lanes:
                 self._admit(relay.peer)
 
     def silence(self, client: ClientId) -> None:
-        """Hear nothing more of a relay's connections, and cut them when it could hear why."""
+        """Ignore a relay's connections, and cut them once the reason had time to arrive."""
         for relay in self._relays(client):
             relay.silenced = True
             asyncio.get_running_loop().call_later(GOODBYE_S, self._link.cut, relay.conn)
 
     def carrier(self, conn: int) -> ClientId | None:
-        """Return the relay that a connection is a lane of."""
+        """Return the relay that carries a connection."""
         lane = self._lanes.get(conn)
         return lane.relay.row.client_id if lane else None
 
     def has(self, client: ClientId) -> bool:
-        """Say whether a relay is connected and was greeted."""
+        """Return True if a relay is connected and greeted."""
         return any(relay.peer is not None for relay in self._relays(client))
 
     def relays(self) -> list[ClientId]:
-        """Return the relays that are connected and were greeted."""
+        """Return the relays that are connected and greeted."""
         greeted = (r for r in self._kinds.values() if r is not None and r.peer is not None)
         return sorted({relay.row.client_id for relay in greeted})
 
@@ -226,7 +225,7 @@ class Lanes:
             self._own(relay, incoming)
 
     def _own(self, relay: _Relay, incoming: Incoming) -> None:
-        """Take a relay's own message, of which there are two."""
+        """Take a relay's own message, of which there are two kinds."""
         received = parse(incoming.frames)
         message = received.message
         if isinstance(message, Uplink):
@@ -241,7 +240,7 @@ class Lanes:
                 raise TrustError("a relay gets no key of any part.")
             try:
                 self._serve(relay.peer, message)
-            except FcilError as error:  # such a part is no more, or is one client's alone
+            except FcilError as error:  # the part is gone, or is one client's alone
                 self._answer(relay.peer, nack_of(error, message.digest))
         elif not isinstance(message, Uplink):
             raise WireError(f"a relay does not send {message.type}.")
@@ -263,7 +262,7 @@ class Lanes:
             channel=channel,
         )
         self._end_all(relay)
-        relay.peer = None  # a second uplink begins anew
+        relay.peer = None  # a second uplink starts from scratch
         try:
             check_uplink(row, message, federation.id, federation.ledger.now)
             self._must_be_heard(row.client_id)
@@ -331,7 +330,7 @@ class Lanes:
     def _begin(self, relay: _Relay, laned: Laned) -> _Lane | None:
         if not laned.frames:
             return None
-        if laned.number <= relay.newest:  # over; whoever still speaks must begin anew
+        if laned.number <= relay.newest:  # over; its client must start again
             self._post(relay, lanes.down(laned.number))
             return None
         relay.newest = laned.number

@@ -1,4 +1,4 @@
-"""The daemon's side of a run: what a run asks of the process that serves it, and tells it."""
+"""The daemon's side of a run: the calls that a run makes to the process that serves it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from fcil_server.sessions.uploads import Accepted
 
 @dataclass(frozen=True, kw_only=True)
 class RunPorts:
-    """The daemon as a run sees it; as it is here, nobody is connected and nothing is counted.
+    """The daemon as a run sees it; these defaults have no client and count nothing.
 
     Attributes:
-        notify: tells the operator: level, code, text, and perhaps which client it is about.
-        peers: who is connected.
+        notify: writes a note for the operator: level, code, text, and perhaps the client it is
+            about.
+        peers: the connected clients.
         attended: see `RunContext`.
     """
 
@@ -32,7 +33,7 @@ class RunPorts:
         return False
 
     def tell_done(self, peer: Peer) -> None:
-        """Tell a client that nothing more is asked in this run; it may stay for the next."""
+        """Tell a client that this run needs nothing more of it; it may stay for the next."""
         self.send(peer, Bye(code=RUN_DONE, reason="the run is done"))
 
     def lag(self) -> Lag:
@@ -42,36 +43,36 @@ class RunPorts:
     # --- rounds -----------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Wait until every update that has come is durable or refused."""
+        """Wait until every received update is on disk or refused."""
 
     def round_opens(self, key: RoundKey, new_parts: set[str]) -> None:
-        """A round is about to ask clients; ``new_parts`` are the digests that it introduces."""
+        """Note that a round is about to ask clients, with the digests of parts that are new."""
 
     async def round_closed(self, key: RoundKey) -> None:
-        """The results of a round are in the ledger."""
+        """Note that the results of a round are in the ledger."""
 
     def drained(self) -> None:
-        """No round is under way and none is to open."""
+        """Note that no round is under way and none is to open."""
 
     def done(self) -> None:
-        """The run has come to its end, and every client was told."""
+        """Note that the run has ended, and every client was notified."""
 
     async def flush_bytes(self) -> None:
-        """Write to the ledger what the closed rounds cost."""
+        """Write the closed rounds' bytes to the ledger."""
 
     # --- uploads ----------------------------------------------------------------------------
 
     def announced(self, peer: Peer) -> None:
-        """A client has sent the list of its classes."""
+        """Note that a client has sent the list of its classes."""
 
     def opened(self, accepted: Accepted) -> None:
-        """An update is whole and valid, and not yet on the disk."""
+        """Note that an update is complete and valid, and not yet on disk."""
 
     def stored(self, accepted: Accepted) -> None:
-        """An update is in the spool and in the ledger."""
+        """Note that an update is in the spool and in the ledger."""
 
     def count_refusal(self, peer: Peer, error: FcilError) -> None:
-        """Something of a client was refused."""
+        """Count a refusal of a client's message."""
 
     def fail(self, error: FcilError) -> None:
-        """The server cannot go on with this."""
+        """Stop the server with this error."""

@@ -1,4 +1,4 @@
-"""The forms of what a client may send in a round, what it sent, and where that goes.
+"""Expected and accepted uploads of a round, and intake's interface to the run.
 
 `rounds.reception` says what the open round takes; an update that comes late is refused there.
 """
@@ -21,7 +21,7 @@ from fcil_server.sessions.peers import Peer
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a payload of the open round must be."""
+    """Requirements for a payload of the open round."""
 
     task: TaskInfo
     schema: PayloadSchema
@@ -31,7 +31,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A validated upload: an update to be made durable, or an inventory."""
+    """A validated upload: an update to be synced to disk, or an inventory."""
 
     client: ClientId
     digest: str
@@ -42,10 +42,10 @@ class Accepted:
 
 
 class IntakePorts(Protocol):
-    """What intake asks of the run whose uploads it takes, and tells it."""
+    """Calls of intake to the run whose uploads it takes."""
 
     def expect(self, client: ClientId, core: Core) -> Expectation:
-        """Return what is expected of an update with this core.
+        """Return the requirements for an update with this core.
 
         Raises:
             RoundClosed, AlreadyHave, StaleUpdate: why it is not taken.
@@ -53,19 +53,19 @@ class IntakePorts(Protocol):
         ...
 
     def recorded(self, client: ClientId, core: Core, digest: str) -> bool:
-        """Say whether the ledger has this update."""
+        """Return True if the ledger has this update."""
         ...
 
     def opened(self, accepted: Accepted) -> None:
-        """An update is whole and valid, and not yet on the disk."""
+        """Note that an update is complete and valid, and not yet on disk."""
         ...
 
     def stored(self, accepted: Accepted) -> None:
-        """Commit an update to the ledger that is in the spool for good."""
+        """Commit an update that is safe in the spool to the ledger."""
         ...
 
     def lasting(self) -> None:
-        """Return when what `stored` has committed is on the disk; then the Ack leaves."""
+        """Return when the commits of `stored` are on disk; then the Ack leaves."""
         ...
 
     def announced(self, peer: Peer, payload: Payload) -> None:
@@ -77,9 +77,9 @@ class IntakePorts(Protocol):
         ...
 
     def refused(self, peer: Peer, error: FcilError) -> None:
-        """Something is refused here, other than by an error of `Intake.offer` or `chunk`."""
+        """Count a refusal other than an error of `Intake.offer` or `chunk`."""
         ...
 
     def failed(self, error: FcilError) -> None:
-        """The server cannot go on with this."""
+        """Stop the server with this error."""
         ...

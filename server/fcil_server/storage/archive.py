@@ -1,15 +1,14 @@
-"""The form of a backup: one tar file, its manifest last, every member hashed.
+"""Backup format: one tar file, its manifest last, every member hashed.
 
 ::
 
     federation.toml   certificate   [keys.sealed]   ledger.sqlite
-    runs/<id>/states/NNNNNN.safetensors and .json
-    runs/<id>/kept/<update>.update
-    manifest.json     what it is, and the SHA-256 and size of every other member
+    runs/<id>/states/NNNNNN.safetensors and .json runs/<id>/kept/<update>.update manifest.json
+    its description, and the SHA-256 and size of every other member
 
-A manifest at the end says also that the file is complete. What is read from a backup is
-believed only after all of it was compared with the manifest; names are taken from a fixed
-list, so nothing can be written elsewhere, and only plain files are accepted.
+A manifest at the end also proves that the file is complete. The content of a backup is used only
+after a complete comparison with the manifest; names are taken from a fixed list, so nothing can be
+written elsewhere, and only plain files are accepted.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True)
 class Entry:
-    """One member of a backup as the manifest names it."""
+    """One member of a backup, as named in the manifest."""
 
     sha256: str
     size_bytes: int
@@ -51,14 +50,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a backup says of itself.
+    """Description of a backup, stored in it.
 
     Attributes:
         fcil: version of the package that wrote it.
         created_at: unix seconds.
-        federation: its id. name: what people call it.
-        run, state: where the newest run stood; None before the first.
-        keys: whether the server's keys are in it, under a passphrase.
+        federation: its id. name: its readable name.
+        run, state: the newest run and its state; None before the first.
+        keys: True if it contains the server's keys, under a passphrase.
         files: every other member.
     """
 
@@ -81,7 +80,7 @@ class Manifest:
         """Parse a manifest.
 
         Raises:
-            CorruptFile: it is none.
+            CorruptFile: it is not one.
             UsageError: it is of a later version.
         """
         try:
@@ -119,7 +118,7 @@ class Writer:
         self.files[name] = Entry(hashlib.sha256(data).hexdigest(), len(data))
 
     def add_file(self, name: str, path: Path) -> None:
-        """Add a file of any size, which nobody changes meanwhile."""
+        """Add a file of any size, which must not change meanwhile."""
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             size = file.tell()
@@ -141,10 +140,10 @@ class Writer:
 
 
 def verify(path: Path) -> Manifest:
-    """Read a whole backup and compare every member with its manifest.
+    """Read a complete backup and compare every member with its manifest.
 
     Raises:
-        CorruptFile: it is damaged, incomplete, or holds what no backup holds.
+        CorruptFile: it is damaged, incomplete, or has an unknown member.
         UsageError: it is of a later version.
         StorageError: it cannot be read.
     """
@@ -163,7 +162,7 @@ def verify(path: Path) -> Manifest:
 
 
 def _read(path: Path) -> tuple[Manifest | None, dict[str, Entry]]:
-    """Return the manifest, if there is one, and what the other members really are."""
+    """Return the manifest, if there is one, and the real digests and sizes of other members."""
     found: dict[str, Entry] = {}
     manifest: Manifest | None = None
     for name, member in _members(path):
@@ -227,10 +226,10 @@ def _errors(path: Path) -> Iterator[None]:
 
 
 def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield name and content of each member in order; only what a backup may hold.
+    """Yield name and content of each member in order; unknown members are refused.
 
     Raises:
-        CorruptFile: it holds something else.
+        CorruptFile: it has an unknown member.
         OSError, tarfile.TarError: it cannot be read.
     """
     size = path.stat().st_size

@@ -1,9 +1,9 @@
-"""``fcil-server backup``: one consistent file of a federation, also while its server runs.
+"""``fcil-server backup``: one consistent file of a federation, even while its server runs.
 
-The ledger is copied through SQLite's backup interface, as it is at one moment; then the states
-that this copy names as kept, and the counted updates that a run keeps. Updates of an open round
-are not in it: they belong to a run that a restored federation does not continue, but fork. Parts
-are sealed anew from the state.
+SQLite's backup interface copies the ledger as of one moment; then follow the states that this copy
+names as kept, and the counted updates that a run keeps. Updates of an open round are not included:
+a restored federation does not continue their run, but forks it. Parts are sealed again from the
+state.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from fcil_server.ledger.rows import StateRow
 from fcil_server.storage.archive import CERTIFICATE, KEYS, Manifest, Writer
 
 KEY_FILES = ("server.json", "root.json")
-SCRATCH = "fcil-backup"  # begins the names of unfinished files, after a dot
+SCRATCH = "fcil-backup"  # prefix of unfinished files' names, after a dot
 _TRIES = 3  # a running server may remove a state while it is copied
 
 
 @dataclass(frozen=True)
 class Backup:
-    """What was written."""
+    """A written backup."""
 
     file: Path
     manifest: Manifest
@@ -56,17 +56,17 @@ class Backup:
 
 
 def key_context(federation: str) -> bytes:
-    """Return what sealed keys are bound to."""
+    """Return the context that sealed keys are bound to."""
     return b"fcil/1/backup/" + federation.encode("ascii")
 
 
 def backup(directory: Path, file: Path, *, passphrase: str | None) -> Backup:
-    """Write a backup; it is on disk, whole and 0600, when this returns.
+    """Write a backup; it is on disk, complete and 0600, when this returns.
 
     Args:
-        directory: the federation's, whether its server runs or not.
+        directory: the federation's; its server may run.
         file: does not exist yet.
-        passphrase: the server's keys are sealed with it; None leaves them out.
+        passphrase: the server's keys are sealed with it; None omits them.
 
     Raises:
         UsageError: the file exists.
@@ -93,7 +93,7 @@ def _taken(file: Path) -> UsageError:
 
 
 def audit_backup(directory: Path, done: Backup, actor: str) -> bool:
-    """Note a backup in the audit log, beside a running server; says whether that was possible."""
+    """Note a backup in the audit log, even while a server runs; return True if that worked."""
     try:
         with Ledger(directory / LEDGER_NAME) as ledger:
             keys = "with sealed keys" if done.manifest.keys else "without keys"
@@ -110,7 +110,7 @@ def _write_patiently(
     with Ledger(directory / LEDGER_NAME, read_only=True) as live:
         live.refuse_damage()
     certificate = _read_certificate(directory)
-    # Slow by design, so before the moment from which the server's states are waited for.
+    # Slow by design, so before the ledger is copied: from then on states may be pruned.
     sealed = None if passphrase is None else _seal_keys(directory, certificate, passphrase)
     for attempt in range(_TRIES):
         for temporary in (whole, ledger):
@@ -130,7 +130,7 @@ def _write_patiently(
 
 
 def _went_on(directory: Path, snapshot: Path) -> bool:
-    """Say whether the server has made a state since a copy of its ledger."""
+    """Return True if the server has made a state since a copy of its ledger."""
     newest = []
     try:
         for path in (directory / LEDGER_NAME, snapshot):
@@ -138,7 +138,7 @@ def _went_on(directory: Path, snapshot: Path) -> bool:
                 run = ledger.newest_run()
                 newest.append(ledger.newest_state(run.run_id) if run else None)
     except FcilError:
-        return False  # the caller's error says what is wrong with the ledger
+        return False  # the caller's error describes the fault of the ledger
     return newest[0] != newest[1]
 
 
@@ -213,7 +213,7 @@ def _read_certificate(directory: Path) -> Certificate:
 def _add_states(
     writer: Writer, directory: Path, rows: list[StateRow], newest: StateRow | None
 ) -> None:
-    """Add the kept states of a run; the newest of all must be there and whole."""
+    """Add the kept states of a run; the newest of all must be there and intact."""
     folder = states_folder(directory, rows[0].run) if rows else None
     if folder is None or not folder.is_dir():
         return
@@ -234,7 +234,7 @@ def _add_states(
 
 
 def _add_kept(writer: Writer, directory: Path, ledger: Ledger, run: RunId) -> None:
-    """Add the counted updates that a run keeps; `check` names those that are missing."""
+    """Add the counted updates that a run keeps; `check` names missing ones."""
     kept = KeptUpdates(kept_folder(directory, run))
     counted = ledger.counted_ids(run)
     for update in kept.names():

@@ -1,7 +1,7 @@
-"""``fcil-server check``: is everything there that a restart, or a backup, would need?
+"""``fcil-server check``: verify the files that a restart or a backup needs.
 
-Looks and changes nothing, also while the server runs. What a running server was changing at
-that moment is looked at again, and only what stays wrong is reported.
+Changes nothing; also works while the server runs. Files that a running server was changing at that
+moment are checked again, and only lasting faults are reported.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _PASSES = 3
 _OURS = {CONFIG, "keys", LEDGER_NAME, "runs", LOCK_NAME, "control.sock", KEY_NAME, LEFT_NAME}
 _OURS |= {f"{LEDGER_NAME}-wal", f"{LEDGER_NAME}-shm"}
 _KEYS = {"server.json", "root.json", "certificate", "server.next.json"}
-_LOG = re.compile(r".+\.(log|jsonl)(\.\d+)?")  # the worker's, and what `--log` may put here
+_LOG = re.compile(r".+\.(log|jsonl)(\.\d+)?")  # the worker's, and those of `--log`
 
 
 def check(directory: Path) -> list[Finding]:
-    """Return what is well and what is not, in the order in which it should be mended.
+    """Return the findings, good and bad, in the order in which to mend them.
 
     Raises:
         StorageError: the directory holds no federation at all.
@@ -55,7 +55,7 @@ def check(directory: Path) -> list[Finding]:
         for _ in range(_PASSES - 1):
             if all(f.level is Level.OK for f in found):
                 break
-            # A state may be pruned, a round closed, between two looks.
+            # A state may be pruned, a round closed, between two passes.
             again = list(_look(directory))
             stays = {(f.about, f.text) for f in found if f.level is not Level.OK}
             found = [f for f in again if f.level is Level.OK or (f.about, f.text) in stays]
@@ -134,7 +134,7 @@ def _keys(folder: Path) -> Iterator[Finding]:
 
 
 def _page_key(directory: Path) -> Iterator[Finding]:
-    """A server that serves no page has none."""
+    """Check the dashboard's key; a server that serves no dashboard has none."""
     if (directory / KEY_NAME).exists():
         try:
             check_key(directory)

@@ -1,4 +1,4 @@
-"""The part of a check that is about runs: states, rounds, classes, the spool, sealed parts."""
+"""Checks of runs: states, rounds, classes, the spool, sealed parts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RESTORE = "Restore a backup: fcil-server restore FILE --dir NEW"
 
 
 def check_run(ledger: Ledger, directory: Path, run: Run, *, newest: bool) -> Iterator[Finding]:
-    """Look at one run; at the newest, which a server would go on with, in depth."""
+    """Check one run; the newest, which a server would resume, in depth."""
     about = f"run {run.run_id}"
     if run.emptied_at is not None:
         yield from _emptied(directory, run, about)
@@ -62,7 +62,7 @@ def _emptied(directory: Path, run: Run, about: str) -> Iterator[Finding]:
 
 
 def _kept(ledger: Ledger, directory: Path, run: Run, about: str) -> Iterator[Finding]:
-    """Look at the counted updates that a run keeps: each there, and whole."""
+    """Check that each counted update that a run keeps is there, and intact."""
     kept = KeptUpdates(kept_folder(directory, run.run_id))
     names, counted = kept.names(), ledger.counted_ids(run.run_id)
     wanted = names or parse(run.config).run.keep_updates
@@ -165,7 +165,7 @@ def _classes(ledger: Ledger, run: Run, about: str) -> Iterator[Finding]:
 
 
 def _spool(ledger: Ledger, directory: Path, run: Run, about: str) -> Iterator[Finding]:
-    """Every acknowledged update of the open round must be there, whole, and open."""
+    """Check that every acknowledged update of the open round is there, intact, and opens."""
     records: dict[str, tuple[Segment, Record]] = {}
     folder = directory / "runs" / run.run_id / "spool"
     segments = Segment.all_in(folder) if folder.is_dir() else []
@@ -214,7 +214,7 @@ def _server_keys(directory: Path) -> PrivateKeys | None:
 def _fault(
     ledger: Ledger, update: UpdateRow, segment: Segment, record: Record, keys: PrivateKeys
 ) -> str:
-    """Return what is wrong with a stored update; empty if nothing is."""
+    """Return the fault of a stored update; empty if there is none."""
     try:
         stored = StoredEnvelope.from_bytes(segment.read(record))
         header = parse_header(stored.header, max_plain_bytes=1 << 40)  # accepted before
@@ -225,7 +225,7 @@ def _fault(
         client = ledger.client(update.client)
         if client is not None and header.core.sender_key == client.public_keys.fingerprint:
             verify_header(stored.header, stored.signature, client.public_keys)
-        # else: the client has changed its keys since, and the signature was verified then
+        # else: the client has changed its keys since; the signature was verified then
         key = unwrap_key(stored.wrap, stored.header, keys)
         open_body(header, key, header.split(stored.body))
     except FcilError as error:

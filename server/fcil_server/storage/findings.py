@@ -1,4 +1,4 @@
-"""What a check found: one line each, with what to do."""
+"""Findings of a check: one line each, with what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fcil_protocol.errors import FcilError
 
 
 class Level(StrEnum):
-    """How bad it is; only a failure makes the command end with code 1."""
+    """Severity; only a failure makes the command end with code 1."""
 
     OK = "ok"
     WARNING = "warning"
@@ -21,8 +21,8 @@ class Finding:
     """One line.
 
     Attributes:
-        about: one word for what was looked at.
-        action: what to do; empty where nothing is to be done.
+        about: one word for the subject.
+        action: what to do; empty if nothing.
     """
 
     level: Level
@@ -32,17 +32,17 @@ class Finding:
 
 
 def fine(about: str, text: str) -> Finding:
-    """Return a line that says that something is well."""
+    """Return a line about a part in good order."""
     return Finding(Level.OK, about, text)
 
 
 def warning(about: str, text: str, action: str = "") -> Finding:
-    """Return a line about something that works, and should be seen to."""
+    """Return a line about a part that works, and needs attention."""
     return Finding(Level.WARNING, about, text, action)
 
 
 def failure(about: str, text: str, action: str = "") -> Finding:
-    """Return a line about something that is lost, or stops the server."""
+    """Return a line about a loss, or a fault that stops the server."""
     return Finding(Level.FAILURE, about, text, action)
 
 

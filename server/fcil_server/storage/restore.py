@@ -1,7 +1,7 @@
-"""``fcil-server restore``: a backup becomes a federation directory again.
+"""``fcil-server restore``: a federation directory from a backup.
 
-Clients may have seen more than the backup holds, so a run that was going on is forked: they
-meet a run that they do not know, and begin with the state that it begins with.
+Clients may have seen more than the backup holds, so an unfinished run is forked: they meet a run
+that they do not know, and begin with its first state.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from fcil_server.storage.backup import KEY_FILES, key_context
 
 @dataclass(frozen=True)
 class Keys:
-    """Where the keys of a restored federation come from: exactly one of these.
+    """Source of the keys of a restored federation: exactly one of these.
 
     Attributes:
         passphrase: opens those in the backup.
         folder: holds ``server.json``, and perhaps ``root.json``.
-        fresh: nowhere; new ones are made, and clients must be enrolled anew.
+        fresh: new keys are made, and clients must be enrolled again.
     """
 
     passphrase: str | None = field(default=None, repr=False)
@@ -47,14 +47,14 @@ class Keys:
 
 @dataclass(frozen=True)
 class Restored:
-    """What was restored.
+    """Result of a restoration.
 
     Attributes:
-        fork: the run that goes on; None where there was none to go on with.
-        members: names of clients that may join, also if they were revoked after the backup.
-        withdrawn: how many open tickets were made useless.
-        recertified: the server's keys have a newer certificate, so that clients who saw keys
-            that came after the backup accept them.
+        fork: the run that continues; None if there was none to continue.
+        members: names of clients that may join, including any revoked after the backup.
+        withdrawn: number of open tickets that were withdrawn.
+        recertified: the server's keys have a newer certificate, so that clients who saw keys that
+            came after the backup accept them.
     """
 
     manifest: Manifest
@@ -65,13 +65,13 @@ class Restored:
 
 
 def restore(file: Path, directory: Path, keys: Keys, *, actor: str) -> Restored:
-    """Make a federation directory from a backup, all of it or nothing.
+    """Create a federation directory from a backup, completely or not at all.
 
     Raises:
         UsageError: the directory is not empty, or no keys are given.
         CorruptFile: the backup is damaged; nothing was written.
         CannotOpen: the passphrase does not fit.
-        KeyFileError: the keys given are not this federation's.
+        KeyFileError: the given keys are not this federation's.
         DiskFull, StorageError.
     """
     directory = directory.absolute()
@@ -92,7 +92,7 @@ def restore(file: Path, directory: Path, keys: Keys, *, actor: str) -> Restored:
         done = _settle(staged, manifest, keys, actor, recertified=recertified)
         _sync_all(staged)
         with storage_errors("create", directory):
-            staged.replace(directory)  # an empty directory gives way
+            staged.replace(directory)  # replaces an empty directory
             sync_directory(directory.parent)
     return done
 
@@ -119,7 +119,7 @@ def _check_choice(file: Path, manifest: Manifest, keys: Keys) -> None:
 
 
 def _place_keys(staged: Path, manifest: Manifest, keys: Keys) -> bool:
-    """Put keys and certificate in place; says whether the certificate is a new one."""
+    """Put keys and certificate in place; return True if the certificate is a new one."""
     folder, sealed, carried = staged / "keys", staged / KEYS, staged / CERTIFICATE
     with storage_errors("create", folder):
         folder.mkdir(mode=0o700)
@@ -147,7 +147,7 @@ def _place_keys(staged: Path, manifest: Manifest, keys: Keys) -> bool:
 
 
 def _certify(folder: Path, certificate: Certificate) -> bool:
-    """Write the certificate: a newer one where the root key is there to make it.
+    """Write the certificate: a newer one if the root key is there to make it.
 
     Clients refuse keys that are older than those they have seen, and the backup's may be.
 
@@ -174,7 +174,7 @@ def _certify(folder: Path, certificate: Certificate) -> bool:
 def _settle(
     staged: Path, manifest: Manifest, keys: Keys, actor: str, *, recertified: bool
 ) -> Restored:
-    """Fork the run that was going on; close doors that may have been closed since."""
+    """Fork the unfinished run; withdraw tickets that may have been withdrawn since."""
     with Ledger(staged / LEDGER_NAME) as ledger:
         run, going = ledger.newest_run(), (RunStatus.RUNNING, RunStatus.FAILED)
         forked: Run | None = None
@@ -200,7 +200,7 @@ def _settle(
 
 
 def _sync_all(directory: Path) -> None:
-    """Bring every file and name under a directory to the disk."""
+    """Sync every file and name under a directory to disk."""
     for folder, _, names in os.walk(directory):
         for name in names:
             path = Path(folder) / name

@@ -1,4 +1,4 @@
-"""A bounded HTTP server in a child process.
+"""Bounded HTTP servers in child processes.
 
-A *site* is what such a process serves; the *supervisor* starts the process and starts it again.
+A *site* is the content and address of such a process; the *supervisor* starts and restarts it.
 """

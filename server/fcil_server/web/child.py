@@ -1,4 +1,4 @@
-"""What processes share that serve HTTP beside the server: they may fail, and it goes on.
+"""Common parts of the HTTP processes next to the server: they may fail, and it continues.
 
 The server starts each with a listening socket and the end of a pipe (`web.supervisor`): when the
 pipe closes, the server is gone, however it ended, and the process ends too.
@@ -19,17 +19,17 @@ from typing import Any, Generic, TypeVar
 
 from fcil_protocol.errors import FcilError
 
-FRESH_S = 1.0  # what is shown is gathered at most this often, however many ask
+FRESH_S = 1.0  # between two gatherings of content, for any number of requests
 
 T = TypeVar("T")
 
 
 class Fresh(Generic[T]):
-    """A value that is made at most once in `FRESH_S`, by one thread, for all who want it.
+    """A value that one thread makes at most once in `FRESH_S`, for all callers.
 
     Args:
-        make: makes it; what it raises is raised to whoever waits for it.
-        thread: in which; else in one of its own.
+        make: makes it; its error is raised for every caller.
+        thread: runs ``make``; default: a thread of its own.
     """
 
     def __init__(self, make: Callable[[], T], thread: ThreadPoolExecutor | None = None) -> None:
@@ -39,7 +39,7 @@ class Fresh(Generic[T]):
         self._ends = 0.0
 
     async def get(self) -> T:
-        """Return the value, made by now or within the last second."""
+        """Return the value, made now or within the last second."""
         if self._making is None or (self._making.done() and time.monotonic() > self._ends):
             loop = asyncio.get_running_loop()
             self._making = loop.run_in_executor(self._thread, self._make)
@@ -49,11 +49,11 @@ class Fresh(Generic[T]):
     def _made(self, made: asyncio.Future[T]) -> None:
         self._ends = time.monotonic() + FRESH_S
         if not made.cancelled():
-            made.exception()  # told to whoever asked; nobody else is to hear of it
+            made.exception()  # callers get the error; asyncio must not report it again
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
-    """Return a parser of what the server says to every such process."""
+    """Return a parser of the options that the server passes to every such process."""
     made = argparse.ArgumentParser(prog=prog)
     made.add_argument("--dir", type=Path, required=True)
     made.add_argument("--fd", type=int, required=True, help="a listening socket")
@@ -73,7 +73,7 @@ async def until_orphaned(
         server: of `http_server.make_server`.
         fd: a listening socket.
         parent: the reading end of the pipe.
-        at_end: what to do then, before connections are ended.
+        at_end: called then, before connections end.
     """
     loop = asyncio.get_running_loop()
 
@@ -87,10 +87,10 @@ async def until_orphaned(
 
 
 def run(serve: Callable[[], Awaitable[None]]) -> int:
-    """Serve, and end the process after the server's end, whatever its threads wait for.
+    """Serve, and end the process after the server's end, even if its threads still wait.
 
     Returns:
-        The exit code of what cannot be served at all.
+        The exit code of an error that prevents serving.
     """
 
     async def work() -> None:

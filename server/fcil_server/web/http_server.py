@@ -1,9 +1,9 @@
-"""A small HTTP door for operators: bounded in everything, since strangers may knock.
+"""A small HTTP listener for operators: bounded in everything, since strangers may connect.
 
-On the loopback address any program of this machine can reach it, and so can a web page in
-somebody's browser that names it (DNS rebinding): whoever calls it by a name that is not ours
-is sent away. On another address it needs a certificate. Requests are few, small and short;
-whoever is slow, silent or greedy is cut. uvicorn speaks HTTP, Starlette finds the answer.
+On the loopback address any program of this machine can reach it, and so can a web page in a browser
+that names it (DNS rebinding): a request with a foreign host name is refused. On another address it
+needs a certificate. Requests are few, small and short; slow, silent or greedy clients are cut.
+uvicorn speaks HTTP, Starlette finds the answer.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from fcil_protocol.errors import ConfigError, LinkError
 from fcil_server.federation.addresses import Certificate, split_address
 
 MAX_HEAD_BYTES = 8192  # of a request: its line and headers
-HANDSHAKE_S = 5.0  # of TLS, which comes before what is bounded below
+HANDSHAKE_S = 5.0  # of TLS, which precedes the limits below
 KEEP_ALIVE_S = 5.0  # without a request
 BACKLOG = 64
-STREAM_BUFFER_BYTES = 64 << 10  # that the kernel may hold for one who does not read a stream
+STREAM_BUFFER_BYTES = 64 << 10  # kernel buffer for a client that does not read its stream
 
 _HOST = re.compile(r"(?:\[(?P<six>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]*)?")
 
@@ -39,15 +39,15 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a door takes, and for how long it waits.
+    """Limits of a listener's connections, sizes and times.
 
     Attributes:
         connections: at a time; one more is cut at once.
         body_bytes: of a request.
-        first_s: from a connection to its first request: who says nothing leaves room soon.
+        first_s: from a connection to its first request: silent clients soon make room.
         request_s: from the first request, or the last answer, to the end of the next answer.
-        stalled_s: how long the reader of a stream may take nothing while something waits for
-            it; a stream is bounded by this alone (`endless`).
+        stalled_s: how long a stream's reader may take nothing while data waits for it; the only
+            limit of a stream (`endless`).
     """
 
     connections: int = 32
@@ -58,13 +58,13 @@ class Limits:
 
 
 LIMITS = Limits()
-_ENDLESS = "fcil_endless"  # in a request's state: tells the door that its answer is a stream
+_ENDLESS = "fcil_endless"  # in a request's state: marks its answer as a stream
 
 
 def endless(scope: Any) -> None:
-    """Say that the answer to a request is a stream: bounded by `Limits.stalled_s` alone.
+    """Mark the answer to a request as a stream, limited only by `Limits.stalled_s`.
 
-    Each piece that is sent then waits until all before it has left this process.
+    Each piece then waits until all before it have left this process.
     """
     scope["state"][_ENDLESS]()
 
@@ -98,7 +98,7 @@ def open_door(address: str) -> socket.socket:
 
 
 def check_certificate(certificate: Certificate) -> None:
-    """Refuse a certificate or a key that cannot be used; none at all is well.
+    """Refuse a certificate or a key that cannot be used; none at all is allowed.
 
     Raises:
         ConfigError: with the files.
@@ -108,13 +108,13 @@ def check_certificate(certificate: Certificate) -> None:
     own_names(certificate)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate.chain, certificate.key)
-    except OSError as error:  # what ssl raises is one, too
+    except OSError as error:  # ssl's errors are OSErrors, too
         files = f"{certificate.chain} and {certificate.key}"
         raise ConfigError(f"cannot use the certificate and key {files}: {error}.") from error
 
 
 def own_names(certificate: Certificate) -> frozenset[str]:
-    """Return the names by which the door may be called: localhost, and its certificate's.
+    """Return the listener's accepted host names: localhost, and its certificate's.
 
     Raises:
         ConfigError: the certificate cannot be read.
@@ -135,10 +135,10 @@ def own_names(certificate: Certificate) -> frozenset[str]:
 
 
 def is_ours(host: str, names: frozenset[str]) -> bool:
-    """Say whether a ``Host`` header calls the door by its own name.
+    """Return True if a ``Host`` header names the listener itself.
 
-    An address in numbers is nobody's name: no page can have got there by a name that it
-    controls. A wildcard of the certificate stands for one label.
+    A numeric address is accepted: no page can have come here by a name that it controls. A wildcard
+    of the certificate stands for one label.
     """
     written = _HOST.fullmatch(host)
     if written is None:
@@ -153,7 +153,7 @@ def is_ours(host: str, names: frozenset[str]) -> bool:
 
 
 class OwnNames:
-    """Sends away whoever calls the door by a name that is not its own, or says too much."""
+    """Refuses requests with a foreign host name or an oversized head or body."""
 
     def __init__(self, app: App, names: frozenset[str], body_bytes: int = 0) -> None:
         self._app = app
@@ -189,7 +189,7 @@ def _all(scope: Any, name: bytes) -> list[bytes]:
 
 
 def _head_bytes(scope: Any) -> int:
-    """Return the length of a request without its body; h11 bounds only heads in pieces."""
+    """Return the length of a request without its body; h11 limits only heads in pieces."""
     target = len(scope["raw_path"]) + len(scope["query_string"])
     return target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
@@ -209,7 +209,7 @@ def make_server(app: App, certificate: Certificate, limits: Limits = LIMITS) -> 
         ws="none",
         lifespan="off",
         log_config=None,
-        log_level="critical",  # what strangers send is no news
+        log_level="critical",  # errors of strangers are not worth a log line
         access_log=False,
         server_header=False,
         proxy_headers=False,
@@ -222,13 +222,13 @@ def make_server(app: App, certificate: Certificate, limits: Limits = LIMITS) -> 
     )
 
     class Door(uvicorn.Server):
-        """uvicorn's server, with an end to patience before the first word of HTTP, too."""
+        """uvicorn's server, with a time limit for the TLS handshake."""
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            """Listen; who does not finish the handshake of TLS is cut after `HANDSHAKE_S`."""
+            """Listen; cut connections whose TLS handshake takes longer than `HANDSHAKE_S`."""
             loop = asyncio.get_running_loop()
             if config.ssl is not None:
-                # uvicorn knows no such limit, and asyncio's own is a minute.
+                # uvicorn has no such limit, and asyncio's own is a minute.
                 bounded = functools.partial(loop.create_server, ssl_handshake_timeout=HANDSHAKE_S)
                 loop.create_server = bounded  # type: ignore[method-assign]
             try:
@@ -243,14 +243,14 @@ def _bounded(limits: Limits) -> type[asyncio.Protocol]:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Bounded(H11Protocol):
-        """uvicorn's HTTP, with an end to patience."""
+        """uvicorn's HTTP, with time limits."""
 
         _patience: asyncio.TimerHandle | None = None
         _asked = False
         _streams = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            """Take a connection, unless there are many."""
+            """Take a connection, unless there are too many."""
             super().connection_made(transport)
             if len(self.connections) > limits.connections:
                 transport.abort()
@@ -258,7 +258,7 @@ def _bounded(limits: Limits) -> type[asyncio.Protocol]:
                 self._wait(limits.first_s)
 
         def handle_events(self) -> None:
-            """Take what came; with the first request, its time begins."""
+            """Handle received data; the first request starts its time limit."""
             super().handle_events()
             if self.scope is not None:
                 self.scope["state"][_ENDLESS] = self._stream
@@ -278,13 +278,13 @@ def _bounded(limits: Limits) -> type[asyncio.Protocol]:
             self._wait(limits.request_s)
 
         def pause_writing(self) -> None:
-            """Wait for a reader that is behind; that of a stream must take something."""
+            """Wait for a slow reader; the reader of a stream must take something."""
             super().pause_writing()
             if self._streams:
                 self._watch(_untaken(self.transport))
 
         def resume_writing(self) -> None:
-            """Go on: the reader has caught up."""
+            """Resume: the reader has caught up."""
             super().resume_writing()
             if self._streams:
                 self._forgive()
@@ -300,7 +300,7 @@ def _bounded(limits: Limits) -> type[asyncio.Protocol]:
             self.transport.set_write_buffer_limits(high=1, low=0)  # at 0, TLS waits for ever
 
         def _watch(self, behind: int) -> None:
-            """Cut the reader unless it takes something of what waits for it, in time."""
+            """Cut the reader unless it takes some of the waiting data in time."""
             self._forgive()
 
             def look() -> None:
@@ -325,9 +325,9 @@ def _bounded(limits: Limits) -> type[asyncio.Protocol]:
 
 
 def _untaken(transport: asyncio.Transport) -> int:
-    """Return how much of what was written the other machine has not taken."""
+    """Return the number of written bytes that the other machine has not taken."""
     in_kernel = array.array("i", [0])
     sock = transport.get_extra_info("socket")
-    with contextlib.suppress(OSError):  # a kernel that does not tell: it holds little (`_stream`)
+    with contextlib.suppress(OSError):  # without kernel support: it holds little (`_stream`)
         fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, in_kernel)
     return transport.get_write_buffer_size() + in_kernel[0]

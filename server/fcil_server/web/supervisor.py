@@ -1,4 +1,4 @@
-"""Starts a process that answers browsers or Prometheus, and starts it again whenever it ends."""
+"""Supervisor of a process that serves browsers or Prometheus: it restarts it whenever it ends."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from fcil_server.federation.sections import FederationSection
 from fcil_server.web.http_server import check_certificate, open_door
 
 BACK_OFF_S = (0.2, 1.0, 5.0, 30.0)  # after the first, second, third ... end in a row
-STEADY_S = 60.0  # after so long it counts as the first again
-LAST_WORDS_S = 1.0  # in which it gives the answers that are under way when the server ends
+STEADY_S = 60.0  # after this long, an end counts as the first again
+LAST_WORDS_S = 1.0  # time for pending answers when the server ends
 
 Say = Callable[[str, str, str], None]
 
 
 @dataclass(frozen=True)
 class Site:
-    """What is served, where, and by which program.
+    """Content, address and program of a web process.
 
     Attributes:
-        key: of the address in ``[federation]``; also the code of what is said of it.
-        what: is served, as it stands in a sentence, with the verb that follows it in `verb`.
+        key: of the address in ``[federation]``; also the code of its notes.
+        what: name of its content in a sentence, with the verb that follows it in `verb`.
         module: is run as ``python -m module``.
         packages: that it needs.
         example: of an address.
         address: ``HOST:PORT``; empty: it is not served.
-        path: of what one looks for there.
-        hint: how to get in.
-        words: its options besides those that every such program has.
-        status: what the status says of it besides address and process.
+        path: of its main content.
+        hint: how to sign in.
+        words: its options in addition to the common ones.
+        status: its status fields in addition to address and process.
     """
 
     key: str
@@ -57,7 +57,7 @@ class Site:
 
 
 def figures_site(section: FederationSection) -> Site:
-    """Return how figures are served to Prometheus."""
+    """Return the site of the metrics for Prometheus."""
     return Site(
         key="metrics",
         what="figures",
@@ -73,7 +73,7 @@ def figures_site(section: FederationSection) -> Site:
 
 
 def page_site(section: FederationSection) -> Site:
-    """Return how the live page is served."""
+    """Return the site of the live dashboard."""
     switches = {
         "--read-only": section.page_read_only,
         "--metrics": section.page_metrics,
@@ -101,14 +101,14 @@ def page_site(section: FederationSection) -> Site:
 
 
 class WebProcess:
-    """One door: its socket is the server's and outlives the process behind it.
+    """One listener: its socket is the server's and outlives the process behind it.
 
     Without an address in the configuration there is none, and nothing is started.
 
     Args:
         directory: of the federation.
-        site: what is served, and how.
-        say: tells the operator: (level, code, text).
+        site: its content and program.
+        say: writes a note for the operator: (level, code, text).
 
     Raises:
         LinkError: the address cannot be listened on.
@@ -131,19 +131,19 @@ class WebProcess:
 
     @property
     def served(self) -> bool:
-        """Whether there is a door at all."""
+        """True if there is a listener."""
         return self._socket is not None
 
     @property
     def address(self) -> str:
-        """Where it is served; empty if it is not."""
+        """Address of the content; empty if it is not served."""
         return self.origin() + self._site.path if self.served else ""
 
     def origin(self, host: str = "") -> str:
         """Return the beginning of its addresses.
 
         Args:
-            host: by which others reach this machine; empty: the one that is listened on.
+            host: the name of this machine for others; empty: the listen address.
         """
         assert self._socket is not None, "only what is served has an address"
         own, port = self._socket.getsockname()[:2]
@@ -158,7 +158,7 @@ class WebProcess:
         return {"address": self.address, "pid": pid, **dict(self._site.status)}
 
     def _check(self) -> None:
-        """Find out now what the process would only tell the log; load none of it here."""
+        """Check now what the process could only log; import none of it here."""
         wanted = self._site.packages
         missing = [name for name in wanted if importlib.util.find_spec(name) is None]
         if missing:
@@ -186,7 +186,7 @@ class WebProcess:
             await asyncio.sleep(pause)
 
     async def _one_life(self, *fds: int) -> str:
-        """Start the process and wait for its end; say how it ended."""
+        """Start the process and wait for its end; return how it ended."""
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command(*fds),
@@ -206,7 +206,7 @@ class WebProcess:
         return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
-        """End the process; who asked it for the server's end is told before."""
+        """End the process, after the answers under way."""
         os.close(self._pipe.pop())
         try:
             await asyncio.wait_for(process.wait(), LAST_WORDS_S)
@@ -227,7 +227,7 @@ class WebProcess:
         return module_command(site.module, *given, *site.words)
 
     def close(self) -> None:
-        """Close the door and the pipe; the process, if it still runs, ends by that."""
+        """Close the listener and the pipe; the process, if it still runs, ends thereby."""
         if self._socket is None:
             return
         self._socket.close()

@@ -1,1 +1,1 @@
-"""A whole federation on this machine, and the demo."""
+"""A complete federation on this machine, and the demo."""

@@ -31,7 +31,7 @@ STALL_S = 300.0  # without any change of status
 
 
 def demo_config(clients: int, settings: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the settings that the demo gives to its server, before those of its user."""
+    """Return the settings that the demo gives its server, before those of its user."""
     tasks = "[" + ", ".join("[" + ", ".join(f'"{n}"' for n in t) + "]" for t in TASKS) + "]"
     return (
         "federation.name=digits",
@@ -44,7 +44,7 @@ def demo_config(clients: int, settings: tuple[str, ...] = ()) -> tuple[str, ...]
 
 
 def _method_settings(settings: tuple[str, ...]) -> list[str]:
-    """Return the method, and the options for digits as far as it has them."""
+    """Return the method, and those of the options for digits that it has."""
     pairs = (setting.partition("=") for setting in settings)
     named = [value.strip(" \"'") for key, _, value in pairs if key.strip() == "method.name"]
     method = registry.load_method(named[-1] if named else "pilora")
@@ -59,8 +59,8 @@ def _method_settings(settings: tuple[str, ...]) -> list[str]:
 def write_digits(folder: Path, clients: int) -> list[Path]:
     """Write the digits as PNG folders, one per client, unevenly split; once.
 
-    Each digit is divided by a draw from Dirichlet(1) over the clients, each of which gets
-    at least three images of it (or what there is).
+    Each digit is divided by a draw from Dirichlet(1) over the clients, each of which gets at least
+    three images of it (if there are enough).
 
     Raises:
         UsageError: scikit-learn is not installed.
@@ -106,7 +106,7 @@ def _shares(
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo that has come to its end; its run is the newest of its federation.
+    """A finished demo; its run is the newest of its federation.
 
     Attributes:
         federation: the federation's directory.
@@ -117,11 +117,11 @@ class Demo:
 
 
 def run_demo(directory: Path, clients: int, settings: tuple[str, ...]) -> Demo:
-    """Run the whole federation with live progress.
+    """Run the federation with live progress.
 
-    An interrupted demo goes on where it was; a complete one begins a new run.
+    An interrupted demo resumes where it was; a complete one begins a new run.
     """
-    # A closed terminal or a plain kill stops the demo's processes like Ctrl-C does.
+    # A closed terminal or a plain kill stops the demo's processes as Ctrl-C does.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     data = write_digits(directory / f"data-{clients}", clients)
@@ -153,10 +153,10 @@ def _complete(directory: Path) -> bool:
 
 
 def _watch(federation: LocalFederation) -> None:
-    """Show what happens until the server has ended.
+    """Show the progress until the server has ended.
 
     Raises:
-        LinkError: a daemon ended by itself. Timeout: nothing changes any more.
+        LinkError: a daemon ended on its own. Timeout: nothing changes any more.
     """
     from rich.console import Console
     from rich.live import Live
@@ -201,7 +201,7 @@ def _progress(status: dict[str, Any]) -> Any:
     where = now["phase"]
     if now["kind"] is not None:
         where = f"task {now['task']} (the last is {len(TASKS) - 1}), {now['kind']}"
-        if now["rounds"] and now["rounds"] > 1:  # counted as in all that is told
+        if now["rounds"] and now["rounds"] > 1:  # counted as in all messages
             where += f" round {now['round']} (the last is {now['rounds'] - 1})"
         where += f": {now['phase']}"
     table.add_row(where, now["waiting_for"] and f"waits for {now['waiting_for']}")

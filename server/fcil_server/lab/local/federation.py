@@ -1,7 +1,7 @@
-"""A whole federation on this machine: one server and several client daemons as processes.
+"""A complete federation on this machine: one server and several client daemons as processes.
 
-The demo and the system tests use it; nothing in it is a stand-in: processes, sockets and
-keys are those of a real deployment, on the loopback address, in a state directory apart.
+The demo and the system tests use it; nothing in it is simulated: processes, sockets and keys are
+those of a real deployment, on the loopback address, in a separate state directory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fcil_protocol.errors import LinkError, Timeout, Unreachable
 from fcil_protocol.process import control_socket
 from fcil_protocol.process.children import module_command
 
-STOP_S = 20.0  # for a daemon to end by itself before it is killed
+STOP_S = 20.0  # for a daemon to end on its own before it is killed
 
 
 @dataclass
@@ -31,7 +31,7 @@ class LocalFederation:
     Attributes:
         directory: ``federation/`` (the server's), ``state/`` (the clients'), ``logs/``.
         port: the server's; 0 before its first start.
-        tied: whether its processes are killed as soon as the thread that starts them is gone.
+        tied: True if its processes are killed as soon as the thread that starts them is gone.
     """
 
     directory: Path
@@ -53,11 +53,11 @@ class LocalFederation:
         return self.directory / "federation"
 
     def log(self, name: str) -> Path:
-        """Where a process's words go."""
+        """Log file of a process's output."""
         return self.directory / "logs" / f"{name}.log"
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of all processes: a state directory of their own."""
+        """Return the environment of all processes, with a separate state directory."""
         return {**os.environ, "XDG_STATE_HOME": str(self.directory / "state")}
 
     def _start(
@@ -78,7 +78,7 @@ class LocalFederation:
         """Start the server; it is reachable when this returns.
 
         Raises:
-            LinkError: it ended instead; the message holds its last words.
+            LinkError: it ended instead; the message has its last output.
         """
         self._heard = 0
         listen = ["--dir", str(self.federation), "--port", str(self.port)]
@@ -91,14 +91,14 @@ class LocalFederation:
             raise LinkError(
                 f"the server ended with code {self.server.returncode}: {self.last_words('server')}"
             )
-        # Clients know this address: a restarted server must have it again.
+        # Clients know this address: a restarted server must keep it.
         self.port = int(status["federation"]["port"])
 
     def join(
         self, name: str, data: Path, *arguments: str, env: Mapping[str, str] | None = None
     ) -> None:
         """Start a client daemon on a folder."""
-        # Server and clients are one program here: none of them gives way to another.
+        # Server and clients are one program here: none of them yields to another.
         command = ["fcil_client", "join", "--data", str(data), "--nice", "0", *arguments]
         self.clients[name] = self._start(name, command, env)
 
@@ -124,7 +124,7 @@ class LocalFederation:
             return None
 
     def until(self, code: str, *, text: str = "", timeout_s: float = 120.0) -> dict[str, Any]:
-        """Wait for a note of the server with this code (and this text in it).
+        """Wait for a note of the server with this code and this text.
 
         Notes are taken in order, each once, so a second call waits for a later one.
 
@@ -151,10 +151,10 @@ class LocalFederation:
         return " | ".join(text.strip().splitlines()[-lines:])
 
     def check_clients(self) -> None:
-        """Raise if a client daemon ended by itself.
+        """Raise if a client daemon ended on its own.
 
         Raises:
-            LinkError: with its last words.
+            LinkError: with its last output.
         """
         for name, process in self.clients.items():
             if process.poll() is not None:
@@ -163,19 +163,19 @@ class LocalFederation:
                 )
 
     def kill_client(self, name: str) -> None:
-        """Pull a client's plug: kill -9 of the daemon; its worker ends with its pipe."""
+        """Kill a client's daemon with kill -9; its worker ends with its pipe."""
         process = self.clients.pop(name)
         process.kill()
         process.wait()
 
     def kill_server(self) -> None:
-        """Pull the server's plug."""
+        """Kill the server."""
         assert self.server is not None
         self.server.kill()
         self.server.wait()
 
     def stop(self) -> None:
-        """Stop clients, then the server, in order; kill what does not end."""
+        """Stop clients, then the server, in order; kill processes that do not end."""
         processes = list(self.clients.values())
         if self.server is not None:
             processes.append(self.server)

@@ -13,10 +13,10 @@ from fcil_protocol.process.children import die_with_parent, module_command
 
 
 def tie(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies; end if it is dead already.
+    """Ask the kernel to kill this process when its parent dies; end if it is already dead.
 
     Args:
-        parent: process id of who started this one.
+        parent: process id of this process's parent.
     """
     die_with_parent()
     if os.getppid() != parent:  # it died before the kernel knew

@@ -1,4 +1,4 @@
-"""The files that a browser fetches for the page: style, scripts, and two vendored libraries.
+"""Static files of the dashboard: style, scripts, and two vendored libraries.
 
 They come with the package and never change while it is installed, so each is read once, and its
 address carries a digest: a browser may keep it for good.
@@ -18,7 +18,7 @@ _TYPES = {
 }
 
 STYLES = ("vendor/uPlot.min.css", "page.css")
-# In the order in which they are run; each is a script of its own that adds to `window.fcil`.
+# In the order in which they run; each is a separate script that adds to `window.fcil`.
 SCRIPTS = (
     "vendor/uPlot.iife.min.js",
     "vendor/idiomorph.min.js",
@@ -33,7 +33,7 @@ SCRIPTS = (
     "stream.js",
 )
 ENTER_SCRIPTS = ("enter.js",)
-# A frozen page asks nobody for anything: it keeps what makes its charts move.
+# A frozen page sends no requests: it contains the scripts that make its charts interactive.
 FROZEN_SCRIPTS = ("vendor/uPlot.iife.min.js", "base.js", "chart_draw.js", "chart.js", "charts.js")
 NAMES = frozenset({*STYLES, *SCRIPTS, *ENTER_SCRIPTS, "icon.svg"})
 
@@ -49,7 +49,7 @@ def url(name: str) -> str:
 
 
 def text(name: str) -> str:
-    """Return a style or script, to be put into a page whole.
+    """Return a style or script, for inclusion in an HTML page.
 
     Raises:
         KeyError: there is no such asset.
@@ -61,7 +61,7 @@ def load(name: str) -> tuple[bytes, str]:
     """Return an asset's content and media type.
 
     Raises:
-        KeyError: there is no such asset; only names in `NAMES` are ever looked for.
+        KeyError: there is no such asset; only names in `NAMES` are looked up.
     """
     if name not in NAMES:
         raise KeyError(name)

@@ -1,8 +1,8 @@
-"""Which charts the page has, and how one is put into it.
+"""The dashboard's charts, and their HTML.
 
-`spec.Chart` is the one description of a chart: `drawing.draw` makes the still picture of it,
-and `figure` puts picture, data for the browser's moving one, and a table of the same numbers
-together.
+`spec.Chart` is the one description of a chart: `drawing.draw` makes its static picture, and
+`figure` combines the picture, the data for the browser's interactive chart, and a table of the same
+numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fcil_server.reports.charts.spec import STYLES, Chart, Level, Mark, Series, 
 from fcil_server.reports.results.metrics import Metrics
 from fcil_server.reports.results.run_data import CAUSES, REST, format_bytes
 
-MAX_BARS = 200  # groups of bars; more cannot be told apart, and are summed
+MAX_BARS = 200  # groups of bars; more are indistinguishable, and are summed
 _CAUSE_STYLES = "bacdef"  # of `CAUSES` and `REST`
 _PHASES = (
     ("collect_s", "collecting", "a"),
@@ -32,7 +32,7 @@ _OTHER = ""  # stands for all other phases
 
 
 def figure(chart: Chart) -> Markup:
-    """Put a chart into a page: key, picture, data for the script, and a table of its numbers."""
+    """Return a chart's HTML: key, picture, data for the script, and a table of its numbers."""
     return template(
         "chart.html",
         chart=chart,
@@ -45,7 +45,7 @@ def figure(chart: Chart) -> Markup:
 
 
 def still(chart: Chart) -> Markup:
-    """Put a chart into a page without scripts and tables: key and picture."""
+    """Return a chart's HTML without scripts and tables: key and picture."""
     return template("still.html", chart=chart, keys=keys(chart), picture=draw(chart))
 
 
@@ -66,7 +66,7 @@ def _rows(chart: Chart) -> Iterable[list[str]]:
         yield [name, *(written(s.values[i], chart.y.unit) for s in chart.series)]
 
 
-# --- which charts there are -------------------------------------------------------------------
+# --- the charts -------------------------------------------------------------------------------
 
 
 def accuracy(m: Metrics) -> Chart:
@@ -111,7 +111,7 @@ def traffic(rounds: Sequence[RoundLine], claimed: float | None = None) -> Chart:
 
     Args:
         rounds: closed ones, in order.
-        claimed: a level to draw as a line: what the method's paper counts for a round.
+        claimed: a level to draw as a line: the paper's count for a round.
     """
     groups, x, marks = _grouped(rounds)
     series = []
@@ -129,14 +129,14 @@ def traffic(rounds: Sequence[RoundLine], claimed: float | None = None) -> Chart:
 
 
 def by_cause(rounds: Iterable[RoundLine], direction: Direction) -> dict[str, int]:
-    """Return the wire bytes of some rounds by what they were spent on, all causes named."""
+    """Return the wire bytes of some rounds by purpose, with all causes."""
     found = dict.fromkeys([*CAUSES.values(), REST], 0)
     for one in rounds:
         parts = one.up_by if direction is Direction.UP else one.down_by
         for cause, size in zip(CAUSES.values(), parts, strict=True):
             found[cause] += size
         found[REST] += one.bytes_of(direction).rest
-    found[REST] = max(0, found[REST])  # bytes on their way when the kernel was asked
+    found[REST] = max(0, found[REST])  # bytes on their way when the kernel was read
     return found
 
 
@@ -162,11 +162,11 @@ def _spent(line: RoundLine, phase: str) -> float:
 def _grouped(
     rounds: Sequence[RoundLine],
 ) -> tuple[list[list[RoundLine]], X, tuple[Mark, ...]]:
-    """Group rounds so that no chart has more bars than can be told apart.
+    """Group rounds so that no chart has more bars than a reader can distinguish.
 
     Returns:
-        Each round alone, or those of a task, or of several tasks; the axis that names them;
-        and where tasks begin.
+        Each round alone, or those of a task, or of several tasks; the axis that names them; and the
+        beginnings of tasks.
     """
     if len(rounds) <= MAX_BARS:
         names = tuple(in_words(r) for r in rounds)
@@ -188,5 +188,5 @@ def _grouped(
 
 
 def in_words(line: RoundLine) -> str:
-    """Return which round this is."""
+    """Return the name of a round."""
     return f"task {line.key.task}, {line.key.kind} {line.key.round}"

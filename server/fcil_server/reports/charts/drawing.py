@@ -1,7 +1,7 @@
-"""The still picture of a chart, as SVG: what is seen without scripts, on paper and in a mail.
+"""The static picture of a chart, as SVG: for readers without scripts, on paper and in a mail.
 
 Colours and dashes come from the page's style by class; every mark of a short chart carries its
-numbers as a tooltip. Nothing in it is a style attribute: the page's policy forbids those.
+numbers as a tooltip. It contains no style attribute: the page's policy forbids those.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from fcil_server.reports.charts.svg import (
 )
 from fcil_server.reports.results.run_data import format_bytes
 
-_TOOLTIPS = 120  # places on the axis up to which each has one
+_TOOLTIPS = 120  # places on the axis up to which each has a tooltip
 _WIDEST = 28.0  # user units of a bar
-_THINNEST = 0.1  # pieces of a bar below this cannot be seen
-# What is drawn over the colour of a bar's pieces, in a square of 6 by 6: one look per style.
+_THINNEST = 0.1  # pieces of a bar below this are invisible
+# Hatches over the colour of a bar's pieces, in a square of 6 by 6: one per style.
 _HATCHES = {
     "a": "",
     "b": "M-1 7L7 -1M-1 1L1 -1M5 7L7 5",
@@ -43,7 +43,7 @@ _HATCHES = {
 
 
 def draw(chart: Chart) -> Markup:
-    """Draw a chart as an SVG element; its title is what a screen reader says of it."""
+    """Draw a chart as an SVG element; its title is the text for screen readers."""
     top, ticks = _y_axis(chart)
     marks = [grid(ticks, top)]
     if chart.kind == "xy":
@@ -80,7 +80,7 @@ def _heights(chart: Chart) -> Iterator[float]:
 
 
 def _stacks(chart: Chart) -> list[tuple[str, list[Series]]]:
-    """Return the bars at each place, and the series that are stacked in them."""
+    """Return the bars at each place, with the series stacked in each."""
     names = dict.fromkeys(s.stack for s in chart.series if s.stack is not None)
     order = sorted(names, key=("up", "down", "total").index)
     return [(name, [s for s in chart.series if s.stack == name]) for name in order]
@@ -126,7 +126,7 @@ def _tooltip(chart: Chart, i: int) -> str:
 
 
 def _task_marks(chart: Chart, step: float) -> list[str]:
-    """Draw where tasks begin, and name as many of them as there is room for."""
+    """Draw the beginnings of tasks, and name as many as fit."""
     every = -(-len(chart.marks) // (MAX_LABELS // 2))
     marks = []
     for number, mark in enumerate(chart.marks):
@@ -171,7 +171,7 @@ def _line(
 ) -> list[str]:
     marks = []
     for is_known, group in groupby(places, key=lambda place: place[2] is not None):
-        if is_known:  # what is unknown is a gap
+        if is_known:  # unknown values are gaps
             joined = " ".join(f"{x:.1f},{y_of(v or 0.0, top):.1f}" for x, _, v in group)
             marks.append(f'<polyline class="line {series.style}" points="{joined}"/>')
     if len(places) > _TOOLTIPS:

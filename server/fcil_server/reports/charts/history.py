@@ -1,7 +1,7 @@
-"""One run as the page shows it: what `page.reader.Reader` reads, and what a report is made of.
+"""One run as the dashboard and the reports show it; `page.reader.Reader` reads it.
 
-Compact and bounded: a round is a line, whatever its clients sent; lists of people are cut where
-nobody reads on, with their full number beside them.
+Compact and bounded: a round is one line for any number of clients; long lists of clients are cut,
+with their full number next to them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from fcil_server.reports.results.metrics import Measured, Metrics
 from fcil_server.reports.results.run_data import CAUSES, Bytes, RoundView, RunData
 from fcil_server.reports.traffic.paper_claims import Paper, paper_of
 
-NAMED = 12  # clients of a round that are told by name and reason
+NAMED = 12  # clients of a round that are listed with name and reason
 EXCLUDED = "left out"
 
 
 @dataclass(frozen=True)
 class Away:
-    """A client whose update a round went without, and why."""
+    """A client whose update is missing from a round, and why."""
 
     client: ClientId
     name: str
@@ -37,10 +37,10 @@ class RoundLine:
     """One round in numbers.
 
     Attributes:
-        asked, updates, counted: clients asked, updates that came, updates in the new state.
-        without: the first of those it went without; ``left_out`` is how many they are.
-        up, down: its bytes; ``up_by``, ``down_by``: of these the predicted wire bytes, in the
-            order of `CAUSES`.
+        asked, updates, counted: clients asked, updates received, updates in the new state.
+        without: the first of the missing clients; ``left_out`` is their number.
+        up, down: its bytes; ``up_by``, ``down_by``: of these the predicted wire bytes, in the order
+            of `CAUSES`.
     """
 
     key: RoundKey
@@ -68,15 +68,15 @@ class RoundLine:
 
 @dataclass(frozen=True)
 class Member:
-    """A client as the page lists it.
+    """A client as the dashboard lists it.
 
     Attributes:
         standing: ``member``, ``expired``, ``left``, ``revoked`` or ``erased``, by the ledger.
         rounds: of this run, in which its update counted.
         up, down: its bytes on the wire in this run.
-        refused: how many of its messages were refused, of those the ledger still has.
+        refused: number of its refused messages, of those the ledger still has.
         refusal, refused_at: the newest reason.
-        recent: whether it took part in one of the newest rounds.
+        recent: True if it took part in one of the newest rounds.
     """
 
     client: ClientId
@@ -99,7 +99,7 @@ class Member:
 
 @dataclass(frozen=True)
 class OpenTicket:
-    """A ticket that nobody has used yet: for whom, and until when it is good (unix seconds)."""
+    """An unused ticket: its name, and the end of its lifetime (unix seconds)."""
 
     name: str
     expires_at: float
@@ -122,19 +122,19 @@ class History(Measured):
     """One run at one moment.
 
     Attributes:
-        version: grows with every change of what is shown.
-        rounds: closed ones, in order; ``open`` the one under way; ``unread`` how many older
-            ones are still to be read, without which sums are too small.
+        version: grows with every visible change.
+        rounds: closed ones, in order; ``open`` the one under way; ``unread`` the number of older
+            ones that are still to be read, without which sums are too small.
         totals: the run's bytes by direction, and by direction and cause.
         outside: bytes of the federation that belong to no run.
         pooled, central: as in `RunData`.
-        members: the first to be enrolled first.
-        tickets: those that are open, the newest first.
-        events: the newest first; ``older`` says how many more the ledger has.
-        paper: what the method's paper says of its bytes.
+        members: in the order of enrolment.
+        tickets: the open ones, the newest first.
+        events: the newest first; ``older`` is the number of further ones in the ledger.
+        paper: the method's bytes by its paper.
         runs: of the federation, the newest first.
-        frozen: whether this is a report: nothing in it goes on.
-        marks: section -> the version in which what it shows has changed last.
+        frozen: True for a report, which no longer changes.
+        marks: section -> the version of its last change.
     """
 
     version: int = 0
@@ -163,7 +163,7 @@ class History(Measured):
 
     @property
     def newer(self) -> str:
-        """The newest run, where this is an older one; else empty."""
+        """The newest run, if this is an older one; else empty."""
         newest = self.runs[0].run if self.runs else ""
         return newest if self.run is not None and newest != self.run.run_id else ""
 
@@ -172,7 +172,7 @@ class History(Measured):
         return self.totals.get((direction, cause), Bytes())
 
     def name_of_class(self, number: int) -> str:
-        """Return how a class is called."""
+        """Return the name of a class."""
         return self._class_names.get(number, f"#{number}")
 
     @cached_property
@@ -190,7 +190,7 @@ class History(Measured):
 
 
 def frozen(data: RunData) -> History:
-    """Return what a report shows of a run."""
+    """Return a run's history for a report."""
     clients = {c.client_id: c.name for c in data.clients.values()}
     return History(
         run=data.run,

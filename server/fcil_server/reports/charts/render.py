@@ -1,7 +1,7 @@
-"""How the page's HTML is made: Jinja2 templates, in which everything from outside is escaped.
+"""HTML of the dashboard and the reports: Jinja2 templates, with all outside text escaped.
 
-The one place that knows Jinja2. Nothing in a template is trusted but what was made here or by
-the drawing code (`Markup`); a name that a template asks for and does not get is a defect.
+Only this module uses Jinja2. A template trusts only HTML made here or by the drawing code
+(`Markup`); a name that a template needs and does not get is a defect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def template(name: str, **context: Any) -> Markup:
 
 
 def moment(at: float | None) -> Markup:
-    """Write a unix time as an element that scripts turn into local time."""
+    """Return a unix time as an HTML element that scripts turn into local time."""
     if at is None:
         return Markup("")
     try:
@@ -37,7 +37,7 @@ def moment(at: float | None) -> Markup:
 
 
 def _known(write: Callable[[float], str]) -> Callable[[float | None], str]:
-    """Let a way to write numbers also write what is not known."""
+    """Extend a number format to unknown values."""
 
     def written(value: float | None) -> str:
         return NOTHING if value is None else write(value)

@@ -1,4 +1,4 @@
-"""A chart as data, from which the still picture, the moving one and the table are all made."""
+"""A chart as data, the source of the static picture, the interactive one and the table."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Series:
     Attributes:
         style: a letter of `STYLES`: a colour, and a dash or hatch.
         values: one for each place on the x axis; None: unknown.
-        stack: which of the bars at a place the pieces are in; None: drawn as a line.
-        points: (x, y) instead of values, where a chart is of kind ``xy``.
+        stack: the bar at a place that contains the pieces; None: drawn as a line.
+        points: (x, y) instead of values, for a chart of kind ``xy``.
     """
 
     name: str
@@ -33,13 +33,13 @@ class Series:
 
     @property
     def title(self) -> str:
-        """Return its name, with the direction where there are two."""
+        """Name, with the direction if there are two."""
         return f"{self.stack}: {self.name}" if self.stack in ("up", "down") else self.name
 
 
 @dataclass(frozen=True)
 class X:
-    """The axis across.
+    """The horizontal axis.
 
     Attributes:
         labels: short, below the axis; None for kind ``xy``.
@@ -54,7 +54,7 @@ class X:
 
 @dataclass(frozen=True)
 class Y:
-    """The axis up, from 0 to ``max`` or the largest value."""
+    """The vertical axis, from 0 to ``max`` or the largest value."""
 
     unit: Unit
     max: float | None = None
@@ -78,7 +78,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """What a chart shows; ``name`` is unique on a page."""
+    """Content of a chart; ``name`` is unique on a page."""
 
     name: str
     kind: Literal["lines", "bars", "xy"]
@@ -90,7 +90,7 @@ class Chart:
     marks: tuple[Mark, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as the page's script reads it."""
+        """Return it in the form that the browser's script reads."""
         found = asdict(self)
         del found["name"]
         for one in found["series"]:
@@ -99,12 +99,12 @@ class Chart:
 
 
 def keys(chart: Chart) -> list[tuple[str, str]]:
-    """Return (name, style) of what the chart shows; what is stacked twice is named once."""
+    """Return (name, style) of each item of the key; a series stacked twice has one."""
     return list(dict.fromkeys((s.name, s.style) for s in chart.series))
 
 
 def written(value: Number, unit: Unit) -> str:
-    """Write a number of a chart for people."""
+    """Format a number of a chart for readers."""
     if value is None:
         return NOTHING
     match unit:

@@ -1,4 +1,4 @@
-"""What charts in inline SVG are made of: axes and their labels."""
+"""Parts of charts in inline SVG: axes and their labels."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from html import escape
 WIDTH, HEIGHT = 760, 280  # user units; the page scales them
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 16, 44
 PLOT_W, PLOT_H = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-MAX_LABELS = 24  # more labels than this on one axis run into each other
+MAX_LABELS = 24  # more labels than this on one axis overlap
 
 
 def y_of(value: float, top: float) -> float:
-    """Return where a value lies on an axis from 0 to ``top``."""
+    """Return the position of a value on an axis from 0 to ``top``."""
     return TOP + PLOT_H * (1 - value / top)
 
 
@@ -42,7 +42,7 @@ def grid(ticks: Sequence[tuple[float, str]], top: float) -> str:
 
 
 def x_labels(x: Sequence[float], labels: Sequence[str], title: str) -> list[str]:
-    """Write labels below the axis, as many as fit, and what they are."""
+    """Write labels below the axis, as many as fit, and the axis' title."""
     every = -(-len(labels) // MAX_LABELS)
     y = TOP + PLOT_H
     marks = [
@@ -56,5 +56,5 @@ def x_labels(x: Sequence[float], labels: Sequence[str], title: str) -> list[str]
 
 
 def _anchor(x: float) -> str:
-    """Return how a label stands at its place: one at the right edge would be cut."""
+    """Return the anchor of a label: centred, it would be cut at the right edge."""
     return "end" if x > LEFT + PLOT_W - 1 else "middle"

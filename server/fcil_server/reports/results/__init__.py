@@ -1,1 +1,1 @@
-"""A run read from the ledger, its metrics and the formats of its numbers."""
+"""Results of a run read from the ledger, its metrics and the formats of its numbers."""

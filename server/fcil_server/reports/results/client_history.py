@@ -1,4 +1,4 @@
-"""What the ledger holds of one client: counts by index, and its newest rounds."""
+"""The ledger's data about one client: counts by index, and its newest rounds."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class ClientRound:
     """A round as one client saw it.
 
     Attributes:
-        became: what became of the client in it: the word of its update or of its answer, or
-            ``asked`` while nothing has come.
-        reason: why, where there is a reason to tell.
+        became: the client's result: the status of its update or its answer, or ``asked`` while
+            nothing has come.
+        reason: why, if there is a reason.
         flows: its bytes in this round.
     """
 
@@ -36,20 +36,20 @@ class ClientRound:
 
     @cached_property
     def up(self) -> Bytes:
-        """What it sent."""
+        """Bytes that it sent."""
         return Bytes.total(f for f in self.flows if f.direction is Direction.UP)
 
     @cached_property
     def down(self) -> Bytes:
-        """What it was sent."""
+        """Bytes that it received."""
         return Bytes.total(f for f in self.flows if f.direction is Direction.DOWN)
 
 
 class ClientReader(Ledger):
-    """A ledger that is asked about one client at a time; what it costs grows with its rounds."""
+    """A ledger reader for one client at a time; its cost grows with the client's rounds."""
 
     def is_invited(self, name: str) -> bool:
-        """Say whether there is an open ticket for a name."""
+        """Return True if there is an open ticket for a name."""
         sql = (
             "SELECT count(*) FROM tickets WHERE name = ? AND used_at IS NULL "
             "AND withdrawn_at IS NULL AND expires_at > ?"
@@ -57,7 +57,7 @@ class ClientReader(Ledger):
         return bool(self._number(sql, (name, self.now)))
 
     def counted(self, client: ClientId) -> int:
-        """Return in how many rounds of all runs its update was counted; copies count once."""
+        """Return the number of rounds of all runs that counted its update; copies count once."""
         sql = (
             "SELECT count(*) FROM runs CROSS JOIN updates AS u ON u.run = runs.run_id "
             "AND u.client = ? CROSS JOIN rounds AS r ON (r.run, r.task, r.kind, r.round) = "
@@ -67,7 +67,7 @@ class ClientReader(Ledger):
         return int(self._number(sql, (client,)))
 
     def became(self, run: RunId, client: ClientId) -> dict[str, int]:
-        """Return what became of the client in a run's rounds, and how often."""
+        """Return the client's results in a run's rounds, with their numbers."""
         found: defaultdict[str, int] = defaultdict(int)
         for table, word in (("updates", "status"), ("answers", "answer")):
             sql = (
@@ -79,7 +79,7 @@ class ClientReader(Ledger):
         return dict(found)
 
     def newest_rounds(self, run: RunId, client: ClientId, limit: int) -> list[ClientRound]:
-        """Return the newest rounds that it was asked for, newest first."""
+        """Return the newest rounds that asked it, newest first."""
         sql = (
             "SELECT r.*, coalesce(u.status, a.answer, 'asked') AS became, "
             "coalesce(nullif(u.reason, ''), a.reason, '') AS because FROM rounds AS r "

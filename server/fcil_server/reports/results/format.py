@@ -1,15 +1,15 @@
-"""What reports are written with: tables, and numbers as people read them."""
+"""Formats of reports: tables, and numbers for readers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
 
-NOTHING = "-"  # what is undefined
+NOTHING = "-"  # for undefined values
 
 
 def folded(title: str, content: str) -> str:
-    """Fold a piece of a page away under its title."""
+    """Fold a piece of HTML away under its title."""
     return f"<details><summary>{escape(title)}</summary>{content}</details>"
 
 
@@ -36,17 +36,17 @@ def table(
 
 
 def percent(value: float | None) -> str:
-    """Write an accuracy."""
+    """Format an accuracy."""
     return NOTHING if value is None else f"{value:.1f} %"
 
 
 def points(value: float | None) -> str:
-    """Write a difference of accuracies."""
+    """Format a difference of accuracies."""
     return NOTHING if value is None else f"{value:.1f} pp"
 
 
 def duration(seconds: float) -> str:
-    """Write seconds as people say them."""
+    """Format seconds with a readable unit."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     if seconds < 7200:

@@ -1,9 +1,9 @@
-"""How good the global model is after each task, and what it forgot.
+"""Accuracy of the global model after each task, and forgetting.
 
-S_{t,i} is the accuracy in percent on the test images of task i's classes after task t, over
-all classes seen so far and without a task id; i <= t. T is the number of evaluated tasks. What is
-made of them is in docs/methods/README.md, "Measures".
-What is undefined (nobody has test images of it) is None, never NaN and never zero.
+S_{t,i} is the accuracy in percent on the test images of task i's classes after task t, over all
+classes seen so far and without a task id; i <= t. T is the number of evaluated tasks. The measures
+derived from it are in docs/methods/README.md, "Measures". Undefined values (no test images) are
+None, never NaN and never zero.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Metrics:
     """The numbers of one run, in percent unless said otherwise.
 
     Attributes:
-        tasks: T, how many tasks were evaluated.
+        tasks: T, the number of evaluated tasks.
         matrix: S_{t,i} for i <= t, pooled over clients: images right / images.
         matrix_macro: the same, as the mean of the accuracies of task i's classes.
         task_mean: A_t, the mean of S_{t,i} over i <= t.
@@ -40,8 +40,8 @@ class Metrics:
         forgetting: percentage points by definition (`FORGETTING`); negative is kept.
         forgetting_matched: the same, each term over clients present in both evaluations.
         coverage: share of seen classes with at least one test image, 0 to 1, after task t.
-        test_images: how many images the evaluation after task t used.
-        evaluators: how many clients took part in it.
+        test_images: number of images in the evaluation after task t.
+        evaluators: number of clients that took part in it.
     """
 
     tasks: int
@@ -81,7 +81,7 @@ class Measured:
 
     @property
     def metrics(self) -> Metrics | None:
-        """What headlines show: the clients' test images, or else the server's folder."""
+        """Metrics for headlines: on the clients' test images, or else on the server's folder."""
         return self.pooled or self.central
 
     @property
@@ -93,13 +93,13 @@ class Measured:
 def pooled(rows: Iterable[Evaluation], tasks: Sequence[Sequence[int]]) -> Metrics | None:
     """Compute the metrics over the clients' own test images; None before any evaluation.
 
-    ``tasks`` lists the class ids of each task. The server's test folder is left out.
+    ``tasks`` lists the class ids of each task. The server's test folder is excluded.
     """
     return compute([r for r in rows if r.client != CENTRAL], tasks)
 
 
 def central(rows: Iterable[Evaluation], tasks: Sequence[Sequence[int]]) -> Metrics | None:
-    """Compute the metrics over the server's test folder alone; None where there is none."""
+    """Compute the metrics over the server's test folder alone; None if there is none."""
     return compute([r for r in rows if r.client == CENTRAL], tasks)
 
 
@@ -139,7 +139,7 @@ def forgetting(drop: Matrix) -> dict[str, float | None]:
     - ``diag``: mean over i < T-1 of the drop from t = i.
     - ``fedmammoth``: the sum of the diag terms over T, the last task's zero included.
 
-    Undefined terms (NaN) are left out of the means. 0 for one task.
+    Undefined terms (NaN) are excluded from the means. 0 for one task.
     """
     T = len(drop)
     if T == 1:
@@ -166,7 +166,7 @@ class _Counts:
         order = [c for classes in tasks for c in classes]
         column = {c: j for j, c in enumerate(order)}
         ends = np.cumsum([len(classes) for classes in tasks], dtype=np.int64)
-        # An evaluation can only speak of classes that its task had already seen.
+        # An evaluation can only cover classes that its task had already seen.
         kept = [
             r
             for r in rows
@@ -199,7 +199,7 @@ class _Counts:
         return np.stack(sums, axis=-1)
 
     def matrix(self) -> Matrix:
-        """S, pooled."""
+        """S, pooled over clients."""
         correct = self._per_task(self._correct.sum(axis=0))
         return _lower(_percent(correct, self._per_task(self.total)))
 
@@ -218,7 +218,7 @@ class _Counts:
         return float(_percent(correct, self.total[t, seen].sum()))
 
     def forgetting_matched(self) -> dict[str, float | None]:
-        """Forgetting, where both accuracies of a drop come from the same clients."""
+        """Forgetting, with both accuracies of a drop from the same clients."""
         T = self.evaluated
         right = self._per_task(self._correct)  # (K, T, T)
         tested = self._per_task(self._total)  # (K, T, T)
@@ -230,7 +230,7 @@ class _Counts:
 
 
 def _percent(correct: Any, total: Any) -> Any:
-    """100 correct / total, NaN where nothing was tested."""
+    """100 correct / total, NaN if nothing was tested."""
     correct, total = np.asarray(correct, np.float64), np.asarray(total, np.float64)
     out = np.full(total.shape, np.nan)
     return np.divide(100.0 * correct, total, out=out, where=total > 0)

@@ -1,7 +1,7 @@
-"""One run as its reports show it: everything read from the ledger, once.
+"""One run as its reports show it, read from the ledger once.
 
-The run directory, the HTML report, the plots and the terminal tables all draw on `collect`,
-so they cannot disagree, and all of them can be made again at any time.
+The run directory, the HTML report, the plots and the terminal tables all use `collect`, so they
+cannot disagree, and all of them can be made again at any time.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _EVENTS = 50  # warnings and errors that a report lists
 class Bytes:
     """Bytes of one direction.
 
-    The first four are exact counts and the exact prediction of every message. The others are
-    what the kernel counted on whole connections, 0 where it was not asked: TCP payload, each
-    byte once; what of it was sent down again; all as frames of an Ethernet link.
+    The first four are exact counts and the exact prediction of every message. The others are the
+    kernel's counts of whole connections, 0 if it was not asked: TCP payload, each byte once; the
+    retransmitted part of it, down only; all as frames of an Ethernet link.
 
     Attributes:
         true_wire: TCP payload by the kernel's count, or by prediction in rounds (and directions)
             for which it was not asked.
-        rest: what the kernel counted beyond the messages: heartbeats, answers to strangers.
-            Negative by bytes that were on their way when it was asked.
+        rest: the kernel's count beyond the messages: heartbeats, answers to strangers. Negative by
+            bytes that were on their way when it was asked.
     """
 
     tensor: int = 0
@@ -51,7 +51,7 @@ class Bytes:
 
     @classmethod
     def total(cls, counts: Iterable[ByteCount]) -> Bytes:
-        """Sum counts; predicted and kernel-counted wire bytes stay apart."""
+        """Sum counts; predicted and kernel-counted wire bytes stay separate."""
         places: defaultdict[object, list[ByteCount]] = defaultdict(list)
         for count in counts:
             where = (count.run, count.task, count.kind, count.round, count.direction)
@@ -60,7 +60,7 @@ class Bytes:
 
     @classmethod
     def of_one_place(cls, counts: Sequence[ByteCount]) -> Bytes:
-        """Sum what was counted in one round and direction."""
+        """Sum the counts of one round and direction."""
         wire = sum(c.wire for c in counts if c.source is not Source.KERNEL)
         kernel = sum(c.wire for c in counts if c.source is Source.KERNEL)
         return cls(
@@ -84,17 +84,17 @@ _numbers = attrgetter(*(spec.name for spec in fields(Bytes)))  # astuple copies:
 
 @dataclass(frozen=True)
 class RoundView:
-    """One round with who took part and what it cost.
+    """One round with its participants and its cost.
 
     Attributes:
-        updates: how many came, counted or not.
+        updates: number received, counted or not.
     """
 
     round: Round
     updates: int
     counted: tuple[ClientId, ...]
     excluded: Mapping[ClientId, str]  # client -> reason
-    silent: Mapping[ClientId, tuple[Answer, str]]  # asked, no update: why
+    silent: Mapping[ClientId, tuple[Answer, str]]  # asked, no update: answer and reason
     up: Bytes
     down: Bytes
     flows: tuple[ByteCount, ...] = ()
@@ -126,11 +126,11 @@ class RoundView:
 
 @dataclass(frozen=True)
 class RunData(Measured):
-    """Everything that reports say about a run.
+    """All data of a run for reports.
 
     Attributes:
         rounds: closed rounds in order.
-        clients: who was asked, answered or is counted in bytes, by id.
+        clients: all that were asked, answered or have byte counts, by id.
         pooled: metrics over the clients' test images; ``central`` over the server's folder.
         flows: the run's byte counts; ``outside``: the federation's that belong to no run.
         events: the run's newest warnings and errors, the newest first.
@@ -169,7 +169,7 @@ class RunData(Measured):
         return total
 
     def name_of(self, client: str) -> str:
-        """Return the name that people gave a client, its id where there is none."""
+        """Return a client's name, or its id if it has none."""
         row = self.clients.get(ClientId(client))
         return client if row is None else row.name
 
@@ -209,7 +209,7 @@ def collect(ledger: Ledger, run_id: RunId) -> RunData:
 def round_views(
     ledger: Ledger, run: RunId, flows: Iterable[ByteCount] | None = None
 ) -> list[RoundView]:
-    """Read all rounds of a run in order, an open one too; ``flows`` are its counts, if at hand."""
+    """Read all rounds of a run in order, and any open one; ``flows`` are its known byte counts."""
     by_round: defaultdict[object, list[ByteCount]] = defaultdict(list)
     for flow in ledger.byte_counts(run) if flows is None else flows:
         by_round[flow.run, flow.task, flow.kind, flow.round].append(flow)
@@ -226,7 +226,7 @@ def sum_bytes(parts: Iterable[Bytes]) -> Bytes:
     return sum(parts, start=Bytes())
 
 
-# What bytes on the wire were spent on, in the order in which charts stack them.
+# Purposes of bytes on the wire, in the order in which charts stack them.
 CAUSES = {
     Cause.UPDATE: "updates",
     Cause.BROADCAST: "broadcasts",
@@ -238,7 +238,7 @@ REST = "heartbeats and the rest"
 
 
 def format_bytes(count: float) -> str:
-    """Write a number of bytes with three digits and a decimal unit (1 kB = 1,000 B)."""
+    """Format a number of bytes with three digits and a decimal unit (1 kB = 1,000 B)."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 999.5 or unit == "GB":
             break

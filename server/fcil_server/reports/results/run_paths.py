@@ -1,4 +1,4 @@
-"""Runs beside each other: where they are, and the line of each in a table."""
+"""Locations of compared runs, and their lines in a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEAD = ("run", "method", "FAA", "AIA", "forgetting", "up", "down", "tensors up",
 
 
 def where(place: Path) -> tuple[Path, str | None]:
-    """Return the federation's directory that a place stands for, and the run; None: its newest.
+    """Return the federation's directory and the run of a path; None: its newest run.
 
     Raises:
         UsageError: it is neither a federation's directory nor one of its runs.

@@ -1,4 +1,4 @@
-"""Sections of the live page and of the report.
+"""Sections of the live dashboard and of the report.
 
-A *section* is one part of the page with a template of its own.
+A *section* is one part of the dashboard with its own template.
 """

@@ -1,4 +1,4 @@
-"""The section about accuracy: over tasks, the matrix as a heat map, what was forgotten."""
+"""The accuracy section: over tasks, the matrix as a heat map, forgetting."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fcil_server.reports.results.format import NOTHING, percent, points
 from fcil_server.reports.results.metrics import FORGETTING, Metrics
 from fcil_server.reports.sections.params import Params, cut
 
-_NAMED = 12  # more columns than this are narrow: headed by numbers alone, in whole percents
-_SHOWN = {"50": 20, "200": 50, "all": 100}  # tasks of the matrix, by what is asked for
+_NAMED = 12  # more columns than this are narrow: headed by numbers, in whole percents
+_SHOWN = {"50": 20, "200": 50, "all": 100}  # tasks of the matrix, by the visitor's choice
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class MatrixRow:
-    """The accuracies after a task, on the classes of each task that is shown."""
+    """The accuracies after a task, on the classes of each visible task."""
 
     task: int
     cells: tuple[Cell, ...]
@@ -37,10 +37,10 @@ class MatrixRow:
 
 @dataclass(frozen=True)
 class Lost:
-    """What became of a task: its best accuracy before the last, when that was, and the drop.
+    """A task's best accuracy before the last one, when that was, and the drop since.
 
-    Drops are the terms of the default definition of forgetting (`metrics.forgetting`): one that
-    was gained is negative, and the newest task has none.
+    Drops are the terms of the default definition of forgetting (`metrics.forgetting`): a gain is
+    negative, and the newest task has none.
     """
 
     task: int
@@ -52,7 +52,7 @@ class Lost:
 
 
 def view(history: History, _: Mapping[str, Any] | None, params: Params) -> dict[str, Any]:
-    """Return what the section shows."""
+    """Return the template's values."""
     m = history.metrics
     if m is None:
         return {"m": None}
@@ -92,14 +92,14 @@ def _cell(value: float | None, digits: int) -> Cell:
 
 
 def look_of(value: float | None) -> str:
-    """Return the class of an accuracy's colour: by tenths, the last for 100 % alone."""
+    """Return the class of an accuracy's colour: by tenths, the last only for 100 %."""
     if value is None:
         return "none"
     return f"h{min(10, max(0, int(value // 10)))}"
 
 
 def forgotten(m: Metrics, task: int) -> Lost:
-    """Return what became of a task's accuracy."""
+    """Return a task's best and last accuracy, and the drop."""
     column = [(m.matrix[t][task], t) for t in range(task, m.tasks)]
     known = [(v, t) for v, t in column[:-1] if v is not None]
     first, last = column[0][0], column[-1][0]

@@ -1,4 +1,4 @@
-"""A method's bytes as its paper counts them, beside what the run took."""
+"""A method's bytes by its paper, next to those of the run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fcil_server.reports.traffic.paper_claims import Account
 def accounts(history: History) -> list[Account]:
     """Return all ways to count a client's bytes in a round, the paper's first.
 
-    This run's figures are means over its ``train`` rounds, of which papers speak: up over the
-    updates that came, down over the clients that were asked. The last line spreads over these
-    all that the run's wire carried, of other rounds too.
+    This run's numbers are means over its ``train`` rounds, like those of papers: up over the
+    received updates, down over the asked clients. The last line spreads all of the run's wire bytes
+    over these, including those of other rounds.
     """
     learning = [r for r in history.rounds if r.key.kind != EVALUATE]
     rounds = [r for r in learning if r.key.kind == TRAIN] or learning
@@ -32,9 +32,9 @@ def accounts(history: History) -> list[Account]:
 
 
 def claimed_round_bytes(history: History) -> float | None:
-    """Return what the method's paper would count for a round of this run, all clients, one way.
+    """Return the paper's bytes for a round of this run, all clients, one way.
 
-    Only of a run in the paper's own setting: other figures would compare different things.
+    Only for a run in the paper's own setting: other numbers would not be comparable.
     """
     claim, run = history.paper.claim, history.run
     if claim is None or claim.up_bytes is None or run is None:
@@ -54,7 +54,7 @@ def _sums(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 def _means(rounds: list[RoundLine], up: int, down: int) -> tuple[float | None, float | None]:
-    """Return bytes up over the updates of these rounds, and down over the clients asked."""
+    """Return bytes up per update of these rounds, and down per asked client."""
     updates = sum(r.updates for r in rounds)
     asked = sum(r.asked for r in rounds)
     return (up / updates if updates else None, down / asked if asked else None)

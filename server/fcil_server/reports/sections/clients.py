@@ -1,4 +1,4 @@
-"""The section about clients: who they are, how they are, what they gave and what it cost."""
+"""The clients section: identity, state, contribution and cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fcil_server.ledger.labels import GONE, progress_of
 from fcil_server.reports.charts.history import History, Member
 from fcil_server.reports.sections.params import ROWS, Params, cut, matches
 
-# What a client is, in words, and how good that is; the page's style gives each look a sign.
+# Ratings of a client's states; the page's style gives each rating a sign.
 _STATES = {
     "ready": "good",
     "preparing": "quiet",
@@ -33,10 +33,10 @@ class Row:
     """One client.
 
     Attributes:
-        state, look: a word, and how good that is; empty while nobody knows.
-        here: whether it is connected now.
-        note: why it is in this state, or what it does.
-        device: what it runs on.
+        state, look: a word, and its rating; empty if unknown.
+        here: True if it is connected now.
+        note: why it is in this state, or its current work.
+        device: its hardware and software.
     """
 
     member: Member
@@ -48,12 +48,12 @@ class Row:
 
     @property
     def may_be_revoked(self) -> bool:
-        """Whether it is still a member, be it an expired one."""
+        """True if it is still a member, even an expired one."""
         return self.member.standing not in _GONE
 
 
 def view(history: History, live: Mapping[str, Any] | None, params: Params) -> dict[str, Any]:
-    """Return what the section shows."""
+    """Return the template's values."""
     known = [row_of(member, live) for member in history.members]
     found = [r for r in known if _is_meant(r, params.find)]
     found.sort(key=lambda r: (r.member.standing in _GONE, not r.here and r.look == "quiet"))
@@ -74,7 +74,7 @@ def _is_meant(row: Row, find: str) -> bool:
 
 
 def row_of(member: Member, live: Mapping[str, Any] | None) -> Row:
-    """Return a client as it is now."""
+    """Return a client's current row."""
     peer: Mapping[str, Any] = {}
     if live is not None:
         peer = live.get("peers", {}).get(member.client, {})

@@ -1,4 +1,4 @@
-"""The section about events: what happened, newest first, and what to do about it."""
+"""The events section: events, newest first, and their remedies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOOKS = {"info": "quiet", "warning": "warn", "error": "bad"}
 
 @dataclass(frozen=True)
 class EventRow:
-    """An event, how bad it is, and what may be done; empty where its text says so itself."""
+    """An event, its rating, and its remedy; empty if its text contains it."""
 
     event: Event
     look: str
@@ -25,7 +25,7 @@ class EventRow:
 
 
 def view(history: History, _: Mapping[str, Any] | None, params: Params) -> dict[str, Any]:
-    """Return what the section shows."""
+    """Return the template's values."""
     found = [e for e in history.events if matches(params.find, e.text, e.code, e.level)]
     page = cut(found, params.page)
     rows = [EventRow(e, _LOOKS.get(e.level, "quiet"), action_for(e)) for e in page.items]
@@ -33,14 +33,14 @@ def view(history: History, _: Mapping[str, Any] | None, params: Params) -> dict[
 
 
 def action_for(event: Event) -> str:
-    """Return what the catalogue of errors advises, where an event is one of them."""
+    """Return the error catalogue's advice, if an event is an error."""
     if event.level == "info":
         return ""
     return advice_for(event.code, event.text)
 
 
 def advice_for(code: str, text: str) -> str:
-    """Return what the catalogue advises for a code, unless a text says so itself."""
+    """Return the error catalogue's advice for a code, unless a text contains it."""
     advice = _advice().get(code, "")
     return "" if advice in text else advice
 

@@ -1,4 +1,4 @@
-"""The section about what happens now: the round in progress, who is at work, what is waited for."""
+"""The section about the present: the round under way, its clients, and their missing answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MODES = {
     "paused": "Paused by the operator: no further round opens.",
     "draining": "Draining: no further round opens, then the server stops.",
 }
-# What a client of the round has done, and how good that is.
+# Answers of a round's clients, in words, with their ratings.
 _ANSWERS = {
     "updated": ("has answered", "good"),
     "declined": ("declined", "warn"),
@@ -36,7 +36,7 @@ _ANSWERS = {
 
 
 def in_short(history: History, live: Mapping[str, Any] | None) -> str:
-    """Say in a few words where the run stands: for the head of the page and the window's title."""
+    """Return the run's status in a few words: for the head of the page and the window's title."""
     run = history.run
     if run is None:
         return "no run yet"
@@ -51,7 +51,7 @@ def in_short(history: History, live: Mapping[str, Any] | None) -> str:
 
 
 def view(history: History, live: Mapping[str, Any] | None, _: Params) -> dict[str, Any]:
-    """Return what the section shows."""
+    """Return the template's values."""
     known: dict[str, Any] = {
         "clients": [],
         "at": None,
@@ -90,7 +90,7 @@ def _round(at: Mapping[str, Any]) -> str:
 
 
 def _client(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a client of the round: its state in words, and its bytes if any are on their way."""
+    """Return a client of the round: its state in words, and its bytes under way, if any."""
     words, look = _ANSWERS.get(one["answer"], ("", ""))
     if not words:
         words, look = _at_work(one)

@@ -1,4 +1,4 @@
-"""What a visitor asks of a section: how much, which part of it, and what to look for."""
+"""A visitor's parameters for a section: length, page of a list, and search text."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Params:
-    """How a section is shown.
+    """Parameters of a section.
 
     Attributes:
-        last: how many of the newest rounds or tasks.
+        last: number of newest rounds or tasks.
         page: of a list, from 1.
         find: part of a name; empty: all.
     """
@@ -32,10 +32,10 @@ class Params:
 
     @classmethod
     def parse(cls, query: Mapping[str, str]) -> Params:
-        """Read them from an address; what is not one of them is somebody else's.
+        """Read the parameters from an address; others are ignored.
 
         Raises:
-            UsageError: one of them is none.
+            UsageError: one of them is invalid.
         """
         last, page, find = query.get("last", "50"), query.get("page", "1"), query.get("find", "")
         if last not in LAST:
@@ -57,7 +57,7 @@ class Params:
 
     @property
     def most(self) -> int | None:
-        """How many of the newest; None: all."""
+        """Number of newest items; None: all."""
         return None if self.last == "all" else int(self.last)
 
 
@@ -66,8 +66,8 @@ class Cut(Generic[T]):
     """One page of a list.
 
     Attributes:
-        number, pages: which it is, and of how many; from 1.
-        total: how many there are on all.
+        number, pages: its number, from 1, and the number of pages.
+        total: number of items on all pages.
     """
 
     items: Sequence[T]
@@ -77,13 +77,13 @@ class Cut(Generic[T]):
 
 
 def cut(items: Sequence[T], number: int, size: int = ROWS) -> Cut[T]:
-    """Return a page of a list, the last one if there are not so many."""
+    """Return a page of a list, the last one if there are fewer pages."""
     pages = max(1, -(-len(items) // size))
     number = min(number, pages)
     return Cut(items[(number - 1) * size : number * size], number, pages, len(items))
 
 
 def matches(find: str, *texts: str) -> bool:
-    """Say whether what is looked for is in one of the texts, whatever the case."""
+    """Return True if the search text is in one of the texts, ignoring case."""
     wanted = find.strip().casefold()
     return not wanted or any(wanted in text.casefold() for text in texts)

@@ -1,4 +1,4 @@
-"""The section about rounds: what their seconds went into, who took part, what they cost."""
+"""The rounds section: seconds by phase, participants, costs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fcil_server.reports.charts import charts
 from fcil_server.reports.charts.history import History, RoundLine
 from fcil_server.reports.sections.params import Params, cut
 
-OTHER_S = 1.0  # of a round that may be in no phase without a word
-_LISTED = 200  # rounds of a report; more are summed by task
+OTHER_S = 1.0  # of a round that may belong to no phase without mention
+_LISTED = 200  # rounds that a report lists; more are summed by task
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class TaskSum:
 
 
 def view(history: History, _: Mapping[str, Any] | None, params: Params) -> dict[str, Any]:
-    """Return what the section shows."""
+    """Return the template's values."""
     lines = history.rounds
     most = None if history.frozen else params.most
     shown = lines if most is None else lines[-most:]
@@ -67,7 +67,7 @@ def _row(line: RoundLine) -> RoundRow:
     look = {"done": "good", "short": "warn", "skipped": "bad"}.get(outcome, "quiet")
     seconds = (line.closed_at or line.opened_at) - line.opened_at
     spent = {k.removesuffix("_s"): v for k, v in line.phases.items()}
-    # What a server did of it before it was killed is in no phase.
+    # Time before a kill of the server belongs to no phase.
     if (other := seconds - sum(spent.values())) > max(OTHER_S, seconds / 20):
         spent["before a restart, or waiting"] = other
     phases = ", ".join(f"{k} {v:.2f} s" for k, v in spent.items())

@@ -1,7 +1,7 @@
-"""The pieces of the page, each made from a run's `History` and what the server says now.
+"""The sections of the dashboard, each made from a run's `History` and the server's live answer.
 
-Pure: the same history, word of the server and parameters give the same HTML, so that the page
-is told only of what changed. The report is made of the same pieces, frozen.
+Pure: the same history, answer and parameters give the same HTML, so that dashboards receive only
+changes. The report consists of the same sections, frozen.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def section(
     Args:
         name: one of `SECTIONS`.
         history: the run.
-        live: what the server says on ``live``; None while it does not answer.
-        params: what the visitor asked of this section.
-        acts: whether the visitor may act: buttons are shown.
+        live: the server's answer to ``live``; None while it does not answer.
+        params: the visitor's parameters of this section.
+        acts: True if the visitor may act: buttons are shown.
     """
     asked = params or Params()
     context = _VIEWS[name](history, live, asked)
@@ -60,11 +60,11 @@ def _head(history: History, live: Live | None, _: Params) -> dict[str, Any]:
 
 
 def _badge(history: History, live: Live | None) -> tuple[str, str]:
-    """Return what the run is in a word, and how good that is."""
+    """Return the run's state in a word, and its rating."""
     status = history.run.status.value if history.run else "no run yet"
     if status == "running" and not history.frozen:
         if live is None:
-            return status, "quiet"  # the page says elsewhere that the server does not answer
+            return status, "quiet"  # another part of the page reports the silent server
         if live["mode"] != "running":
             return str(live["mode"]), "warn"
     looks = {"running": "good", "done": "good", "failed": "bad", "stopped": "warn"}

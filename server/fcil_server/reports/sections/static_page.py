@@ -1,8 +1,8 @@
-"""The page of a run as one file that stays as it is: for a mail, a paper, a folder.
+"""The dashboard of a run as one static file: for a mail, a paper, a folder.
 
-It has the sections of the live page without those about the moment, and asks nobody for
-anything: style and scripts are in it, and its policy allows them alone, by their hashes.
-Without scripts everything can be read; they only let charts be zoomed.
+It has the sections of the live dashboard without those about the present, and sends no requests:
+style and scripts are in it, and its policy allows only them, by their hashes. Without scripts
+everything is readable; they only let charts be zoomed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def plain(title: str, body: str) -> str:
 
 @functools.cache
 def _inside() -> tuple[Markup, list[Markup], str]:
-    """Return the style, the scripts, and the policy that allows these alone."""
+    """Return the style, the scripts, and the policy that allows only these."""
     css = _whole(*assets.STYLES)
     scripts = [_whole(name) for name in assets.FROZEN_SCRIPTS]
     hashes = " ".join(map(_hash, scripts))

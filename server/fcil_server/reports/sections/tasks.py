@@ -1,4 +1,4 @@
-"""The section about tasks, and the class names as they were discovered."""
+"""The tasks section, with the class names as they were discovered."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TaskRow:
 
 @dataclass(frozen=True)
 class ClassLine:
-    """A class name: who brought it (empty: somebody who was erased), and where it is."""
+    """A class name: its first client (empty: an erased one), and its task."""
 
     row: ClassRow
     by: str
@@ -35,17 +35,17 @@ class ClassLine:
 
     @property
     def waits(self) -> bool:
-        """Whether no task has it yet."""
+        """True if no task has it yet."""
         return self.row.task is None
 
     @property
     def id(self) -> str:
-        """Return what its row is called on the page, whatever is in its name."""
+        """Return the id of its row in the HTML, safe for any name."""
         return f"class-{hashlib.sha256(self.row.key.encode()).hexdigest()[:12]}"
 
 
 def view(history: History, _: Mapping[str, Any] | None, params: Params) -> dict[str, Any]:
-    """Return what the section shows."""
+    """Return the template's values."""
     counts = Counter(r.key.task for r in history.rounds)
     tasks = [_task(history, t, counts[t.task]) for t in history.tasks]
     names: dict[str, str] = {m.client: m.name for m in history.members}

@@ -1,4 +1,4 @@
-"""The section about bytes: true ones per round by cause, beside what the method's paper claims."""
+"""The bytes section: true ones per round by cause, next to the claims of the method's paper."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CAUSES = {
 
 
 def view(history: History, _: Mapping[str, Any] | None, params: Params) -> dict[str, Any]:
-    """Return what the section shows."""
+    """Return the template's values."""
     rounds = history.rounds
     shown = rounds if history.frozen or params.most is None else rounds[-params.most :]
     claim = history.paper.claim

@@ -1,12 +1,8 @@
-"""What a sink is: an object under the entry-point group ``fcil.sinks``.
+"""Interface of a sink: an object under the entry-point group ``fcil.sinks``.
 
 ::
 
-    class Csv:
-        name = "csv"
-        packages = ()
-        extra = ""
-        Options = CsvOptions  # a pydantic model
+    class Csv: name = "csv" packages = () extra = "" Options = CsvOptions  # a pydantic model
 
         def open(self, run: RunFacts, options: CsvOptions) -> CsvWriter: ...
 
@@ -35,11 +31,11 @@ class Options(BaseModel):
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a sink is told of a run when it opens; nobody's name is in it.
+    """Facts about a run for a sink that opens, without names of people or clients.
 
     Attributes:
         run: its id.
-        method: that it learns with.
+        method: its method.
         began: seconds since 1970.
         directory: of the run's files.
         params: configuration of the run, flat: ``method.rank``, ``round.quorum``, ``backbone``.
@@ -53,34 +49,34 @@ class RunFacts:
 
 
 class Writer(Protocol):
-    """An open sink. Whatever it raises is told to the operator; then it is opened again later."""
+    """An open sink. Its errors are reported to the operator; then it is opened again later."""
 
     def scalars(self, values: Mapping[str, float], *, step: int, at: float) -> None:
-        """Take figures.
+        """Take metrics.
 
         Args:
             values: by name, such as ``bytes/up_true_wire``.
             step: the round's number, or the task's.
-            at: when it was, in seconds since 1970.
+            at: time of the event, in seconds since 1970.
         """
 
     def flush(self) -> None:
-        """Return when all that was taken is where it belongs; it is not offered again."""
+        """Return when all metrics taken are safely stored; they are not offered again."""
 
     def finish(self, files: Sequence[Path]) -> None:
-        """The run is complete; ``files`` are its reports."""
+        """Take the reports ``files`` of a completed run."""
 
     def close(self) -> None:
-        """Let go of everything; the run may go on later."""
+        """Release all resources; the run may resume later."""
 
 
 class Sink(Protocol):
-    """What an entry point of ``fcil.sinks`` names; importing it must load nothing heavy.
+    """The object that an entry point of ``fcil.sinks`` names; its import must load nothing heavy.
 
     Attributes:
         name: its key in ``[sinks]``.
         packages: modules that must be there.
-        extra: of fcil, that brings them; empty: they come with the sink.
+        extra: extra of fcil that installs them; empty: they come with the sink.
         Options: a subclass of `Options`.
     """
 
@@ -90,4 +86,4 @@ class Sink(Protocol):
     Options: type[Options]
 
     def open(self, run: RunFacts, options: Any) -> Writer:
-        """Begin, or go on with, what belongs to a run."""
+        """Open a run's metrics, new or resumed."""

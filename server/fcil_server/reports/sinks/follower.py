@@ -2,10 +2,10 @@
 
 Its command is ``python -m fcil_server.reports.sinks.follower --dir DIR --run RUN --name NAME``.
 
-Standard input says everything: the first line is the sink's options (they may hold an address
-with a password, so they are no process argument), each further byte that something new is in the
-ledger, and its end that the server is gone. What was taken is written down after the sink has it
-for sure, so after a kill some figures may be offered twice and none is lost.
+All input comes on standard input: the first line is the sink's options (they may hold an address
+with a password, so they are no process argument), each further byte reports news in the ledger, and
+its end the server's end. Progress is saved after the sink has stored the metrics, so after a kill
+some metrics may be offered twice and none is lost.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from fcil_server.reports.sinks import registry, scalars
 from fcil_server.reports.sinks.contract import RunFacts, Writer
 from fcil_server.reports.sinks.registry import Chosen
 
-FILES = 256  # that it may have open
-LEFT_S = 20.0  # for the last figures of a server that was killed; others kill the process earlier
+FILES = 256  # open files allowed
+LEFT_S = 20.0  # for the last metrics of a killed server; a live one kills the process earlier
 REPORTS = ("summary.json", "accuracy_matrix.csv", "bytes.csv", "report.html")
-# Sections that say how a run learns; those of places and doors are left out.
+# Sections about how a run learns; those of paths and addresses are excluded.
 PARAMS = ("run", "method", "round", "wire", "privacy", "trust")
 PLACES = ("run.weights", "run.central_test")
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What a sink has for sure.
+    """Progress of a sink.
 
     Attributes:
-        options: digest of those that it was opened with; with others it begins anew.
+        options: digest of its options when it was opened; with others it starts from scratch.
         seq: the newest round; -1: none.
         bytes_seq: the newest round of which it has the bytes.
         up, down: true bytes of all rounds up to that.
-        clients, server: evaluated tasks, by whose test images they were judged.
+        clients, server: evaluated tasks, by the owner of the test images.
         finished: it knows that the run is complete.
     """
 
@@ -66,11 +66,11 @@ class Taken:
 
 
 class Follower:
-    """Gives one sink what is new in the ledger.
+    """Gives one sink the news of the ledger.
 
     Args:
         directory: of the federation.
-        run: which.
+        run: the run.
         chosen: the sink.
     """
 
@@ -84,17 +84,17 @@ class Follower:
         self._writer: Writer | None = None
 
     def catch_up(self, *, last: bool = False) -> None:
-        """Give the sink everything that it lacks, and write down that it has it.
+        """Give the sink all missing metrics, and save its progress.
 
         Args:
-            last: the server has written all that it will write.
+            last: the server has made its last writes.
 
         Raises:
-            Whatever the sink does; nothing is written down then.
+            The sink's errors; no progress is saved then.
         """
         complete = run_directory.is_complete(
             self._directory
-        )  # first: the bytes are in the ledger then
+        )  # first: if it is complete, its bytes are in the ledger
         with Ledger(self._ledger, read_only=True) as ledger:
             writer = self._open(ledger)
             taken = self._rounds(ledger, writer, self._taken, settled=complete or last)
@@ -132,7 +132,7 @@ class Follower:
     def _rounds(self, ledger: Ledger, writer: Writer, taken: Taken, *, settled: bool) -> Taken:
         """Give closed rounds; bytes of the newest one only if they are ``settled``.
 
-        Bytes come into the ledger after their round is closed, and before the next one is.
+        The ledger gets bytes after their round is closed, and before the next one is.
         """
         lacking = ledger.rounds(self._run, min(taken.seq, taken.bytes_seq) + 1)
         rows = [row for row in lacking if row.closed_at is not None]
@@ -152,7 +152,7 @@ class Follower:
     def _tasks(self, ledger: Ledger, writer: Writer, taken: Taken) -> Taken:
         """Give the accuracies of evaluated tasks; those of earlier ones are read only then.
 
-        The server judges a task after the clients did, and before the next one begins.
+        The server evaluates a task after the clients, and before the next one begins.
         """
         since = max(taken.clients, taken.server)
         clients = ledger.evaluated(self._run, since, central=False)
@@ -175,7 +175,7 @@ class Follower:
         )
 
     def _read(self) -> Taken:
-        """Return what the sink has; nothing, if it was opened otherwise then."""
+        """Return the sink's progress; none, if its options were different."""
         new = Taken(digest_of(self._chosen.options.model_dump(mode="json")))
         try:
             taken = Taken(**json.loads(self._path.read_bytes()))
@@ -187,7 +187,7 @@ class Follower:
 def params(
     config: str, hparams: Mapping[str, Any], backbone: Mapping[str, Any]
 ) -> Iterator[tuple[str, str | int | float | bool]]:
-    """Yield how a run learns, flat; paths of this machine are left out."""
+    """Yield a run's parameters, flat, without paths of this machine."""
     fields = configuration.parse(config).model_dump(mode="json")
     fields["method"] |= hparams
     for section in PARAMS:
@@ -204,10 +204,9 @@ def _text(value: object) -> str:
 
 
 class Calls:
-    """What the server says on standard input, heard by a thread of its own.
+    """The server's messages on standard input, read by a separate thread.
 
-    A sink may hang, and close what is not its own: the process ends all the same when the server
-    is gone.
+    A sink may hang, and close foreign files: the process ends all the same when the server is gone.
 
     Args:
         fd: the reading end of the pipe.
@@ -228,14 +227,14 @@ class Calls:
         os._exit(EXIT_INTERNAL)
 
     def wait(self) -> bool:
-        """Wait until something is new; False: the server is gone."""
+        """Wait for news; False: the server is gone."""
         self._news.wait()
         self._news.clear()
         return not self._over
 
 
 def serve(directory: Path, run: RunId, name: str, stdin: BinaryIO) -> None:
-    """Follow a run until the input ends, and take what is new then."""
+    """Follow a run until the input ends, and take the last news then."""
     given = json.loads(stdin.readline())
     calls = Calls(stdin.fileno())
     follower = Follower(directory, run, registry.choose(name, given))
@@ -256,13 +255,13 @@ def main() -> int:
     parser.add_argument("--name", required=True)
     args = parser.parse_args()
     limit(FILES)
-    os.umask(0o077)  # what it writes is for nobody else, as all that the server writes
+    os.umask(0o077)  # its files are for no other user, like the server's
     try:
         serve(args.dir, args.run, args.name, sys.stdin.buffer)
     except FcilError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the server reads it
         return error.exit_code
-    except (Exception, SystemExit) as error:  # a sink is another's code
+    except (Exception, SystemExit) as error:  # a sink is foreign code
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 - the same
         return 1
     return 0

@@ -11,10 +11,10 @@ from pydantic import Field
 
 from fcil_server.reports.sinks.contract import Options, RunFacts
 
-TAG = "fcil.run"  # by which a run is found again
-MOST_METRICS = 1000  # that MLflow takes at once
+TAG = "fcil.run"  # tag that identifies a run
+MOST_METRICS = 1000  # limit of MLflow per request
 MOST_PARAMS = 100
-# Nothing calls home; and a server that does not answer is asked again by us, not for minutes.
+# No telemetry; and after a failed request we retry ourselves, instead of blocking for minutes.
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
@@ -53,7 +53,7 @@ class MlflowWriter:
         self._log_params(run)
 
     def _experiment(self) -> str:
-        """Return the experiment's id; make it if it is not there."""
+        """Return the experiment's id; create it if it does not exist."""
         name = self._options.experiment
         found = self._client.get_experiment_by_name(name)
         return str(found.experiment_id if found else self._client.create_experiment(name))
@@ -73,7 +73,7 @@ class MlflowWriter:
         return str(made.info.run_id)
 
     def _log_params(self, run: RunFacts) -> None:
-        """Write them each time: a kill may have come before; the same ones again change nothing."""
+        """Write all parameters each time, in case of an earlier kill; repeats change nothing."""
         from mlflow.entities import Param
 
         params = [Param(name, str(value)) for name, value in run.params.items()]
@@ -81,20 +81,20 @@ class MlflowWriter:
             self._client.log_batch(self._id, params=some)
 
     def scalars(self, values: Mapping[str, float], *, step: int, at: float) -> None:
-        """Keep figures until they are flushed: each request is a way to the server and back."""
+        """Keep metrics until they are flushed, to save requests to the server."""
         from mlflow.entities import Metric
 
         when = round(at * 1000)
         self._metrics += [Metric(name, value, when, step) for name, value in values.items()]
 
     def flush(self) -> None:
-        """Send what was kept."""
+        """Send the kept metrics."""
         for some in _slices(self._metrics, MOST_METRICS):
             self._client.log_batch(self._id, metrics=some)
         self._metrics.clear()
 
     def finish(self, files: Sequence[Path]) -> None:
-        """Hand over the reports, if that is wanted, and mark the run as finished."""
+        """Send the reports, if configured, and mark the run as finished."""
         self.flush()
         if self._options.files:
             for path in files:
@@ -118,7 +118,7 @@ class Mlflow:
     Options = MlflowOptions
 
     def open(self, run: RunFacts, options: MlflowOptions) -> MlflowWriter:
-        """Find the run of MLflow that this run has, or begin it."""
+        """Find the MLflow run of this run, or create it."""
         return MlflowWriter(run, options)
 
 

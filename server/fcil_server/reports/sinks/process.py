@@ -1,4 +1,4 @@
-"""The server's side of its sinks: a process each, woken when something new is in the ledger."""
+"""The server's side of its sinks: one process each, woken by news in the ledger."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fcil_protocol.process.children import module_command
 from fcil_server.reports.sinks.registry import Chosen
 
 BACK_OFF_S = (1.0, 5.0, 30.0, 300.0)  # after the first, second, third ... failure in a row
-STEADY_S = 60.0  # after so long it counts as the first again
-END_S = 15.0  # to take the last figures when the server ends
-_DEAD_S = 5.0  # until a process that was killed is gone; one that waits for a bad disk may never be
-_TAIL_BYTES = 4096  # of what it says last
+STEADY_S = 60.0  # after this long, a failure counts as the first again
+END_S = 15.0  # time for the last metrics when the server ends
+_DEAD_S = 5.0  # until a killed process is gone; one that waits for a bad disk may never be
+_TAIL_BYTES = 4096  # of its last output
 _WORDS = 200
 _LOGIN = re.compile(r"//[^/\s@]+@")  # in an address
 
@@ -26,9 +26,9 @@ Say = Callable[[str, str, str], None]
 
 
 class _Life(asyncio.SubprocessProtocol):
-    """One process of a sink: when it ends, and what it said last.
+    """One process of a sink: its end, and its last output.
 
-    Its end is its own, not that of its pipes: what a sink has started may hold those open.
+    Its end is independent of its pipes: programs that a sink has started may hold those open.
     """
 
     def __init__(self) -> None:
@@ -37,16 +37,16 @@ class _Life(asyncio.SubprocessProtocol):
         self._tail = b""
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """Keep what it said last; a sink may say any amount, in lines of any length."""
+        """Keep the last output; a sink may write any amount, in lines of any length."""
         del fd  # standard error is the only one
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
 
     def process_exited(self) -> None:
-        """Take note of its end."""
+        """Note the end of the process."""
         self.ended.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Take note that nobody can say anything any more."""
+        """Note that no process can write any more."""
         del exc
         self.silent.set()
 
@@ -62,9 +62,9 @@ class SinkProcess:
 
     Args:
         directory: of the federation.
-        run: which.
+        run: the run.
         chosen: the sink.
-        say: tells the operator: (level, code, text).
+        say: writes a note for the operator: (level, code, text).
     """
 
     def __init__(self, directory: Path, run: RunId, chosen: Chosen, say: Say) -> None:
@@ -73,7 +73,7 @@ class SinkProcess:
         self._chosen = chosen
         self._say = say
         self._lives: asyncio.Task[None] | None = None
-        self._pipe: asyncio.WriteTransport | None = None  # standard input of the one that lives
+        self._pipe: asyncio.WriteTransport | None = None  # standard input of the live process
         self._ending = asyncio.Event()
 
     @property
@@ -86,14 +86,14 @@ class SinkProcess:
         self._lives = asyncio.create_task(self._live())
 
     def wake(self) -> None:
-        """Say that something new is in the ledger; never waits."""
+        """Report news in the ledger; never waits."""
         if self._pipe is None or self._pipe.is_closing():
             return
-        if not self._pipe.get_write_buffer_size():  # what it has not read yet wakes it as well
+        if not self._pipe.get_write_buffer_size():  # an unread byte wakes it as well
             self._pipe.write(b"\n")
 
     async def end(self) -> None:
-        """Let it take what is new, and end it; one that waits to be tried again is tried now."""
+        """Let it take the last news, and end it; a pending retry happens now."""
         self._ending.set()
         if self._lives is None:
             return
@@ -115,7 +115,7 @@ class SinkProcess:
                 break
             why = why or "its process ended with code 0."
             failures = 1 if loop.time() - began > STEADY_S else failures + 1
-            if why != told:  # a server that is down for a day is told of once
+            if why != told:  # a server that is down for a day is reported once
                 text = f"sink {self.name}: {why} It is tried again, and then gets what it lacks."
                 self._say("warning", "sink", text)
             told = why
@@ -156,7 +156,7 @@ class SinkProcess:
         return said if said.endswith(".") else f"{said}."
 
     def _begin(self, process: asyncio.SubprocessTransport) -> None:
-        """Tell the process its options; and nothing more, if the server ends already."""
+        """Send the process its options; nothing more, if the server already ends."""
         pipe = process.get_pipe_transport(0)
         assert isinstance(pipe, asyncio.WriteTransport)
         pipe.write(f"{self._chosen.options.model_dump_json()}\n".encode())
@@ -170,7 +170,7 @@ class SinkProcess:
 
 
 async def _bury(process: asyncio.SubprocessTransport, life: _Life) -> None:
-    """Kill a process, if it lives, with all that it has started, and hear its last words."""
+    """Kill a process and all that it has started, and read its last output."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.get_pid(), signal.SIGKILL)
     with contextlib.suppress(TimeoutError):
@@ -183,9 +183,9 @@ class Sinks:
 
     Args:
         directory: of the federation.
-        run: which.
+        run: the run.
         chosen: the sinks.
-        say: tells the operator.
+        say: writes a note for the operator.
     """
 
     def __init__(self, directory: Path, run: RunId, chosen: list[Chosen], say: Say) -> None:
@@ -197,10 +197,10 @@ class Sinks:
             one.start()
 
     def wake(self) -> None:
-        """Say that something new is in the ledger."""
+        """Report news in the ledger."""
         for one in self._processes:
             one.wake()
 
     async def end(self) -> None:
-        """Let all take what is new, at the same time, and end them."""
+        """Let all take the last news, at the same time, and end them."""
         await asyncio.gather(*(one.end() for one in self._processes))

@@ -1,4 +1,4 @@
-"""Finds sinks by name, built-in and third-party alike, through entry points."""
+"""Lookup of sinks by name, built-in and third-party alike, through entry points."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def choose(name: str, given: dict[str, Any]) -> Chosen:
 def _is_there(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package that it would be in
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 

@@ -1,7 +1,7 @@
-"""A run's figures as names and numbers, as curves are drawn from them. Pure.
+"""A run's metrics as names and numbers, for curves. Pure.
 
 Rounds count from the run's first (step = ``seq``), tasks from 0. Names of clients and classes are
-not among them: a sink may be far away.
+excluded: a sink may be far away.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SIZES = ("tensor", "true_wire")
 
 
 def of_round(view: RoundView) -> dict[str, float]:
-    """Return who took part in a round, and its seconds."""
+    """Return a round's numbers of participants, and its seconds."""
     line = view.line()
     counts = {n: float(len(line[n])) for n in ("asked", "counted", "excluded", "silent")}
     seconds = {name.removesuffix("_s"): value for name, value in line["seconds"].items()}
@@ -39,13 +39,13 @@ def bytes_of_round(view: RoundView, up: int, down: int) -> dict[str, float]:
 def of_task(
     rows: Iterable[Evaluation], tasks: Sequence[Sequence[int]], task: int, judge: str
 ) -> dict[str, float]:
-    """Return accuracies in percent and forgetting in points, as they are after a task.
+    """Return accuracies in percent and forgetting in points, as of a task's end.
 
     Args:
         rows: of one kind of judge alone.
         tasks: class ids of each task.
-        task: after which.
-        judge: whose test images they are; the names begin with it.
+        task: the task.
+        judge: owner of the test images; the names begin with it.
     """
     found = compute([row for row in rows if row.task <= task], tasks)
     assert found is not None, "the task was evaluated"

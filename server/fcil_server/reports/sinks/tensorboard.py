@@ -25,13 +25,13 @@ class TensorBoardOptions(Options):
 class TensorBoardWriter:
     """One folder of event files; a new file each time that it is opened.
 
-    Events are written here and now: tensorboardX's ``SummaryWriter`` has a thread do it, whose
-    ``flush`` returns while the last events wait, and which a full disk ends without a word.
+    Events are written immediately: tensorboardX's ``SummaryWriter`` uses a thread, whose ``flush``
+    returns while the last events wait, and which a full disk ends silently.
     """
 
     def __init__(self, folder: Path, run: RunFacts) -> None:
-        # tensorboardX imports torch where it finds it, for tensors that no sink gets: a second
-        # and 200 MB for nothing.
+        # tensorboardX imports torch if it is installed, for tensors that no sink gets: a second and
+        # 200 MB for nothing.
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
         from tensorboardX import summary
         from tensorboardX.event_file_writer import EventsWriter
@@ -41,7 +41,7 @@ class TensorBoardWriter:
         self._event: Any = Event
         began = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        # Its own name has seconds: two lives within one would write the same file.
+        # Its default name has seconds: two processes within one second would write the same file.
         self._file: Any = EventsWriter(str(folder / "events"), f".{os.getpid()}")
         if began:
             text = f"```\n{run.method}\n{json.dumps(dict(run.params), indent=2)}\n```"
@@ -51,16 +51,16 @@ class TensorBoardWriter:
         self._file.write_event(self._event(summary=what, step=step, wall_time=at))
 
     def scalars(self, values: Mapping[str, float], *, step: int, at: float) -> None:
-        """Write each figure under its name."""
+        """Write each metric under its name."""
         for name, value in values.items():
             self._write(self._summary.scalar(name, value), step, at)
 
     def flush(self) -> None:
-        """Bring what is in memory to the disk."""
+        """Write buffered events to disk."""
         self._file.flush()
 
     def finish(self, files: Sequence[Path]) -> None:
-        """Nothing to add: event files have no end."""
+        """Do nothing: event files have no end."""
 
     def close(self) -> None:
         """Close the file."""

@@ -1,4 +1,4 @@
-"""Predicted bytes, budgets and the figures of papers.
+"""Predicted bytes, budgets and the numbers of papers.
 
-A *budget* bounds the bytes of one round; the prediction tells them from schemas before a run.
+A *budget* bounds the bytes of one round; the prediction derives them from schemas before a run.
 """

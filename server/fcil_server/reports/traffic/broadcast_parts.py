@@ -1,4 +1,4 @@
-"""What of a method's broadcasts one client fetches in one task, part kind by part kind."""
+"""Broadcast parts that one client fetches in one task, by kind."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ TRAIN, FINISH = "train", "finish"
 
 @dataclass(frozen=True)
 class Setting:
-    """The task that is looked at.
+    """The task of a prediction.
 
     Attributes:
         classes: c, of this task and of each earlier one.
-        past: classes of all earlier tasks; what does not fill a task was a smaller first one.
+        past: classes of all earlier tasks; a remainder was a smaller first task.
         earlier: classes of each earlier task, if they are known; ``past`` is their sum then.
-        clients: K, how many answer each round.
+        clients: K, number of clients that answer each round.
         rounds: training rounds per task.
-        evaluate: whether clients evaluate the model after the task.
+        evaluate: True if clients evaluate the model after the task.
     """
 
     backbone: BackboneInfo
@@ -55,9 +55,9 @@ class Download:
 
     Attributes:
         each: one such part.
-        task: all that are fetched in this task by a client that was there before.
-        missed: what a client that joins in this task fetches besides.
-        every: for a base, after how many rounds it replaces the log.
+        task: all that an earlier client fetches in this task.
+        missed: additional ones of a client that joins in this task.
+        every: for a base, the number of rounds after which it replaces the log.
     """
 
     part: str
@@ -88,7 +88,7 @@ class BroadcastParts:
         self._ends_trained = method.exchanges(hparams, setting.backbone)[-1].kind == TRAIN
 
     def downloads(self, rounds: int) -> tuple[Download, ...]:
-        """Return every kind of part; a task has so many rounds besides its evaluation."""
+        """Return every kind of part, for ``rounds`` rounds of a task besides its evaluation."""
         return tuple(self._download(kind, rounds) for kind in self._schemas)
 
     def _cadence(self, kind: str) -> Cadence:
@@ -105,26 +105,26 @@ class BroadcastParts:
         return size_of(self._schemas[kind], dims, self._bounds)
 
     def _finished(self, kind: str, classes: int) -> Size:
-        """Return the part of a finished task, as if it were the only one: then bounds are met."""
+        """Return the part of a finished task, as if it were the only one, with bounds reached."""
         after = TaskInfo(1, self._setting.tasks[-1].classes, tuple(range(classes)))
         dims = self._method.dims(self._hparams, self._setting.backbone, after)
         return replace(size_of(self._schemas[kind], dims, self._bounds), exact=True)
 
     def _of_task(self, kind: str, task: TaskInfo) -> Size:
-        """Return the part of a task, as if it were the first: then bounds are met."""
+        """Return the part of a task, as if it were the first, with bounds reached."""
         alone = TaskInfo(0, task.classes)
         dims = self._method.dims(self._hparams, self._setting.backbone, alone)
         return replace(size_of(self._schemas[kind], dims, self._bounds), exact=True)
 
     def fetched(self, step: int, before: str | None) -> Iterator[Size]:
-        """Yield the parts that a client which was there before fetches at a step of a task.
+        """Yield the parts that an earlier client fetches at a step of a task.
 
         Args:
             step: from 0 within the task.
             before: the kind of the round before; None at the first step.
         """
         first, trained = len(self._setting.tasks) == 1, before == TRAIN
-        left = not first and not self._setting.evaluate  # what the last task's end left unfetched
+        left = not first and not self._setting.evaluate  # the last task's end left parts unfetched
         logs = []
         for kind in self._schemas:
             match self._cadence(kind):
@@ -158,17 +158,17 @@ class BroadcastParts:
                     yield self._each(kind)
                 case _:
                     pass
-        if logs:  # a base comes in place of the log
+        if logs:  # a base replaces the log
             yield max(logs, key=lambda size: size.bytes)
 
     @property
     def _has_base(self) -> bool:
-        """Whether a base takes the log's place by the end of this task."""
+        """True if a base replaces the log by the end of this task."""
         rounds = self._trained * len(self._setting.tasks)
         return self._every is not None and rounds >= self._every
 
     def _rounds_to_base(self) -> int | None:
-        """Return after how many rounds a base replaces the log; None if there is no base."""
+        """Return the number of rounds after which a base replaces the log; None without a base."""
         kinds = {c: [k for k in self._schemas if self._cadence(k) is c] for c in Cadence}
         base, log = (
             sum(self._each(kind).bytes for kind in kinds[c]) for c in (Cadence.BASE, Cadence.LOG)
@@ -187,7 +187,7 @@ class BroadcastParts:
         if cadence is Cadence.OWN:
             past = [self._of_task(kind, t) for t in self._setting.tasks[:-1]]
             whole = each.times(rounds + self._setting.evaluate)
-            if past and not self._setting.evaluate:  # as the last task left it
+            if past and not self._setting.evaluate:  # as of the last task's end
                 whole += past.pop()
             return Download(kind, cadence, each, whole, sum(past, NOTHING))
         if cadence is Cadence.CLOSED:
@@ -206,13 +206,13 @@ class BroadcastParts:
         return Download(kind, cadence, each, each.times(fetched), each.times(missed), every)
 
     def _before(self, kind: str) -> Size:
-        """Return a part as the last task left it."""
+        """Return a part as of the end of the last task."""
         task = self._setting.tasks[-2]
         dims = self._method.dims(self._hparams, self._setting.backbone, task)
         return size_of(self._schemas[kind], dims, self._bounds)
 
     def _counts(self, cadence: Cadence, rounds: int) -> tuple[int, int]:
-        """Return how many parts this task brings, and how many of earlier tasks still count."""
+        """Return the number of parts of this task, and of earlier ones' that still count."""
         first = len(self._setting.tasks) == 1
         before = rounds * (len(self._setting.tasks) - 1)
         every = self._every
@@ -223,11 +223,11 @@ class BroadcastParts:
             case Cadence.BASE:
                 return bases, int(every is not None and before >= every)
             case Cadence.TRAINED:
-                # An evaluation leaves what the next task begins with.
+                # An evaluation fetches the next task's starting point.
                 kept = self._setting.evaluate and not first
                 return self._trained + (self._setting.evaluate and first), int(kept)
             case Cadence.LEARNED:
-                # What the last training round leaves is fetched if anything follows it.
+                # The last training round's part is fetched if a round follows.
                 ends = self._ends_trained and not self._setting.evaluate
                 return self._trained + (not ends), 0
             case Cadence.OPENING:

@@ -1,9 +1,9 @@
-"""Fit a run into a budget: so many bytes for one client in one round, up and down together.
+"""Choice of a run's options to fit a budget: bytes per client and round, up and down together.
 
-Bytes are those on the wire as the ledger predicts them: an update with its seal and messages,
-the parts that a client which was there before fetches, and control. A method offers economies
-(`fcil_adapters.contract.traffic`); the first of them that make the largest round fit are taken when
-a run begins, and stay with it. What a newcomer catches up with is not part of a round.
+Bytes are wire bytes as the ledger predicts them: an update with its seal and messages, the parts
+that an earlier client fetches, and control. A method offers economies
+(`fcil_adapters.contract.traffic`); the first of them that make the largest round fit are adopted
+when a run begins, and stay with it. A newcomer's catch-up is not part of a round.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from fcil_server.reports.traffic.broadcast_parts import Setting
 from fcil_server.reports.traffic.prediction import RoundTraffic, task_rounds
 from fcil_server.reports.traffic.sizes import Size
 
-# TCP payload beside tensors, fitted to docs/benchmarks.md, "What the wire adds to tensors".
+# TCP payload besides tensors, fitted to docs/benchmarks.md, "What the wire adds to tensors".
 ENVELOPE_BYTES = 1_810  # wrapped key, header without hashes, signatures, the message around them
-HASH_BYTES = 34  # of each chunk, in the header
-MESSAGE_BYTES = 235  # of each message with chunks
-WANT_BYTES = 330  # of each part that is asked for
-CONTROL_BYTES, PART_REF_BYTES = 1_000, 110  # of a round; of each part that is named
-CLASS_BYTES = 10  # of each class, in `round_open` and in the registry
-JOINING_BYTES = 9_000  # greeting and list of classes; no part of a round, but the ledger's names
+HASH_BYTES = 34  # per chunk, in the header
+MESSAGE_BYTES = 235  # per message with chunks
+WANT_BYTES = 330  # per requested part
+CONTROL_BYTES, PART_REF_BYTES = 1_000, 110  # per round; per named part
+CLASS_BYTES = 10  # per class, in `round_open` and in the registry
+JOINING_BYTES = 9_000  # greeting and list of classes; no part of a round, but counted alike
 
 ASSUMED_TASKS, ASSUMED_CLASSES = 10, 10
 COUNTED = (Cause.UPDATE, Cause.BROADCAST, Cause.CONTROL)  # catching up and joining are not
@@ -44,7 +44,7 @@ COUNTED = (Cause.UPDATE, Cause.BROADCAST, Cause.CONTROL)  # catching up and join
 
 @dataclass(frozen=True)
 class Cost:
-    """Wire bytes of one client in the largest round, and which round that is."""
+    """Wire bytes of one client in the largest round, and that round."""
 
     up: int
     down: int
@@ -54,20 +54,20 @@ class Cost:
 
     @property
     def bytes(self) -> int:
-        """Both ways."""
+        """Both directions together."""
         return self.up + self.down
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a budget came to.
+    """Result of fitting a run to a budget.
 
     Attributes:
         limit: the budget in bytes.
-        taken: economies in the order in which they were taken.
+        taken: economies in the order of their adoption.
         kept: options that the operator set and economies would have changed.
         cost: of the largest round with them.
-        basis: what was assumed.
+        basis: the assumptions.
     """
 
     limit: int
@@ -78,16 +78,16 @@ class Choice:
 
     @property
     def fits(self) -> bool:
-        """Whether the largest round keeps to the budget."""
+        """True if the largest round is within the budget."""
         return self.cost.bytes <= self.limit
 
     @property
     def options(self) -> dict[str, Any]:
-        """The method options that were chosen."""
+        """The chosen method options."""
         return {k: v for economy in self.taken for k, v in economy.options.items()}
 
     def text(self) -> str:
-        """Say it in one line."""
+        """Return the result in one line."""
         cost = self.cost
         does = ", ".join(f"{e.what} (gives up {e.gives_up})" for e in self.taken)
         kept = f"; kept as set: {', '.join(self.kept)}" if self.kept else ""
@@ -98,7 +98,7 @@ class Choice:
         )
 
     def fields(self) -> dict[str, Any]:
-        """Return plain data, as a run keeps it."""
+        """Return plain data for the run's record."""
         return {
             "bytes": self.limit,
             "options": self.options,
@@ -111,15 +111,15 @@ class Choice:
 def choose(
     method: Method, config: Config, settings: Sequence[Setting], basis: str, limit: int
 ) -> Choice:
-    """Take economies until the largest round of some tasks fits, or there are none left.
+    """Adopt economies until the largest round of some tasks fits, or there are none left.
 
-    Options that the operator set stay; so does what would not make the round cheaper.
+    Options that the operator set stay; economies that would not make the round cheaper are skipped.
 
     Args:
         method: as its manifest is.
         config: with the operator's own options.
         settings: the tasks.
-        basis: what they are, in words.
+        basis: their description, in words.
         limit: bytes of one client in one round.
 
     Raises:
@@ -142,10 +142,10 @@ def choose(
 
 
 def fitted(method: Method, config: Config, info: BackboneInfo) -> Choice:
-    """Choose for the tasks that a run will have, and insist that its ``[wire] budget_mb`` fits.
+    """Choose for a run's future tasks, and require that its ``[wire] budget_mb`` fits.
 
     Raises:
-        ConfigError: nothing that the method offers fits; the message says what would.
+        ConfigError: no choice of the method fits; the message names a budget that would.
     """
     settings, basis = known_settings(config, info)
     choice = choose(method, config, settings, basis, round(config.wire.budget_mb * 1e6))
@@ -162,16 +162,17 @@ def fitted(method: Method, config: Config, info: BackboneInfo) -> Choice:
 
 
 def applied(config: Config, options: Mapping[str, Any]) -> Config:
-    """Return the configuration with what a budget chose."""
+    """Return the configuration with a budget's chosen options."""
     own = config.method
     method = MethodSection(name=own.name, **{**own.options, **options})
     return config.model_copy(update={"method": method})
 
 
 def over_budget(counts: Sequence[ByteCount], limit: int) -> tuple[str, int] | None:
-    """Return the client that a round cost the most, and its bytes, if they exceed a budget.
+    """Return the client with the highest cost of a round, and its bytes, if above the budget.
 
-    The ledger does not tell control of a round from that of joining in it, which is let pass.
+    The ledger does not separate a round's control bytes from those of joining in it, which are
+    allowed.
     """
     spent: dict[str, int] = {}
     for count in counts:
@@ -184,7 +185,7 @@ def over_budget(counts: Sequence[ByteCount], limit: int) -> tuple[str, int] | No
 
 
 def known_settings(config: Config, info: BackboneInfo) -> tuple[list[Setting], str]:
-    """Return one setting per task, and in words what of it was assumed."""
+    """Return one setting per task, and the assumptions in words."""
     rounds = config.round
     clients = rounds.take or rounds.clients_per_round or rounds.min_clients
     sizes = [len(names) for names in config.tasks.classes]
@@ -214,7 +215,7 @@ def _tried(
     settings: Sequence[Setting],
     economies: tuple[Economy, ...],
 ) -> Cost | None:
-    """Return the cost with some economies; None if they do not go with the configuration."""
+    """Return the cost with some economies; None if they contradict the configuration."""
     options = {k: v for economy in economies for k, v in economy.options.items()}
     try:
         return _cost(method, applied(config, options), settings)
@@ -244,7 +245,7 @@ def _costs(method: Method, hparams: Hparams, setting: Setting) -> Iterator[Cost]
 
 
 def _registry(one: RoundTraffic, classes: int) -> list[Size]:
-    """Return the list of class names, which a task's first round brings."""
+    """Return the list of class names, sent in a task's first round."""
     # Two ids of 8 bytes for each, and a name.
     return [] if one.round else [Size({}, frame=180 + (16 + CLASS_BYTES) * classes)]
 

@@ -1,4 +1,4 @@
-"""A method's bytes as its paper counts them, beside what they are and what this run took."""
+"""A method's bytes by its paper, next to the prediction and to this run's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fcil_server.reports.traffic.prediction import predict
 
 @dataclass(frozen=True)
 class Account:
-    """One way to count a client's bytes in a round; None where it says nothing."""
+    """One way to count a client's bytes in a round; None if it gives no number."""
 
     how: str
     up: float | None
@@ -26,16 +26,16 @@ class Account:
 
 @dataclass(frozen=True)
 class Paper:
-    """What a method's paper says of its bytes, and what the method would send in its setting."""
+    """A paper's claim about a method's bytes, and the method's bytes in the paper's setting."""
 
     claim: Claim | None = None
     accounts: tuple[Account, ...] = ()
 
 
 def paper_of(run: Run) -> Paper:
-    """Return what the paper of a run's method says; nothing without the method's package.
+    """Return the claims of the paper of a run's method; none without the method's package.
 
-    What the method would send in the paper's setting is told from its schemas.
+    The method's bytes in the paper's setting are predicted from its schemas.
     """
     try:
         method: Method = _in_forms(registry.load_method(run.method), run)

@@ -1,8 +1,8 @@
-"""What a method sends, in bytes of tensors, told from its manifest before anything runs.
+"""Prediction of a method's tensor bytes from its manifest, before any run.
 
-Schemas say what may travel and how large; the manifest's ``cadence`` says how often, and its
-``largest`` what bounds leave open. Envelopes, names and the link come on top: what a run really
-sent is in its ledger.
+Schemas give the tensors and their sizes; the manifest's ``cadence`` gives their frequency, and its
+``largest`` the sizes that bounds leave open. Envelopes, names and the link come on top: the ledger
+has the real bytes of a run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fcil_server.rounds.schedule import task_steps
 
 @dataclass(frozen=True)
 class Upload:
-    """What one client sends in one round of an exchange, of which a task has ``rounds``."""
+    """One client's upload in one round of an exchange, of which a task has ``rounds``."""
 
     exchange: str
     rounds: int
@@ -35,11 +35,11 @@ class Traffic:
 
     Attributes:
         up: in the order of the task.
-        round: what a client sends in the largest round and fetches on average in a round.
-        task: what a client that was there before sends and fetches.
-        missed: what a client that joins in this task fetches besides.
+        round: upload in the largest round, and average download per round.
+        task: upload and download of an earlier client.
+        missed: additional download of a client that joins in this task.
 
-    Logs and bases are those of logs as large as they can get.
+    Logs and bases are those of logs as large as possible.
     """
 
     up: tuple[Upload, ...]
@@ -79,7 +79,7 @@ def predict(method: Method, hparams: Any, setting: Setting) -> Traffic:
 
 @dataclass(frozen=True)
 class RoundTraffic:
-    """What one client sends and fetches in one round, as payloads."""
+    """One client's upload and downloads in one round, as payloads."""
 
     kind: str
     round: int
@@ -88,7 +88,7 @@ class RoundTraffic:
 
 
 def task_rounds(method: Method, hparams: Any, setting: Setting) -> Iterator[RoundTraffic]:
-    """Yield every round of a task, for a client that was there before.
+    """Yield every round of a task, for an earlier client.
 
     Raises:
         ConfigError: as `predict`.
@@ -109,12 +109,12 @@ def task_rounds(method: Method, hparams: Any, setting: Setting) -> Iterator[Roun
         before = step.kind
 
 
-# What every round brings anew.
+# Parts that every round renews.
 _EACH = frozenset({Cadence.ROUND, Cadence.OWN, Cadence.TRAINED, Cadence.COUNTED, Cadence.LEARNED})
 
 
 def _average(down: tuple[Download, ...]) -> Size:
-    """Return what a round brings on average, over many rounds."""
+    """Return the average download of a round, over many rounds."""
     every = next((d.every for d in down if d.every), None)
     total = NOTHING
     for one in down:

@@ -1,4 +1,4 @@
-"""How large a payload is, in bytes of tensors by kind, told from its schema."""
+"""Size of a payload, in bytes of tensors by kind, from its schema."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fcil_adapters.contract.traffic import Largest
 from fcil_protocol.errors import ConfigError
 from fcil_protocol.payloads.schema import PayloadSchema, TensorSpec
 
-# Of a packed payload (`payload.pack`): its length and the JSON around metadata; around a field of
-# it; around a tensor's name, shape and place.
+# Overhead of a packed payload (`payload.pack`): its length and the JSON around metadata; around a
+# field of it; around a tensor's name, shape and place.
 PAYLOAD_BYTES, FIELD_BYTES, TENSOR_BYTES = 42, 10, 49
 
 
@@ -21,7 +21,7 @@ class Size:
     """Bytes by payload kind; ``exact`` or the largest possible.
 
     Attributes:
-        frame: bytes of a payload beside its tensors: their names, shapes and places.
+        frame: bytes of a payload besides its tensors: their names, shapes and places.
     """
 
     kinds: Mapping[str, int]
@@ -36,12 +36,12 @@ class Size:
     def __add__(self, other: Size) -> Size:
         kinds = Counter(self.kinds)
         kinds.update(other.kinds)
-        # Nothing at all takes no part in how exact a sum is.
+        # Empty sizes do not affect the exactness of a sum.
         exact = all(size.exact for size in (self, other) if size.bytes)
         return Size(dict(kinds), exact, self.frame + other.frame)
 
     def times(self, count: int, per: int = 1) -> Size:
-        """Return the bytes of ``count / per`` of them."""
+        """Return the size of ``count / per`` such payloads."""
         kinds = {kind: round(count * size / per) for kind, size in self.kinds.items()}
         return Size({kind: size for kind, size in kinds.items() if size}, self.exact)
 
@@ -54,7 +54,7 @@ NOTHING = Size({})
 
 
 def size_of(schema: PayloadSchema, dims: Mapping[str, int], bounds: Largest) -> Size:
-    """Return how large a payload of this schema can be.
+    """Return the largest size of a payload of this schema.
 
     Raises:
         ConfigError: the schema leaves a size without bound.

@@ -1,8 +1,8 @@
 """A relay's cache: sealed chunks of broadcast parts, one file each, the least used removed.
 
-What is kept is what crossed the wire: without the content key, which a relay never has, it
-says nothing. A chunk is given out only if its hash is the one in the part's signed header, so
-a file that was altered or half written is as good as none.
+It keeps the bytes that crossed the wire; without the content key, which a relay never has, they
+reveal nothing. It gives out a chunk only if its hash is the one in the part's signed header, so an
+altered or half-written file counts as missing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Cache:
     """The chunks in one directory.
 
     Args:
-        directory: made if it is missing; other files in it are left alone.
+        directory: created if missing; other files in it are left alone.
         limit_bytes: most that it holds.
     """
 
@@ -53,7 +53,7 @@ class Cache:
         data = b""
         with contextlib.suppress(OSError):
             data = path.read_bytes()
-            os.utime(path)  # after a restart the order of use is read from the files
+            os.utime(path)  # after a restart, file times give the order of use
         if hashlib.sha256(data).digest() != expected:
             self._remove(name)
             return None
@@ -61,12 +61,12 @@ class Cache:
         return data
 
     def put(self, digest: str, index: int, data: bytes) -> None:
-        """Keep a chunk. On a full or broken disk it is not kept, which costs bytes only."""
+        """Keep a chunk. A full or broken disk keeps none, which only costs bytes."""
         name = (digest, index)
         if name in self._sizes or len(data) > self._limit:
             return
         path = self._path(name)
-        # No sync: what a crash leaves half written is found out by its hash.
+        # No sync: the hash reveals a file that a crash left half written.
         temporary = path.with_name(f".{path.name}.{os.getpid()}-00000000.tmp")
         try:
             temporary.write_bytes(data)

@@ -1,9 +1,9 @@
-"""Which chunks a relay has asked the server for, and which of its clients wait for them.
+"""Chunks that a relay has requested from the server, and the clients that wait for them.
 
-Several clients want the same chunk at about the same time: it is asked for once. A relay asks
-for itself, since it cannot take a chunk out of the list that a client has signed, and at the
-pace of its own link. What it cannot fetch it leaves to its clients, by passing their own
-messages on.
+Several clients want the same chunk at about the same time: the relay requests it once. It sends
+requests of its own, since it cannot take a chunk out of the list that a client has signed, at the
+pace of its own link. Chunks that it cannot fetch it leaves to its clients, by passing on their own
+messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_HASHES = 1 << 20  # of all known headers together: 32 MiB
 
 @dataclass
 class _Part:
-    """One part: its header, who waits for which chunks, and what is asked for."""
+    """One part: its header, the lanes that wait for its chunks, and the requested chunks."""
 
     header: Header
     waiting: OrderedDict[int, set[int]] = field(default_factory=OrderedDict)  # chunk -> lanes
@@ -29,7 +29,7 @@ class _Part:
 
 
 class Fetches:
-    """The parts whose headers came by.
+    """Parts whose headers have passed the relay.
 
     Args:
         most_bytes: largest window of the uplink.
@@ -43,7 +43,7 @@ class Fetches:
         self._parts: OrderedDict[str, _Part] = OrderedDict()
 
     def learn(self, header: Header) -> None:
-        """Take a verified header; long unused ones are forgotten."""
+        """Store a verified header; headers unused for long are forgotten."""
         part = self._parts.setdefault(header.update_id, _Part(header))
         self._parts.move_to_end(header.update_id)
         known = sum(len(p.header.hashes) for p in self._parts.values())
@@ -55,18 +55,18 @@ class Fetches:
                 del self._parts[other]
 
     def header_of(self, digest: str) -> Header | None:
-        """Return the header of a part; None if it is not known."""
+        """Return the header of a part; None if it is unknown."""
         part = self._parts.get(digest)
         return part.header if part else None
 
     def wait(self, lane: int, digest: str, chunks: Iterable[int]) -> None:
-        """Note who waits for chunks of a known part."""
+        """Note the lane that waits for chunks of a known part."""
         part = self._parts[digest]
         for index in chunks:
             part.waiting.setdefault(index, set()).add(lane)
 
     def wants(self, now: float) -> list[Want]:
-        """Return what to ask the server for now; it counts as asked for."""
+        """Return the requests to send to the server now, and count them as sent."""
         found: list[Want] = []
         free = self.pace.free_bytes
         for digest, part in self._parts.items():
@@ -85,7 +85,7 @@ class Fetches:
         return found
 
     def arrived(self, digest: str, chunks: Iterable[int], now: float) -> dict[int, list[int]]:
-        """Return which of the chunks that came each lane waits for."""
+        """Return, for each lane, the received chunks that it waits for."""
         part = self._parts.get(digest)
         found: dict[int, list[int]] = {}
         if part is None:
@@ -107,7 +107,7 @@ class Fetches:
         return set().union(*part.waiting.values())
 
     def left(self, lane: int) -> None:
-        """Drop a lane; what nobody else waits for and was not asked for is not asked for."""
+        """Drop a lane, and chunks that only it waits for and that were not requested yet."""
         for part in self._parts.values():
             for index, lanes in list(part.waiting.items()):
                 lanes.discard(lane)
@@ -115,7 +115,7 @@ class Fetches:
                     del part.waiting[index]
 
     def revive(self, now: float) -> bool:
-        """If what was asked for never came, count it as lost, so that `wants` asks again."""
+        """Count requests as lost if their chunks never came, so that `wants` repeats them."""
         if not self.pace.stalled(now):
             return False
         self.pace.begin_anew()

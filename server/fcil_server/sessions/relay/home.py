@@ -1,12 +1,9 @@
-"""Where a relay keeps what must survive it, and how a ticket makes it a member.
+"""A relay's directory, and its enrolment with a ticket.
 
 ::
 
-    <directory>/
-        relay.json   who it is to its federation (0600)
-        keys.json    private keys (0600); made here, never leave
-        cache/       sealed chunks of broadcast parts
-        lock  control.sock
+    <directory>/ relay.json   its identity in its federation (0600) keys.json    private keys
+    (0600); made here, never leave cache/       sealed chunks of broadcast parts lock  control.sock
 """
 
 from __future__ import annotations
@@ -30,13 +27,13 @@ _RECORD, _KEYS = "relay.json", "keys.json"
 
 @dataclass(frozen=True)
 class Record:
-    """What a relay keeps of its enrolment.
+    """A relay's record of its enrolment.
 
     Attributes:
-        client_id: its id in the roster, where relays stand beside clients.
+        client_id: its id in the roster, which lists relays next to clients.
         certificate: hex of the server's root-signed certificate.
         addresses: HOST:PORT of the server.
-        ticket: digest of the ticket that it came in with.
+        ticket: digest of the ticket that enrolled it.
     """
 
     client_id: ClientId
@@ -48,23 +45,23 @@ class Record:
 
 
 def make_directory(directory: Path) -> None:
-    """Create a relay's directory, readable by this user alone."""
+    """Create a relay's directory, readable only by this user."""
     with storage_errors("create the relay's directory", directory):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def load_keys(directory: Path) -> PrivateKeys:
-    """Return the relay's keys, made at the first call."""
+    """Return the relay's keys, created at the first call."""
     return PrivateKeys.load_or_new(directory / _KEYS)
 
 
 def save_record(directory: Path, record: Record) -> None:
-    """Keep who the relay is, and the newest certificate of its server."""
+    """Save the relay's identity and the newest certificate of its server."""
     write_atomic(directory / _RECORD, json.dumps(asdict(record), indent=1).encode())
 
 
 def load_record(directory: Path) -> Record | None:
-    """Return who the relay is, or None before its enrolment.
+    """Return the relay's identity, or None before its enrolment.
 
     Raises:
         CorruptFile: the file is there and cannot be read.
@@ -89,7 +86,7 @@ def load_record(directory: Path) -> Record | None:
 async def enrol(
     directory: Path, ticket: Ticket | None, say: Callable[[str], None], make: Dial = dial
 ) -> Record:
-    """Return who the relay is, after showing the ticket if it is a new one.
+    """Return the relay's record, enrolling it first if the ticket is new.
 
     Raises:
         UsageError: it is not enrolled and there is no ticket.

@@ -1,9 +1,9 @@
 """A relay: carries its clients' messages to the server, and a broadcast part once over the uplink.
 
-It holds no payload key and signs nothing for anybody. Messages pass through untouched, except
-that a client's Want for chunks of a part is answered from the cache, or with what the relay
-fetches once for all who wait. It never acknowledges anything: what a client may forget, the
-server has. While there is no session with the server nothing listens, so a client behind a
+It holds no payload key and signs nothing for others. Messages pass through untouched, except that a
+client's Want for chunks of a part is answered from the cache, or with chunks that the relay fetches
+once for all waiting clients. It never acknowledges anything: only the server's Ack lets a client
+forget its data. While there is no session with the server nothing listens, so a client behind a
 relay loses its session and finds it again exactly as on a direct link.
 """
 
@@ -31,12 +31,12 @@ from fcil_server.sessions.relay.cache import Cache
 from fcil_server.sessions.relay.home import Record
 from fcil_server.sessions.relay.session import Door, Session
 
-# Refusals that trying again cannot mend.
+# Refusals that a retry cannot mend.
 FATAL = frozenset({
     "revoked", "membership_expired", "unknown_client", "version_mismatch", "wrong_federation",
 })  # fmt: skip
 
-# Bytes of the uplink; chunks that were asked for, given again, given to who waited; messages.
+# Bytes of the uplink; chunks fetched, from the cache, sent to waiting clients; messages.
 COUNTED = ("uplink_sent", "uplink_received", "fetched", "from_cache", "fanned_out", "passed")
 
 Say = Callable[[str, str], None]
@@ -46,16 +46,16 @@ class Relay:
     """One relay of a federation.
 
     Args:
-        record, keys: who it is.
-        address: what its clients are told, HOST:PORT.
+        record, keys: its identity.
+        address: the address that it gives its clients, HOST:PORT.
         cache: its chunks.
-        door: begins to listen; asked anew for every session with the server.
+        door: opens the listener, again for every session with the server.
         say: shows a note: level, text.
-        keep: keeps the record once it has a newer certificate of the server.
+        keep: saves the record once it has a newer certificate of the server.
         make: starts a link to one of the server's addresses.
 
     Attributes:
-        counts: what passed since the start, see `status`.
+        counts: totals since the start, see `status`.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Relay:
     # --- life -------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Relay until `stop`, or a refusal that trying again cannot mend.
+        """Relay until `stop`, or until a refusal that a retry cannot mend.
 
         Raises:
             FcilError: why it cannot relay.
@@ -114,13 +114,13 @@ class Relay:
         self._stopping.set()
 
     def line(self) -> str:
-        """Say in one line what it does, for who supervises it."""
+        """Return one line about its work, for its supervisor."""
         if self._session is None:
             return f"not connected to {self._record.addresses[self._at]}"
         return f"carries {len(self._session.lanes)} clients"
 
     def status(self) -> dict[str, Any]:
-        """Return what it does; counts are bytes of the uplink and numbers of chunks."""
+        """Return its status; counts are bytes of the uplink and numbers of chunks."""
         return {
             "running": True,
             "relay": self._record.name,
@@ -202,7 +202,7 @@ class Relay:
                 self._connect()
 
     def _note(self, level: str, text: str) -> None:
-        if text != self._said:  # not once for every attempt
+        if text != self._said:  # not repeated for every attempt
             self._said = text
             self._say(level, text)
 
@@ -217,7 +217,7 @@ class Relay:
         return sent
 
     def _own(self, received: Received) -> None:
-        """Take what the server says to the relay itself."""
+        """Take a message of the server to the relay itself."""
         message = received.message
         if isinstance(message, Admit) and self._session is None:
             self._begin(received, message)

@@ -1,4 +1,4 @@
-"""What a relay does while it has a session with the server: let in, pass on, fetch once."""
+"""A relay's session with the server: admit clients, pass messages on, fetch parts once."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from fcil_server.sessions.relay.cache import Cache
 from fcil_server.sessions.relay.fetches import Fetches
 
 FULL_S = 0.005  # between attempts to send while the uplink's queue is full
-WATCH_S = 10.0  # how often to look for what was lost on an uplink that lives
-MAX_OUT = 64  # messages that wait for the uplink; then clients are not read
-MAX_OUT_BYTES = 8 << 20  # of them together, the last one apart
-_MAX_PLAIN = 1 << 40  # the client, who knows the federation's limit, checks the size
+WATCH_S = 10.0  # between checks for requests that were lost on a live uplink
+MAX_OUT = 64  # messages that wait for the uplink; then the relay reads no client
+MAX_OUT_BYTES = 8 << 20  # of them together, not counting the last one
+_MAX_PLAIN = 1 << 40  # the client, which knows the federation's limit, checks the size
 
 Door = Callable[[Doorkeeper], ServerLink]
 
@@ -39,15 +39,15 @@ class Session:
 
     Args:
         channel: the relay's own session.
-        server: who must have signed the headers of parts.
+        server: keys that must have signed the headers of parts.
         first: the answer to the relay's `Uplink`.
-        cache: chunks that came earlier.
-        counts: what passes is counted here.
+        cache: chunks received earlier.
+        counts: totals of the traffic.
         push: sends over the uplink; False if its queue is full.
         fail: ends the relay.
 
     Attributes:
-        lanes: number of a lane -> the connection that it is.
+        lanes: number of a lane -> its connection.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Session:
         ]
 
     async def _guard(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do one of the session's tasks; an error that it lets out ends the relay."""
+        """Run one of the session's tasks; an error that it lets out ends the relay."""
         try:
             await work
         except FcilError as error:
@@ -106,7 +106,7 @@ class Session:
             self._fail(wrapped)
 
     async def close(self) -> None:
-        """End all lanes and listen no more."""
+        """End all lanes and stop listening."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -117,8 +117,8 @@ class Session:
     async def _receive(self) -> None:
         while True:
             self._up(await self._door.recv())
-            # Meanwhile what clients send lies in libzmq, within the bytes that may lie unread
-            # (`fcil_protocol.link.backlog`); a socket does not tell when it has room.
+            # Meanwhile clients' messages wait in libzmq, within the bytes that may be unread
+            # (`fcil_protocol.link.backlog`); a socket does not signal that it has room.
             while len(self._out) >= MAX_OUT or self._out_bytes >= MAX_OUT_BYTES:  # noqa: ASYNC110
                 await asyncio.sleep(FULL_S)
 
@@ -135,7 +135,7 @@ class Session:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
-            self._door.take_counts()  # nobody asks here; they are not to pile up
+            self._door.take_counts()  # unused here, and must not pile up
             if self._fetches.revive(time.monotonic()):
                 self._ask()
 
@@ -160,7 +160,7 @@ class Session:
             if max(of_key, default=0) > incoming.conn:
                 self._door.cut(incoming.conn)  # the network kept it while a newer one was made
                 return
-            # Counted here: who connected first does not always speak first.
+            # Numbered here: the first client to connect is not always the first to speak.
             self._last += 1
             number = self._numbers[incoming.conn] = self._last
             self.lanes[number] = replace(incoming, frames=())
@@ -176,7 +176,7 @@ class Session:
             self._push(relay_frames.up(number, incoming.key))
 
     def _serve(self, number: int, frames: tuple[bytes, ...]) -> bool:
-        """Take a Want for chunks that are here or can be fetched once for all; False: pass it."""
+        """Serve a Want for chunks that are cached or worth fetching for all; False: pass it on."""
         want = _peek(frames)
         if not isinstance(want, Want) or want.header or not want.chunks:
             return False
@@ -228,15 +228,15 @@ class Session:
             verify_header(data, signature, self._server)
             header = parse_header(data, max_plain_bytes=_MAX_PLAIN)
         except FcilError:
-            return  # the client refuses it in its own words
+            return  # the client refuses it with its own error
         if header.update_id == message.digest and header.core.part != REGISTRY:
             self._fetches.learn(header)
 
     def chunk(self, message: Chunk, data: bytes) -> None:
-        """Take chunks that were asked for: keep them, and give them to all who wait."""
+        """Keep requested chunks, and send them to all waiting clients."""
         header = self._fetches.header_of(message.digest)
         if header is None:
-            return  # of a part that was given up
+            return  # of a part that was dropped
         came: dict[int, bytes] = {}
         for start in range(0, len(data), header.chunk_bytes):
             index = message.index + start // header.chunk_bytes
@@ -254,7 +254,7 @@ class Session:
         self._ask()
 
     def _give(self, number: int, header: Header, pieces: dict[int, bytes]) -> bool:
-        """Send chunks to a client, as many in a message as it asked for; False: it is gone."""
+        """Send chunks to a client, as many per message as it takes; False: it is gone."""
         lane = self.lanes.get(number)
         if lane is None:
             return False
@@ -267,7 +267,7 @@ class Session:
         return True
 
     def refused(self, digest: str) -> None:
-        """The server has no such part any more: those who wait for it begin anew, and hear so."""
+        """Cut the clients that wait for a part the server no longer has; they start again."""
         for number in sorted(self._fetches.refused(digest)):
             if (lane := self.lanes.get(number)) is not None:
                 self._door.cut(lane.conn)
@@ -278,7 +278,7 @@ class Session:
         self._keeper.replace(message.members, newcomers, message.guests[:former])
 
     def admit(self, message: Admit) -> None:
-        """Take new lists; who is on none, or is a member no more, is cut."""
+        """Replace the lists and cut keys that are on none, or are no longer members."""
         members, guests = frozenset(message.members), frozenset(message.guests)
         self._let_in(message)
         for lane in self.lanes.values():
@@ -289,7 +289,7 @@ class Session:
 
 
 def _peek(frames: tuple[bytes, ...]) -> Message | None:
-    """Read a message that somebody else will judge; None if it is none that is known here."""
+    """Read a message that its recipient will check; None if it is of no known kind."""
     try:
         return parse(frames).message
     except FcilError:

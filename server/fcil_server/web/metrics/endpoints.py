@@ -1,4 +1,4 @@
-"""What is shown of a federation to who watches it by machine: ``/metrics``, and its health."""
+"""Endpoints for monitoring: ``/metrics``, and the federation's health."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fcil_server.web.metrics.totals import Totals
 
 
 class Figures:
-    """What the two pages show.
+    """Content of the two endpoints.
 
     Args:
-        source: where the figures come from.
+        source: gathers the metrics.
     """
 
     def __init__(self, source: MetricsSource) -> None:
@@ -32,7 +32,7 @@ class Figures:
         self.health = Health(self._live).answer
 
     async def metrics(self, request: Request) -> Response:
-        """Show all figures; those of the server are missing while it does not answer."""
+        """Answer with all metrics, without the server's while it does not answer."""
         try:
             snapshot = await self._snapshot()
         except FcilError as error:
@@ -55,6 +55,6 @@ class Figures:
         return self._source.snapshot(totals, live, began)
 
     async def warm_up(self) -> None:
-        """Read a long ledger before somebody waits for it: the first time takes longest."""
-        with contextlib.suppress(FcilError):  # whoever asks is told
+        """Read a long ledger before the first request: the first time takes longest."""
+        with contextlib.suppress(FcilError):  # requests get the error
             await self._totals.get()

@@ -1,9 +1,9 @@
-"""Figures of a federation in Prometheus' text format: which there are, and what they say.
+"""Metrics of a federation in Prometheus' text format: their catalogue and their values.
 
-No IO: `metrics.source` gathers a `Snapshot`, and `render` writes it down. Names follow
-Prometheus' rules (base units, ``_total`` for what only grows); a label takes few values, and
-never a class name. Byte counts of different levels have names of their own, since a sum over
-levels would count everything several times.
+No IO: `metrics.source` gathers a `Snapshot`, and `render` writes it down. Names follow Prometheus'
+rules (base units, ``_total`` for counters); a label takes few values, and never a class name. Byte
+counts of different levels have separate names, since a sum over levels would count everything
+several times.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ PHASES = (
     "drained",
     "done",
 )
-NEWEST_TASKS = 100  # of which accuracies are told apart
+NEWEST_TASKS = 100  # tasks with an accuracy of their own
 _SEALED = (Cause.UPDATE, Cause.BROADCAST, Cause.CATCH_UP)
 _ENDS = tuple(outcome.value for outcome in Outcome if outcome is not Outcome.REOPENED)
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One metric: its name, what it says, its labels; names that end in ``_total`` only grow."""
+    """One metric: its name, its help text, its labels; names that end in ``_total`` only grow."""
 
     name: str
     says: str
@@ -130,7 +130,7 @@ CATALOGUE = (
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process uses."""
+    """Resources used by a process."""
 
     memory_bytes: int
     cpu_s: float
@@ -139,11 +139,11 @@ class Usage:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that the figures are made of.
+    """All inputs of the metrics.
 
     Attributes:
-        live: what the server says of itself (`gauges`); None if it does not answer.
-        usage: server, worker and metrics -> what they use.
+        live: the server's answer (`gauges`); None if it does not answer.
+        usage: server, worker and metrics -> their resources.
         disk: free and all bytes.
     """
 
@@ -160,7 +160,7 @@ Sample = tuple[str, tuple[str, ...], float | None]
 
 
 def samples(snapshot: Snapshot) -> Iterator[Sample]:
-    """Yield (name, label values, value); what does not apply has the value None."""
+    """Yield (name, label values, value); a metric that does not apply has the value None."""
     version = (snapshot.version, platform.python_version())
     yield "fcil_build_info", version, 1
     yield "fcil_up", (), snapshot.live is not None
@@ -220,7 +220,7 @@ def _of_flow(
         way = (direction.value,)
         yield "fcil_kernel_wire_bytes_total", way, wire
         yield "fcil_kernel_link_bytes_total", way, link
-        if direction is Direction.DOWN:  # what was lost on the way up, only clients can see
+        if direction is Direction.DOWN:  # only clients can see losses on the way up
             yield "fcil_kernel_retransmitted_bytes_total", way, retransmitted
         return
     why = (direction.value, cause.value)
@@ -255,7 +255,7 @@ def _of_members(totals: Totals, live: Mapping[str, Any] | None) -> Iterator[Samp
         yield "fcil_client_updates_counted_total", (name,), counted
         yield "fcil_client_predicted_wire_bytes_total", (name, Direction.UP.value), up
         yield "fcil_client_predicted_wire_bytes_total", (name, Direction.DOWN.value), down
-        if live is not None and client in live["here"]:  # a newcomer was not asked for yet
+        if live is not None and client in live["here"]:  # newcomers are not in it yet
             yield "fcil_client_connected", (name,), live["here"][client]
 
 
@@ -290,7 +290,7 @@ def _of_machine(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 class _Families(Collector):
-    """What the library's encoders read."""
+    """Input of the library's encoders."""
 
     def __init__(self, found: Iterable[Sample]) -> None:
         self._by_name: dict[str, list[tuple[tuple[str, ...], float]]] = {}
@@ -310,7 +310,7 @@ class _Families(Collector):
 
 
 def render(snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:
-    """Return the text and its content type, in the form that an ``Accept`` header asks for."""
+    """Return the text and its content type, in the format that an ``Accept`` header prefers."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families(samples(snapshot)))
     encode, content_type = choose_encoder(accept)

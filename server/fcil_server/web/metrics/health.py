@@ -1,4 +1,4 @@
-"""``/healthz``: whether the server answers, and what it does, in a line."""
+"""``/healthz``: one line about the server's state, if it answers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ PLAIN = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class Health:
-    """Answers who asks whether the server is well.
+    """Answers health checks.
 
     Args:
-        live: what the server says to the question ``gauges``.
+        live: the server's answer to ``gauges``.
     """
 
     def __init__(self, live: Fresh[dict[str, Any]]) -> None:
         self._live = live
 
     async def answer(self, _request: Request) -> Response:
-        """Say whether the server answers, and what it does."""
+        """Answer with the server's state, or that it does not answer."""
         try:
             live = await self._live.get()
         except FcilError as error:
@@ -39,5 +39,5 @@ def text(line: str, code: int) -> Response:
 
 
 def away(error: FcilError) -> Response:
-    """Answer with the kind of a fault alone: its sentence names directories, and strangers ask."""
+    """Answer with an error's code only: its sentence names directories, and strangers ask."""
     return text(f"{error.code}: `fcil-server status` says more", 503)

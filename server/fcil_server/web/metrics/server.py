@@ -1,4 +1,4 @@
-"""``python -m fcil_server.web.metrics.server``: serves the figures, in a process of its own.
+"""``python -m fcil_server.web.metrics.server``: serves the metrics, in a separate process.
 
 So it never delays a round, and may be killed at any time (`web.child`).
 """
@@ -22,7 +22,7 @@ MAX_FILES = 256
 
 
 def make_app(figures: Figures) -> Starlette:
-    """Return the two pages as an ASGI app."""
+    """Return the two endpoints as an ASGI app."""
     routes = [Route("/metrics", figures.metrics), Route("/healthz", figures.health)]
     return Starlette(routes=routes)
 

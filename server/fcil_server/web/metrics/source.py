@@ -1,7 +1,7 @@
-"""Gathers the figures of a federation from outside its server: ledger, control socket, /proc.
+"""Collection of a federation's metrics from outside its server: ledger, control socket, /proc.
 
-The server does as little for it as possible: it answers one short question. Everything else
-is read from its files and from the system.
+The server does as little as possible: it answers one short question. Everything else is read from
+its files and from the system.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ ASK_S = 3.0  # for the server to answer; a scraper gives up after 10 s
 class MetricsSource:
     """Reads one federation.
 
-    Its two halves are used by one thread each: `ask` waits for the server, `totals` for the
-    ledger.
+    Its two halves are used by one thread each: `ask` waits for the server, `totals` for the ledger.
 
     Args:
         directory: of the federation.
-        clients: of how many members to tell figures apart; 0: of none.
+        clients: number of members with metrics of their own; 0: none.
     """
 
     def __init__(self, directory: Path, *, clients: int = 0) -> None:
@@ -43,7 +42,7 @@ class MetricsSource:
         self._version = version("fcil")
 
     def ask(self) -> dict[str, Any]:
-        """Return what the server says of itself.
+        """Return the server's answer about itself.
 
         Raises:
             FcilError: it does not answer, with the reason in a sentence.
@@ -53,7 +52,7 @@ class MetricsSource:
         return told
 
     def totals(self) -> Totals:
-        """Return what the ledger holds.
+        """Return the totals of the ledger.
 
         Raises:
             FcilError: it cannot be read.
@@ -63,7 +62,7 @@ class MetricsSource:
         try:
             totals = self._reader.read()
         except FcilError:
-            self.close()  # another file may stand in its place the next time
+            self.close()  # another file may be in its place the next time
             raise
         self._named = tuple(totals.named)
         return totals
@@ -75,12 +74,12 @@ class MetricsSource:
             self._reader = None
 
     def snapshot(self, totals: Totals, live: Mapping[str, Any] | None, began: float) -> Snapshot:
-        """Return the figures; what the system tells is asked for now.
+        """Return the metrics; the system's are read now.
 
         Args:
             totals: of the ledger.
-            live: what the server said; None if it did not answer.
-            began: when their gathering began, `time.monotonic`.
+            live: the server's answer; None if it did not answer.
+            began: when their collection began, `time.monotonic`.
         """
         spool = self.directory / "runs" / totals.run.run_id / "spool" if totals.run else None
         processes = {"metrics": os.getpid(), "server": self._server}
@@ -98,18 +97,18 @@ class MetricsSource:
 
 
 def usage(pid: int | None) -> Usage | None:
-    """Return what a process of this user uses; None if it is gone, or where there is no /proc."""
+    """Return the resources of a process of this user; None if it is gone, or without /proc."""
     if pid is None:
         return None
     place = Path("/proc") / str(pid)
     try:
-        # What stands before the last bracket is the process's name, which may hold anything.
+        # The text before the last bracket is the process's name, which may contain anything.
         fields = (place / "stat").read_text(errors="replace").rpartition(")")[2].split()
         files = len(os.listdir(place / "fd"))  # noqa: PTH208 - only how many
     except OSError:
         return None
     user, system, pages = int(fields[11]), int(fields[12]), int(fields[21])
-    if fields[0] == "Z":  # ended, and not yet buried
+    if fields[0] == "Z":  # ended, and not yet reaped
         return None
     ticks = os.sysconf("SC_CLK_TCK")
     return Usage(pages * os.sysconf("SC_PAGE_SIZE"), (user + system) / ticks, files)
@@ -124,7 +123,7 @@ def _disk(directory: Path) -> tuple[int, int] | None:
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of the files in a folder; those that vanish meanwhile are not there."""
+    """Return the bytes of the files in a folder; files that vanish meanwhile do not count."""
     total = 0
     try:
         with os.scandir(folder) as entries:

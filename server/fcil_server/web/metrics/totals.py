@@ -1,8 +1,8 @@
-"""Running totals over the whole ledger, for who asks again and again (`exposition`).
+"""Running totals over the whole ledger, for frequent requests (`exposition`).
 
-Counters over all runs of a federation only ever grow: a fork's copies of older rounds are left
-out, as in `ledger.byte_counts`. What closed rounds cost is added up once and remembered, so that
-asking costs no more as the history grows; the open round and those just closed are read anew.
+Counters over all runs of a federation only ever grow: a fork's copies of older rounds are excluded,
+as in `ledger.byte_counts`. The totals of closed rounds are added up once and remembered, so that a
+request costs no more as the history grows; the open round and those just closed are read again.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ def _increase(mine: dict[K, N], more: Mapping[K, N]) -> None:
 
 @dataclass
 class Counts:
-    """What may be added up over rounds.
+    """Counts that are summed over rounds.
 
     Attributes:
         rounds: (kind, outcome) -> closed rounds; ``reopened``: kind -> times.
         seconds: (kind, phase) -> seconds.
         updates: (kind, status) -> updates; each is in ``accepted`` and later in another, too.
-        answers: answer -> how many asked clients gave no update to a closed round, and why.
+        answers: answer -> number of asked clients that gave it instead of an update to a closed
+            round.
         flows: -> bytes by level, in the order of `LEVELS`.
-        clients: id -> (updates counted, predicted wire bytes up, down), if they are told apart.
+        clients: id -> (updates counted, predicted wire bytes up, down), for listed members.
     """
 
     rounds: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
@@ -75,7 +76,7 @@ class Counts:
         self.flows[flow] = tuple(a + b for a, b in zip(held, sizes, strict=True))
 
     def add_client(self, client: str, told: tuple[int, int, int]) -> None:
-        """Add what one client did."""
+        """Add one client's counts."""
         a, b, c = self.clients.get(client, (0, 0, 0))
         self.clients[client] = (a + told[0], b + told[1], c + told[2])
 
@@ -91,8 +92,8 @@ class Totals:
             task, names that wait for one.
         members: role -> members that may join.
         refusals: code -> messages ever refused.
-        accuracy: of that run, as reports have it; None before the first evaluation.
-        named: id -> name of the members that are told apart.
+        accuracy: of that run, as in reports; None before the first evaluation.
+        named: id -> name of the members with metrics of their own.
         size_bytes: of the ledger with its log.
     """
 
@@ -111,11 +112,11 @@ class Totals:
 
 
 class TotalsReader(HistoryTables, AccountTables):
-    """A reader of totals; it remembers what cannot change any more.
+    """A reader of totals; it remembers totals that cannot change any more.
 
     Args:
         path: of the ledger.
-        clients: of how many members to tell apart what they did, the first to be enrolled.
+        clients: number of members with counts of their own, the first to be enrolled.
 
     Raises:
         As `LedgerFile`.
@@ -179,7 +180,7 @@ class TotalsReader(HistoryTables, AccountTables):
             self._accuracy = (key, metrics.compute(own or rows, increments))
         return self._accuracy[1]
 
-    # --- what is added up over rounds ---------------------------------------------------------
+    # --- sums over rounds ---------------------------------------------------------------------
 
     def _counts(self) -> Counts:
         total, settling = Counts(), True

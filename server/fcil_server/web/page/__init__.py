@@ -1,4 +1,4 @@
-"""The live page of a federation.
+"""The live dashboard of a federation.
 
-A *board* keeps the newest form of each section; a *watch* reads the ledger for all open pages.
+A *board* keeps the newest form of each section; a *watch* reads the ledger for all open dashboards.
 """

@@ -1,4 +1,4 @@
-"""The page's addresses: who may see what, and how it is answered."""
+"""The dashboard's routes: access to them, and their answers."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from fcil_server.web.page.event_stream import EventStream, Hub
 from fcil_server.web.page.thread_pool import Pool
 from fcil_server.web.page.watch import Watch
 
-STREAM_S = 3600.0  # a stream ends after so long, and the page opens the next
+STREAM_S = 3600.0  # lifetime of a stream; then the dashboard opens the next
 _FOREVER = "public, max-age=31536000, immutable"  # an asset's address has its digest
-_FOR_SCRIPTS = ("/part/", "/stream")  # their errors are JSON, as those of all POSTs
+_FOR_SCRIPTS = ("/part/", "/stream")  # their errors are JSON, like those of all POSTs
 _WORDS = {
     404: "There is nothing here.",
     405: "This address does not take that.",
@@ -50,13 +50,13 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True)
 class Site:
-    """What the page is of, and how it is served.
+    """Subject of the dashboard, and its settings.
 
     Attributes:
         directory: of the federation.
         beside: directories of other federations or runs, for the comparison.
-        read_only: nobody may act here.
-        secure: the door speaks TLS.
+        read_only: the dashboard has no actions.
+        secure: the listener speaks TLS.
     """
 
     directory: Path
@@ -66,13 +66,13 @@ class Site:
 
 
 class Pages:
-    """Answers who looks at the page.
+    """Answers the dashboard's GET requests.
 
     Args:
-        site: what it is of.
-        watch: what it shows.
-        hub: of the open pages.
-        keyed: who is let in.
+        site: its subject and settings.
+        watch: its content.
+        hub: of the open dashboards.
+        keyed: the sessions.
     """
 
     def __init__(self, site: Site, watch: Watch, hub: Hub, keyed: KeyedSessions) -> None:
@@ -85,7 +85,7 @@ class Pages:
         self._version = version("fcil")
 
     def routes(self) -> list[BaseRoute]:
-        """Return the addresses of all that is looked at."""
+        """Return the routes of all GET requests."""
         get = {
             "/": self.page,
             "/enter": self.enter,
@@ -98,10 +98,10 @@ class Pages:
         found: list[BaseRoute] = [Route(path, handle) for path, handle in get.items()]
         return [*found, Route("/stream", self._inside(self.stream))]
 
-    # --- who is let in ------------------------------------------------------------------------
+    # --- access -------------------------------------------------------------------------------
 
     def _inside(self, handle: Callable[[Request, Session], Awaitable[Response]]) -> Handler:
-        """Let only those in who have a session."""
+        """Require a session."""
 
         async def answer(request: Request) -> Response:
             session = self._keyed.of(request.cookies)
@@ -116,24 +116,24 @@ class Pages:
         return answer
 
     def _renewal(self, session: Session) -> dict[str, str]:
-        """Return the header by which a session that is used lasts longer."""
+        """Return the header that extends a session in use."""
         if session.renewal is None:
             return {}
         secure = self._site.secure
         return {"set-cookie": set_cookie(self._keyed.current(), session.renewal, secure=secure)}
 
     async def enter(self, request: Request) -> Response:
-        """Show where a link's token is given."""
+        """Show the form for a link's token."""
         parameters(request)
         return self._door(200)
 
     def _door(self, status: int) -> Response:
         return HTMLResponse(template("enter.html", version=self._version), status)
 
-    # --- what is seen -------------------------------------------------------------------------
+    # --- content ------------------------------------------------------------------------------
 
     async def page(self, request: Request) -> Response:
-        """Show everything, as it is now; to a stranger, where to enter."""
+        """Show the complete dashboard as of now; without a session, the sign-in form."""
         session = self._keyed.of(request.cookies)
         if session is None:
             return self._door(401)
@@ -161,7 +161,7 @@ class Pages:
         return HTMLResponse(html, headers=self._renewal(session))
 
     async def part(self, request: Request, _: Session) -> Response:
-        """Show one section as somebody wants to see it."""
+        """Show one section with the visitor's parameters."""
         name = request.path_params["name"]
         if name not in SECTIONS:
             raise HTTPException(404)
@@ -169,7 +169,7 @@ class Pages:
         return HTMLResponse(await self._watch.part(name, run_of(given), Params.parse(given)))
 
     async def client(self, request: Request, _: Session) -> Response:
-        """Show what one client did."""
+        """Show one client in detail."""
         given = parameters(request, "run", "id")
         history, live = await self._watch.history(run_of(given))
         acts = not self._site.read_only and live is not None
@@ -182,7 +182,7 @@ class Pages:
         return HTMLResponse(html)
 
     async def compare(self, request: Request, _: Session) -> Response:
-        """Show runs beside each other."""
+        """Show a comparison of runs."""
         parameters(request, many="run")
         wanted = request.query_params.getlist("run")
         return HTMLResponse(await self._aside.do(self._comparison.html, wanted))
@@ -200,12 +200,12 @@ class Pages:
         found = await asyncio.to_thread(pictures.load, self._site.directory, run, name)
         if found is None:
             raise HTTPException(404)
-        # An SVG that is opened by itself is a document: it may draw, and do nothing else.
+        # An SVG that is opened on its own is a document: it may draw, and nothing else.
         policy = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
         return Response(found[0], headers={"content-security-policy": policy}, media_type=found[1])
 
     async def asset(self, request: Request) -> Response:
-        """Hand out a style or a script."""
+        """Send a style sheet or a script."""
         parameters(request, "v")
         try:
             content, kind = assets.load(request.path_params["name"])
@@ -214,7 +214,7 @@ class Pages:
         return Response(content, headers={"cache-control": _FOREVER}, media_type=kind)
 
     async def stream(self, request: Request, session: Session) -> Any:
-        """Tell a page what is new as long as it is open."""
+        """Send a dashboard the news as long as it is open."""
         given = parameters(request, "run", "since")
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
@@ -227,7 +227,7 @@ class Pages:
         return EventStream(self._hub, stream, self._allowed(request), self._renewal(session))
 
     def _allowed(self, request: Request) -> Callable[[], bool]:
-        """Return what says whether a stream may go on; a new one renews the session."""
+        """Return a check that a stream may continue; a new stream renews the session."""
         cookies = dict(request.cookies)
         ends = time.monotonic() + STREAM_S
         return lambda: time.monotonic() < ends and self._keyed.of(cookies) is not None
@@ -236,13 +236,13 @@ class Pages:
 def make_app(
     pages: Pages, posts: Sequence[BaseRoute], extra: Sequence[BaseRoute], faults: Faults
 ) -> Guard:
-    """Return the page as an ASGI app.
+    """Return the dashboard as an ASGI app.
 
     Args:
-        pages: what is looked at.
-        posts: where something is ordered.
-        extra: what is shown without a session.
-        faults: is told of our own defects.
+        pages: the GET routes.
+        posts: the routes of actions and sessions.
+        extra: routes without a session.
+        faults: logs our own defects.
     """
 
     async def refused(request: Request, error: Exception) -> Response:

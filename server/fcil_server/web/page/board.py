@@ -1,6 +1,6 @@
-"""What the page shows now: each section's newest HTML, rendered when something of it changed.
+"""Content of the dashboard: each section's newest HTML, rendered when its data changed.
 
-Used by one thread alone: the ledger's. Nothing is rendered twice for two pages.
+Only one thread uses it: the ledger's. No section is rendered twice for two dashboards.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from fcil_server.web.page.access.errors import DEFECT, Faults
 from fcil_server.web.page.event_stream import event
 from fcil_server.web.page.reader import Reader
 
-# These also show what the server says of itself; the others are of the ledger alone.
+# These sections also show the server's live answer; the others show only the ledger.
 LIVE_SECTIONS = frozenset({"head", "now", "clients"})
-PATIENCE_S = 2.0  # of reading before what is there is shown; a long history takes several looks
-KEPT_RUNS = 3  # older ones whose sections are remembered
-READS = 2  # more, of an older run whose page would otherwise stay without its first rounds
+PATIENCE_S = 2.0  # of reading before a partial result is shown; a long history takes several reads
+KEPT_RUNS = 3  # older runs whose sections are remembered
+READS = 2  # further reads of an older run, whose page would otherwise stay without its first rounds
 
 Live = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A section as it is now.
+    """A section's current content.
 
     Attributes:
-        version: when it became so; grows with every change of any section, over restarts, too.
-        event: by which open pages are told.
+        version: time of its last change; grows with every change of any section, over restarts,
+            too.
+        event: the message to open dashboards.
     """
 
     html: Markup
@@ -49,13 +50,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Board:
-    """The page's content at one moment.
+    """The dashboard's content at one moment.
 
     Attributes:
         history: of the run that is shown; None: nothing could be read yet.
-        pieces: section -> what it shows.
-        trouble: why this is not what the ledger says now, as a sentence; or empty.
-        reader: which read the history: versions of two readers are not to be compared.
+        pieces: section -> its content.
+        trouble: why this is not the ledger's newest content, as a sentence; or empty.
+        reader: the reader of the history: versions of two readers are not comparable.
     """
 
     history: History | None = None
@@ -70,12 +71,12 @@ class Board:
 
     @property
     def method(self) -> str:
-        """What it is made with; empty before the first run."""
+        """Method of the run that is shown; empty before the first run."""
         return self.history.run.method if self.history and self.history.run else ""
 
     @property
     def newest(self) -> int:
-        """The version of what changed last."""
+        """The version of the last change."""
         return max((piece.version for piece in self.pieces.values()), default=0)
 
 
@@ -84,8 +85,8 @@ class Boards:
 
     Args:
         directory: of the federation.
-        faults: is told of our own defects.
-        acts: whether a visitor may act: then there are buttons, while the server answers.
+        faults: logs our own defects.
+        acts: True if a visitor may act: then there are buttons, while the server answers.
         clock: unix seconds.
     """
 
@@ -105,13 +106,13 @@ class Boards:
         self._place: tuple[int, int] | None = None
         self._version = 0
         self._newest = Board()
-        self._older: dict[str, Board] = {}  # run -> board, the one used last at the end
+        self._older: dict[str, Board] = {}  # run -> board, the last used one at the end
 
     def newest(self, live: Live | None) -> Board:
-        """Return the newest run's board; of a ledger that cannot be read, the last one and why.
+        """Return the newest run's board; if the ledger cannot be read, the last one and the reason.
 
         Args:
-            live: what the server says of itself; None: it does not answer.
+            live: the server's answer about itself; None: it does not answer.
         """
         try:
             history = self.history(None)
@@ -138,7 +139,7 @@ class Boards:
         return board
 
     def part(self, name: str, run: RunId | None, live: Live | None, params: Params) -> Markup:
-        """Return one section as somebody wants to see it.
+        """Return one section with the visitor's parameters.
 
         Raises:
             FcilError: there is no such run, or the ledger cannot be read.
@@ -146,7 +147,7 @@ class Boards:
         return section(name, self.history(run), live, params, acts=self._acts and live is not None)
 
     def history(self, run: RunId | None) -> History:
-        """Return a run as it is now; None: the newest.
+        """Return a run's current history; None: the newest run's.
 
         Raises:
             FcilError: there is no such run, or the ledger cannot be read.
@@ -154,11 +155,11 @@ class Boards:
         try:
             place = _place(self._path)
             if self._reader is None or place != self._place:
-                self.close()  # another file stands in its place
+                self.close()  # another file is in its place
                 self._reader, self._place = Reader(self._path, patience_s=PATIENCE_S), place
             return self._reader.read(run)
         except FcilError:
-            self.close()  # it is opened anew the next time: it may have been mended
+            self.close()  # opened again the next time: it may have been mended
             raise
 
     def close(self) -> None:
@@ -183,7 +184,7 @@ class Boards:
     def _rendered(self, name: str, history: History, live: Live | None) -> Markup:
         try:
             return section(name, history, live, acts=self._acts and live is not None)
-        except Exception as error:  # a defect of one section is not to take the others along
+        except Exception as error:  # a defect of one section must not affect the others
             self._faults.tell(error, f"section {name}")
             return template("defect.html", id=name, says=DEFECT)
 
@@ -201,5 +202,5 @@ def _place(path: Path) -> tuple[int, int] | None:
     try:
         found = os.stat(path)  # noqa: PTH116 - once a second
     except OSError:
-        return None  # opening it says why
+        return None  # opening it raises the reason
     return found.st_dev, found.st_ino

@@ -1,4 +1,4 @@
-"""One client in detail: who it is, what it did in the newest rounds, what it was refused."""
+"""One client in detail: its identity, its newest rounds, its refused messages."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fcil_server.reports.sections.clients import Row, row_of
 from fcil_server.reports.sections.events import advice_for
 
 MAX_ROUNDS = 200
-MAX_WITHOUT = 20  # of these, those in which nothing of it counted
+MAX_WITHOUT = 20  # of these, those in which no update of it counted
 MAX_REFUSALS = 20
 MAX_EVENTS = 20
 MAX_NAMES = 200
 
-# What became of a client in a round, in words, and how good that is.
+# A client's result in a round, in words, and its rating.
 _BECAME = {
     "counted": ("counted", "good"),
     "accepted": ("has answered", "good"),
@@ -42,7 +42,7 @@ _WELL = frozenset({"counted", "accepted", "asked"})
 
 @dataclass(frozen=True)
 class Told:
-    """Something that a client says of itself, or that is known of it; empty: not reported."""
+    """A fact about a client; empty: unknown."""
 
     title: str
     text: str
@@ -51,7 +51,7 @@ class Told:
 
 @dataclass(frozen=True)
 class ClientRoundRow:
-    """A round, what became of the client in it, and how good that is."""
+    """A round, the client's result in it, and its rating."""
 
     one: ClientRound
     words: str
@@ -70,10 +70,10 @@ def client_html(
 
     Args:
         history: of the run.
-        live: what the server says of itself; None: it does not answer.
+        live: the server's answer about itself; None: it does not answer.
         ledger: its path.
         client: its id.
-        acts: whether the visitor may act: then there is a button.
+        acts: True if the visitor may act: then there is a button.
 
     Raises:
         FcilError: the ledger cannot be read.
@@ -116,7 +116,7 @@ _NOTHING: dict[str, Any] = {
 
 
 def _in_run(reader: ClientReader, history: History, known: Client) -> dict[str, Any]:
-    """Return what it did in the run."""
+    """Return the client's part in the run."""
     assert history.run is not None, "there is a run"
     run, client = history.run.run_id, known.client_id
     became = reader.became(run, client)
@@ -175,7 +175,7 @@ def _backbone(
     became: Mapping[str, int],
     refusals: Sequence[Refusal],
 ) -> Told:
-    """Return what is known of its backbone: who has another one is turned away."""
+    """Return the known facts about its backbone; a client with another one is refused."""
     title = "Backbone"
     ours = _ours(run)
     if not ours:
@@ -202,7 +202,7 @@ def _ours(run: Run | None) -> str:
 
 
 def bytes_chart(rounds: Sequence[ClientRound]) -> Chart:
-    """The bytes of one client on the wire, up and down, in some of its rounds, in order."""
+    """Return the chart of one client's wire bytes, up and down, in some of its rounds, in order."""
     up = Series("up", "a", tuple(r.up.true_wire for r in rounds), "up")
     down = Series("down", "b", tuple(r.down.true_wire for r in rounds), "down")
     keys = [r.round for r in rounds]

@@ -1,4 +1,4 @@
-"""Runs side by side: accuracy against bytes, their headlines, and in what they differ."""
+"""Runs side by side: accuracy against bytes, their headlines, and their differences."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from fcil_server.web.page.compared import Compared, compared, differences, warni
 from fcil_server.web.page.reader import Reader
 
 MAX_RUNS = 12
-MAX_OWN = 100  # of this federation's runs, the newest are offered
-AT_HAND = 8  # of these are seen at once
-MAX_CHOSEN = 4  # runs that are shown where nothing was chosen
+MAX_OWN = 100  # of this federation's runs, the newest are listed
+AT_HAND = 8  # of these, visible at once
+MAX_CHOSEN = 4  # default number of runs in the comparison
 MAX_DIFFERENCES = 200
-PATIENCE_S = 5.0  # for ledgers to be read, less than a request may take
-FRESH_S = 10.0  # a run that goes on is read at most this often
-KEPT_S = 300.0  # and one that is over this often: somebody may be erased from it
-BESIDE = "@"  # before the short name of a place beside, which no run's id begins with
+PATIENCE_S = 5.0  # for ledgers to be read, less than the time limit of a request
+FRESH_S = 10.0  # an active run is read at most this often
+KEPT_S = 300.0  # and a finished one this often: a client may be erased from it
+BESIDE = "@"  # before the short name of another directory; no run's id begins with it
 _MAX_KEY = 200  # characters
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run that can be chosen is.
+    """Location of a run that can be chosen.
 
     Attributes:
-        key: what a browser sends for it.
+        key: its name in a browser's request.
         run: its id; None: the newest of its federation.
     """
 
@@ -53,7 +53,7 @@ class Choice:
     """A line of the form.
 
     Attributes:
-        at_hand: whether it is seen at once; others are folded away.
+        at_hand: True if it is visible at once; others are folded away.
         problem: why it cannot be shown.
     """
 
@@ -66,12 +66,12 @@ class Choice:
 
 
 class Comparison:
-    """Compares runs of this federation and of places beside it; several threads may use it.
+    """Compares runs of this federation and of other directories; several threads may use it.
 
     Args:
         directory: of this federation.
         beside: other federations' directories, or directories of their runs.
-        patience_s: how long one look waits for ledgers to be read.
+        patience_s: how long one request waits for ledgers to be read.
         clock: seconds that only ever grow.
     """
 
@@ -91,10 +91,10 @@ class Comparison:
         """Return the comparison of some runs, with a form to choose others.
 
         Args:
-            wanted: keys of runs: ids, or names of places beside; none: a few of the newest.
+            wanted: keys of runs: ids, or names of other directories; none: a few of the newest.
 
         Raises:
-            UsageError: one of them is none, or they are too many.
+            UsageError: one of them is unknown, or they are too many.
             FcilError: this federation's ledger cannot be read.
         """
         with Ledger(self._directory / LEDGER_NAME, read_only=True) as ledger:
@@ -109,7 +109,7 @@ class Comparison:
         return _compared_html(shown, choices, len(own) - len(listed))
 
     def _usual(self, newest: Sequence[Run]) -> list[str]:
-        """Return what is compared where nothing was chosen."""
+        """Return the default choice of runs."""
         own = [str(run.run_id) for run in newest[:MAX_CHOSEN]]
         return [*own[:1], *list(self._beside)[: MAX_CHOSEN - 1], *own[1:]][:MAX_CHOSEN]
 
@@ -128,7 +128,7 @@ class Comparison:
     def _read(
         self, keys: Iterable[str], places: Mapping[str, Place]
     ) -> tuple[dict[str, Compared], dict[str, str]]:
-        """Return what is compared of each run, and why some cannot be."""
+        """Return the compared data of each run, and the problems of those that cannot be read."""
         shown: dict[str, Compared] = {}
         problems: dict[str, str] = {}
         until = time.monotonic() + self._patience_s
@@ -143,14 +143,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What was read of a run, and until when it is fresh."""
+    """Data read of a run, and the end of its freshness."""
 
     found: Compared
     until: float
 
 
 class Runs:
-    """What is compared of runs, read by one thread of its own and kept for a while.
+    """Data of compared runs, read by one separate thread and kept for a while.
 
     Args:
         clock: seconds that only ever grow.
@@ -158,13 +158,13 @@ class Runs:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._lock = threading.Lock()  # for the two below, never while something is read
+        self._lock = threading.Lock()  # for the two below, never held during a read
         self._kept: dict[str, tuple[tuple[object, ...], _Kept]] = {}
         self._under_way: dict[tuple[object, ...], Future[Compared]] = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compare")
 
     def get(self, place: Place, patience_s: float) -> Compared:
-        """Return a run as it is, or was a short while ago.
+        """Return a run's data, perhaps a short while old.
 
         Raises:
             NotYet: its ledger is long, and still being read.
@@ -203,7 +203,7 @@ class Runs:
                 reader.close()
             now = self._clock()
             fresh_s = FRESH_S if run.status is RunStatus.RUNNING else KEPT_S
-            # What takes long to read is read less often.
+            # Slow reads are repeated less often.
             kept = _Kept(found, now + max(fresh_s, 10 * (now - began)))
             with self._lock:
                 self._kept[str(stamp[0])] = stamp, kept
@@ -222,7 +222,7 @@ def _run_at(ledger: Ledger, place: Place) -> Run:
 
 
 def _short_names(beside: Sequence[Path]) -> dict[str, Path]:
-    """Name each place by its last part, told apart by numbers where two are called alike."""
+    """Name each directory by its last part, with a number if two have the same."""
     named: dict[str, Path] = {}
     for place in beside:
         short = place.name or str(place)
@@ -248,10 +248,10 @@ def _place_beside(key: str, place: Path) -> Place:
 
 
 def _checked(wanted: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Return the keys that were asked for, each once.
+    """Return the requested keys, each once.
 
     Raises:
-        UsageError: they are too many, or one of them is none.
+        UsageError: they are too many, or one of them is unknown.
     """
     keys = list(dict.fromkeys(wanted))
     if len(keys) > MAX_RUNS:
@@ -299,7 +299,7 @@ def _compared_html(shown: Mapping[str, Compared], choices: Sequence[Choice], old
 
 
 def _names(shown: Mapping[str, Compared]) -> list[str]:
-    """Return what runs are called: the method, with the key where two would be called alike."""
+    """Return the runs' labels: the method, with the key if two share it."""
     methods = [run.method for run in shown.values()]
     short = [key.removeprefix(BESIDE) for key in shown]
     called = [k if short.count(s) > 1 else s for k, s in zip(shown, short, strict=True)]

@@ -1,4 +1,4 @@
-"""What is compared of runs, in what they differ, and why they may not be comparable."""
+"""Data of compared runs, their differences, and reasons why they may not be comparable."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fcil_server.reports.results.run_paths import row
 from fcil_server.reports.sections.accuracy import cost_by_task
 
 _TOLD = 80  # characters of a setting
-_APART = ("federation",)  # sections of a configuration that are about a machine, not about a run
+_APART = ("federation",)  # sections of a configuration that describe a machine, not a run
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What is compared of a run; it is small, so that many can be kept.
+    """Compared data of a run; small, so that many can be kept.
 
     Attributes:
         cells: its line of the table of headlines, without its name.
         points: (bytes, percent) after each task.
-        settings: what it was begun with.
+        settings: its settings at the start.
         tasks: the class names of each task, sorted; ``images``: tested after the last one.
     """
 
@@ -44,7 +44,7 @@ class Compared:
 
 
 def compared(history: History) -> Compared:
-    """Return what is compared of a run."""
+    """Return the compared data of a run."""
     run, m = history.run, history.metrics
     assert run is not None, "a run that was asked for is there"
     ways = [history.bytes_of(d) for d in Direction]
@@ -65,10 +65,10 @@ def compared(history: History) -> Compared:
 
 
 def settings(run: Run, tasks: int) -> dict[str, str]:
-    """Return what a run was begun with, flat, as texts.
+    """Return a run's settings at its start, flat, as texts.
 
     Raises:
-        CorruptFile: that is no configuration.
+        CorruptFile: they are no configuration.
     """
     try:
         config = tomllib.loads(run.config)
@@ -104,7 +104,7 @@ def _told(value: Any) -> str:
 
 
 def differences(runs: Sequence[Compared]) -> list[tuple[str, list[str]]]:
-    """Return the settings in which runs differ, and each run's; empty: it has no such setting."""
+    """Return the settings in which runs differ, with each run's; empty: it has no such setting."""
     names = dict.fromkeys(name for run in runs for name in run.settings)
     lines = [(name, [run.settings.get(name, "") for run in runs]) for name in names]
     return [line for line in lines if len(set(line[1])) > 1]
@@ -134,5 +134,5 @@ def warnings(runs: Sequence[Compared]) -> list[str]:
 
 
 def _unlike(one: Compared, other: Compared) -> bool:
-    """Say whether two runs learned other classes in a task that both have come to."""
+    """Return True if two runs learned other classes in a task that both have reached."""
     return any(a != b for a, b in zip(one.tasks, other.tasks, strict=False))

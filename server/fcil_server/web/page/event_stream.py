@@ -1,8 +1,8 @@
-"""Server-sent events to many pages: what is new is written once, and each page gets the newest.
+"""Server-sent events to many dashboards: news is written once, and each gets the newest.
 
-A page that reads slowly costs no more than one that does not: of each section only the newest
-event is kept for it, as a reference to the same bytes for all, and the door cuts it when it
-takes nothing (`web.http_server.endless`).
+A slow dashboard costs no more than a fast one: for each section only the newest event is kept for
+it, as a reference to the same bytes for all, and the listener cuts it when it takes nothing
+(`web.http_server.endless`).
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from typing import Any
 
 from fcil_server.web.http_server import endless
 
-MAX_STREAMS = 100  # pages that are told what is new; one more is asked to come again later
-TICK_S = 15.0  # without news: then a page is told that nothing happened
-PIECE_BYTES = 16 << 10  # of an event that are on their way at a time
+MAX_STREAMS = 100  # open dashboards; one more is asked to come again later
+TICK_S = 15.0  # without news: then an empty event is sent
+PIECE_BYTES = 16 << 10  # of an event, sent at a time
 HELLO = "hello"
 _TICK = b"event: tick\ndata: {}\n\n"
 
 
 def event(name: str, data: Mapping[str, Any], number: int | None = None) -> bytes:
-    """Return one event as it is sent.
+    """Return one event in its wire form.
 
     Args:
         name: of the event.
-        data: what it says.
-        number: by which a browser says, when it comes again, what it has seen.
+        data: its content.
+        number: its id, which a browser names when it reconnects.
     """
     numbered = f"id: {number}\n" if number is not None else ""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))  # without a line break
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))  # no line breaks
     return f"event: {name}\n{numbered}data: {text}\n\n".encode()
 
 
 class Stream:
-    """What one page is still to be told; used in the loop's thread alone.
+    """Events that wait for one dashboard; used only in the loop's thread.
 
     Attributes:
-        csrf: of the session that it belongs to.
-        follows: whether it is told of what happens; a page of an older run is not.
-        pinned: whether it stays with its run when another begins.
+        csrf: of its session.
+        follows: True if it receives news; a dashboard of an older run does not.
+        pinned: True if it stays with its run when another begins.
     """
 
     def __init__(self, csrf: str, *, follows: bool = True, pinned: bool = False) -> None:
@@ -53,22 +53,22 @@ class Stream:
         self._news = asyncio.Event()
 
     def put(self, slot: str, told: bytes) -> None:
-        """Keep an event until the page takes it, instead of an older one of the same slot."""
-        self._waiting.pop(slot, None)  # what is new comes after what was said meanwhile
+        """Keep an event until the dashboard takes it; it replaces an older one of the same slot."""
+        self._waiting.pop(slot, None)  # new events come after those that were added meanwhile
         self._waiting[slot] = told
         self._news.set()
 
     def forget(self) -> None:
-        """Drop all that still waits: it is about what is no longer shown."""
+        """Drop all waiting events: they are about content that is no longer shown."""
         self._waiting.clear()
 
     def end(self) -> None:
-        """Let the stream end, without what still waits."""
+        """End the stream, without its waiting events."""
         self._ended = True
         self._news.set()
 
     async def next(self) -> bytes | None:
-        """Return what the page is to be told next, within `TICK_S`; None: the stream is over."""
+        """Return the next event for the dashboard, within `TICK_S`; None: the stream is over."""
         if not self._waiting and not self._ended:
             self._news.clear()
             with contextlib.suppress(TimeoutError):
@@ -82,10 +82,10 @@ class Stream:
 
 
 class Hub:
-    """Tells all open pages what is new.
+    """Sends news to all open dashboards.
 
     Attributes:
-        followed: set while a page follows what happens: only then is there a reason to look.
+        followed: set while a dashboard follows the news: only then is there a reason to read.
     """
 
     def __init__(self, most: int = MAX_STREAMS) -> None:
@@ -97,11 +97,11 @@ class Hub:
         return len(self._streams)
 
     def open(self, stream: Stream, first: Iterable[tuple[str, bytes]]) -> bool:
-        """Take a new page's stream; False if there are too many.
+        """Add a new dashboard's stream; False if there are too many.
 
         Args:
-            stream: of the page.
-            first: slots and events that it is told before all others.
+            stream: of the dashboard.
+            first: slots and events that it receives before all others.
         """
         if len(self._streams) >= self._most:
             return False
@@ -112,17 +112,17 @@ class Hub:
         return True
 
     def close(self, stream: Stream) -> None:
-        """Forget a page that is gone."""
+        """Forget a closed dashboard."""
         self._streams.discard(stream)
         self._look()
 
     def publish(self, slot: str, told: bytes) -> None:
-        """Tell all pages that follow."""
+        """Send an event to all dashboards that follow."""
         for stream in self._following():
             stream.put(slot, told)
 
     def greet(self, greeting: Callable[[str], bytes]) -> None:
-        """Greet all pages that follow, each with what belongs to its session.
+        """Greet all dashboards that follow, each with its session's token.
 
         Args:
             greeting: makes the event from a session's CSRF token.
@@ -131,10 +131,10 @@ class Hub:
             stream.put(HELLO, greeting(stream.csrf))
 
     def turn(self, ended: Callable[[str], bytes]) -> None:
-        """Turn to another run: what still waits is no longer true, and some pages stay behind.
+        """Switch to another run: waiting events become void, and pinned dashboards stay behind.
 
         Args:
-            ended: makes what these are told from a session's CSRF token.
+            ended: makes the event for these from a session's CSRF token.
         """
         for stream in self._following():
             if stream.pinned:
@@ -160,13 +160,13 @@ class Hub:
 
 
 class EventStream:
-    """The answer to a page that asks for its stream, as an ASGI app.
+    """The answer to a dashboard's request for its stream, as an ASGI app.
 
     Args:
-        hub: which the stream is of.
-        stream: what to tell.
-        allowed: says whether the page's session still holds; asked before each event.
-        headers: of the answer, besides those that all have.
+        hub: the hub of the stream.
+        stream: the events.
+        allowed: returns True while the session is valid; called before each event.
+        headers: of the answer, in addition to the common ones.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class EventStream:
         self._headers = [(name.encode(), value.encode()) for name, value in given.items()]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Tell the page what is new until it, its session or this process ends."""
+        """Send events until the dashboard, its session or this process ends."""
         endless(scope)
         leaving = asyncio.create_task(self._until_left(receive))
         try:
@@ -187,7 +187,7 @@ class EventStream:
             while (told := await self._stream.next()) is not None and self._allowed():
                 for start in range(0, len(told), PIECE_BYTES):
                     await _say(send, told[start : start + PIECE_BYTES])
-                await _say(send, b"")  # it has taken all: only now is the next chosen
+                await _say(send, b"")  # the previous one is delivered: only now is the next chosen
             await _say(send, b"", last=True)
         finally:
             leaving.cancel()

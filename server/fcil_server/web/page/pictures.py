@@ -1,4 +1,4 @@
-"""The pictures of a run's directory: those that a run makes, and no other file."""
+"""The pictures of a run's directory: the plots of a run, and no other file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TYPES = {"png": "image/png", "svg": "image/svg+xml"}
 
 
 def names(directory: Path, run: str) -> list[str]:
-    """Return which of them a run has now."""
+    """Return the names of a run's existing pictures."""
     try:
         found = set(os.listdir(directory / "runs" / run))  # noqa: PTH208 - names alone
     except OSError:
@@ -29,14 +29,14 @@ def load(directory: Path, run: str, name: str) -> tuple[bytes, str] | None:
 
     Args:
         directory: of the federation.
-        run: one of its runs: the caller has looked it up.
+        run: one of its runs, which the caller has verified.
         name: of the picture.
     """
     if name not in NAMES:
         return None
     path = directory / "runs" / run / name
     try:
-        # No link is followed: what it leads to is not the run's. No pipe is waited for.
+        # No link is followed: its target is not the run's. No pipe is waited for.
         how = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with os.fdopen(os.open(path, how), "rb") as file:
             found = os.fstat(file.fileno())

@@ -1,7 +1,7 @@
-"""Reads a run from the ledger for the page, again and again: cheap, and at no cost to the server.
+"""Repeated reads of a run from the ledger for the dashboard, cheap and free for the server.
 
-The ledger is opened read-only; a reader and the server never wait for each other. While nothing
-is written, asking costs one number; while something is, what is closed is not read again.
+The ledger is opened read-only; a reader and the server never wait for each other. While nothing is
+written, a read costs one number; otherwise, closed rounds are not read again.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from fcil_server.web.page.tally import Tallied, Tally, counts, no_round, of_plac
 
 __all__ = ["History", "Reader"]
 
-KEPT_EVENTS = 2_000  # the newest, which can be leafed through
-_KEPT_RUNS = 4  # of which what was read is remembered
+KEPT_EVENTS = 2_000  # the newest, for browsing
+_KEPT_RUNS = 4  # runs whose data is remembered
 _SHOWN_RUNS = 100  # the newest, to choose from
 
-# Of any run, so that nothing is searched; with its numbers, since who is tested once more just
-# after the first time gets the same row numbers again.
+# Of any run, so that no search is needed; with its numbers, since a test repeated just after the
+# first one gets the same row numbers.
 _NEWEST_TEST = (
     "SELECT max(rowid), group_concat(correct || '/' || total) FROM evaluations WHERE "
     "(run, task, client) = (SELECT run, task, client FROM evaluations ORDER BY rowid DESC LIMIT 1)"
 )
 
-# What each section shows of a history, by the names of its fields.
+# Fields of a history that each section shows.
 _SHOWS: Mapping[str, tuple[str, ...]] = {
     "head": ("run", "tasks", "rounds", "unread", "totals", "pooled", "central"),
     "now": ("run", "rounds", "open", "runs"),
@@ -56,12 +56,12 @@ _SHOWS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass
 class _Known:
-    """What is remembered of a run.
+    """Remembered data of a run.
 
     Attributes:
-        forgotten: what was erased or forgotten when it was read; with more, all is read anew.
+        forgotten: erased or forgotten clients at the time of reading; with more, all is read again.
         tested: newest evaluation, and closed rounds, that the metrics are of.
-        events, all_events: the newest events; how many there are.
+        events, all_events: the newest events; their total number.
     """
 
     tally: Tally
@@ -80,8 +80,8 @@ class Reader(HistoryTables, AccountTables):
 
     Args:
         path: of the ledger.
-        patience_s: after so many seconds of reading, what is there is returned, and `read` goes
-            on with the older rounds the next time.
+        patience_s: after this many seconds, `read` returns a partial result, and continues with the
+            older rounds the next time.
 
     Raises:
         As `LedgerFile`.
@@ -91,14 +91,14 @@ class Reader(HistoryTables, AccountTables):
         super().__init__(path, read_only=True)
         self._patience_s = patience_s
         self._known: OrderedDict[RunId | None, _Known] = OrderedDict()
-        self._written: dict[RunId | None, int] = {}  # what SQLite counted when it was read
+        self._written: dict[RunId | None, int] = {}  # SQLite's counter at the time of reading
         self._newest: RunId | None = None
-        self._looked = -1  # what SQLite counted when the newest run was looked for
+        self._looked = -1  # SQLite's counter when the newest run was looked up
         self._refusals: tuple[object, Mapping[str, Row]] = (None, {})
         self._version = 0
 
     def read(self, run: RunId | None = None) -> History:
-        """Return a run as it is now; the newest where none is named.
+        """Return a run as it is now; by default the newest.
 
         Raises:
             UsageError: there is no such run.
@@ -107,7 +107,7 @@ class Reader(HistoryTables, AccountTables):
         written = int(self._number("PRAGMA data_version"))
         wanted = run or self._newest
         known = self._known.get(wanted)
-        # That the older run is known as it is now does not say that it is still the newest.
+        # An up-to-date run need not still be the newest.
         fresh = self._written.get(wanted) == written and (run or self._looked == written)
         if known is not None and fresh and not known.tally.is_due(self.now):
             return known.history
@@ -129,7 +129,7 @@ class Reader(HistoryTables, AccountTables):
         return row
 
     def _nothing(self, written: int) -> History:
-        """Return what there is before the first run: members and events."""
+        """Return the history before the first run: members and events."""
         known = self._known_of(None)
         members = tuple(self._members(self._people(), {}, Tallied((), None, {}, {}, {})))
         self._take_events(known, None)
@@ -173,7 +173,7 @@ class Reader(HistoryTables, AccountTables):
         return self._keep(known, found)
 
     def _known_of(self, run: Run | None) -> _Known:
-        """Take out what is remembered of a run, or begin anew where it is not true any more."""
+        """Take out a run's remembered data, or start from scratch if it is no longer true."""
         name = run.run_id if run else None
         forgotten = (run and run.emptied_at, self._erased())
         known = self._known.pop(name, None)
@@ -184,19 +184,19 @@ class Reader(HistoryTables, AccountTables):
         return known
 
     def _erased(self) -> int:
-        """Return how many members were erased: with one more, whatever names it is read anew."""
+        """Return the number of erased members: if it grows, everything with names is read again."""
         return int(self._number("SELECT count(*) FROM erased"))
 
     def _remember(self, run: RunId | None, known: _Known, written: int) -> None:
-        """Keep what was read whole; what failed in the middle is begun anew the next time."""
-        self._known[run] = known  # the last one used
+        """Keep complete data; data of a failed read is read from scratch the next time."""
+        self._known[run] = known  # the last used one
         self._written[run] = written
         while len(self._known) > _KEPT_RUNS:
             gone, _ = self._known.popitem(last=False)
             self._written.pop(gone, None)
 
     def _keep(self, known: _Known, found: History) -> History:
-        """Return the history that was known if nothing has changed, else this as the next one."""
+        """Return the known history if nothing has changed, else this one as the next."""
         old = known.history
         fields = dict.fromkeys(name for names in _SHOWS.values() for name in names)
         other = {name for name in fields if getattr(old, name) != getattr(found, name)}
@@ -210,7 +210,7 @@ class Reader(HistoryTables, AccountTables):
         known.history = replace(found, version=self._version, marks=marks)
         return known.history
 
-    # --- what is read anew each time ----------------------------------------------------------
+    # --- read again each time -----------------------------------------------------------------
 
     def _runs(self) -> Iterator[RunName]:
         sql = "SELECT run_id, method, status FROM runs ORDER BY rowid DESC LIMIT ?"
@@ -228,7 +228,7 @@ class Reader(HistoryTables, AccountTables):
             known.tested = key
 
     def _take_events(self, known: _Known, run: RunId | None) -> None:
-        """Take the events of a run, and of none, that came since the last time."""
+        """Read the events of a run, and of none, that came since the last time."""
         ours = "(run IS NULL OR run = ?)"
         after = known.events[0].id if known.events else 0
         sql = f"SELECT * FROM events WHERE id > ? AND {ours} ORDER BY id DESC LIMIT ?"  # noqa: S608
@@ -285,13 +285,13 @@ class Reader(HistoryTables, AccountTables):
             )
 
     def _newest_refusals(self) -> Mapping[str, Row]:
-        """Return client -> its newest refusal, and how many the ledger has."""
+        """Return client -> its newest refusal, and the number of its refusals in the ledger."""
         key = (*self._rows("SELECT count(*), max(id) FROM refusals")[0], self._erased())
         if key != self._refusals[0]:
             sql = (
                 "SELECT client, max(id), at, reason, count(*) AS n FROM refusals "  # noqa: S608
                 f"WHERE client IS NOT NULL AND code NOT IN {HARMLESS} GROUP BY client"
-            )  # of a bare column SQLite takes the row that has the maximum
+            )  # for a bare column SQLite takes the row with the maximum
             self._refusals = (key, {row["client"]: row for row in self._rows(sql)})
         return self._refusals[1]
 

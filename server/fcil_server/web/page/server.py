@@ -1,6 +1,6 @@
-"""``python -m fcil_server.web.page.server``: serves the page, in a process of its own.
+"""``python -m fcil_server.web.page.server``: serves the dashboard, in a separate process.
 
-So it never delays a round, and may be killed at any time (`web.child`): what it knows is in the
+So it never delays a round, and may be killed at any time (`web.child`): its data is in the
 federation's directory and in the browsers' cookies.
 """
 
@@ -34,20 +34,20 @@ from fcil_server.web.page.board import Boards
 from fcil_server.web.page.event_stream import Hub
 from fcil_server.web.page.watch import Watch
 
-# 100 streams, and room for who opens a page, fetches its scripts, or is sent away.
+# 100 streams, and room for new visitors, script requests, and refusals.
 LIMITS = Limits(connections=256, body_bytes=4096)
 MAX_FILES = 512
 STACK_BYTES = 1 << 20  # of a thread; all of them count as memory of the process
-THREADS = 4  # for short looks at files
-ASK_S = 3.0  # for the server to say how it is
-ORDER_S = 4.0  # and to do what an act asks of it: twice, and in less than a request may take
+THREADS = 4  # for short file reads
+ASK_S = 3.0  # for the server's status
+ORDER_S = 4.0  # and for an action, which asks twice: less than the time limit of a request
 
 
 class Page:
-    """Everything that the process is made of.
+    """All parts of the process.
 
     Args:
-        args: what the server said to it (`parser`).
+        args: the options that the server passed (`parser`).
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -77,7 +77,7 @@ class Page:
 
 
 def _extra(args: argparse.Namespace, gauges: Callable[[], dict[str, Any]]) -> list[BaseRoute]:
-    """Return what is shown to everybody, where it is switched on."""
+    """Return the routes that need no session, if they are enabled."""
     found: list[BaseRoute] = []
     if args.health:
         found.append(Route("/healthz", Health(web_child.Fresh(gauges)).answer))
@@ -91,7 +91,7 @@ def _extra(args: argparse.Namespace, gauges: Callable[[], dict[str, Any]]) -> li
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return a parser of what the server says to this process."""
+    """Return a parser of the options that the server passes to this process."""
     made = web_child.parser("fcil_server.web.page.server")
     made.add_argument("--read-only", action="store_true")
     made.add_argument("--metrics", action="store_true")

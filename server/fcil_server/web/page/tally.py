@@ -1,7 +1,7 @@
-"""A run's rounds as lines, and their bytes added up; what cannot change any more is kept.
+"""A run's rounds as lines, and the sums of their bytes; final ones are kept.
 
-A closed round's bytes may still be on their way to the ledger, so it is read again a few times
-as it ages (`_AGAIN_S`), and then never more: what reading costs does not grow with the run.
+A closed round's bytes may still be on their way to the ledger, so it is read again a few times as
+it ages (`_AGAIN_S`), and then never more: the cost of reading does not grow with the run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Share = tuple[ClientId, Direction]
 
 
 def no_round(run: RunId | None) -> Place:
-    """Return where bytes of a run, or of the federation, stand that belong to no round."""
+    """Return the place of bytes of a run, or of the federation, that belong to no round."""
     return (run or "", -1, "", -1)
 
 
@@ -70,7 +70,7 @@ def of_place(found: Iterable[ByteCount]) -> dict[tuple[Direction, Cause | None],
 
 @dataclass
 class Sums:
-    """What is added up over rounds.
+    """Sums over rounds.
 
     Attributes:
         counted: client -> closed rounds in which its update counted.
@@ -83,27 +83,27 @@ class Sums:
 
     @classmethod
     def none(cls) -> Sums:
-        """Return nothing."""
+        """Return empty sums."""
         return cls({}, Counter(), Counter())
 
     def add(self, other: Sums) -> None:
-        """Add what another has to this."""
+        """Add other sums to these."""
         for key, size in other.totals.items():
             self.totals[key] = self.totals.get(key, Bytes()) + size
         self.counted.update(other.counted)
         self.sizes.update(other.sizes)
 
 
-RECENT = 3  # rounds; who took part in one of the newest and is away now is missed
+RECENT = 3  # rounds; a client that took part in one of the newest and is away now is missed
 
 
 @dataclass
 class _Held:
-    """A round that is read again: it is open, or was closed a short while ago."""
+    """A round that is read again: open, or closed a short while ago."""
 
     line: RoundLine
     sums: Sums
-    read: int  # at how many of the ages in `_AGAIN_S` or later it was read
+    read: int  # number of ages in `_AGAIN_S` reached when it was read
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Tallied:
 
     Attributes:
         recent: the clients of the newest (`RECENT`).
-        unread: how many older rounds are left for the next time.
+        unread: number of older rounds left for the next time.
     """
 
     rounds: tuple[RoundLine, ...]
@@ -128,23 +128,23 @@ class Tally:
     """Reads a run's rounds.
 
     Args:
-        run: which.
+        run: the run.
         rows: queries the ledger.
     """
 
     def __init__(self, run: RunId, rows: Rows) -> None:
         self._run = run
         self._rows = rows
-        self._newest = -1  # by seq, of the rounds that are known
-        self._unread: list[Row] = []  # of these, those that are not read yet, in order
+        self._newest = -1  # by seq, of the known rounds
+        self._unread: list[Row] = []  # those of them that are not read yet, in order
         self._lines: dict[int, RoundLine] = {}  # by seq
         self._held: dict[int, _Held] = {}  # by seq
         self._settled = Sums.none()
         self._rounds: tuple[RoundLine, ...] = ()
-        self._senders: dict[int, frozenset[ClientId]] = {}  # by seq, of the newest
+        self._senders: dict[int, frozenset[ClientId]] = {}  # by seq, of the newest rounds
 
     def is_due(self, now: float) -> bool:
-        """Say whether there is something to read though nobody has written: old, or aged."""
+        """Return True if old or aged rounds remain to be read, even without a new write."""
         held = self._held.values()
         return bool(self._unread) or any(_aged(one.line, now) > one.read for one in held)
 
@@ -156,8 +156,8 @@ class Tally:
         Args:
             names: the clients'.
             now: unix seconds.
-            patience_s: after so many seconds the older rounds are left for the next time; one
-                of them is always read.
+            patience_s: after this many seconds the older rounds are left for the next time; one of
+                them is always read.
         """
         until = time.monotonic() + patience_s
         sql = f"SELECT {_COLUMNS} FROM rounds WHERE run = ? AND seq > ? ORDER BY seq"  # noqa: S608
@@ -179,11 +179,11 @@ class Tally:
         return self._told()
 
     def reopened(self) -> bool:
-        """Say whether a round that was settled is open again: then all is to be read anew."""
+        """Return True if a settled round is open again: then all rounds must be read again."""
         return any(s in self._lines and s not in self._held for s in self._open())
 
     def _open(self) -> list[int]:
-        """Return the round under way, by seq; and one whose end is not read yet."""
+        """Return the round under way, by seq; and any whose end is not read yet."""
         sql = "SELECT seq FROM rounds WHERE run = ? AND closed_at IS NULL"
         held = [s for s, one in self._held.items() if one.line.closed_at is None]
         return [*held, *(int(row["seq"]) for row in self._rows(sql, (self._run,)))]
@@ -272,7 +272,7 @@ class Tally:
         return [Away(c, names.get(c, c), why) for c, why in told]
 
     def _sizes(self, place: Place) -> dict[Share, int]:
-        """Return what went over each client's wire: by the kernel's count where there is one."""
+        """Return each client's bytes on the wire: the kernel's count if there is one."""
         # In the order of the index, so that nothing is sorted.
         sql = (
             "SELECT client, direction, sum(wire * (source = 'kernel')) AS kernel, "  # noqa: S608
@@ -284,7 +284,7 @@ class Tally:
 
 
 def _aged(line: RoundLine, now: float) -> int:
-    """Return how many of the ages in `_AGAIN_S` a round has reached; an open one none."""
+    """Return the number of ages in `_AGAIN_S` that a round has reached; 0 for an open one."""
     if line.closed_at is None:
         return 0
     return sum(now - line.closed_at >= age for age in _AGAIN_S)

@@ -1,4 +1,4 @@
-"""A few threads for what requests wait for, and an end to their queue."""
+"""A few threads for the slow work of requests, with a bounded queue."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 
 class Pool:
-    """Does work of requests beside the loop.
+    """Runs work of requests in threads.
 
     Args:
         name: of its threads.
-        threads: how many.
-        most: that may be under way or wait.
+        threads: their number.
+        most: most pieces of work under way or waiting.
     """
 
     def __init__(self, name: str, *, threads: int = 1, most: int = 50) -> None:
@@ -27,20 +27,20 @@ class Pool:
         self._under_way = 0
 
     async def do(self, work: Callable[..., T], *given: object) -> T:
-        """Return what the work returns; raise what it raises.
+        """Return the result of the work, or raise its error.
 
         Raises:
-            NotNow: too much waits already.
+            NotNow: the queue is full.
         """
         if self._under_way >= self._most:
             raise NotNow("the page has too much to do.", action="Try again in a few seconds.")
         loop = asyncio.get_running_loop()
         self._under_way += 1
         done = loop.run_in_executor(self.threads, work, *given)
-        done.add_done_callback(self._done)  # it goes on when who waits for it is gone
+        done.add_done_callback(self._done)  # it continues when its caller is gone
         return await asyncio.shield(done)
 
     def _done(self, done: asyncio.Future[T]) -> None:
         self._under_way -= 1
         if not done.cancelled():
-            done.exception()  # told to whoever waits; nobody else is to hear of it
+            done.exception()  # callers get the error; asyncio must not report it again

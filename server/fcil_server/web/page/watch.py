@@ -1,7 +1,7 @@
-"""Looks what is new, as long as somebody looks at the page: at most once a second, for all.
+"""Watch for news while a dashboard is open: at most once a second, for all.
 
-The server answers one short question; everything else is read from its files. While no page is
-open nothing is asked and nothing is read.
+The server answers one short question; everything else is read from its files. While no dashboard is
+open, nothing is asked and nothing is read.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fcil_server.web.page.board import Board, Boards, Live, Piece
 from fcil_server.web.page.event_stream import HELLO, Hub, Stream, event
 from fcil_server.web.page.thread_pool import Pool
 
-LOOK_S = 1.05  # between two looks; what is a second old is looked at anew
-PATIENCE_S = 1.0  # that a page which is opened waits for a server that does not answer
-PEERS_S = 5.0  # at most between two questions of how each client is
-UNTIL_MOVES_S = 1.5  # a deadline that moved by less is the same
+LOOK_S = 1.05  # between two looks; after a second, values are read again
+PATIENCE_S = 1.0  # that a new dashboard waits for a server that does not answer
+PEERS_S = 5.0  # at most between two questions about each client
+UNTIL_MOVES_S = 1.5  # a deadline that moved by less counts as unchanged
 _TROUBLE = "gone"
 
 Ask = Callable[..., dict[str, Any]]
@@ -33,11 +33,11 @@ Ask = Callable[..., dict[str, Any]]
 
 @dataclass(frozen=True)
 class Told:
-    """What the server said of itself last.
+    """The server's last answer about itself.
 
     Attributes:
-        live: what it said; None: it does not answer.
-        why: it does not, as a sentence.
+        live: the answer; None: it does not answer.
+        why: the reason for that, as a sentence.
     """
 
     live: Live | None = None
@@ -45,7 +45,7 @@ class Told:
 
 
 class Questions:
-    """Asks the server how it is, in one thread.
+    """Asks the server for its status, in one thread.
 
     Args:
         ask: ``ask(op, **fields)``.
@@ -56,12 +56,12 @@ class Questions:
         self._ask = ask
         self._clock = clock
         self._peers: dict[str, Any] = {}
-        self._asked_at = -PEERS_S  # for its peers
-        self._here: tuple[int, int] | None = None  # as it was when they were asked for
+        self._asked_at = -PEERS_S  # time of the last question about its peers
+        self._here: tuple[int, int] | None = None  # clients at that time
         self._until: float | None = None
 
     def look(self) -> Told:
-        """Ask; how each client is, only if one came or went, or some time passed."""
+        """Ask the server; about each client only if one came or left, or some time has passed."""
         peers = self._here is None or self._clock() - self._asked_at >= PEERS_S
         try:
             live = self._ask("live", peers=peers)
@@ -73,13 +73,13 @@ class Questions:
             self._peers = {name: live[name] for name in ("peers", "relays")}
             self._here, self._asked_at = here, self._clock()
         elif here != self._here:
-            self._here = None  # ask for all the next time
+            self._here = None  # ask about all the next time
         if live["round"] is not None:
             live["round"]["until"] = self._steady(live)
         return Told({**live, **_as_in_round(self._peers, live["round"])}, "")
 
     def _steady(self, live: Live) -> float | None:
-        """Return when the round's time is over, the same as long as it is not moved."""
+        """Return when the round's time is over, unchanged as long as it does not move."""
         remaining = live["round"]["remaining_s"]
         until = live["now"] + remaining if remaining is not None else None
         if until is None or self._until is None or abs(until - self._until) >= UNTIL_MOVES_S:
@@ -88,9 +88,9 @@ class Questions:
 
 
 def _as_in_round(told: dict[str, Any], at: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return how each client is, with what the round under way says of those at work in it.
+    """Return each client's status, updated from the round under way for those at work in it.
 
-    They are asked for more seldom; two sections would tell two things of one client.
+    The clients are asked about less often; without this, two sections could contradict each other.
     """
     peers, changed = told.get("peers", {}), {}
     for one in at["clients"] if at else ():
@@ -102,14 +102,14 @@ def _as_in_round(told: dict[str, Any], at: Mapping[str, Any] | None) -> dict[str
 
 
 class Watch:
-    """Keeps what the page shows fresh, and tells the open pages.
+    """Keeps the dashboard's content fresh, and sends the news to open dashboards.
 
     Args:
-        boards: makes what the page shows, in a thread of its own.
+        boards: makes the content, in a thread of its own.
         ask: asks the server: ``ask(op, **fields)``, blocking.
-        hub: of the open pages.
-        greeting: what each page is told first, but for its CSRF token.
-        faults: is told of our own defects.
+        hub: of the open dashboards.
+        greeting: first event to each dashboard, except for its CSRF token.
+        faults: logs our own defects.
     """
 
     def __init__(
@@ -124,29 +124,29 @@ class Watch:
         self._looking: Fresh[Board] = Fresh(self._look, self._ledger.threads)
         self._told = Told()
         self._board = Board()
-        self._gone = ""  # why what the open pages show is old, as they were told
+        self._gone = ""  # reason, last sent to open dashboards, why their content is old
 
     @property
     def trouble(self) -> str:
-        """Why what is shown is not the newest, as a sentence; or empty."""
+        """Reason why the content is not the newest, as a sentence; or empty."""
         return self._board.trouble or self._told.why
 
     def shows(self, board: Board) -> bool:
-        """Say whether this is the newest run's board."""
+        """Return True if this is the newest run's board."""
         return board.run == self._board.run
 
     @property
     def live(self) -> bool:
-        """Whether the server answers."""
+        """True if the server answers."""
         return self._told.live is not None
 
     async def board(self) -> Board:
-        """Return what the newest run's page shows, at most a second old."""
+        """Return the newest run's board, at most a second old."""
         await self._ask_server(PATIENCE_S)
         return await self._read()
 
     async def board_of(self, run: RunId) -> Board:
-        """Return what the page of a run shows, be it the newest or an older one.
+        """Return a run's board, the newest run's or an older one's.
 
         Raises:
             FcilError: there is no such run, or the ledger cannot be read; or too many ask.
@@ -155,7 +155,7 @@ class Watch:
         return newest if run == newest.run else await self._ledger.do(self._boards.of, run)
 
     async def part(self, name: str, run: RunId | None, params: Params) -> str:
-        """Return one section as somebody wants to see it.
+        """Return one section with the visitor's parameters.
 
         Raises:
             FcilError: there is no such run, or the ledger cannot be read; or too many ask.
@@ -165,7 +165,7 @@ class Watch:
         return await self._ledger.do(self._boards.part, name, run, live, params)
 
     async def history(self, run: RunId | None) -> tuple[History, Live | None]:
-        """Return a run, and what the server says if that is the newest.
+        """Return a run's history, and the server's answer if the run is the newest.
 
         Raises:
             FcilError: there is no such run, or the ledger cannot be read; or too many ask.
@@ -175,12 +175,12 @@ class Watch:
         return await self._ledger.do(self._boards.history, run), live
 
     async def open(self, csrf: str, run: RunId | None, since: int) -> Stream | None:
-        """Return the stream of a page; None if too many are open.
+        """Return the stream of a dashboard; None if too many are open.
 
         Args:
             csrf: of its session.
-            run: that it shows; None: it follows the newest.
-            since: the version of what it has.
+            run: the run that it shows; None: it follows the newest.
+            since: the version of its content.
 
         Raises:
             FcilError: there is no such run, or the ledger cannot be read.
@@ -191,29 +191,29 @@ class Watch:
         first = [(HELLO, self._hello(board.run, csrf, live=follows and self.live))]
         if follows and self.trouble:
             first.append((_TROUBLE, _gone(self.trouble)))
-        # In the order of their versions: who comes again says the highest that it has.
+        # In the order of their versions: a reconnecting browser names the highest that it has.
         pieces = sorted(board.pieces.items(), key=lambda named: named[1].version)
         first += [(name, piece.event) for name, piece in pieces if piece.version > since]
         return stream if self._hub.open(stream, first) else None
 
     async def warm_up(self) -> None:
-        """Read a long ledger before somebody waits for it: the first time takes longest."""
+        """Read a long ledger before the first visitor: the first time takes longest."""
         try:
             while (await self._ledger.do(self._boards.history, None)).unread:
-                pass  # who asks meanwhile has a turn, and sees what there is
+                pass  # a visitor meanwhile gets a turn, and sees the partial result
         except FcilError:
-            return  # whoever opens the page is told
+            return  # visitors get the error
         except Exception as error:
             self._faults.tell(error, "the first look")
 
     async def run(self) -> None:
-        """Look again and again while a page follows; until cancelled."""
+        """Look repeatedly while a dashboard follows; until cancelled."""
         while True:
             await self._hub.followed.wait()
             try:
                 await self._ask_server(None)
                 await self._read()
-            except Exception as error:  # a defect is told once, and the next look may do better
+            except Exception as error:  # a defect is logged once, and the next look may succeed
                 self._faults.tell(error, "a look at what is new")
             await asyncio.sleep(LOOK_S)
 
@@ -222,7 +222,7 @@ class Watch:
         await self._ledger.do(self._boards.close)
 
     async def _ask_server(self, patience_s: float | None) -> None:
-        """Ask the server; who has no patience goes on with what it said before."""
+        """Ask the server; after ``patience_s`` seconds, keep its last answer."""
         try:
             async with asyncio.timeout(patience_s):
                 self._told = await self._asking.get()
@@ -239,7 +239,7 @@ class Watch:
         now = await self._looking.get()
         before = self._board
         if now is before:
-            return now  # another request has told the pages already
+            return now  # another request has sent the news already
         self._board = now
         if before.run != now.run:
             self._hub.turn(lambda csrf: self._hello(before.run, csrf, live=False))
@@ -251,7 +251,7 @@ class Watch:
         return now
 
     def _tell_trouble(self) -> None:
-        """Tell open pages that what they show is old now, or no longer."""
+        """Tell open dashboards that their content is old now, or no longer."""
         if self.trouble == self._gone:
             return
         if self.trouble:

@@ -1,4 +1,4 @@
-"""What the page says when it cannot do what it was asked: a sentence, and never more than that."""
+"""Errors of the dashboard, each answered with one sentence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fcil_protocol.errors import (
 )
 from fcil_server.reports.charts.render import template
 
-QUIET_S = 600.0  # the same defect is written down at most this often
+QUIET_S = 600.0  # the same defect is logged at most this often
 MAX_REMEMBERED = 50  # defects
 MAX_FRAMES = 8  # of a traceback, the innermost
 DEFECT = "The page has a defect; what it was is in the server's log."
@@ -49,31 +49,31 @@ def status_of(error: FcilError) -> int:
 
 
 def told(error: FcilError, status: int | None = None) -> Response:
-    """Return an error as scripts read it."""
-    # What a class says for all its errors speaks of commands where it is about their use.
+    """Return an error in the form for scripts."""
+    # The general advice of UsageError is about commands.
     action = error.action or ("" if isinstance(error, UsageError) else error.default_action())
     content = {"error": {"code": error.code, "says": _begun(error.message), "action": action}}
     return JSONResponse(content, status or status_of(error))
 
 
 def defect() -> Response:
-    """Return, as scripts read it, that there is a fault of our own."""
+    """Return our own defect in the form for scripts."""
     return told(InternalError(DEFECT))
 
 
 def page(status: int, sentence: str) -> Response:
-    """Return a page that says one sentence."""
+    """Return an HTML page with one sentence."""
     title = HTTPStatus(status).phrase
     return HTMLResponse(template("problem.html", title=title, says=_begun(sentence)), status)
 
 
 def _begun(sentence: str) -> str:
-    """Begin a sentence as one does on a page, where no ``error:`` stands before it."""
+    """Capitalise a sentence, since no ``error:`` precedes it on an HTML page."""
     return sentence[:1].upper() + sentence[1:]
 
 
 class Faults:
-    """Writes our own faults into the server's log, each once in a while.
+    """Writes our own defects into the server's log, each once in a while.
 
     Args:
         clock: seconds that only grow.
@@ -84,7 +84,7 @@ class Faults:
         self._told: dict[tuple[str, int], float] = {}
 
     def tell(self, error: BaseException, where: str) -> None:
-        """Write down what failed, unless it was lately."""
+        """Log a failure, unless the same was logged lately."""
         last = traceback.extract_tb(error.__traceback__)[-1:]
         key = (type(error).__name__, (last[0].lineno or 0) if last else 0)
         now = self._clock()

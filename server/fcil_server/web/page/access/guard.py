@@ -1,4 +1,4 @@
-"""What every request to the page must keep to, and what every answer says to the browser."""
+"""Rules for every request to the dashboard, and headers of every answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fcil_server.web.page.access import errors as problems
 MAX_QUERY_BYTES = 1024
 MAX_VALUE = 200  # characters of one parameter
 
-# Nothing is loaded, sent or shown elsewhere; no script or style stands in the page itself.
+# Nothing is loaded from, sent to or shown on other sites; the HTML has no inline script or style.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -33,7 +33,7 @@ _RAW = {name.encode(): value.encode() for name, value in HEADERS.items()}
 
 
 class Guard:
-    """Refuses a query that is too long, and puts the headers on every answer."""
+    """Refuses a query that is too long, and adds the headers to every answer."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -59,12 +59,12 @@ def parameters(request: Request, *known: str, many: str = "") -> Mapping[str, st
     """Return a request's parameters.
 
     Args:
-        request: to look at.
+        request: the request.
         known: names that it may have, once each.
-        many: one that it may have again and again; read it with `request.query_params`.
+        many: a name that it may repeat; read it with `request.query_params`.
 
     Raises:
-        UsageError: it has another one, one twice, or one that is too long.
+        UsageError: it has an unknown one, one twice, or one that is too long.
     """
     found: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
@@ -78,10 +78,10 @@ def parameters(request: Request, *known: str, many: str = "") -> Mapping[str, st
 
 
 def run_of(given: Mapping[str, str]) -> RunId | None:
-    """Return the run that is asked for; None: the newest.
+    """Return the requested run; None: the newest.
 
     Raises:
-        UsageError: that is no name of a run.
+        UsageError: it is no name of a run.
     """
     name = given.get("run", "")
     if not name:
@@ -95,7 +95,7 @@ def number_of(given: Mapping[str, str], name: str) -> int:
     """Return a parameter that is a number; 0 if it is not given.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not a number.
     """
     text = given.get(name, "0")
     if not (text.isascii() and text.isdigit() and len(text) <= 15):

@@ -1,4 +1,4 @@
-"""Sessions that signed out: on disk, so that no copy of their cookie lives again with a restart."""
+"""Sessions that signed out, on disk, so that no copy of their cookie is valid after a restart."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 from fcil_protocol.errors import CorruptFile
 from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 
-MAX_LEFT = 1000  # are remembered
+MAX_LEFT = 1000  # sessions that are remembered
 MAX_BYTES = 1 << 20  # of the file; a thousand take 50 kB
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class LeftSessions:
-    """The sessions that left by themselves, until no cookie of theirs can be good any more.
+    """The sessions that signed out, until none of their cookies can be valid any more.
 
     Args:
-        path: of their file; None: they are known to this process alone.
+        path: of their file; None: only this process knows them.
         clock: unix seconds.
-        life_s: after so long a cookie is over by itself.
+        life_s: lifetime of a cookie.
 
     Raises:
-        CorruptFile: the file is none of theirs, or damaged.
+        CorruptFile: the file has another format, or is damaged.
         StorageError: it cannot be read.
     """
 
@@ -32,7 +32,7 @@ class LeftSessions:
         self._path = path
         self._clock = clock
         self._life_s = life_s
-        # In the order in which they left; when, in unix seconds.
+        # In the order of signing out; times in unix seconds.
         self._left: dict[str, float] = _read(path) if path is not None else {}
 
     def __contains__(self, name: str) -> bool:
@@ -42,11 +42,11 @@ class LeftSessions:
         """Remember a session; it is over at once, and on disk when this returns.
 
         Raises:
-            DiskFull, StorageError: it is over until this process ends.
+            DiskFull, StorageError: it is over only until this process ends.
         """
         now = self._clock()
         self._left[name] = now
-        # As for the cookies: a clock that was set back makes no session live again.
+        # As with the cookies: a clock that was set back revives no session.
         kept = [(n, at) for n, at in self._left.items() if abs(now - at) <= self._life_s]
         self._left = dict(kept[-MAX_LEFT:])
         if self._path is not None:

@@ -1,7 +1,7 @@
-"""One-time links that let a browser in: made by who may command the server, burnt by use.
+"""One-time links that admit a browser, made by the server's operator.
 
-Only digests of their tokens are kept, in memory: a restart of the server voids them, and a crash
-of the process that serves the page revives none.
+Only digests of their tokens are kept, in memory: a restart of the server voids them, and a crash of
+the dashboard's process revives none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_OPEN = 32  # links; one more voids the oldest
 
 
 class PageLinks:
-    """The links of a server that are open; ``now`` is of a clock that never goes back, seconds."""
+    """The open links of a server; ``now`` is of a clock that never goes back, seconds."""
 
     def __init__(self) -> None:
         self._open: dict[bytes, float] = {}  # digest -> when it expires, the oldest first
@@ -33,16 +33,16 @@ class PageLinks:
         return token
 
     def check(self, token: str, now: float) -> None:
-        """Refuse what is no open link; 256 bits need no count of wrong tries.
+        """Refuse a token of no open link.
 
-        Such a count would only keep right ones out.
+        Wrong tries are not counted: 256 bits need no count, and it would only keep right ones out.
 
         Args:
             token: of the link, as a browser gave it.
             now: seconds.
 
         Raises:
-            TrustError: there is no such link, any more.
+            TrustError: the link does not exist, or no longer.
         """
         self._forget_old(now)
         if not self._found(token):
@@ -52,17 +52,17 @@ class PageLinks:
             )
 
     def burn(self, token: str) -> None:
-        """Make an open link good no more."""
+        """Void an open link."""
         for digest in self._found(token):
             del self._open[digest]
 
     def _found(self, token: str) -> list[bytes]:
-        # All are compared, so that the time tells nothing.
+        # All are compared, so that the time reveals nothing.
         asked = _digest(token)
         return [digest for digest in self._open if hmac.compare_digest(digest, asked)]
 
     def void(self) -> None:
-        """Burn all links."""
+        """Void all links."""
         self._open.clear()
 
     def _forget_old(self, now: float) -> None:

@@ -1,8 +1,8 @@
-"""Which browsers are let in: signed sessions, kept by the browsers alone.
+"""Browser sessions: signed, and kept only by the browsers.
 
-A session is a few numbers and their HMAC in a cookie; nothing of it is kept here but the
-names of those that left (`left_sessions`). So this process may die and start anew, and nobody
-has to enter again; a new key ends all sessions at once.
+A session is a few numbers and their HMAC in a cookie; this process keeps only the names of those
+that signed out (`left_sessions`). So it may die and restart without another sign-in; a new key ends
+all sessions at once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from fcil_protocol.storage.atomic_files import read_private
 from fcil_server.federation.page_key import KEY_NAME, LEFT_NAME, refuse_short
 from fcil_server.web.page.access.left_sessions import LeftSessions
 
-IDLE_S = 12 * 3600.0  # a session that nobody used for so long is over
-LIFE_S = 7 * 86_400.0  # and every one after so long, used or not
+IDLE_S = 12 * 3600.0  # a session that is unused for this long is over
+LIFE_S = 7 * 86_400.0  # and every one after this long, used or not
 RENEW_S = 600.0  # a cookie that is older than this is replaced by a fresh one
-MAX_COOKIES = 8  # of other federations' pages that a browser keeps beside ours
-VERSION = "1"  # of the cookie's form
-GET_A_LINK = "Get a link with: fcil-server page"  # what to do without a session
+MAX_COOKIES = 8  # of other federations' dashboards that a browser keeps next to ours
+VERSION = "1"  # of the cookie's format
+GET_A_LINK = "Get a link with: fcil-server page"  # advice without a session
 
 _COOKIE = re.compile(r"1\.([0-9a-f]{32})\.([0-9]{1,12})\.([0-9]{1,12})\.([A-Za-z0-9_-]{43})")
 
@@ -39,14 +39,14 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Session:
-    """A browser that is let in.
+    """A browser's valid session.
 
     Attributes:
-        id: names it in this process; no secret, and no use without the cookie.
-        begun: when it entered, unix seconds.
+        id: names it in this process; no secret, and useless without the cookie.
+        begun: when it began, unix seconds.
         ends_at: when it is over unless it is used, unix seconds.
-        csrf: what its page sends along with every POST; a stranger's page cannot know it.
-        renewal: the cookie that should replace the one it came with; None: that is fresh.
+        csrf: token that our page sends with every POST; a foreign page cannot know it.
+        renewal: the cookie that should replace the current one; None: that is fresh.
     """
 
     id: str
@@ -62,10 +62,10 @@ class Sessions:
     Args:
         key: secret, at least `page_key.MIN_KEY_BYTES`.
         clock: unix seconds.
-        left: those that signed out; None: those of this process alone are known.
+        left: those that signed out; None: only those of this process are known.
 
     Raises:
-        KeyFileError: the key is too short to be one.
+        KeyFileError: the key is too short.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Sessions:
         self._key = key
         self._clock = clock
         self._left = left if left is not None else LeftSessions(None, clock, LIFE_S)
-        # Browsers keep cookies by host, not by port: two federations of a machine must not
-        # use one name, or entering one page would leave the other.
+        # Browsers keep cookies by host, not by port: two federations on one machine must not share
+        # a name, or a sign-in on one dashboard would end the other session.
         self.cookie = f"fcil_page_{self._mac('name', '')[:8]}"
 
     def begin(self) -> str:
@@ -85,7 +85,7 @@ class Sessions:
         return self._value(secrets.token_hex(16), now, now)
 
     def check(self, cookie: str) -> Session | None:
-        """Return the session that a cookie proves; None if it is none, forged, or over."""
+        """Return the session that a cookie proves; None if it is invalid, forged, or over."""
         match = _COOKIE.fullmatch(cookie)
         if match is None:
             return None
@@ -93,7 +93,7 @@ class Sessions:
         if not hmac.compare_digest(self._value(name, begun, used), cookie):
             return None
         now = self._clock()
-        # A clock that was set back makes a session no longer than one that was not.
+        # A clock that was set back makes no session longer.
         if abs(now - used) > IDLE_S or abs(now - begun) > LIFE_S or name in self._left:
             return None
         return Session(
@@ -105,10 +105,10 @@ class Sessions:
         )
 
     def leave(self, session: Session) -> None:
-        """End a session now, whoever may hold a copy of its cookie.
+        """End a session now, including all copies of its cookie.
 
         Raises:
-            DiskFull, StorageError: a copy would live again when this process is started anew.
+            DiskFull, StorageError: a copy would be valid again after a restart of this process.
         """
         self._left.add(session.id)
 
@@ -122,10 +122,10 @@ class Sessions:
 
 
 class KeyedSessions:
-    """The sessions of a federation: those of the key that lies in its directory now.
+    """The sessions of a federation, by the key that is in its directory now.
 
-    The server writes the key. When it is replaced, every session is over with the next look;
-    while it is missing or unusable nobody is let in.
+    The server writes the key. When it is replaced, every session is over at the next check; while
+    it is missing or unusable no browser is admitted.
 
     Args:
         directory: of the federation.
@@ -140,11 +140,11 @@ class KeyedSessions:
         self._sessions: Sessions | None = None
 
     def current(self) -> Sessions:
-        """Return the sessions of the key as it is now; costs one `stat` where it is the same.
+        """Return the sessions of the current key; costs one `stat` if it is unchanged.
 
         Raises:
             KeyFileError: there is no key, or it cannot be used.
-            CorruptFile: it is not known who signed out.
+            CorruptFile: the list of sessions that signed out is damaged.
             StorageError: one of the two cannot be read.
         """
         stamp = self._look()
@@ -157,10 +157,10 @@ class KeyedSessions:
         return self._sessions
 
     def of(self, cookies: Mapping[str, str]) -> Session | None:
-        """Return the session of a request with these cookies; None: it is let in nowhere."""
+        """Return the session of a request with these cookies; None: it has none."""
         try:
             sessions = self.current()
-        except FcilError:  # whoever enters is told; a cookie proves nothing without the key
+        except FcilError:  # a sign-in gets the error; a cookie proves nothing without the key
             return None
         return sessions.check(cookies.get(sessions.cookie, ""))
 
@@ -168,31 +168,31 @@ class KeyedSessions:
         try:
             found = os.stat(self._path)  # noqa: PTH116 - asked for with every request
         except OSError:
-            return None  # reading it says why
+            return None  # the read that follows raises the reason
         return found.st_ino, found.st_mtime_ns, found.st_size, found.st_mode
 
 
 def set_cookie(sessions: Sessions, value: str, *, secure: bool) -> str:
-    """Return the ``Set-Cookie`` header that hands a session to its browser.
+    """Return the ``Set-Cookie`` header that gives a session to its browser.
 
     Args:
-        sessions: whose cookie it is.
+        sessions: the sessions that it belongs to.
         value: of the cookie; empty: the browser is to forget it.
-        secure: the door speaks TLS.
+        secure: the listener speaks TLS.
     """
     return _header(sessions.cookie, value, secure=secure)
 
 
 def forget_cookies(cookies: Mapping[str, str], own: str, *, secure: bool) -> list[str]:
-    """Return the headers by which a browser forgets the oldest cookies of other pages.
+    """Return the headers that delete the oldest cookies of other dashboards in a browser.
 
-    Each key has a cookie of its own name; whoever looks at many federations of one machine
-    would come to send more of them than a request may be long.
+    Each key has its own cookie name; a browser that visits many federations of one machine would
+    send more cookies than a request may hold.
 
     Args:
         cookies: those that a browser sent.
-        own: the name of the one that stays whatever its age.
-        secure: the door speaks TLS.
+        own: the name of the one that always stays.
+        secure: the listener speaks TLS.
     """
     others = []
     for name, value in cookies.items():

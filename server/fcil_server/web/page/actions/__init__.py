@@ -1,4 +1,4 @@
-"""What an operator may do on the page.
+"""Operator actions on the dashboard.
 
 An *action* needs a *confirmation* that is good for one session and one use.
 """

@@ -1,7 +1,7 @@
-"""What an operator may order on the page: each the same control command as its CLI verb.
+"""Operator actions on the dashboard: each the same control command as its CLI verb.
 
-An order takes two steps. `Acts.prepare` says in a sentence what would happen now and hands out
-a word; `Acts.carry_out` takes the word and lets it happen, to just that and nothing else.
+An action takes two steps. `Acts.prepare` describes in a sentence the effect it would have now and
+returns a confirmation token; `Acts.carry_out` takes the token and carries out exactly that.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from fcil_server.web.page.actions.confirmations import GOOD_S, Confirmations, Pl
 Ask = Callable[..., dict[str, Any]]
 Fields = Mapping[str, Any]
 
-_BY = "page"  # what the audit log adds to the user's number
+_BY = "page"  # addition to the user's number in the audit log
 
-# What each act takes: field -> type; a field that is not given has its type's empty value.
+# Fields of each act: field -> type; a missing field has its type's empty value.
 _TAKES: dict[str, dict[str, type]] = {
     "enrol": {"name": str, "lasts": str, "relay": bool, "via": str},
     "revoke": {"client": str, "name": str, "why": str, "keep_update": bool},
@@ -47,16 +47,16 @@ _TAKES: dict[str, dict[str, type]] = {
 }
 NAMES = tuple(_TAKES)
 
-_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can hold one alone; no file or ledger can
+_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can hold an unpaired one; no file or ledger can
 
 
 class Acts:
-    """The acts on one federation; several threads may use it.
+    """The actions on one federation; several threads may use it.
 
     Args:
-        directory: of the federation, whose ledger says whom an act would meet.
+        directory: of the federation, whose ledger names the members concerned.
         ask: asks the running server: ``ask(op, **fields)``, as `process.control_socket.ask`.
-        waiting: the acts that wait for their word.
+        waiting: the actions that wait for their confirmation.
     """
 
     def __init__(self, directory: Path, ask: Ask, waiting: Confirmations | None = None) -> None:
@@ -65,14 +65,14 @@ class Acts:
         self._waiting = Confirmations() if waiting is None else waiting
 
     def prepare(self, session: Session, fields: Fields) -> dict[str, Any]:
-        """Say what an act would do now, and hand out the word for it.
+        """Describe the effect an action would have now, and return its confirmation token.
 
         Args:
-            session: who asks.
-            fields: ``act`` and what it takes.
+            session: the caller's.
+            fields: ``act`` and its fields.
 
         Raises:
-            UsageError: there is no such act, or it cannot be done as asked.
+            UsageError: there is no such action, or it cannot be done as requested.
             Unreachable: the server does not run.
         """
         request = _checked(fields)
@@ -81,11 +81,11 @@ class Acts:
         return {"confirm": word, "says": plan.says, "act": plan.act, "good_s": GOOD_S}
 
     def carry_out(self, session: Session, fields: Fields) -> dict[str, Any]:
-        """Do what a word stands for, and say what was done.
+        """Carry out a confirmed action, and return the sentence about it.
 
         Raises:
-            UsageError: the word is good no more, or the server refuses.
-            NotNow: it would not do any more what was described.
+            UsageError: the token is no longer good, or the server refuses.
+            NotNow: the effect would no longer be as described.
             Unreachable, Timeout: the server does not run, or does not answer.
         """
         word = fields.get("confirm")
@@ -102,7 +102,7 @@ class Acts:
             )
         try:
             told = self._ask(plan.op, **plan.fields, by=_BY)
-        except Timeout as error:  # what was sent cannot be taken back
+        except Timeout as error:  # a sent command cannot be taken back
             raise Timeout(
                 f"{error.message} What you confirmed may still happen.",
                 action="Look whether it did, here or in the audit log, before you begin again.",
@@ -112,8 +112,8 @@ class Acts:
         return {"says": said(plan.op, told)}
 
     def _plan(self, request: Fields) -> Plan:
-        """Decide what would happen now, from what the server and the ledger say."""
-        live = self._ask("live")  # an act is for a running server; who has none is told here
+        """Plan the effect of an action now, from the server's answer and the ledger."""
+        live = self._ask("live")  # raises if the server does not run
         act = request["act"]
         if act == "enrol":
             with ClientReader(self._ledger, read_only=True) as ledger:
@@ -127,10 +127,10 @@ class Acts:
 
 
 def _checked(fields: Fields) -> dict[str, Any]:
-    """Return an act's name and all of its fields, each of its type.
+    """Return an action's name and all of its fields, each of its type.
 
     Raises:
-        UsageError: with what is known.
+        UsageError: with the known names.
     """
     act = fields.get("act")
     takes = _TAKES.get(act) if isinstance(act, str) else None
@@ -159,7 +159,7 @@ def _plan_enrol(ledger: ClientReader, request: Fields) -> Plan:
     way = ""
     if request["via"]:
         fields["via"] = request["via"]
-        named(ledger, request["via"])  # whether it can take one is the server's to say
+        named(ledger, request["via"])  # the server decides if it can take one
         way = f" through the relay {request['via']!r}"
     older = " The open ticket of this name becomes useless." if ledger.is_invited(name) else ""
     says = (
@@ -187,7 +187,7 @@ def _plan_revoke(ledger: ClientReader, request: Fields, live: Fields) -> Plan:
 
 
 def _who(ledger: ClientReader, row: Client) -> str:
-    """Return a member in words: name, id, and what it has done."""
+    """Return a member in words: name, id, and its part in rounds."""
     known = f"{row.name!r} (id {row.client_id[:8]}"
     if row.role is Role.RELAY:
         behind = sum(c.may_join(ledger.now) for c in ledger.clients_via(row.client_id))
@@ -256,7 +256,7 @@ _MODES: dict[str, Callable[[Fields], str]] = {"pause": _pause, "resume": _resume
 
 
 def _issued(request: Fields, told: Fields) -> dict[str, Any]:
-    """Return what is shown of a new ticket; this is the only time that it is shown."""
+    """Return the view of a new ticket; this is the only time that it is shown."""
     text = str(told["ticket"])
     return {
         "says": f"The ticket for {request['name']!r} is good once, within {request['lasts']}.",
@@ -271,14 +271,14 @@ def _issued(request: Fields, told: Fields) -> dict[str, Any]:
 
 
 def _begun_large(sentence: str) -> str:
-    """Return what a terminal shows after ``warning:`` as it stands alone."""
+    """Return a terminal's ``warning:`` text as a sentence of its own."""
     return sentence[:1].upper() + sentence[1:]
 
 
 def qr_svg(text: str) -> str:
     """Return a ticket as a picture for a phone's camera, black on white in any theme."""
     out = io.BytesIO()
-    # Alphanumeric mode: a ticket has capitals and digits only.
+    # Alphanumeric mode: a ticket has only capitals and digits.
     segno.make(text, error="l", micro=False).save(
         out, kind="svg", xmldecl=False, border=4, light="white", omitsize=True, svgclass="qr"
     )

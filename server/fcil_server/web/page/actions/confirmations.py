@@ -1,4 +1,4 @@
-"""Acts that were described to an operator and wait for the word that lets them happen."""
+"""Actions that were described to an operator and wait for their confirmation."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 
 from fcil_protocol.errors import UsageError
 
-GOOD_S = 60.0  # from the description to the word
-MAX_OPEN = 8  # of one session; a further one takes the place of the oldest
+GOOD_S = 60.0  # from the description to the confirmation
+MAX_OPEN = 8  # of one session; a further one replaces the oldest
 MAX_ALL = 256  # of all sessions together
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What an act will do, decided and not done yet.
+    """Effect of an action, decided and not carried out yet.
 
     Attributes:
         act: its name.
-        op: the control command that does it, with its fields.
-        target: what it will happen to, such as the round under way; if that is another one
-            when the word comes, nothing happens.
+        op: the control command that carries it out, with its fields.
+        target: its object, such as the round under way; if that has changed when the confirmation
+            comes, nothing happens.
         says: the sentence that was shown.
     """
 
@@ -45,7 +45,7 @@ class _Waiting:
 
 @dataclass
 class Confirmations:
-    """Words that were handed out, each good once, for one session, one act and its fields.
+    """Confirmation tokens, each good once, for one session, one action and its fields.
 
     Several threads may use it.
 
@@ -58,7 +58,7 @@ class Confirmations:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, session: str, request: dict[str, Any], plan: Plan) -> str:
-        """Return the word for what was asked for and the plan that was made of it."""
+        """Return the token for a request and its plan."""
         word = secrets.token_urlsafe(24)
         with self._lock:
             self._forget_old()
@@ -72,7 +72,7 @@ class Confirmations:
         return word
 
     def burn(self, session: str, word: str) -> tuple[dict[str, Any], Plan]:
-        """Return what a word stands for; it is good no more, whoever gave it.
+        """Return the request and plan of a token, and void it, even for a wrong session.
 
         Raises:
             UsageError: it was used, is too old, or is another session's.

@@ -1,7 +1,7 @@
-"""The page's POSTs: entering, leaving, and the acts. Each request proves that it is the page's.
+"""The dashboard's POSTs: sign-in, sign-out, and actions, each proven to be its own.
 
-A page of somebody else in the same browser can send requests here, but not with our ``Origin``,
-our content type and a word that it cannot read; what lacks one of them is refused.
+A foreign page in the same browser can send requests here, but not with our ``Origin``, our content
+type and a token that it cannot read; a request without one of them is refused.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from fcil_server.web.page.actions.actions import Acts, Ask
 
 MAX_BODY_BYTES = 4096
 MAX_TOKEN = 256  # characters
-TRIES = 4  # links about which the server is asked at the same time
+TRIES = 4  # links that are sent to the server at the same time
 PAUSE_S = 1.0  # before a wrong link is answered
-PATIENCE_S = 5.0  # for a place
-ORDERS = 2  # acts that are asked for at the same time
-ORDER_PATIENCE_S = 1.0  # for one's turn: nothing is to happen after its request was given up
+PATIENCE_S = 5.0  # for a free place
+ORDERS = 2  # actions that are sent to the server at the same time
+ORDER_PATIENCE_S = 1.0  # for a turn: an action must not happen after its request was given up
 CSRF_HEADER = "x-fcil-csrf"
 _LATER = "Try the link again when it runs."
 
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Refusal(Exception):
-    """A request that is answered with a sentence and goes no further."""
+    """A request that is answered with a sentence and not processed."""
 
     def __init__(self, status: int, error: FcilError) -> None:
         super().__init__(str(error))
@@ -64,10 +64,10 @@ class Posts:
     """Answers the POSTs.
 
     Args:
-        keyed: who is let in.
+        keyed: the sessions.
         ask: asks the server, in a thread: ``ask(op, **fields)``.
-        acts: what may be ordered; None: nothing may.
-        secure: the door speaks TLS.
+        acts: the allowed actions; None: none.
+        secure: the listener speaks TLS.
         pause: waits some seconds.
     """
 
@@ -86,19 +86,19 @@ class Posts:
         self._secure = secure
         self._pause = pause
         self._places = asyncio.Semaphore(TRIES)
-        # Of their own: who knocks must not keep the threads that carry out acts, nor others.
+        # A separate pool: sign-in attempts must not occupy the threads of actions or others.
         self._knocks = ThreadPoolExecutor(max_workers=TRIES, thread_name_prefix="enter")
         self._turns = asyncio.Semaphore(ORDERS)
         self._orders = ThreadPoolExecutor(max_workers=ORDERS, thread_name_prefix="act")
 
     async def enter(self, request: Request) -> Response:
-        """Let a browser in that has a link's token, once for each token."""
+        """Admit a browser that has a link's token, once for each token."""
         self._check_sender(request)
         fields = await _json(request)
         token = fields.get("token")
         if set(fields) != {"token"} or not isinstance(token, str) or len(token) > MAX_TOKEN:
             raise Refusal(400, UsageError("to enter, give the token of a link.", action=GET_A_LINK))
-        sessions = self._keyed.current()  # a token is burnt for nothing without a key
+        sessions = self._keyed.current()  # without a key, a token would be wasted
         await self._try_token(token, request.client.host if request.client else "")
         answer = JSONResponse({"ok": True, "says": "You are let in."})
         value = sessions.begin()
@@ -112,10 +112,10 @@ class Posts:
         try:
             async with _one_of(self._places, PATIENCE_S, "too many try to enter."):
                 await _in_thread(self._knocks, order)
-        except (Unreachable, Timeout) as error:  # their own words name the server's directory
+        except (Unreachable, Timeout) as error:  # their own messages name the server's directory
             raise Refusal(503, type(error)("the server does not answer.", action=_LATER)) from error
         except TrustError as error:
-            # Not in a place: many wrong links must not keep the right one waiting.
+            # After the place is free: many wrong links must not delay the right one.
             await self._pause(PAUSE_S)
             raise Refusal(403, error) from error
 
@@ -129,11 +129,11 @@ class Posts:
         return answer
 
     async def prepare(self, request: Request) -> Response:
-        """Say what an act would do."""
+        """Describe an action's effect."""
         return await self._order(request, lambda acts: acts.prepare)
 
     async def carry_out(self, request: Request) -> Response:
-        """Do what was confirmed."""
+        """Carry out a confirmed action."""
         return await self._order(request, lambda acts: acts.carry_out)
 
     async def _order(
@@ -150,10 +150,10 @@ class Posts:
             return JSONResponse(await _in_thread(self._orders, do))
 
     def _check(self, request: Request) -> Session:
-        """Return the session of a request that its own page sent.
+        """Return the session of a request that our own page sent.
 
         Raises:
-            Refusal: it has none, or is somebody else's.
+            Refusal: it has none, or another page sent it.
         """
         self._check_sender(request)
         session = self._keyed.of(request.cookies)
@@ -167,10 +167,10 @@ class Posts:
         return session
 
     def _check_sender(self, request: Request) -> None:
-        """Refuse what a browser would send for a page of another origin.
+        """Refuse requests that a browser sends for a page of another origin.
 
         Raises:
-            Refusal: it came from there, or does not say from where.
+            Refusal: it came from there, or does not name its origin.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
@@ -186,7 +186,7 @@ class Posts:
 
 @contextlib.asynccontextmanager
 async def _one_of(places: asyncio.Semaphore, patience_s: float, many: str) -> AsyncIterator[None]:
-    """Hold a place; who gets none in time is told to come again.
+    """Hold a place; a request that gets none in time is asked to come again.
 
     Raises:
         Refusal: there are too many.
@@ -207,7 +207,7 @@ async def _in_thread(pool: ThreadPoolExecutor, do: Callable[[], T]) -> T:
 
 
 async def _json(request: Request) -> dict[str, Any]:
-    """Return the body's JSON object; what is longer than the limit is not read to its end."""
+    """Return the body's JSON object; a body beyond the limit is not read to its end."""
     body = bytearray()
     try:
         async for chunk in request.stream():
@@ -215,7 +215,7 @@ async def _json(request: Request) -> dict[str, Any]:
             if len(body) > MAX_BODY_BYTES:
                 long = TooLarge(f"a body may be {MAX_BODY_BYTES} bytes long.", action="Send less.")
                 raise Refusal(413, long)
-    except ClientDisconnect as error:  # nobody is left to tell
+    except ClientDisconnect as error:  # no client is left to answer
         raise Refusal(400, UsageError("the request ended before its body did.")) from error
     try:
         fields = json.loads(bytes(body))
@@ -227,7 +227,7 @@ async def _json(request: Request) -> dict[str, Any]:
 
 
 def _answering(handle: Callable[[Request], Awaitable[Response]]) -> Any:
-    """Let what a handler refuses be answered with its sentence."""
+    """Answer a handler's refusals with their sentence."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -248,7 +248,7 @@ def routes(
     secure: bool,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> list[Route]:
-    """Return the routes of all POSTs; those of acts are missing where ``acts`` is None."""
+    """Return the routes of all POSTs; without those of actions if ``acts`` is None."""
     posts = Posts(keyed, ask, acts, secure=secure, pause=pause)
     found = {"/enter": posts.enter, "/leave": posts.leave}
     if acts is not None:
