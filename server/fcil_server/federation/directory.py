@@ -6,9 +6,9 @@
         federation.toml   the configuration, with every key and its meaning
         keys/             root.json, server.json (0600), certificate;
                           server.next.json while new keys are put in place
-        page.key          signs the sessions of the page (0600), once it was served
+        page.key          signs the sessions of the dashboard (0600), once it was served
         page.left         its sessions that signed out (0600), once one did
-        ledger.sqlite     who, what, when, how many bytes
+        ledger.sqlite     members, runs, rounds, states, bytes
         runs/<id>/        states/ parts/ spool/ incoming/ kept/ sinks/ trials.json
                           and the run's results
         worker.log        what the worker and the method print

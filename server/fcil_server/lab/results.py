@@ -2,10 +2,12 @@
 
 ::
 
-    <folder>/ cells/<key>.json    the numbers of a cell and everything that they depend on plan.json
-    digests of data, partitions and backbone, as last seen data/               generated images, and
-    the partitions work/<key>/         cells that are running, or failed: logs, keys, states
-    report.md  report.html
+    <folder>/
+        cells/<key>.json    the numbers of a cell and everything that they depend on
+        plan.json           digests of data, partitions and backbone, as last seen
+        data/               what was written of the images, and the partitions
+        work/<key>/         cells that are running, or failed: logs, keys, states
+        report.md  report.html
 """
 
 from __future__ import annotations

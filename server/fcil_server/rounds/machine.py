@@ -2,9 +2,10 @@
 
 Phases: ``gathering`` (too few clients), ``open`` (asked, collecting), ``closed``.
 
-    gathering --Present/Available/Left/Tick/Resume (enough)--> open |  open
-    --Updated/Declined/Withdrawn/Tick/Stop--> closed |  open --Tick (deadline without quorum)-->
-    open, reopened +--Stop, or an event of the first line (too few have data)--> closed, skipped
+    gathering --Present/Available/Left/Tick/Resume (enough)--> open
+        |  open --Updated/Declined/Withdrawn/Tick/Stop--> closed
+        |  open --Tick (deadline without quorum)--> open, reopened
+        +--Stop, or one of the first line (too few have data)--> closed, skipped
 
 No round closes as done or short with fewer updates than ``Rules.min_updates``: it is skipped.
 

@@ -3,8 +3,9 @@
 ::
 
     federation.toml   certificate   [keys.sealed]   ledger.sqlite
-    runs/<id>/states/NNNNNN.safetensors and .json runs/<id>/kept/<update>.update manifest.json
-    its description, and the SHA-256 and size of every other member
+    runs/<id>/states/NNNNNN.safetensors and .json
+    runs/<id>/kept/<update>.update
+    manifest.json     what it is, and the SHA-256 and size of every other member
 
 A manifest at the end also proves that the file is complete. The content of a backup is used only
 after a complete comparison with the manifest; names are taken from a fixed list, so nothing can be

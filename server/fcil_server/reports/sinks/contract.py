@@ -2,7 +2,11 @@
 
 ::
 
-    class Csv: name = "csv" packages = () extra = "" Options = CsvOptions  # a pydantic model
+    class Csv:
+        name = "csv"
+        packages = ()
+        extra = ""
+        Options = CsvOptions  # a pydantic model
 
         def open(self, run: RunFacts, options: CsvOptions) -> CsvWriter: ...
 

@@ -2,8 +2,11 @@
 
 ::
 
-    <directory>/ relay.json   its identity in its federation (0600) keys.json    private keys
-    (0600); made here, never leave cache/       sealed chunks of broadcast parts lock  control.sock
+    <directory>/
+        relay.json   its identity in its federation (0600)
+        keys.json    private keys (0600); made here, never leave
+        cache/       sealed chunks of broadcast parts
+        lock  control.sock
 """
 
 from __future__ import annotations
