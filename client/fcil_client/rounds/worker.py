@@ -25,7 +25,7 @@ from fcil_protocol.payloads.payload import unpack
 
 
 class ClientWorker:
-    """The worker's operations and what it keeps warm between calls."""
+    """The worker's operations, and the state that it keeps warm between calls."""
 
     def __init__(self) -> None:
         self._engine = Engine()
@@ -41,7 +41,7 @@ class ClientWorker:
         }
 
     def scan(self, call: Call) -> Reply:
-        """Look at the data folder.
+        """Scan the data folder.
 
         Fields: ``data`` (path), ``cache`` (directory where the manifest is kept), ``salt``,
         and, if a partition divides the data, ``partition`` (path), ``slot``, and ``seat``, the
