@@ -1,9 +1,8 @@
-"""Show a ticket to a server and be taken in; clients and relays do it alike.
+"""Enrolment of a client or relay with a ticket.
 
-The ticket's secret makes the keys of a guest, good for one message. What the server answers
-is believed if the federation's root key, whose digest the ticket has, certified its keys.
-Asked twice with the same keys, a server says the same again, so an answer that was lost on
-the way costs nothing.
+The ticket's secret makes the keys of a guest, good for one message. The answer is accepted if the
+federation's root key, whose digest is in the ticket, certified the server's keys. A server repeats
+its answer to the same keys, so an answer lost in transit costs nothing.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 from fcil_protocol.trust.ticket import PROOF, Ticket, proof_text
 
 ANSWER_S = 15.0  # for an address to answer before the next one is tried
-AGAIN_S = 1.5  # before who was turned away knocks again; twice that at most
-TRIES = 30  # while too many come at once: about a minute
+AGAIN_S = 1.5  # shortest pause of a rejected guest before the next attempt; at most twice that
+TRIES = 30  # while the gate is too busy: about a minute
 _UNKNOWN_KEY = "unknown_client"
 
 
 class _TurnedAway(Exception):
-    """The gate did not let the ticket's key in; ``reason`` is the link's."""
+    """The gate did not admit the ticket's key; ``reason`` is the link's."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -47,18 +46,18 @@ async def show(
 ) -> tuple[Enrolled, Certificate]:
     """Ask the server at one address to take ``keys`` in; while too many do, for a minute.
 
-    Args:
+    Ask the server at one address to enrol ``keys``; while it is too busy, for a minute.
         ticket: from the operator.
         keys: of the new member.
         address: HOST:PORT, one of the ticket's.
         make: starts a link to it.
-        say: shows what is waited for.
+        say: shows the reason of a wait.
 
     Returns:
         The server's answer, and its certificate, which was verified.
 
     Raises:
-        Unreachable: nobody answers there.
+        Unreachable: the address does not answer.
         TooManyAtOnce: the server knows the ticket, and had no room for a minute.
         BadTicket: it does not know the ticket.
         TrustError: the server refuses the ticket, or is not the one that the ticket means.
@@ -68,7 +67,7 @@ async def show(
         try:
             return await _show(ticket, keys, address, make)
         except _TurnedAway as turned:
-            # A relay may hear of a new ticket a moment after its holder; a second time it is true.
+            # A relay may receive a new ticket a moment after its holder; a second refusal is final.
             if turned.reason == _UNKNOWN_KEY and unknown:
                 raise _unknown(address) from None
             unknown = turned.reason == _UNKNOWN_KEY
