@@ -44,9 +44,9 @@ async def show(
     make: Dial,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Enrolled, Certificate]:
-    """Ask the server at one address to take ``keys`` in; while too many do, for a minute.
+    """Ask the server at one address to enrol ``keys``; while it is too busy, for a minute.
 
-    Ask the server at one address to enrol ``keys``; while it is too busy, for a minute.
+    Args:
         ticket: from the operator.
         keys: of the new member.
         address: HOST:PORT, one of the ticket's.
