@@ -95,7 +95,7 @@ class Client:
         self._stopping = asyncio.Event()
         self._failure: FcilError | None = None
 
-    # --- life -------------------------------------------------------------------------------
+    # --- lifecycle --------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Take part until a signal or an error that no retry can fix.

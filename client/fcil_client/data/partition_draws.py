@@ -248,7 +248,7 @@ def class_order(names: Sequence[str], order: str | Sequence[str], seed: int) -> 
     Args:
         names: all classes.
         order: one of `ORDERS`, or the names themselves, possibly a subset.
-        seed: of ``shuffled`` (HePCo: ``random.seed(seed); random.shuffle(range(C))``).
+        seed: seed of ``shuffled`` (HePCo: ``random.seed(seed); random.shuffle(range(C))``).
 
     Raises:
         UsageError: a name is unknown, or listed twice.

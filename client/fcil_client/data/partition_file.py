@@ -40,7 +40,7 @@ class Source(_Field):
     """The data set that was divided.
 
     Attributes:
-        digest: of its listing (`listing_digest`).
+        digest: digest of its listing (`listing_digest`).
         images: number of its images.
     """
 
@@ -52,10 +52,10 @@ class Partition(_Field):
     """The images of each client.
 
     Attributes:
-        format: of the file.
+        format: format of the file.
         kind: one of `KINDS`.
         parameters: all inputs of the draw besides the seed.
-        seed: of the draw.
+        seed: seed of the draw.
         order: class order (`partition_draws.ORDERS`, or ``listed``).
         clients: number of clients; their slots count from 0.
         tasks: class names of each task.

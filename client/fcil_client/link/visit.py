@@ -123,7 +123,7 @@ async def _link_news(line: Connection, enrolment: Enrolment, news: LinkNews) -> 
 
 
 def _raise_if_refused(message: Message) -> None:
-    # An unsigned Nack only stops the visit, so anyone may have sent it.
+    # The Nack is not verified: its only effect is to stop the visit.
     if isinstance(message, Nack):
         raise from_code(message.code, message.text, message.action)
 

@@ -26,7 +26,7 @@ from fcil_protocol.errors import FcilError
 
 U8 = NDArray[np.uint8]
 
-# int8 ranges need some hundred images; the others are compared with the torch model on a few.
+# int8 ranges need a few hundred images; the others are compared with torch on a few.
 MOST_IMAGES = {"int8": 512, "fp16": 64, "fp32": 64}
 
 

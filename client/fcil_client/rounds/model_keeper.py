@@ -108,7 +108,7 @@ class ModelKeeper:
             folder.mkdir(mode=0o700, exist_ok=True)
             for digest in record.parts.values():
                 if not _adopt(self._home.part_path(digest), part_path(self._home, digest)):
-                    return  # another order has come meanwhile
+                    return  # another order has arrived meanwhile
             sync_directory(folder)
         write_atomic(self._home.model_path, record_bytes(record))
         wanted = {part_path(self._home, digest) for digest in record.parts.values()}

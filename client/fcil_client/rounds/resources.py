@@ -11,7 +11,7 @@ from fcil_protocol.process.sizes import read_size, show_size
 
 NICE = 10  # other programs get about ten times as much of a busy processor
 IMAGES_BYTES = 2_000_000_000  # of decoded images, if the memory allows it
-IMAGES_PART = 4  # and at most this fraction of the memory
+IMAGES_PART = 4  # and at most 1 / this of the memory
 LEAST_BYTES = 250_000_000  # of a daemon and a worker that has loaded nothing
 
 

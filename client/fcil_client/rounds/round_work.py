@@ -222,7 +222,7 @@ class RoundWork:
             StaleUpdate: a part was damaged on disk.
             DiskFull, StorageError: the outbox cannot store the update, or the journal cannot record
                 it; nothing of it stays.
-            EgressRefused: the method produced something that must not leave the device.
+            EgressRefused: the method produced data that must not leave the device.
             PrivacyRefused: the terms or the budget do not allow it to take part.
             WorkerError: the computation failed, also when repeated.
         """
@@ -338,7 +338,7 @@ class RoundWork:
     def _seal_update(
         self, payload: Payload, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys
     ) -> tuple[StoredEnvelope, str]:
-        """Check what the method produced, and seal it."""
+        """Check the method's upload, and seal it."""
         if order.kind == EVALUATE:
             payload = withhold(payload, max(order.min_count, self.least(terms)))
         self._guard(terms, order.kind, payload, task)

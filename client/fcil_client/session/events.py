@@ -56,7 +56,7 @@ class Welcomed:
 
 @dataclass(frozen=True)
 class HelloRefused:
-    """The server cannot take the Hello now."""
+    """The server cannot accept the Hello now."""
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ class Forget:
 
 @dataclass(frozen=True)
 class Settle:
-    """Keep or discard the provisional state, as the server's verdict says."""
+    """Keep or discard the provisional state, according to the server's verdict."""
 
     verdict: Verdict
 

@@ -356,7 +356,7 @@ class Session:
             out += self._abandon("its round is over")
         return [*out, *self._idle()]
 
-    # --- what the device's owner allows -----------------------------------------------------
+    # --- rules of the device's owner --------------------------------------------------------
 
     def _rest(self, key: RoundKey) -> Instruction:
         self.rests = True

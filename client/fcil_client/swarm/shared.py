@@ -137,4 +137,4 @@ class Membership:
             self._shared.members.discard(self._client)
 
     def over(self) -> None:
-        """Do nothing; the swarm releases what is shared."""
+        """Do nothing; the swarm releases the shared resources."""

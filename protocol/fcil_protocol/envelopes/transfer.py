@@ -1,8 +1,8 @@
 """Transfer of envelopes, the same in both directions: the receiver requests bytes.
 
-The bytes that one connection has requested and not yet received are bounded by its window, and the
-window follows the link (`pace`). It requests more when half of them have arrived. The sender of an
-update sends the first `UNASKED_BYTES` without a request, which saves a round trip, and announces
+The bytes that one connection has requested and not yet received are bounded by its window, which
+follows the link's rate (`window`). It requests more when half of them have arrived. The sender of
+an update sends the first `UNASKED_BYTES` without a request, which saves a round trip, and announces
 it. A chunk is the unit with a hash in the header; a message carries one or more consecutive chunks.
 """
 

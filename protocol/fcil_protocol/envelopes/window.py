@@ -3,9 +3,9 @@
 Links differ by a factor of ten thousand, and the rate of a link is unknown beforehand. The bytes
 that are requested and not yet received are the *window*. Each request is timed until its last byte
 has arrived; the bytes that arrived meanwhile, over that time, are the rate, limited by bandwidth or
-by delay. The window is 8 seconds of that rate, and at most doubles from one answer to the next, so
-one wrong estimate does not flood a slow link. A message is 2 seconds of it, so that a lost
-connection costs little and heartbeats find gaps.
+by delay. The window holds 8 seconds at that rate, and at most doubles from one answer to the next,
+so one wrong estimate does not flood a slow link. A message holds 2 seconds at that rate, so that a
+lost connection costs little and heartbeats find gaps.
 
 Pure: the time is an argument, in seconds of a monotonic clock.
 """

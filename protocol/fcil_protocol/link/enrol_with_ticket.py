@@ -83,7 +83,7 @@ async def show(
 async def show_anywhere(
     ticket: Ticket, keys: PrivateKeys, make: Dial, say: Callable[[str], None]
 ) -> tuple[str, Enrolled, Certificate]:
-    """Show a ticket at its addresses in turn; return the one that answered, and what `show` does.
+    """Show a ticket at its addresses in turn; return the one that answered, and `show`'s result.
 
     Raises:
         Unreachable: no address answers.
@@ -112,7 +112,7 @@ async def _show(
     ticket: Ticket, keys: PrivateKeys, address: str, make: Dial
 ) -> tuple[Enrolled, Certificate]:
     guest = ticket.guest_keys()
-    # Of the server only its link key is known yet; its certificate brings the others.
+    # Only the server's link key is known yet; its certificate contains the others.
     server = PublicKeys(curve=ticket.server_key, signing=bytes(32), sealing=b"")
     channel = Channel(guest, server)
     link = make(address, guest, server)
@@ -159,16 +159,16 @@ async def _answer(
     while True:
         frames = await link.recv()
         if isinstance(frames, LinkNews):
-            continue  # a lost link comes back by itself until the time is over
+            continue  # a lost link reconnects by itself until the time is over
         received = parse(frames)
         message = received.message
-        if isinstance(message, Nack):  # nothing is done on its word but to stop
+        if isinstance(message, Nack):  # unverified: its only effect is to stop
             raise from_code(message.code, message.text, message.action)
         if not isinstance(message, Enrolled):
             continue
         certificate = Certificate.from_bytes(message.certificate)
         keys = certificate.verify(ticket.federation, time.time())
-        # Through a relay the link's key is the relay's; who signs is the server all the same.
+        # Through a relay the link's key is the relay's; the signer is still the server.
         if not ticket.via and keys.curve != ticket.server_key:
             raise TrustError("the server's certificate is for another key than the ticket names.")
         channel.trust(keys)

@@ -1,6 +1,6 @@
 """The interface of a link, independent of its transport: both sides, their news, their costs.
 
-`transport` has the real one (ZeroMQ), `testing` one in memory.
+`zmq_link` implements it with ZeroMQ, `testing` in memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A daemon's log file: one line per note, 0600, rotated by itself, never a reason to stop.
+"""A daemon's log file: one line per note, 0600, self-rotating; its failure never stops a daemon.
 
 The file is renamed to ``FILE.1`` (and that to ``FILE.2`` and so on) when it is full. An outside
 tool may rename it instead and send SIGHUP: the daemon then reopens the name. A line that cannot be

@@ -212,7 +212,7 @@ class Segment:
     def _head(self, fields: bytes, digest: bytes) -> bytes:
         return fields + digest + _CRC.pack(zlib.crc32(self.salt + fields + digest))
 
-    # --- the whole file ---------------------------------------------------------------------
+    # --- scan -------------------------------------------------------------------------------
 
     def scan(self) -> Iterator[Record | Damage]:
         """Yield the records and damages of the file, in order; every byte is checked."""

@@ -14,7 +14,7 @@ from fcil_protocol.errors import StorageError
 from fcil_protocol.storage.atomic_files import storage_errors, sync_directory
 from fcil_protocol.storage.segment import Segment
 
-_LITTLE = 64  # a full segment may waste this fraction before it counts as wasteful
+_LITTLE = 64  # 1 / this of a full segment may be dead before it counts as mostly dead
 
 
 class SegmentList:

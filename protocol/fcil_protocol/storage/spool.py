@@ -58,7 +58,7 @@ class Spool:
         self._segments = SegmentList(directory, segment_bytes)
         self._index: dict[str, _Place] = {}
         self._unsynced: dict[str, None] = {}  # keys that a power cut could take
-        self._failed: StorageError | None = None  # of a sync, for records appended during it
+        self._failed: StorageError | None = None  # error of a sync, for records appended during it
         with storage_errors("create", directory):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for segment in Segment.all_in(directory):

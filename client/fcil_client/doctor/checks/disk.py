@@ -1,4 +1,4 @@
-"""Lines about the disk under a client's state."""
+"""Lines about the disk of a client's state."""
 
 from __future__ import annotations
 
