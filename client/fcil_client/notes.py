@@ -1,4 +1,4 @@
-"""What a client tells the person at its terminal."""
+"""A client's notes to the person at its terminal."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class Notes:
         self._standing: dict[str, str] = {}
 
     def __call__(self, level: str, text: str) -> None:
-        """Tell one thing: ``info``, ``warning`` or ``error``."""
+        """Show and keep one note: ``info``, ``warning`` or ``error``."""
         note = Note(time.time(), level, text)
         self._kept.append(note)
         self._say(note)
 
     def once(self, topic: str, level: str, text: str) -> None:
-        """Tell of a lasting trouble; the same again only after another of its topic."""
+        """Note a lasting problem; repeat it only after another of its topic."""
         if self._standing.get(topic) != text:
             self._standing[topic] = text
             self(level, text)
 
     def over(self, topic: str) -> None:
-        """Forget a lasting trouble: the next one is told again."""
+        """End a lasting problem: its next occurrence is noted again."""
         self._standing.pop(topic, None)
 
     def last(self, count: int) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """The wire between fcil clients and the server: payloads, envelopes, messages, links.
 
-Needs numpy, safetensors, msgpack, cryptography, pyzmq and pydantic; never torch.
-``PROTOCOL.md`` beside this package is the authority on every byte.
+Needs numpy, safetensors, msgpack, cryptography, pyzmq and pydantic; never torch. ``PROTOCOL.md``
+next to this package is the authority on every byte.
 """
 
 from importlib import import_module
@@ -32,7 +32,7 @@ _PAYLOAD = ("Payload", "pack", "unpack")
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is asked for: most commands need no numpy, which is a third of their start."""
+    """Load names lazily: most commands need no numpy, which takes a third of their start."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = "payload" if name in _PAYLOAD else "schema"

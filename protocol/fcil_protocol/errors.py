@@ -1,4 +1,4 @@
-"""Everything that can go wrong and that a person or a peer is told about.
+"""The errors of fcil that a person or a peer can receive.
 
 The tree (each class says what happened, what to do, and carries a stable code):
 

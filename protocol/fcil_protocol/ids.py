@@ -1,4 +1,4 @@
-"""Names that travel: who, which federation, which run, which update."""
+"""Identifiers of clients, federations, runs, rounds and updates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UpdateId = NewType("UpdateId", str)  # the SHA-256 of an envelope's header
 
 
 class RoundKey(NamedTuple):
-    """Names one exchange for ever; at most one update per client is accepted for it."""
+    """Permanent name of one exchange; at most one update per client is accepted for it."""
 
     run: RunId
     task: int
@@ -40,7 +40,7 @@ def new_client_id() -> ClientId:
 
 
 def named_client_id(name: str) -> ClientId:
-    """Return the id of a client in a federation that is to be repeated number by number."""
+    """Return the id of a client in a federation whose numbers must be reproducible."""
     word = hashlib.sha256(b"fcil/1/named-client\0" + name.encode()).digest()[:16]
     return ClientId(base64.b32encode(word).decode("ascii").rstrip("=").lower())
 
@@ -51,17 +51,17 @@ def new_run_id() -> RunId:
 
 
 def is_client_id(text: str) -> bool:
-    """Say whether the text has the form of a client id."""
+    """Return True if the text has the form of a client id."""
     return _CLIENT_ID.fullmatch(text) is not None
 
 
 def is_run_id(text: str) -> bool:
-    """Say whether the text has the form of a run id."""
+    """Return True if the text has the form of a run id."""
     return _RUN_ID.fullmatch(text) is not None
 
 
 def is_digest(text: str) -> bool:
-    """Say whether the text has the form of a SHA-256 digest."""
+    """Return True if the text has the form of a SHA-256 digest."""
     return _DIGEST.fullmatch(text) is not None
 
 

@@ -1,6 +1,6 @@
-"""A test kit for both sides of the protocol: a link in memory whose faults are written down.
+"""A test kit for both sides of the protocol: a link in memory with scripted faults.
 
-For the tests of fcil and of packages that add methods; nothing of it is used in production.
+For the tests of fcil and of packages that add methods; never used in production.
 One process, no sockets, no threads, no time::
 
     router = MemoryRouter()
@@ -15,9 +15,9 @@ One process, no sockets, no threads, no time::
     assert await dealer.recv() == LinkNews("down")
     dealer.connect()
 
-`MemoryRouter` and `MemoryDealer` keep the promises of `link.zmq_link.Router` and
-`link.zmq_link.Dealer`: the same news, departures after the last message of a peer and only of
-peers that had spoken, False instead of waiting.
+`MemoryRouter` and `MemoryDealer` behave like `link.zmq_link.Router` and `link.zmq_link.Dealer`: the
+same news, departures after the last message of a peer and only of peers that had sent one, False
+instead of waiting.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fcil_protocol.link.interface import COME_AGAIN, ComeAgain, Incoming, LinkNe
 from fcil_protocol.link.tcp_info import TcpCounts
 
 Frames = tuple[bytes, ...]
-HIGH_WATER = 256  # messages that wait in one direction of a connection before send says False
+HIGH_WATER = 256  # waiting messages in one direction of a connection before send returns False
 _LETTERS = {
     ".": "passes",
     "d": "is dropped",
@@ -43,14 +43,14 @@ _LETTERS = {
 
 
 class FaultScript:
-    """What happens to the messages of one direction, one letter each.
+    """The faults of one direction's messages, one letter each.
 
-    ``.`` passes, ``d`` is dropped, ``2`` comes twice, ``f`` has one bit flipped (in the
-    middle of its longest frame), ``r`` comes after the next one that arrives, ``x`` is lost
-    together with the connection. After the last letter everything passes.
+    ``.`` passes, ``d`` is dropped, ``2`` arrives twice, ``f`` has one bit flipped (in the middle of
+    its longest frame), ``r`` arrives after the next one that arrives, ``x`` is lost together with
+    the connection. After the last letter every message passes.
 
     Attributes:
-        seen: how many messages it has judged, in all connections.
+        seen: number of messages judged, in all connections.
 
     Raises:
         UsageError: a letter has no meaning.
@@ -70,11 +70,11 @@ class FaultScript:
 
     @property
     def finished(self) -> bool:
-        """Whether every letter has met its message."""
+        """True if every letter has been applied to a message."""
         return self.seen >= len(self._letters)
 
     def judge(self, frames: Frames) -> tuple[list[Frames], bool]:
-        """Return what arrives now, in order, and whether the connection ends."""
+        """Return the messages that arrive now, in order, and True if the connection ends."""
         letter = self._letters[self.seen] if self.seen < len(self._letters) else "."
         self.seen += 1
         match letter:
@@ -93,7 +93,7 @@ class FaultScript:
         return arriving, False
 
     def lose(self) -> None:
-        """Forget what was held back: its connection is gone."""
+        """Forget held messages: their connection is gone."""
         self._held = []
 
 
@@ -108,7 +108,7 @@ def flip_bit(frames: Frames) -> Frames:
 
 @dataclass(eq=False)
 class _Connection:
-    """One connection: who, since when, and how many messages wait on the server's side."""
+    """One connection: its client, its number, and the messages that wait on the server's side."""
 
     dealer: MemoryDealer
     route: bytes
@@ -125,7 +125,7 @@ class MemoryRouter:
         admit: called with a client's 32-byte key at every connection; True lets it in.
 
     Attributes:
-        refused_handshakes: how many connections it did not let in.
+        refused_handshakes: number of connections that it did not admit.
     """
 
     def __init__(self, admit: Callable[[bytes], bool] = lambda _: True) -> None:
@@ -137,11 +137,11 @@ class MemoryRouter:
         self._closed = False
 
     def dealer(self, key: bytes, *, up: str = "", down: str = "") -> MemoryDealer:
-        """Return a client of this server that is not connected yet."""
+        """Return an unconnected client of this server."""
         return MemoryDealer(self, key, up=up, down=down)
 
     async def recv(self) -> Incoming:
-        """Wait for the next message, or for the departure of a peer that had spoken."""
+        """Wait for the next message, or for the departure of a peer that had sent one."""
         connection, incoming = await self._queue.get()
         connection.waiting -= 1
         return incoming
@@ -154,24 +154,24 @@ class MemoryRouter:
         return connection.dealer._arrive(_copy(frames))  # noqa: SLF001 - two halves of one link
 
     def cut(self, conn: int) -> None:
-        """End one connection; its client is told and may connect again."""
+        """End one connection; its client receives the news and may connect again."""
         for connection in list(self._connections.values()):
             if connection.number == conn:
                 self._end(connection)
 
     def take_counts(self) -> Mapping[int, TcpCounts]:
-        """Return nothing: no kernel counts what stays in memory."""
+        """Return nothing: the kernel has no counts of a link in memory."""
         return {}
 
     def close(self) -> None:
-        """End all connections and admit nobody any more."""
+        """End all connections and admit no more clients."""
         self._closed = True
         for connection in list(self._connections.values()):
             self._end(connection)
 
     @property
     def connected(self) -> int:
-        """How many clients are connected."""
+        """Number of connected clients."""
         return len(self._connections)
 
     def _accept(self, dealer: MemoryDealer) -> _Connection | LinkNews:
@@ -213,8 +213,8 @@ class MemoryDealer:
     Args:
         router: the server.
         key: the 32-byte key under which the server sees this client.
-        up, down: faults of the messages to and from the server (`FaultScript`); a script
-            goes on over reconnects.
+        up, down: faults of the messages to and from the server (`FaultScript`); a script continues
+            over reconnects.
     """
 
     def __init__(self, router: MemoryRouter, key: bytes, *, up: str = "", down: str = "") -> None:
@@ -225,16 +225,16 @@ class MemoryDealer:
         self.down = FaultScript(down)
         self._router = router
         self._queue: asyncio.Queue[LinkNews | Frames] = asyncio.Queue()
-        self._waiting = 0  # messages in the queue, news apart
+        self._waiting = 0  # messages in the queue, without news
         self._connection: _Connection | None = None
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a connection."""
+        """True if there is a connection."""
         return self._connection is not None
 
     def connect(self) -> None:
-        """Try to connect once; `recv` tells what came of it. Does nothing while connected."""
+        """Try to connect once; `recv` returns the result. Does nothing while connected."""
         if self._connection is not None:
             return
         answer = self._router._accept(self)  # noqa: SLF001 - two halves of one link
@@ -245,7 +245,7 @@ class MemoryDealer:
             self._queue.put_nowait(LinkNews("up"))
 
     def disconnect(self) -> None:
-        """Lose the connection, as when a cable is pulled; both sides are told."""
+        """Lose the connection, as when a cable is pulled; both sides receive the news."""
         if self._connection is not None:
             self._router._end(self._connection)  # noqa: SLF001 - two halves of one link
 
@@ -255,7 +255,7 @@ class MemoryDealer:
         self.connect()
 
     async def recv(self) -> LinkNews | Frames:
-        """Wait for the next message, or for news of the link itself."""
+        """Wait for the next message or link news."""
         item = await self._queue.get()
         self._waiting -= not isinstance(item, LinkNews)
         return item

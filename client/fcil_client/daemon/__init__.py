@@ -1,5 +1,5 @@
-"""The running client: it executes what the session decides.
+"""The running client: it executes the session's instructions.
 
-A *conversation* is the exchange with the server over one link; the *host* is what the client's
-process offers, alone or in a swarm.
+A *conversation* is the exchange with the server over one link; the *host* is the interface of the
+client's process to a client, alone or in a swarm.
 """

@@ -1,8 +1,8 @@
 """The client's IO shell: link, worker, outbox, folder, signals. It decides nothing.
 
-`session.machine.Session` says what to do; here it is done. Long work (loading the backbone,
-scanning the folder, a round) runs as a task beside the loop and comes back as an event, so the
-daemon answers at any moment and training goes on while the link is away.
+`session.machine.Session` returns instructions; this module executes them. Long work (loading the
+backbone, scanning the folder, a round) runs as a task next to the loop and returns as an event, so
+the daemon answers at any moment and training continues while the link is down.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Client:
     Args:
         say: shows a note in the terminal or the log.
         make: starts a link to one of the server's addresses.
-        service: signals, and what a supervisor is told.
-        sensors: say whether this device may work; None: its own.
-        around: what a process gives to it that many clients share; None: it is alone in it, and
-            ``make``, ``service`` and ``sensors`` are its own.
+        service: signals, and status lines for a supervisor.
+        sensors: report if this device may work; None: its own.
+        around: process services shared by many clients; None: the client is alone in its process,
+            and ``make``, ``service`` and ``sensors`` are its own.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class Client:
         self._stopping = asyncio.Event()
         self._failure: FcilError | None = None
 
-    # --- life -------------------------------------------------------------------------------
+    # --- lifecycle --------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Take part until a signal or a refusal that trying again cannot mend.
+        """Take part until a signal or an error that no retry can fix.
 
         Raises:
-            FcilError: why the client cannot take part.
+            FcilError: the reason why the client cannot take part.
         """
         await self._around.begin(self)
         self._line.open()
@@ -132,14 +132,14 @@ class Client:
         unsettled: StorageError | None = None
         for instruction in self._session.handle(event):
             if unsettled is not None and isinstance(instruction, events.Fetch):
-                # Nothing true is learned from a state that lacks its last update. The server
-                # repeats its verdict, so a later round finds the state as it should be.
+                # A state that lacks its last update would train a wrong model. The server repeats
+                # its verdict, so a later round finds the correct state.
                 key = instruction.order.key
                 self._feed(events.FetchFailed(key, unsettled.code, str(unsettled)))
                 continue
             try:
                 self._execute(instruction)
-            except StorageError as error:  # what was to be removed or kept: the rest goes on
+            except StorageError as error:  # a file could not be removed or kept: the rest continues
                 self.notes("error", str(error))
                 if isinstance(instruction, events.Settle):
                     unsettled = error
@@ -204,7 +204,7 @@ class Client:
         try:
             if self.home.enter_run(run):
                 self.notes("info", f"run {run}: {terms.method.name} on {terms.backbone.name}")
-        except StorageError as error:  # with another run's state nothing true can be learned
+        except StorageError as error:  # another run's state would train a wrong model
             self._fail(error)
 
     def _settle(self, digest: str, counted: bool, reason: str) -> None:
@@ -217,33 +217,33 @@ class Client:
             self.notes("warning", f"the last update was not counted: {reason}")
 
     def _decline(self, key: RoundKey, code: str, text: str) -> None:
-        # The sentence may name files and classes: it stays here, the server gets the code.
+        # The sentence may name files and classes: it stays here; the server receives the code.
         self._reports.now = None
         self.notes("warning", f"declined {key}: {text}")
         self._line.send(
             Decline(run=key.run, task=key.task, kind=key.kind, round=key.round, reason=code)
         )
 
-    # --- what the surroundings ask for ------------------------------------------------------
+    # --- for the surroundings --------------------------------------------------------------
 
     @property
     def enrolment(self) -> Enrolment:
-        """Who it is, with the server's newest certificate."""
+        """Identity and federation of the client, with the server's newest certificate."""
         return self._talk.enrolment
 
     @property
     def terms(self) -> Terms | None:
-        """What the last Welcome said; None before the first."""
+        """Terms of the last Welcome; None before the first."""
         return self._talk.terms
 
     @property
     def session(self) -> Session:
-        """Where link and work stand."""
+        """The session's state machine."""
         return self._session
 
     @property
     def place(self) -> Workplace:
-        """Where it computes."""
+        """The worker that it computes with."""
         return self._work.place
 
     @property
@@ -252,19 +252,19 @@ class Client:
         return self._line.sent_bytes, self._line.received_bytes
 
     def stop(self) -> None:
-        """End the client when what is being written is written."""
+        """End the client once pending writes are complete."""
         self._stopping.set()
 
     def feed(self, event: events.Event) -> None:
-        """Let the session take an event from outside."""
+        """Pass an external event to the session."""
         self._feed(event)
 
     def watch_folder(self) -> Coroutine[Any, Any, None]:
-        """Return what notices images that come and go."""
+        """Return the coroutine that watches the data folder for changes."""
         return self._jobs.watch()
 
     def stood(self) -> None:
-        """Say at once that the work stands still, or goes on."""
+        """Report at once that work has been suspended or resumed."""
         self._around.news()
         self._reports.again()
 
@@ -272,7 +272,7 @@ class Client:
         self._reports.report("working", done, total)
 
     def status(self) -> dict[str, Any]:
-        """Return everything that one wants to know of a running client."""
+        """Return the client's status for ``fcil-client status``."""
         inventory = self._jobs.inventory
         return {
             "running": True,

@@ -1,4 +1,4 @@
-"""What a client and its server tell each other, apart from what is in envelopes."""
+"""The messages between a client and its server, apart from the contents of envelopes."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ from fcil_protocol.messages.messages import (
     Welcome,
 )
 
-ANSWER_S = 60.0  # for an answer to a Hello, which holds up to 130 kB, before another is said
-TWO_LINKS = "two_links"  # the code of a Bye: another connection with this client's key stays
+ANSWER_S = 60.0  # for an answer to a Hello, which holds up to 130 kB, before it is repeated
+TWO_LINKS = "two_links"  # code of a Bye: another connection with this client's key stays
 
 
 class Conversation:
-    """Greets the server, takes its messages and news of the link, and feeds them to the session.
+    """Greets the server, receives messages and link news, and feeds them to the session.
 
     Args:
         feed: takes an event.
-        due: the same, of an event whose time has come.
+        due: the same, for a timer's event.
         fail: ends the client with an error.
-        goodbye: told the code of the server's goodbye.
+        goodbye: receives the code of the server's goodbye.
 
     Attributes:
-        enrolment: who we are, with the server's newest certificate.
-        terms: of the last Welcome; None before the first.
+        enrolment: identity of the client, with the server's newest certificate.
+        terms: terms of the last Welcome; None before the first.
     """
 
     def __init__(
@@ -95,17 +95,17 @@ class Conversation:
 
     @property
     def known_terms(self) -> Terms:
-        """The terms, which are asked for after a Welcome only."""
+        """The terms; they exist only after a Welcome."""
         assert self.terms is not None, "the session asks for this after a Welcome only"
         return self.terms
 
     def over(self) -> None:
-        """Wait for no answer any more."""
+        """Stop waiting for an answer."""
         if self._answer is not None:
             self._answer.cancel()
 
     async def run(self) -> None:
-        """Take what comes, for ever."""
+        """Process link news and messages for ever."""
         while True:
             news = await self._line.recv()
             if isinstance(news, LinkNews):
@@ -142,10 +142,10 @@ class Conversation:
             self._line.turn()
 
     def _follow(self) -> bool:
-        """Go where the server of this machine and user is now, if it says that it has moved."""
+        """Follow a server of this machine and user that has recorded a new address."""
         try:
             fresh = moved(self._home, self.enrolment)
-        except StorageError as error:  # at the next try, or at the next start
+        except StorageError as error:  # retried with the next failure, or at the next start
             self._notes.once("moved", "warning", str(error))
             return False
         if fresh is None:
@@ -156,7 +156,7 @@ class Conversation:
         return True
 
     def greet(self) -> None:
-        """Say Hello, and say it again if no answer comes."""
+        """Send Hello, and repeat it if no answer comes."""
         methods, faults = handshake.installed_methods()
         for text in faults:
             self._notes.once(text, "warning", text)
@@ -228,7 +228,7 @@ class Conversation:
             self.terms = handshake.read_terms(welcome)
             self._work.choose_engine(self.terms)
         except FcilError as error:
-            self._fail(error)  # in a session that stands, so the server learns why
+            self._fail(error)  # the session is open, so the server learns the reason
             return
         self._feed(events.Welcomed(self.terms.run, welcome.ready, welcome.verdict))
 
@@ -240,7 +240,7 @@ class Conversation:
             self._fail(error)
         else:
             self._notes("warning", f"the server refused a message: {error}")
-            self._feed(events.HelloRefused())  # what else, while a Hello waits for its answer
+            self._feed(events.HelloRefused())  # if a Hello waits for its answer, it was refused
 
     def _goodbye(self, bye: Bye) -> None:
         if bye.code == TWO_LINKS:

@@ -1,6 +1,6 @@
-"""What a client's process gives it: links, signals, a control socket, manners.
+"""The interface of a client's process to the client: links, signals, control socket, manners.
 
-A client that has a process to itself is `Alone`; a member of a swarm shares one with others
+A client with a process of its own is `Alone`; a member of a swarm shares one with others
 (`swarm.shared`).
 """
 
@@ -30,11 +30,11 @@ Work = Coroutine[Any, Any, None]
 
 
 class HostedClient(Protocol):
-    """A client as the process that it runs in uses it.
+    """A client as the process around it uses it.
 
     Attributes:
         counted: updates that were counted since its start.
-        notes: takes what its user is to know.
+        notes: notes for the client's user.
     """
 
     counted: int
@@ -42,37 +42,37 @@ class HostedClient(Protocol):
 
     @property
     def place(self) -> Workplace:
-        """Where it computes."""
+        """The worker that it computes with."""
         ...
 
     @property
     def session(self) -> Session:
-        """Where link and work stand."""
+        """The session's state machine."""
         ...
 
     def status(self) -> dict[str, Any]:
-        """Return everything that one wants to know of a running client."""
+        """Return the client's status for ``fcil-client status``."""
         ...
 
     def feed(self, event: Event) -> None:
-        """Let the session take an event from outside."""
+        """Pass an external event to the session."""
         ...
 
     def stood(self) -> None:
-        """Say at once that the work stands still, or goes on."""
+        """Report at once that work has been suspended or resumed."""
         ...
 
     def watch_folder(self) -> Work:
-        """Return what notices images that come and go."""
+        """Return the coroutine that watches the data folder for changes."""
         ...
 
     def stop(self) -> None:
-        """End the client when what is being written is written."""
+        """End the client once pending writes are complete."""
         ...
 
 
 class Surroundings(Protocol):
-    """What the process gives to a client that runs in it.
+    """Services of the process to a client that runs in it.
 
     Attributes:
         dial: starts links.
@@ -86,43 +86,43 @@ class Surroundings(Protocol):
         ...
 
     async def begin(self, client: HostedClient) -> None:
-        """Prepare what must stand before the client connects; it may have to wait for its turn."""
+        """Prepare the services that the client needs before it connects; may wait for a turn."""
         ...
 
     def beside(self) -> Sequence[Work]:
-        """Return what is to run beside the client, which has begun to connect."""
+        """Return the coroutines to run next to the client, which has begun to connect."""
         ...
 
     def manners(self) -> dict[str, Any]:
-        """Return what one wants to know of when this device may work."""
+        """Return the status of the owner's rules for this device."""
         ...
 
     def news(self) -> None:
-        """Something happened to the client."""
+        """Handle a change of the client's status."""
         ...
 
     def goodbye(self, code: str) -> None:
-        """The server ends the session on purpose."""
+        """Handle the end of a session by the server's goodbye."""
         ...
 
     def ending(self) -> None:
-        """The client ends; what is under way is finished first."""
+        """Handle the start of the client's end; running work is finished first."""
         ...
 
     def over(self) -> None:
-        """The client has ended."""
+        """Handle the end of the client."""
         ...
 
 
 class Alone:
-    """The surroundings of a client that has a process to itself.
+    """The surroundings of a client that has a process of its own.
 
     Args:
-        home: where its control socket is.
-        options: hold the owner's rules.
+        home: directory of its control socket.
+        options: include the owner's rules.
         make: starts a link to one of the server's addresses.
-        service: signals, and what a supervisor is told.
-        sensors: say whether this device may work; None: its own.
+        service: signals, and status lines for a supervisor.
+        sensors: report if this device may work; None: its own.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Alone:
         self._door: asyncio.AbstractServer
 
     async def begin(self, client: HostedClient) -> None:
-        """Take signals and commands, and read the sensors."""
+        """Install signal handlers and the control socket, and read the sensors."""
         self._client = client
         self._service.catch(client.stop, lambda text: client.notes("info", text))
         self._door = await control_socket.serve(self._home.directory, self._command)
@@ -156,34 +156,34 @@ class Alone:
             feed=client.feed,
             changed=client.stood,
         )
-        await self._watch.look()  # before anybody can ask for anything
+        await self._watch.look()  # before any request can arrive
 
     def beside(self) -> Sequence[Work]:
-        """Tell the supervisor, and return what watches over folder and machine."""
+        """Notify the supervisor, and return the coroutines that watch folder and machine."""
         client = self._client
-        # At once: a client whose server is away does its work all the same, which is to wait.
+        # At once: a client whose server is away is ready too; its work is to wait.
         self._service.ready(lambda: telling.line(client.session, client.counted))
         return client.watch_folder(), self._watch.run(), self._watch.pace()
 
     def manners(self) -> dict[str, Any]:
-        """Return what the watch says."""
+        """Return the watch's status."""
         return self._watch.status()
 
     def news(self) -> None:
-        """Bring the supervisor's line up to date."""
+        """Update the supervisor's status line."""
         self._service.news()
 
     def goodbye(self, code: str) -> None:
-        """Stay: the server may come back."""
+        """Stay connected: the server may come back."""
 
     def ending(self) -> None:
-        """Take no more commands."""
+        """Accept no more commands."""
         self._service.stopping()
         self._door.close()
         control_socket.socket_path(self._home.directory).unlink(missing_ok=True)
 
     def over(self) -> None:
-        """Nothing is left to do."""
+        """Release the service."""
         self._service.over()
 
     async def _command(self, op: str, _fields: dict[str, Any]) -> dict[str, Any]:

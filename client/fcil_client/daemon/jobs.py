@@ -1,4 +1,4 @@
-"""Long work beside the daemon's loop: each job is a task that ends in an event."""
+"""Long work next to the daemon's loop: each job is a task that ends in an event."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LOG = logging.getLogger("fcil_client")
 
 
 def defect(error: Exception) -> InternalError:
-    """Return an unexpected exception as an error with a sentence; its traceback is logged."""
+    """Return an unexpected exception as an error with a sentence; log its traceback."""
     LOG.error("an unexpected failure", exc_info=error)
     internal = InternalError(
         f"{type(error).__name__}: {error}.", action=InternalError.default_action()
@@ -46,9 +46,9 @@ def defect(error: Exception) -> InternalError:
 
 
 async def changes(data: Path, notes: Notes) -> AsyncIterator[set[str]]:
-    """Yield the paths that changed in a folder; an empty set where it is not known which.
+    """Yield the paths that changed in a folder; an empty set if they are unknown.
 
-    It ends when the folder cannot be watched (any more), which is told.
+    It ends with a note when the folder cannot be watched (any more).
     """
     places = await asyncio.to_thread(_folders, data)
     found = _watch(places)
@@ -62,7 +62,7 @@ async def changes(data: Path, notes: Notes) -> AsyncIterator[set[str]]:
             if not group.subgroup(is_about_a_name):
                 raise
             found = _watch(places)
-        # Gone, or the system watches too much already.
+        # Removed, or the system's limit of watches is reached.
         except (OSError, RuntimeError) as error:
             before, places = places, await asyncio.to_thread(_folders, data)
             if places == before:
@@ -72,23 +72,23 @@ async def changes(data: Path, notes: Notes) -> AsyncIterator[set[str]]:
                     "when the client is started again",
                 )
                 return
-            found = _watch(places)  # one of them went before it was watched
+            found = _watch(places)  # a folder was removed before it was watched
         yield paths
         if _about_folders(paths, places):
             await found.aclose()
             places = await asyncio.to_thread(_folders, data)
             found = _watch(places)
-            yield set()  # what came into a new folder before it was watched
+            yield set()  # files that were added to a new folder before it was watched
 
 
 def _folders(data: Path) -> list[str]:
-    """Return all folders of images; the watcher itself would follow links round in circles."""
+    """Return all folders of images; the watcher itself would follow link cycles endlessly."""
     names = ("/".join(parts) for parts, _ in FolderWalk(data))
     return sorted({str(data), *(str(data / name) for name in names if is_text(name))})
 
 
 def _about_folders(paths: set[str], places: list[str]) -> bool:
-    """Say whether a folder came or went; another one of the same name is not watched yet."""
+    """Return True if a folder was added or removed; a recreated one is not watched yet."""
     return not paths.isdisjoint(places) or any(Path(path).is_dir() for path in paths)
 
 
@@ -97,16 +97,16 @@ def _watch(places: list[str]) -> AsyncGenerator[set[tuple[Change, str]], None]:
 
 
 class Jobs:
-    """Starts the worker's work and feeds its ends to the session.
+    """Starts the worker's jobs and feeds their results to the session.
 
     Args:
         feed: takes an event.
         fail: ends the daemon with an error.
-        progress: told how far a round's work is.
+        progress: receives the progress of a round's work.
 
     Attributes:
-        inventory: what the last scan found; None before the first one.
-        learned: which of its images came after their class was learned.
+        inventory: result of the last scan; None before the first one.
+        learned: classes with images that arrived after the class was learned.
     """
 
     def __init__(
@@ -125,13 +125,13 @@ class Jobs:
         self._feed = feed
         self._fail = fail
         self._progress = progress
-        self._run = ""  # whose backbone is asked for
-        self._loaded = False  # some backbone was
+        self._run = ""  # whose backbone was requested last
+        self._loaded = False  # a backbone was loaded before
         self._round: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task; an error that it lets out ends the daemon."""
+        """Start a task; an error that escapes it ends the daemon."""
         task = asyncio.get_running_loop().create_task(self._guard(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -166,7 +166,7 @@ class Jobs:
         try:
             await self._work.load(terms)
         except FcilError as error:
-            mine = terms.run == self._run  # and not what an earlier run asked for
+            mine = terms.run == self._run  # and not of an earlier run
             if mine and not self._passes(error):
                 raise
             self._notes.once("backbone", "error", f"the backbone cannot be loaded: {error}")
@@ -178,13 +178,13 @@ class Jobs:
             self._feed(events.BackboneReady(terms.run))
 
     def _passes(self, error: FcilError) -> bool:
-        """Say whether to try again: what never worked was asked for wrongly."""
+        """Return True to retry: without any success before, the request itself is wrong."""
         if isinstance(error, BackboneMismatch | ConfigError | UsageError):
             return False
         return self._loaded or isinstance(error, WorkerError)
 
     def scan(self) -> None:
-        """Look through the data folder."""
+        """Scan the data folder."""
         self.spawn(self._scan())
 
     async def _scan(self) -> None:
@@ -192,7 +192,7 @@ class Jobs:
             inventory = await self._work.scan()
         except DataError as error:
             if self.inventory is None:
-                raise  # a folder that never was one of images
+                raise  # the folder never had the layout of images
             self.inventory = Inventory()
             self._unscanned(error)
         except FcilError as error:
@@ -211,7 +211,7 @@ class Jobs:
         self._feed(events.ScanFailed())
 
     async def watch(self) -> None:
-        """Notice images that come and go while the client runs."""
+        """Feed an event for each change of the data folder."""
         async for _ in changes(self._work.data, self._notes):
             self._feed(events.FolderChanged())
 
@@ -222,7 +222,7 @@ class Jobs:
         self._round = self.spawn(self._train(order, terms, server))
 
     def cancel_round(self) -> None:
-        """Stop the work of the current round; the worker ends with it if it was at it."""
+        """Stop the work of the current round; a worker that is busy with it ends."""
         if self._round is not None:
             self._round.cancel()
             self._round = None

@@ -1,4 +1,4 @@
-"""How far the work of a round is: kept for ``status``, and told to the server now and then."""
+"""Progress of a round's work: kept for ``status``, and reported to the server at intervals."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fcil_client.session.events import Link
 from fcil_client.session.machine import Session
 from fcil_protocol.messages.messages import Progress
 
-PROGRESS_S = 1.0  # the server hears at most this often how far the work is
+PROGRESS_S = 1.0  # shortest interval between two reports to the server
 
 
 class Reports:
-    """Tells the server how far a client's work is.
+    """Reports a client's progress to the server.
 
     Attributes:
-        now: phase, done and total; None: nothing is under way.
+        now: phase, done and total; None: no work is running.
     """
 
     def __init__(self, line: Connection, session: Session) -> None:
@@ -26,7 +26,7 @@ class Reports:
         self._last = float("-inf")
 
     def report(self, phase: str, done: int, total: int) -> None:
-        """Note how far the work is, and tell the server if it has not heard for a while."""
+        """Record the progress, and report it to the server if the last report is old enough."""
         self.now = (phase, done, total)
         moment, key = time.monotonic(), self._session.key
         online = self._session.link is Link.READY
@@ -37,7 +37,7 @@ class Reports:
         self._line.send(Progress.model_validate({**said, "paused": bool(self._session.barred)}))
 
     def again(self) -> None:
-        """Tell at once, since the work stands still, or goes on."""
+        """Report at once that work has been suspended or resumed."""
         if self.now is not None:
             self._last = float("-inf")
             self.report(*self.now)

@@ -1,4 +1,4 @@
-"""What a running client says of itself: to ``status``, to who supervises it, and in its notes."""
+"""A running client's status: for ``status``, for its supervisor, and in its notes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fcil_client.session.machine import Session
 from fcil_client.state.home import Enrolment, Home
 from fcil_client.state.privacy_budget import Limits
 
-# How a round can end without this client's update, in words; the next one is asked anew.
+# Reasons why a round can end without this client's update; the next round asks it again.
 WITHOUT_US = {
     "late": "closed at its deadline, or by the operator, before this client's update came",
     "lost": "closed while this client was away for too long",
@@ -20,13 +20,13 @@ _TERMS = ("run", "method", "backbone", "backbone_digest", "privacy", "exemplars"
 
 
 def line(session: Session, counted: int) -> str:
-    """Say in one line what the client does."""
+    """Return the client's status in one line."""
     doing = f"{session.work.value} {session.key}" if session.key else session.work.value
     return f"link {session.link.value}; {doing}; {counted} updates counted"
 
 
 def membership(home: Home, enrolment: Enrolment) -> dict[str, Any]:
-    """Return whose client it is, of which federation, and what waits to be sent."""
+    """Return the client's identity, its federation, and the number of updates to send."""
     return {
         "client": enrolment.client_id,
         "name": enrolment.name,
@@ -39,7 +39,7 @@ def membership(home: Home, enrolment: Enrolment) -> dict[str, Any]:
 
 
 def doing(session: Session, progress: tuple[str, int, int] | None) -> dict[str, Any]:
-    """Return where link and work stand."""
+    """Return the state of link and work."""
     return {
         "link": session.link.value,
         "work": session.work.value,
@@ -49,7 +49,7 @@ def doing(session: Session, progress: tuple[str, int, int] | None) -> dict[str, 
 
 
 def terms_of(terms: Terms | None, limits: Limits) -> dict[str, Any]:
-    """Return what the server's run is, and the terms of privacy beside the client's own limits."""
+    """Return the server's run, and its privacy terms next to the client's own limits."""
     if terms is None:
         return dict.fromkeys(_TERMS)
     return {

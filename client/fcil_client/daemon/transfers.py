@@ -1,4 +1,4 @@
-"""What travels as envelopes: parts in, updates and inventories out. Their ends are events."""
+"""Transfer of envelopes: parts in, updates and inventories out. Each transfer ends in an event."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from fcil_protocol.messages.frames import Received
 from fcil_protocol.messages.messages import Chunk, Nack, Parts, RoundOpen, Want
 from fcil_protocol.trust.keys import PrivateKeys
 
-RECENT = 8  # inventories of this process whose late answers are known as such, and offers
-WATCH_S = 10.0  # how often to look for what was lost on a connection that lives
+RECENT = 8  # number of inventories, and of offers, whose late answers this process recognises
+WATCH_S = 10.0  # interval of checks for losses on a live connection
 
 
 class Transfers:
     """Moves envelopes over the connection, for the session.
 
     Args:
-        journal: notes what goes out before it does.
+        journal: records each envelope before it leaves.
         feed: takes an event.
-        outbox: where updates are put.
+        outbox: store of updates.
     """
 
     def __init__(
@@ -58,16 +58,16 @@ class Transfers:
         self._downloads = Downloads(home, enrolment, keys, line.send)
         self._key: RoundKey | None = None  # of the order whose parts are fetched
         self._inventories: deque[str] = deque(maxlen=RECENT)  # digests, the newest last
-        self._offered: deque[str] = deque(maxlen=RECENT)  # digests that have no answer yet
-        self._begun: deque[str] = deque(maxlen=RECENT)  # digests; the server may have some of them
-        self._heard: dict[str, float] = {}  # offered on this connection -> last word about it
-        self._last: tuple[object, str, StoredEnvelope] | None = None  # inventory: what it says
+        self._offered: deque[str] = deque(maxlen=RECENT)  # digests without an answer
+        self._begun: deque[str] = deque(maxlen=RECENT)  # digests; the server may have chunks
+        self._heard: dict[str, float] = {}  # digest -> time of its last message
+        self._last: tuple[object, str, StoredEnvelope] | None = None  # inventory: its content
 
     def waiting(self) -> tuple[RoundOpen | None, str]:
-        """Return what an earlier process left in the outbox: order and digest."""
+        """Return the order and digest of the update that an earlier process left in the outbox."""
         order, digest = self._outbox.waiting()
         if digest and not self._journal.has_sealed(digest):
-            # A power cut took the line, so it never left; the server asks for another one.
+            # A power cut took the journal line, so it never left; the server requests another one.
             self._home.drop_outgoing(digest)
             return None, ""
         if digest:
@@ -75,12 +75,12 @@ class Transfers:
         return order, digest
 
     def lose(self) -> None:
-        """The connection is gone, and with it what was on its way."""
+        """Discard the state of transfers: the connection is lost."""
         self._heard.clear()
         self._downloads.lose()
 
     async def watch(self) -> None:
-        """Look now and then whether something was lost on a connection that lives."""
+        """Retry transfers that were lost on a live connection."""
         while True:
             await asyncio.sleep(WATCH_S)
             self._downloads.revive()
@@ -89,7 +89,7 @@ class Transfers:
                     self._say_again(digest)
 
     def _say_again(self, digest: str) -> None:
-        """Offer once more what the server says nothing about, unless it was dropped meanwhile."""
+        """Offer an unanswered envelope again, unless it was dropped meanwhile."""
         if not self._held(digest):
             del self._heard[digest]
             return
@@ -105,7 +105,7 @@ class Transfers:
     # --- in ---------------------------------------------------------------------------------
 
     def fetch(self, order: RoundOpen) -> None:
-        """Ask for the parts of an order that are not on disk."""
+        """Request the parts of an order that are not on disk."""
         self._key = order.key
         try:
             complete = self._downloads.start(order.parts)
@@ -116,19 +116,19 @@ class Transfers:
                 self._feed(events.PartsReady(self._key))
 
     def stop(self) -> None:
-        """Ask for nothing more."""
+        """Stop requesting parts."""
         self._downloads.stop()
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Bytes here and bytes in total of the order's parts."""
+        """Bytes received and bytes in total of the order's parts."""
         return self._downloads.progress
 
     def part(self, received: Received, message: Parts | Chunk, terms: Terms) -> None:
         """Take a part's header or chunk.
 
         Raises:
-            WireError: a chunk that fits nothing; what fits may still come.
+            WireError: the chunk does not fit; others may still arrive.
         """
         try:
             if isinstance(message, Chunk):
@@ -152,7 +152,7 @@ class Transfers:
     # --- out --------------------------------------------------------------------------------
 
     def announce(self, work: RoundWork, inventory: Inventory, terms: Terms) -> None:
-        """Seal which classes are held, and send it."""
+        """Seal the list of classes and send it."""
         try:
             digest = self._inventory(work, inventory, terms)
             self._offer(digest)
@@ -161,7 +161,7 @@ class Transfers:
             self._feed(events.InventoryRefused(error.code))
 
     def _inventory(self, work: RoundWork, inventory: Inventory, terms: Terms) -> str:
-        """Return the sealed inventory's digest; one that says the same goes on where it was."""
+        """Return the sealed inventory's digest; an unchanged one keeps its digest and progress."""
         told = inventory.told(work.least(terms)).counts()
         what = (told, terms.run, terms.method.name, terms.schema_digest, self._line.server)
         if self._last is None or self._last[0] != what:
@@ -182,7 +182,7 @@ class Transfers:
 
     def _offer(self, digest: str) -> None:
         if digest in self._heard:
-            return  # on its way over this connection
+            return  # already sent over this connection
         self._outbox.load(digest)
         self._journal.sent(digest)
         if digest not in self._offered:
@@ -197,7 +197,7 @@ class Transfers:
         self._outbox.offer(digest, self._line.send, again=again)
 
     def want(self, message: Want) -> None:
-        """Send the chunks that the server asks for; none of what is not offered or held."""
+        """Send the requested chunks, if the envelope was offered and is still held."""
         digest = message.digest
         if digest not in self._offered:
             return
@@ -213,24 +213,24 @@ class Transfers:
         return list(self._inventories)[-1:]
 
     def _unsent(self, digest: str, error: FcilError) -> None:
-        """Nothing more goes out now: what is damaged is given up, the rest offered again later.
+        """Give up a damaged envelope; offer it again later after any other failure.
 
-        `offer`, which then opens the file anew, has the last word.
+        `offer`, which then reopens the file, decides.
         """
         if isinstance(error, CorruptFile):
             self._unreadable(digest, error)
             return
-        self._heard.pop(digest, None)  # otherwise `offer` took it to be on its way
+        self._heard.pop(digest, None)  # otherwise `offer` would treat it as sent
         self._notes("warning", str(error))
         self._feed(events.Nacked(digest, error.code))
 
     def _unreadable(self, digest: str, error: FcilError) -> None:
-        """Give up an update whose file is damaged; the server asks for another one."""
+        """Give up an update whose file is damaged; the server requests another one."""
         self._notes("warning", str(error))
         self._feed(events.Nacked(digest, "corrupt_file"))
 
     def acked(self, digest: str) -> None:
-        """The server has an envelope."""
+        """Handle the server's Ack of an envelope."""
         self._answered(digest, lambda: self._journal.acked(digest))
         if digest in self._inventories:
             self._feed(events.Announced())
@@ -239,7 +239,7 @@ class Transfers:
             self._feed(events.Acked(digest))
 
     def nacked(self, nack: Nack) -> None:
-        """The server refuses an envelope, or has no such part."""
+        """Handle a Nack: the server refuses an envelope, or lacks a requested part."""
         error = from_code(nack.code, nack.text, nack.action)
         self._answered(nack.digest, lambda: self._journal.refused(nack.digest, nack.code))
         if nack.digest in self._downloads.refs:
@@ -253,12 +253,12 @@ class Transfers:
             self._feed(events.InventoryRefused(nack.code))
 
     def _answered(self, digest: str, write: Callable[[], None]) -> None:
-        """Note the answer to an offer, once; the server cannot make this device write more."""
+        """Record the answer to an offer, once; the server cannot make this device write more."""
         self._heard.pop(digest, None)
         self._outbox.forget(digest)
         if digest in self._offered:
             self._offered.remove(digest)
             try:
                 write()
-            except StorageError as error:  # it did leave, and this is written down
+            except StorageError as error:  # it did leave, and the journal says so
                 self._notes("warning", str(error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def is_text(name: str) -> bool:
-    """Say whether a name is UTF-8; watchfiles cannot take others."""
+    """Return True if a name is UTF-8; watchfiles accepts no others."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -13,5 +13,5 @@ def is_text(name: str) -> bool:
 
 
 def is_about_a_name(error: BaseException) -> bool:
-    """Say whether events have ended over a name that is no UTF-8, which watchfiles cannot take."""
+    """Return True if events have ended because of a non-UTF-8 name, which watchfiles rejects."""
     return isinstance(error, RuntimeError) and "Unable to decode path" in str(error)

@@ -19,27 +19,27 @@ from fcil_client.data.partition_source import Parts
 from fcil_client.data.split import Fractions
 from fcil_protocol.errors import DataError
 
-MOST_IMAGES = 200_000  # in the lists that are kept: about 100 MB; others are read again from disk
+MOST_IMAGES = 200_000  # in all lists in memory: about 100 MB; others are read again from disk
 
 _Key = tuple[str, str, bytes]
 
 
 class HeldData:
-    """Lists of images, by client, and one shelf of decoded images for all of them.
+    """Lists of images, by client, and one store of decoded images for all of them.
 
-    A client's list costs about 500 bytes an image; when all are too many, those that were not
-    used for longest go, and come back with the next call from the client's manifest on disk.
+    A client's list costs about 500 bytes an image; beyond `MOST_IMAGES` the least recently used are
+    dropped, and reloaded with the next call from the client's manifest on disk.
     """
 
     def __init__(self) -> None:
-        self._manifests: OrderedDict[_Key, Manifest] = OrderedDict()  # the newest used last
+        self._manifests: OrderedDict[_Key, Manifest] = OrderedDict()  # least recently used first
         self._data: dict[_Key, LocalData] = {}
         self._parts: Parts | None = None
         self._shelf: Shelf | None = None
         self._shelf_of: tuple[Preprocessing, int, int] | None = None
 
     def scan(self, call: Call) -> Manifest:
-        """Look through a client's images; fields as `ClientWorker.scan` has them."""
+        """Scan a client's images; fields as in `ClientWorker.scan`."""
         fields = call.fields
         source, fractions = self._open(fields)
         try:
@@ -84,7 +84,7 @@ class HeldData:
         return self._data[key]
 
     def _open(self, fields: Fields) -> tuple[ImageSource, Fractions]:
-        """Open a client's images; a data set that a partition divides is looked through once."""
+        """Open a client's images; a data set that a partition divides is listed once."""
         data, partition = Path(fields["data"]), partition_of(fields)
         if partition is None:
             return open_source(data), Fractions()
@@ -93,7 +93,7 @@ class HeldData:
         return self._parts.slot(fields["slot"]), partition.fractions
 
     def _shelf_for(self, preprocessing: Preprocessing, memory_bytes: int, threads: int) -> Shelf:
-        """Return the shelf; another way to prepare images empties it."""
+        """Return the store of decoded images; another preprocessing empties it."""
         wanted = (preprocessing, memory_bytes, threads)
         if self._shelf is None or self._shelf_of != wanted:
             for key in list(self._data):
@@ -118,7 +118,7 @@ class HeldData:
 
 
 def manifest_path(fields: Fields) -> Path:
-    """Return where a client keeps the list of its images."""
+    """Return the file of a client's list of images."""
     return Path(fields["cache"]) / manifests.NAME
 
 
@@ -126,8 +126,8 @@ def partition_of(fields: Fields) -> Partition | None:
     """Return the partition that divides a client's data; None: all of it is the client's.
 
     Raises:
-        DataError: the file holds another partition than the client began with.
-        CorruptFile, StorageError, UsageError: as `partition_file` says.
+        DataError: the file holds another partition than at the client's beginning.
+        CorruptFile, StorageError, UsageError: as in `partition_file`.
     """
     if not fields.get("partition"):
         return None

@@ -1,4 +1,4 @@
-"""What a client's folder holds, and what of it is announced."""
+"""Classes and image counts of a client's folder, and their announcement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fcil_protocol.payloads.payload import Payload
 
 @dataclass
 class Inventory:
-    """What a scan found; class names and counts are told to the server."""
+    """Result of a scan; class names and counts are announced to the server."""
 
     train: dict[str, int] = field(default_factory=dict)
     test: dict[str, int] = field(default_factory=dict)
@@ -28,14 +28,14 @@ class Inventory:
         return {n: {"train": self.train.get(n, 0), "test": self.test.get(n, 0)} for n in self.names}
 
     def told(self, least: int) -> Inventory:
-        """Return what may be announced if a class needs ``least`` images on a side."""
+        """Return the classes that may be announced if one needs ``least`` images on a side."""
         train, test = (
             {name: n for name, n in side.items() if n >= least} for side in (self.train, self.test)
         )
         return Inventory(train, test)
 
     def payload(self) -> Payload:
-        """Return what is announced; it keeps ``payloads.builtin.INVENTORY_SCHEMA``."""
+        """Return the announcement; it keeps ``payloads.builtin.INVENTORY_SCHEMA``."""
         names = self.names
         return Payload(
             {

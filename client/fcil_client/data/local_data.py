@@ -1,8 +1,8 @@
-"""The doors to a client's images: learner and evaluator, kept apart.
+"""Views of a client's images: learner and evaluator, kept apart.
 
-Each door shows one side of the split and exactly the classes that were asked for, so the
-learner never meets a test image nor an image of an earlier task; those of earlier tasks that a
-method keeps as exemplars have a door of their own.
+Each view shows one side of the split and only the requested classes, so the learner never receives
+a test image nor an image of an earlier task; those of earlier tasks that a method keeps as
+exemplars have a view of their own.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ class LocalData:
         return self._store.faults
 
     def tell(self, alive: Callable[[], None]) -> None:
-        """Call this whenever images are decoded or asked for: a sign of life."""
+        """Set the callback for each decoded or requested image: a sign of life."""
         self._store.alive = alive
 
     def refresh(self, source: ImageSource, manifest: Manifest) -> None:
-        """Go on with a newer scan; images whose content is known stay decoded."""
+        """Continue with a newer scan; images with known content stay decoded."""
         if source is not self._store.source:
             self._store.source.close()
         self._store.source, self.manifest = source, manifest
         self._store.faults.clear()
 
     def close(self) -> None:
-        """Give back threads, files and memory."""
+        """Release threads, files and memory."""
         self._store.close()
 
     def learner_door(
@@ -68,7 +68,8 @@ class LocalData:
 
         Args:
             class_ids: class name -> global id; names are matched as the federation does.
-            least: classes with fewer images are left out, so that nothing is learned of them.
+            least: classes with fewer images are left out, so that the method learns nothing about
+                them.
             only: names of the images that this round may show; None: all.
         """
         images = self._images("train", class_ids)
@@ -83,8 +84,8 @@ class LocalData:
 
         Args:
             class_ids: names of past classes -> global ids; images of others stay shut.
-            digests: SHA-256 (hex); what is no longer here is left out.
-            least: classes of which fewer are left are left out as well.
+            digests: SHA-256 (hex); images that no longer exist are left out.
+            least: classes with fewer remaining images are left out as well.
         """
         found = {image.digest: (image, label) for image, label in self._images("train", class_ids)}
         wanted = [found[one] for one in dict.fromkeys(digests) if one in found]
@@ -101,6 +102,6 @@ class LocalData:
 
 
 def _enough(wanted: Sequence[tuple[Image, int]], least: int) -> list[tuple[Image, int]]:
-    """Return the images of classes with at least so many of them."""
+    """Return the images of classes with at least ``least`` of them."""
     counts = Counter(number for _, number in wanted)
     return [(image, number) for image, number in wanted if counts[number] >= least]

@@ -1,4 +1,4 @@
-"""The client's record of its images: what is readable, by digest, class and side."""
+"""The client's record of its images: the readable ones, by digest, class and side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 
 FORMAT = 1
 NAME = "manifest.json"  # in the client's directory
-DAMAGED = ".damaged"  # behind the name of one that could not be read
+DAMAGED = ".damaged"  # suffix of a file that could not be read
 
 
 @dataclass(frozen=True)
@@ -51,19 +51,19 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) over class, content and side of all images, whatever their names."""
+        """SHA-256 (hex) over class, content and side of all images, independent of their names."""
         rows = sorted([i.entry.class_name, i.digest, i.side] for i in self.images)
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
     def counts(self, part: Side) -> dict[str, int]:
-        """Return the number of images of each class on one side; classes without any lack."""
+        """Return the number of images of each class on one side, without empty classes."""
         found = Counter(i.entry.class_name for i in self.images if i.side == part)
         return dict(sorted(found.items()))
 
 
 @dataclass
 class _Record:
-    """The manifest's file: what was found out about each file, and all sides ever given."""
+    """Content of the manifest's file: each file's result, and all sides ever given."""
 
     salt: str
     files: dict[str, list[Any]] = field(default_factory=dict)  # name -> row of `_row`
@@ -82,24 +82,24 @@ def scan(
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     keep: bool = True,
 ) -> Manifest:
-    """Find all images, decode each new one once to see that it is readable, and split them.
+    """Find all images, decode each new one once to check that it is readable, and split them.
 
     Files that cannot be read are faults of the manifest, not errors.
 
     Args:
-        source: where the images are.
-        cache: JSON file (0600) with the results of earlier scans; it also keeps the sides
-            that the hash alone does not give, so it should live as long as the salt. A
-            damaged one is set aside and made anew, with a note.
+        source: source of the images.
+        cache: JSON file (0600) with the results of earlier scans; it also keeps the sides that the
+            hash alone does not give, so it should live as long as the salt. A damaged one is set
+            aside and rebuilt, with a note.
         salt: this client's, drawn once.
         fractions: expected shares of train, select and test.
         threads: threads that decode; 0: one per core, at most 8.
-        on_progress: called with files done and files in all.
-        keep: write the cache. Where the disk is full, the images count all the same, with a
-            note, and are looked at again by the next scan.
+        on_progress: called with files done and files in total.
+        keep: write the cache. If the disk is full, the images count all the same, with a note, and
+            the next scan reads them again.
 
     Raises:
-        DataError: the source as a whole cannot be used.
+        DataError: the source cannot be used at all.
         CorruptFile: the cache is of another salt, or of a newer fcil.
         StorageError: the cache cannot be read.
     """
@@ -126,7 +126,7 @@ def scan(
 
 
 def _keep(cache: Path, record: _Record, *, damaged: bool) -> list[str]:
-    """Write the manifest's file; returns a sentence if that is not possible now."""
+    """Write the manifest's file; return a sentence if that is not possible now."""
     try:
         if damaged:
             _set_aside(cache)
@@ -138,9 +138,9 @@ def _keep(cache: Path, record: _Record, *, damaged: bool) -> list[str]:
 
 
 def load(cache: Path, salt: bytes) -> Manifest | None:
-    """Return the manifest of the last scan without looking at the images.
+    """Return the manifest of the last scan without reading the images.
 
-    None before the first scan, and if it is damaged: the next scan makes it anew.
+    None before the first scan, and if it is damaged: the next scan rebuilds it.
 
     Raises:
         CorruptFile: it is of another salt, or of a newer fcil.
@@ -150,7 +150,7 @@ def load(cache: Path, salt: bytes) -> Manifest | None:
 
 
 def diff(old: Manifest, new: Manifest) -> list[str]:
-    """Say in one sentence per class what came or went between two scans."""
+    """Return one sentence per class with images added or removed between two scans."""
     before, after = _contents(old), _contents(new)
     sentences = []
     for name in sorted(before.keys() | after.keys()):
@@ -187,7 +187,7 @@ def _examine(
     threads: int,
     on_progress: Callable[[int, int], None],
 ) -> dict[str, list[Any]]:
-    """Return a row per entry; good files that did not change are taken from the cache."""
+    """Return a row per entry; unchanged good files are taken from the cache."""
     rows: dict[str, list[Any]] = {}
     for entry in entries:
         known = old.files.get(entry.name)
@@ -231,7 +231,7 @@ def _manifest(record: _Record) -> Manifest:
         for name, row in record.files.items()
         if row[4] and row[6]
     ]
-    # Training visits images in this order: by path, whatever order the files were found in.
+    # Training visits images in this order: by path, independent of the order of listing.
     images.sort(key=lambda image: image.entry.name)
     return Manifest(tuple(images), tuple(record.faults), tuple(record.notes))
 
@@ -241,7 +241,7 @@ def _salt_mark(salt: bytes) -> str:
 
 
 def _load(cache: Path | None, salt: bytes) -> tuple[_Record, str]:
-    """Return what is known, and one sentence if all of it is lost because the file is damaged."""
+    """Return the record, and one sentence if it is lost because the file is damaged."""
     fresh = _Record(_salt_mark(salt))
     if cache is None:
         return fresh, ""
@@ -257,7 +257,7 @@ def _load(cache: Path | None, salt: bytes) -> tuple[_Record, str]:
             action="Use the fcil that wrote it, or a newer one.",
         ) from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        # The salt's own check has passed: what the hash decides comes out as it was.
+        # The salt's own check has passed: the hash decides as before.
         return fresh, (
             f"the manifest {cache} was damaged and is made anew; it is kept as "
             f"{cache.name}{DAMAGED}. Sides follow from the images and the salt, as before; only "
@@ -282,7 +282,7 @@ def _set_aside(cache: Path) -> None:
 
 
 class _NewerFormat(Exception):
-    """The file is whole as far as this fcil can tell, and not for it."""
+    """The file is intact as far as this fcil can tell, but of a newer format."""
 
 
 def _parse(text: bytes) -> _Record:

@@ -1,8 +1,8 @@
-"""Who holds which images: the draws of the papers, and nothing else (docs/partitions.md).
+"""The papers' draws of owners for images, and nothing else (docs/partitions.md).
 
-A draw looks at one task: the labels of its images in, the owner of each image out. Which
-images there are, and where the result is kept, is the business of `partition_file`. HePCo's
-clients own nothing: they choose anew for every round (`hepco`).
+A draw sees one task: the labels of its images in, the owner of each image out. Finding the images
+and storing the result is the task of `partition_file`. HePCo's clients own nothing: they choose
+afresh for every round (`hepco`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ORDERS = ("pycil", "natural", "shuffled")
 
 
 def task_stream(seed: int, task: int) -> np.random.Generator:
-    """Return what a task is drawn from, the same for all its rounds."""
+    """Return the random generator of a task, the same for all its rounds."""
     return np.random.default_rng([seed, task])
 
 
@@ -38,15 +38,15 @@ def quantity(alpha: int, *, minimum: int = 1, categorical: bool = False) -> Draw
     """Give every client ``alpha`` classes of each task; owners of a class share it equally.
 
     Source: PILoRA and Fed-TaLoRA, appendices; the rule of coverage and ``categorical`` are
-    fed-mammoth's. The classes are drawn again until each has an owner, `MAX_DRAWS` times at
-    most; then a random client takes each missing class in exchange for one of its own that
-    others own as well. Shares of a class differ by at most one image.
+    fed-mammoth's. The classes are redrawn until each has an owner, `MAX_DRAWS` times at most; then
+    a random client takes each missing class in exchange for one of its own that others own as well.
+    Shares of a class differ by at most one image.
 
     Args:
         alpha: classes of each client and task; in a task of fewer classes, all of them.
-        minimum: images that each client should have of a task; drawn again until it is so,
-            `MAX_DRAWS` times at most in all, and after that with fewer.
-        categorical: each image goes to one of its class's owners by lot instead.
+        minimum: images that each client should have of a task; redrawn until it holds, `MAX_DRAWS`
+            times at most in all, and after that with fewer.
+        categorical: instead, draw the owner of each image from its class's owners.
     """
 
     def owners(labels: I64, clients: int, rng: np.random.Generator) -> I64:
@@ -72,7 +72,7 @@ def quantity(alpha: int, *, minimum: int = 1, categorical: bool = False) -> Draw
 def _held(
     classes: int, alpha: int, clients: int, rng: np.random.Generator, left: _Tries
 ) -> NDArray[np.bool_]:
-    """Return who owns which class (K, C), each class owned by somebody."""
+    """Return the owners of each class (K, C); each class has at least one."""
     assert alpha * clients >= classes, f"{clients} clients of {alpha} classes own not {classes}"
     while True:
         left.count()
@@ -84,7 +84,7 @@ def _held(
         if left.over:
             break
     for c in np.flatnonzero(~held.any(axis=0)):
-        # As many places as classes, or more, and a class without an owner: another has two.
+        # At least as many places as classes, and a class without an owner: another has two.
         spare = held & (held.sum(axis=0) > 1)
         k = rng.choice(np.flatnonzero(spare.any(axis=1)))
         held[k, rng.choice(np.flatnonzero(spare[k]))] = False
@@ -97,17 +97,17 @@ def dirichlet(
 ) -> Draw:
     """Split each class by shares p from Dirichlet(beta, ..., beta) over the clients.
 
-    Source: PILoRA's code, whose cut points are ``floor(cumsum(p) n_c)``. A task is drawn again
-    until every client has ``minimum`` images of it, `MAX_DRAWS` times at most; after that,
-    clients can have fewer, or sit the task out.
+    Source: PILoRA's code, whose cut points are ``floor(cumsum(p) n_c)``. A task is redrawn until
+    every client has ``minimum`` images of it, `MAX_DRAWS` times at most; after that, clients can
+    have fewer, or none in the task.
 
     Args:
-        beta: concentration: small, and a class is with few clients; large, and it is even.
+        beta: concentration: if small, few clients hold a class; if large, the split is even.
         minimum: images that each client should have of a task.
         categorical: draw an owner for each image from p instead of cutting (fed-mammoth).
-        balance: give nothing more to clients that already hold N / K images of the task (Li
-            et al., "Federated Learning on Non-IID Data Silos"). At a small beta this is
-            visibly another partition.
+        balance: give no more images to clients that already hold N / K images of the task (Li et
+            al., "Federated Learning on Non-IID Data Silos"). At a small beta this is visibly
+            another partition.
     """
 
     def owners(labels: I64, clients: int, rng: np.random.Generator) -> I64:
@@ -132,18 +132,18 @@ def dirichlet(
 
 
 def _capped(shares: NDArray[np.float64], owner: I64) -> NDArray[np.float64]:
-    """Take the share from clients that already hold N / K images."""
+    """Set the share of clients that already hold N / K images to zero, and normalise."""
     clients = len(shares)
     free = np.bincount(owner[owner >= 0], minlength=clients) < len(owner) / clients
     kept: NDArray[np.float64] = shares * free
-    if kept.sum() == 0:  # at a tiny beta the whole of p can lie with clients that are full
+    if kept.sum() == 0:  # at a tiny beta all of p can belong to clients that are full
         kept = free.astype(np.float64)
     kept /= kept.sum()
     return kept
 
 
 def even() -> Draw:
-    """Deal the images out (iid): each class, and all of them together, as equally as possible."""
+    """Deal the images out (iid): each class, and all of them together, as evenly as possible."""
 
     def owners(labels: I64, clients: int, rng: np.random.Generator) -> I64:
         owner = np.zeros(len(labels), dtype=np.int64)
@@ -179,22 +179,22 @@ def _smallest(owner: I64, clients: int) -> int:
 
 
 def hepco_classes(classes: int, kappa: float) -> int:
-    """Return of how many of a task's classes a client sees images: C'.
+    """Return the number of a task's classes of which a client sees images: C'.
 
-    As its formula has it, also where floats make it odd: kappa = 0.9 of 10 classes keeps 10.
+    By the paper's formula, also where floats make it odd: kappa = 0.9 of 10 classes keeps 10.
     """
     return classes - int(classes * (1 - kappa))
 
 
 def hepco_counts(classes: int, images: int, kappa: float, gamma: float, beta: float) -> list[int]:
-    """Return how many images each of the C' classes gives, the largest first.
+    """Return the number of images of each of the C' classes, the largest first.
 
     Args:
-        classes: of the task.
-        images: of the task.
+        classes: number of classes of the task.
+        images: number of images of the task.
         kappa: share of the classes that a client sees.
         gamma: share of a class's images that it sees.
-        beta: imbalance: what the last class has of what the first one has.
+        beta: imbalance: last class's images over the first one's.
     """
     kept, most = hepco_classes(classes, kappa), images / classes
     exponents = [i / (kept - 1) if kept > 1 else 0.0 for i in range(kept)]
@@ -206,8 +206,8 @@ def hepco(
 ) -> dict[int, I64]:
     """Choose the images of one client in one round: label -> rows of ``labels``, ascending.
 
-    Source: HePCo's experiments. The classes are permuted and the first C' kept; small tails
-    can be of no image, and such a class is absent. A class with fewer images gives them all.
+    Source: HePCo's experiments. The classes are permuted and the first C' kept; small tails can be
+    empty, and such a class is absent. A class with fewer images gives them all.
     """
     classes = np.unique(labels)
     order = rng.permutation(classes)
@@ -223,7 +223,7 @@ def hepco(
 
 
 def hepco_stream(seed: int, task: int, round_: int, slot: int) -> np.random.Generator:
-    """Return what a client's images of one round are drawn from."""
+    """Return the random generator of a client's images in one round."""
     return np.random.default_rng([seed, task, round_, slot])
 
 
@@ -231,7 +231,7 @@ def hepco_stream(seed: int, task: int, round_: int, slot: int) -> np.random.Gene
 
 
 def natural(names: Sequence[str]) -> list[str]:
-    """Sort class names: as numbers where all of them are numbers, else as text."""
+    """Sort class names: as numbers if all of them are numbers, else as text."""
     numbers = all(re.fullmatch(r"[0-9]{1,18}", name) for name in names)
     return sorted(names, key=lambda name: (int(name) if numbers else 0, name))
 
@@ -247,11 +247,11 @@ def class_order(names: Sequence[str], order: str | Sequence[str], seed: int) -> 
 
     Args:
         names: all classes.
-        order: one of `ORDERS`, or the wanted names themselves, which may be some of all.
-        seed: of ``shuffled`` (HePCo: ``random.seed(seed); random.shuffle(range(C))``).
+        order: one of `ORDERS`, or the names themselves, possibly a subset.
+        seed: seed of ``shuffled`` (HePCo: ``random.seed(seed); random.shuffle(range(C))``).
 
     Raises:
-        UsageError: a name is not there, or stands there twice.
+        UsageError: a name is unknown, or listed twice.
     """
     known = natural(names)
     if not isinstance(order, str):
@@ -289,8 +289,8 @@ def make_tasks(order: Sequence[str], tasks: int, per_task: int) -> tuple[tuple[s
 
     Args:
         order: the classes.
-        tasks: how many; 0: as many as it takes. Where they do not come out even, earlier tasks
-            have one class more.
+        tasks: number of tasks; 0: as needed. If classes do not divide evenly, earlier tasks have
+            one class more.
         per_task: classes in each; 0: all classes over ``tasks``. With both given, the first
             ``tasks`` x ``per_task`` classes are used. With neither, there are ten tasks.
 

@@ -1,4 +1,4 @@
-"""A partition as real folders, one for each client, to be carried to devices."""
+"""A partition as real folders, one for each client, for transport to devices."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 
 
 def check_target(folder: Path, data: Path) -> None:
-    """Check that nothing is there yet that could be mixed with what is written.
+    """Check that the target holds no files that could be mixed with the export.
 
     Raises:
-        UsageError: the folder is not empty, or is inside the data, which would become another.
+        UsageError: the folder is not empty, or is inside the data, which would change.
     """
     if folder.resolve().is_relative_to(data.resolve()):
         raise UsageError(
@@ -34,17 +34,17 @@ def check_target(folder: Path, data: Path) -> None:
 def export(parts: Parts, folder: Path, progress: Callable[[int, int], None]) -> list[Path]:
     """Write ``client-000/train/<class>/...`` and ``test/`` for every slot.
 
-    Files of a folder become hard links where the disk allows it, which take no room; else they
-    are copied. Images for tuning lie in ``train/``: a client keeps its own share of it apart.
+    Files of a folder become hard links if the disk allows it, which take no space; else they are
+    copied. Images for tuning are in ``train/``: a client draws its own share of it.
 
     Args:
         parts: the data set and its partition.
         folder: new or empty.
-        progress: told clients done and in all.
+        progress: receives the number of clients done and in total.
 
     Raises:
-        UsageError: as `check_target`.
-        DataError: an image cannot be read any more.
+        UsageError: as in `check_target`.
+        DataError: an image can no longer be read.
         StorageError: a file cannot be written.
     """
     check_target(folder, parts.source.path)
@@ -66,7 +66,7 @@ def _client(source: ImageSource, entries: tuple[Entry, ...], folder: Path) -> No
         side = "test" if entry.part == "test" else "train"
         target = folder / side / entry.class_name / PurePosixPath(entry.name).name
         number = 1
-        while target in taken:  # files of one name from folders below their class
+        while target in taken:  # files of one name from subfolders of their class
             target = target.with_stem(f"{PurePosixPath(entry.name).stem}-{number}")
             number += 1
         taken.add(target)

@@ -1,9 +1,8 @@
-"""A partition as a file: which client has which images of a data set, once and for ever.
+"""A partition as a file: the images of each client, once and for ever.
 
-JSON, one top-level field per line, so that other programs read it with nothing of ours. It
-names images as the source names them, and the data set by a digest of its listing, so that it
-fits that data set and no other. ``digest`` is over all other fields: it is the partition's
-name, and shows damage.
+JSON, one top-level field per line, so that other programs can read it without fcil. It names images
+as the source names them, and the data set by a digest of its listing, so that it matches only that
+data set. ``digest`` covers all other fields: it is the partition's name, and detects damage.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 
 FORMAT = 1
 KINDS = ("quantity", "dirichlet", "hepco", "iid")
-_GIVEN = Fractions(1.0, 0.0, 0.0)  # the sides that the partition does not name have no share
+_GIVEN = Fractions(1.0, 0.0, 0.0)  # sides that the partition does not name have no share
 
 _Sha256 = Annotated[str, StringConstraints(pattern="[0-9a-f]{64}")]
 _Names = dict[str, tuple[str, ...]]  # class name -> names of its images
@@ -41,8 +40,8 @@ class Source(_Field):
     """The data set that was divided.
 
     Attributes:
-        digest: of its listing (`listing_digest`).
-        images: how many it holds.
+        digest: digest of its listing (`listing_digest`).
+        images: number of its images.
     """
 
     digest: _Sha256
@@ -50,18 +49,18 @@ class Source(_Field):
 
 
 class Partition(_Field):
-    """Who holds which images.
+    """The images of each client.
 
     Attributes:
-        format: of the file.
+        format: format of the file.
         kind: one of `KINDS`.
-        parameters: all that the draw depended on beside the seed.
-        seed: of the draw.
-        order: which class order (`partition_draws.ORDERS`, or ``listed``).
-        clients: how many; they are called by their slot, from 0.
+        parameters: all inputs of the draw besides the seed.
+        seed: seed of the draw.
+        order: class order (`partition_draws.ORDERS`, or ``listed``).
+        clients: number of clients; their slots count from 0.
         tasks: class names of each task.
         source: the data set.
-        notes: one sentence per thing that is not as one could expect.
+        notes: one sentence per unexpected property.
         images: side -> class name -> names of images.
         owners: side -> class name -> slot of each image. HePCo's train images have no owner.
         rounds: HePCo: task -> round -> slot -> class name -> positions among its train images.
@@ -84,19 +83,19 @@ class Partition(_Field):
 
     @property
     def fractions(self) -> Fractions:
-        """What `manifest.scan` divides by itself: nothing, since every image has its side."""
+        """Fractions for `manifest.scan`, which has no image to divide: each has its side."""
         return _GIVEN
 
     @property
     def redraws(self) -> bool:
-        """Whether clients choose anew for every round."""
+        """True if clients choose afresh for every round."""
         return self.kind == "hepco"
 
     def check_slot(self, slot: int) -> None:
-        """Check that there is such a client.
+        """Check that the slot exists.
 
         Raises:
-            UsageError: there is not.
+            UsageError: it does not.
         """
         if not 0 <= slot < self.clients:
             raise UsageError(
@@ -117,11 +116,11 @@ class Partition(_Field):
         return self._of("test", slot)
 
     def counts(self, slot: int) -> dict[str, int]:
-        """Return class name -> train images of a client; classes without any lack."""
+        """Return class name -> train images of a client, without empty classes."""
         return dict(self._counts[slot])
 
     def task_notes(self, names: Iterable[str], task: int) -> Iterator[str]:
-        """Say so if these classes do not all stand in this task."""
+        """Yield a sentence if these classes are not all in this task."""
         if task >= len(self.tasks) or not set(names) <= set(self.tasks[task]):
             yield (
                 f"task {task} of this run is not that of the partition, so its results are not of "
@@ -132,7 +131,7 @@ class Partition(_Field):
         """Return the names of the train images that a client may see in a round; None: all.
 
         Raises:
-            DataError: the partition was not drawn for so many tasks or rounds.
+            DataError: the partition was not drawn for this task or round.
         """
         if not self.redraws:
             return None
@@ -188,7 +187,7 @@ def seat(partition: Partition, slot: int) -> str:
 def listing_digest(listing: Listing) -> str:
     """Return a data set's digest (hex): over name, class, side and size of every image."""
     rows = sorted([e.name, e.class_name, e.part or "", e.size] for e in listing.entries)
-    # A name may hold bytes that are no text.
+    # A name may hold bytes that are not valid text.
     return hashlib.sha256(_dump(rows).encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -201,7 +200,7 @@ def sealed(partition: Partition) -> Partition:
 
 
 def save(path: Path, partition: Partition) -> None:
-    """Write a partition; all of it or nothing.
+    """Write a partition, completely or not at all.
 
     Raises:
         StorageError: that is not possible.
@@ -212,11 +211,11 @@ def save(path: Path, partition: Partition) -> None:
 
 
 def load(path: Path) -> Partition:
-    """Read a partition; the same file is read once, however often it is asked for.
+    """Read a partition; an unchanged file is read only once.
 
     Raises:
         DataError: there is no such file.
-        CorruptFile: it is damaged, or of a newer fcil.
+        CorruptFile: it is damaged, or written by a newer fcil.
         StorageError: it cannot be read.
     """
     with storage_errors("read the partition", path):
@@ -253,7 +252,7 @@ def _damaged(path: Path, fault: str) -> CorruptFile:
 
 
 def _invalid(text: bytes, error: ValidationError) -> str:
-    """Say in words what is wrong with a file that has not the form of a partition."""
+    """Return the fault of a file that does not have the form of a partition."""
     first = error.errors(include_url=False, include_input=False)[0]
     try:
         fields = json.loads(text)
@@ -274,7 +273,7 @@ def _other_format(number: int) -> str:
 
 
 def faults(partition: Partition) -> Iterator[str]:
-    """Yield a sentence, without its stop, for each thing in which a partition is not one."""
+    """Yield a sentence, without its full stop, for each fault of a partition."""
     if partition.format != FORMAT:
         yield _other_format(partition.format)
     if partition.kind not in KINDS:

@@ -1,4 +1,4 @@
-"""From a listing of images and a request to a partition: which tasks, which subset, who owns."""
+"""Make a partition from a listing of images and a request: tasks, subsets, owners."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from fcil_client.data.partition_file import Partition, Source, listing_digest, s
 from fcil_protocol.errors import UsageError
 
 TEST_FRACTION = 0.2
-MOST_BETA = 1e6  # as good as even; from 1e305 on, numpy's shares are no numbers
+MOST_BETA = 1e6  # as good as even; from 1e305 on, numpy's shares are NaN
 Names = dict[str, tuple[str, ...]]  # class name -> names of its images
-# Streams beside those of the tasks; a fifth word is no padding, so none of them meets another.
+# Further streams besides those of the tasks; a fifth word is no padding, so none coincide.
 _SUBSET, _HOLD_OUT, _VALIDATE, _DEAL = 1, 2, 3, 4
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for; the defaults are those of docs/partitions.md, "Kinds".
+    """Options of a new partition; the defaults are those of docs/partitions.md, "Kinds".
 
     Attributes:
         kind: quantity, dirichlet, hepco or iid.
-        clients: how many.
-        seed: of everything that is drawn, but for the test images of data without test/.
+        clients: number of clients.
+        seed: of every draw except the test images of data without test/.
         order: one of `partition_draws.ORDERS`, or the class names themselves.
         tasks, classes_per_task: see `partition_draws.make_tasks`.
         alpha: quantity: classes of a client in a task.
         beta: dirichlet: concentration.
         kappa, gamma, imbalance: hepco: shares of classes and of images; last class over first.
-        rounds: hepco: for how many rounds of a task it is drawn.
+        rounds: hepco: number of rounds drawn per task.
         min_images: of each client and task (not hepco).
         categorical, balance: see `partition_draws.quantity` and `partition_draws.dirichlet`.
         per_class: train images of a class, drawn; 0: all.
-        test_per_class: the same of the test images.
-        val_fraction: share of the train images that is for tuning alone.
-        test: deal the test images over the clients; else nobody has any.
-        test_fraction: what is kept for tests of data without test/.
+        test_per_class: the same for the test images.
+        val_fraction: share of the train images that is for tuning only.
+        test: deal the test images over the clients; else no client has any.
+        test_fraction: share kept for tests of data without test/.
     """
 
     kind: str = "quantity"
@@ -66,7 +66,7 @@ class Request:
     test_fraction: float = TEST_FRACTION
 
     def parameters(self) -> dict[str, int | float | str | bool]:
-        """Return what the result depends on, by name, beside seed, order and tasks."""
+        """Return all inputs of the result, by name, besides seed, order and tasks."""
         of_kind = {
             "quantity": ("alpha", "min_images", "categorical"),
             "dirichlet": ("beta", "min_images", "categorical", "balance"),
@@ -86,12 +86,12 @@ def make(
     """Divide a data set.
 
     Args:
-        listing: what the source holds.
-        request: how.
-        progress: told tasks done and in all.
+        listing: images of the source.
+        request: options.
+        progress: receives the number of tasks done and in total.
 
     Raises:
-        UsageError: it cannot be divided like that; the sentence says why.
+        UsageError: it cannot be divided with these options; the sentence says why.
     """
     _check_request(request)
     notes: list[str] = []
@@ -138,7 +138,7 @@ def make(
     )
 
 
-# --- which images --------------------------------------------------------------------------
+# --- sides of images -----------------------------------------------------------------------
 
 
 def _sides(listing: Listing, request: Request, notes: list[str]) -> dict[str, Names]:
@@ -152,7 +152,7 @@ def _sides(listing: Listing, request: Request, notes: list[str]) -> dict[str, Na
     for number, name in enumerate(names):
         learned, tested = train[name], test.get(name, [])
         if request.test and not test:
-            rng = _stream(0, number, _HOLD_OUT)  # the same images whatever the seed
+            rng = _stream(0, number, _HOLD_OUT)  # the same images for every seed
             tested, learned = _cut(learned, int(len(learned) * request.test_fraction), rng)
         if request.per_class and len(learned) < request.per_class:
             notes.append(f"class {name!r} has only {len(learned)} train images")
@@ -191,7 +191,7 @@ def _some(names: list[str], most: int, rng: np.random.Generator) -> list[str]:
 
 
 def _cut(names: list[str], most: int, rng: np.random.Generator) -> tuple[list[str], list[str]]:
-    """Draw ``most`` of the names; returns them and the others, both in their order."""
+    """Draw ``most`` of the names; return them and the others, both in their order."""
     drawn = set(rng.permutation(len(names))[:most].tolist())
     return (
         [name for i, name in enumerate(names) if i in drawn],
@@ -203,7 +203,7 @@ def _stream(seed: int, number: int, purpose: int) -> np.random.Generator:
     return np.random.default_rng([seed, number, 0, 0, purpose])
 
 
-# --- who owns them -------------------------------------------------------------------------
+# --- owners --------------------------------------------------------------------------------
 
 
 def _draw(request: Request) -> Draw:
@@ -249,7 +249,7 @@ def _owned(
 
 
 def _labels(held: Names) -> draws.I64:
-    """Return the place of its class among those held for each image, (N,)."""
+    """Return each image's class index among those held, (N,)."""
     sizes = [len(images) for images in held.values()]
     return np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
 
@@ -273,7 +273,7 @@ def _rounds(
     )
 
 
-# --- what is not possible ------------------------------------------------------------------
+# --- checks --------------------------------------------------------------------------------
 
 
 def _check_request(request: Request) -> None:
@@ -307,7 +307,7 @@ def _wrong(request: Request) -> Iterator[tuple[str, str]]:
 
 
 def _check_task(request: Request, task: int, held: Names) -> None:
-    """Refuse what no draw could fulfil."""
+    """Refuse options that no draw could fulfil."""
     classes, images = len(held), sum(map(len, held.values()))
     if request.kind == "hepco":
         counts = draws.hepco_counts(

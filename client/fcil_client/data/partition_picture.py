@@ -1,6 +1,6 @@
-"""A picture of who holds what: for each task, clients x classes with the number of images.
+"""A picture of a partition: for each task, clients x classes with the number of images.
 
-Laid out once as rectangles and words, and written as SVG by hand or as PNG with Pillow, which
+Laid out once as rectangles and words, then written as SVG directly or as PNG with Pillow, which
 every client has.
 """
 
@@ -21,12 +21,12 @@ from fcil_protocol.errors import UsageError
 from fcil_protocol.storage.atomic_files import write_atomic
 
 SUFFIXES = (".svg", ".png")
-_CELL = 30.0  # side of a cell that shows its number, in pixels
-_ROWS_PX = 900.0  # what all clients of a panel may be high, where they are many
+_CELL = 30.0  # side of a cell with its number, in pixels
+_ROWS_PX = 900.0  # largest height of all clients of a panel, if they are many
 _GAP = 26.0
 _TITLE = 54.0
 _SMALL, _USUAL = 10.0, 13.0
-_LETTER = 0.56  # of a letter's width to its size, as most fonts have it
+_LETTER = 0.56  # typical ratio of a letter's width to its size
 _INK, _PALE, _EMPTY = (32, 36, 44), (255, 255, 255), (244, 244, 242)
 # From few to many: single-hued and even in lightness, so that it reads in grey as well.
 _LOW, _HIGH = (214, 230, 244), (8, 48, 107)
@@ -47,9 +47,9 @@ class Box:
 
 @dataclass(frozen=True)
 class Word:
-    """A line of text; ``at`` says which of its ends is at (x, y), a point of its middle line.
+    """A line of text; ``at`` names the end of it that is at (x, y), a point of its middle line.
 
-    ``up``: it reads from there upwards.
+    ``up``: the text runs upwards from there.
     """
 
     x: float
@@ -63,7 +63,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Drawing:
-    """What is to be drawn, and how large it is."""
+    """Shapes of a picture, and its size."""
 
     width: float
     height: float
@@ -74,7 +74,7 @@ def check_target(path: Path) -> None:
     """Check that a picture can be written under this name.
 
     Raises:
-        UsageError: its suffix is neither of those that are known.
+        UsageError: its suffix is neither of the known ones.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(
@@ -84,7 +84,7 @@ def check_target(path: Path) -> None:
 
 
 def write(path: Path, partition: Partition) -> None:
-    """Write the picture of a partition; all of it or nothing.
+    """Write the picture of a partition, completely or not at all.
 
     Raises:
         UsageError: the suffix is unknown.
@@ -100,7 +100,7 @@ def write(path: Path, partition: Partition) -> None:
 
 
 def draw(partition: Partition) -> Drawing:
-    """Lay the panels of all tasks out."""
+    """Lay out the panels of all tasks."""
     counts = [partition.counts(slot) for slot in range(partition.clients)]
     most = max((n for held in counts for n in held.values()), default=1)
     cell = _Cells(partition, most)
@@ -121,7 +121,7 @@ def draw(partition: Partition) -> Drawing:
 
 
 def _columns(panels: int) -> int:
-    """Return how many panels stand side by side: wider than high, in full rows if they can be."""
+    """Return the number of panels per row: wider than high, in full rows if possible."""
     even = [n for n in range(1, panels + 1) if panels % n == 0 and panels <= n * n <= 4 * panels]
     return even[0] if even else round(math.sqrt(2 * panels))
 
@@ -138,7 +138,7 @@ class _Cells:
         self._numbers = self._tall >= _SMALL + 2
         names = [_short(name) for task in partition.tasks for name in task]
         longest = max(map(len, names)) * _SMALL * _LETTER
-        self._upright = longest > self._wide - 4  # names that do not fit side by side stand
+        self._upright = longest > self._wide - 4  # names that do not fit side by side are vertical
         self._head = longest + 8 if self._upright else _SMALL + 8
         self._left = len(str(partition.clients - 1)) * _SMALL * _LETTER + 8
         self._sums = (len(str(most)) + 2) * _SMALL * _LETTER + 6
@@ -166,7 +166,7 @@ class _Cells:
                 yield Word(middle, top - 4, _short(name), up=True)
             else:
                 yield Word(middle, top - 4 - _SMALL / 2, _short(name), at="middle")
-        every = max(1, math.ceil((_SMALL + 2) / self._tall))  # where rows are thin, some names
+        every = max(1, math.ceil((_SMALL + 2) / self._tall))  # with thin rows, only some are named
         for slot, held in enumerate(counts):
             row = top + slot * self._tall
             named = slot % every == 0
@@ -258,7 +258,7 @@ def _hex(colour: Colour) -> str:
 
 
 def png(drawing: Drawing) -> bytes:
-    """Return the drawing as a PNG file, at twice its size so that small words stay clear."""
+    """Return the drawing as a PNG file, at double size so that small words stay readable."""
     scale = 2 if drawing.width * drawing.height <= 8e6 else 1
     image = Image.new("RGB", (round(drawing.width * scale), round(drawing.height * scale)), _PALE)
     pen = ImageDraw.Draw(image)
@@ -266,7 +266,7 @@ def png(drawing: Drawing) -> bytes:
         if isinstance(shape, Box):
             right, bottom = shape.x + shape.width, shape.y + shape.height
             corners = [round(v * scale) for v in (shape.x, shape.y, right, bottom)]
-            # Pillow counts the last row and column in; thin rows are one at least.
+            # Pillow includes the last row and column; thin rows are one at least.
             corners[2:] = [max(a, b - 1) for a, b in zip(corners[:2], corners[2:], strict=True)]
             pen.rectangle(corners, fill=shape.fill)
         else:

@@ -1,4 +1,4 @@
-"""One client's images of a partitioned data set, as if they were all there is."""
+"""One client's images of a partitioned data set, as if they were the complete set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Parts:
     """A data set that several clients share: listed once, checked against its partition.
 
     Raises:
-        DataError: it is not the data set that the partition was made of.
+        DataError: it is not the data set of the partition.
     """
 
     def __init__(self, source: ImageSource, partition: Partition) -> None:
@@ -34,7 +34,7 @@ class Parts:
         self._entries = {entry.name: entry for entry in listing.entries}
 
     def are(self, data: Path, partition: Partition) -> bool:
-        """Say whether they are this partition of this data."""
+        """Return True if this is the given partition of the given data."""
         return self.source.path == data and self.partition.digest == partition.digest
 
     def slot(self, number: int) -> ImageSource:
@@ -49,7 +49,7 @@ class Parts:
         """Return one client's images by name, with the side that the partition gives them.
 
         Raises:
-            DataError: the partition names an image that is not there.
+            DataError: the partition names an image that is missing.
         """
         self._check(slot)
         found = [
@@ -62,7 +62,7 @@ class Parts:
     def _check(self, slot: int) -> None:
         held = frozenset().union(*(getattr(self.partition, side)(slot) for side in SIDES))
         missing = held - self._entries.keys()
-        if missing:  # of a file that somebody wrote by hand
+        if missing:  # of a hand-written file
             raise DataError(
                 f"the partition gives slot {slot} the image {min(missing)!r}, which is not in "
                 f"{self.source.path}.",
@@ -70,12 +70,12 @@ class Parts:
             )
 
     def close(self) -> None:
-        """Give back what the source holds open."""
+        """Close the source."""
         self.source.close()
 
 
 class _Part(ImageSource):
-    """What one slot holds; files are read through the whole source."""
+    """Images of one slot; files are read through the complete source."""
 
     def __init__(self, parts: Parts, slot: int, *, owned: bool) -> None:
         super().__init__(parts.source.path)
@@ -85,7 +85,7 @@ class _Part(ImageSource):
         self._owned = owned
 
     def listing(self) -> Listing:
-        """Return the slot's images; the data set is not looked through again."""
+        """Return the slot's images; the data set is not listed again."""
         entries = self._parts.entries(self._slot)
         if not entries:
             raise DataError(f"slot {self._slot} of the partition holds no image of {self.path}.")
@@ -96,11 +96,11 @@ class _Part(ImageSource):
         return self._parts.source.read(entry)
 
     def unchanged(self, entry: Entry) -> bool:
-        """Say whether the file still looks as it did when the data set was listed."""
+        """Return True if the file is unchanged since the data set was listed."""
         return self._parts.source.unchanged(entry)
 
     def close(self) -> None:
-        """Close the data set, if it is this client's alone."""
+        """Close the data set, if only this client uses it."""
         if self._owned:
             self._parts.close()
 
@@ -109,7 +109,7 @@ def part_source(source: ImageSource, partition: Partition, slot: int) -> ImageSo
     """Return the images of one client of a partition; closing it closes ``source``.
 
     Raises:
-        DataError: it is not the data set that the partition was made of.
+        DataError: it is not the data set of the partition.
         UsageError: there is no such slot.
     """
     return _Part(Parts(source, partition), slot, owned=True)
@@ -118,13 +118,13 @@ def part_source(source: ImageSource, partition: Partition, slot: int) -> ImageSo
 def open_data(
     data: Path, partition: Path | None = None, slot: int = -1
 ) -> tuple[ImageSource, Fractions]:
-    """Open a client's images: all of ``data``, or what a partition gives to a slot.
+    """Open a client's images: all of ``data``, or a slot's share of it.
 
     Returns:
-        The source, and the shares by which a scan divides what has no side yet.
+        The source, and the shares by which a scan divides images without a side.
 
     Raises:
-        DataError, CorruptFile, StorageError, UsageError: as the parts of it say.
+        DataError, CorruptFile, StorageError, UsageError: as documented for its parts.
     """
     if partition is None:
         return open_source(data), Fractions()

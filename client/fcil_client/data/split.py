@@ -1,9 +1,9 @@
-"""Which side an image is on: train, select or test; decided once and for ever.
+"""Side of each image: train, select or test; decided once and for ever.
 
-The side follows from a hash of the image's content and the client's salt, so every copy of
-an image is on the same side, and a rescan finds the side that it was on. What the hash does
-not say is recorded in the manifest's file: the sides given by the folder layout, and those
-of images that a small class needed for training or for tests.
+The side follows from a hash of the image's content and the client's salt, so every copy of an image
+is on the same side, and a rescan finds the same side. Sides that do not follow from the hash are
+recorded in the manifest's file: those given by the folder layout, and those of images that a small
+class needed for training or for tests.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Fractions(NamedTuple):
 
 @dataclass
 class Split:
-    """The result: a side per digest, the entries to leave out, and what to tell.
+    """The result: a side per digest, the entries to leave out, and notes.
 
     Attributes:
         sides: digest (hex) -> side, of all images ever seen.
-        left_out: names of entries that are used on no side.
-        notes: one sentence per class or layout of which something is missing or left out.
+        left_out: names of entries that are on no side.
+        notes: one sentence per class or layout with missing or left-out images.
     """
 
     sides: dict[str, Side]
@@ -60,7 +60,7 @@ class Split:
 
 
 def position(digest: str, salt: bytes) -> float:
-    """Return where an image falls in [0, 1), from its digest (hex) and the salt."""
+    """Return the position of an image in [0, 1), from its digest (hex) and the salt."""
     word = hashlib.sha256(b"fcil/1/split\0" + salt + bytes.fromhex(digest)).digest()[:8]
     return int.from_bytes(word, "big") / 2**64
 
@@ -73,12 +73,12 @@ def split(
 ) -> Split:
     """Give every image its side.
 
-    Rules, the first that applies: a recorded side stays. An image in ``test/`` is on the
-    test side, and a copy of it in ``train/`` is left out; one that a partition keeps for tuning
-    is on the select side. Else the hash decides; but a class
-    without any image on the train side gets there its lowest by hash, so that a class of a
-    single image can be learned; and one that is large enough to expect a test image, but
-    has none, gets its highest by hash there, so that what was learned of it can be measured.
+    The first rule that applies: a recorded side stays. An image in ``test/`` is on the test side,
+    and a copy of it in ``train/`` is left out; one that a partition keeps for tuning is on the
+    select side. Else the hash decides; but a class without any image on the train side gets its
+    lowest by hash there, so that a class of a single image can be learned; and one that is large
+    enough to expect a test image, but has none, gets its highest by hash there, so that its
+    accuracy can be measured.
 
     Args:
         images: readable entries with their digests (hex).
@@ -96,7 +96,7 @@ def split(
             at = position(digest, salt)
             side = "select" if digest in kept else _by_hash(at, fractions, tested=bool(given))
             result.sides[digest] = "test" if digest in given else side
-    if fractions.train < 1:  # else every image has its side, and a class without any lacks it
+    if fractions.train < 1:  # else every image has its side, and an empty side stays empty
         tested = 0.0 if given else fractions.test
         _help_small_classes(images, recorded, given, salt, tested, result)
     _leave_out(images, given, result)

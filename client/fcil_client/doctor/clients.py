@@ -1,4 +1,4 @@
-"""One client of this user, or one who wants to become one, looked at from all sides."""
+"""Facts about one client of this user, or about a device that is to become one."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _WITHOUT_SESSION = ("offline", "greeting")
 
 @dataclass(frozen=True)
 class ClientFacts:
-    """What is known of one client.
+    """The facts about one client.
 
     Attributes:
-        wanted: the backbone that its run uses; None: nobody says.
+        wanted: the backbone of its run; None: unknown.
     """
 
     home: Home
@@ -51,18 +51,18 @@ class ClientFacts:
 
     @property
     def name(self) -> str:
-        """Its name, or the directory's where it has none."""
+        """Its name, or the directory's if it has none."""
         enrolment = self.member.enrolment
         return enrolment.name if enrolment else self.member.former or self.home.directory.name
 
     @property
     def data(self) -> Path | None:
-        """Its folder, if that is known."""
+        """Its folder, if known."""
         return Path(self.member.enrolment.data) if self.member.enrolment else None
 
 
 def look(home: Home) -> ClientFacts:
-    """Gather what is known of one client; its session, if it has one, is not disturbed."""
+    """Gather the facts about one client; its session, if it has one, is not disturbed."""
     member = look_client.look_member(home)
     enrolment = member.enrolment
     daemon = look_client.look_daemon(home, enrolment.data if enrolment else "")
@@ -107,7 +107,7 @@ def _first(status: Mapping[str, Any]) -> str:
 
 
 def _wanted(home: Home, status: Mapping[str, Any] | None, terms: Terms | None) -> Wanted | None:
-    """Return the backbone of the client's run, from whoever knows best."""
+    """Return the backbone of the client's run, from the best source available."""
     record = _record(home)
     weights = (record.weights or "") if record is not None else ""
     if terms is not None:
@@ -123,7 +123,7 @@ def _of_record(record: current_model.Record) -> Wanted | None:
     try:
         method = registry.load_method(record.method)
         info = backbone_from_fields(record.context["backbone_info"])
-    except (FcilError, KeyError):  # of a method that is installed no more: join says so
+    except (FcilError, KeyError):  # of a method that is no longer installed: join reports it
         return None
     source = f"as the model that is kept here uses it (run {record.run})"
     needed, gradient = method.needs_backbone, not method.frozen
@@ -133,7 +133,7 @@ def _of_record(record: current_model.Record) -> Wanted | None:
 def _record(home: Home) -> current_model.Record | None:
     try:
         return current_model.read_record(home)
-    except FcilError:  # it is damaged: predict and export say so
+    except FcilError:  # it is damaged: predict and export report it
         return None
 
 
@@ -149,13 +149,13 @@ def embedded() -> Wanted:
     return Wanted(EMBEDDED, EMBEDDED_DIGEST, "the one that ships with fcil: no run is known")
 
 
-# --- who is not enrolled --------------------------------------------------------------------
+# --- not enrolled ---------------------------------------------------------------------------
 
 
 def look_stranger(
     data: Path | None, server: str | None, ticket: TicketFacts | None
 ) -> tuple[NetworkFacts, TicketFacts | None, Wanted | None]:
-    """Gather what somebody who is not enrolled would meet: at a ticket's server, or one here."""
+    """Gather the facts for a device that is not enrolled: at a ticket's server, or one here."""
     if ticket is not None:
         ticket, network = look_ticket(ticket)
         return network, ticket, None
@@ -177,7 +177,7 @@ def look_stranger(
 
 
 def look_ticket(facts: TicketFacts) -> tuple[TicketFacts, NetworkFacts]:
-    """Try the way that a ticket names, and ask there what it is worth, without using it."""
+    """Try the addresses of a ticket, and ask there if it is valid, without using it."""
     ticket = facts.ticket
     if ticket is None or ticket.relay:
         return facts, NetworkFacts(server=ServerFacts(skipped="the ticket leads nowhere"))

@@ -1,4 +1,4 @@
-"""The whole examination: facts first, several at a time, then lines in the order of reading."""
+"""The complete examination: facts first, several at a time, then lines in reading order."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ from fcil_client.state.home import Home
 from fcil_client.swarm import status as swarm_status
 from fcil_protocol.errors import FcilError
 
-FORWARD_S = 90.0  # for a backbone to be loaded and to run: a cold disk and a small board are slow
+FORWARD_S = 90.0  # for loading and running a backbone: a cold disk and a small board are slow
 PROGRESS_S = 2.0
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What was asked for on the command line."""
+    """Options of the command line."""
 
     data: Path | None = None
     server: str | None = None
@@ -69,12 +69,12 @@ class Wishes:
 
 
 class Examination:
-    """One look at everything.
+    """One run of all checks.
 
     Args:
         wishes: of the command line.
-        stdin: where a ticket may come from.
-        say: shows what is being looked at.
+        stdin: possible source of a ticket.
+        say: shows the current step.
     """
 
     def __init__(self, wishes: Wishes, stdin: BinaryIO, say: Callable[[str], None]) -> None:
@@ -95,7 +95,7 @@ class Examination:
         with Bench() as bench, ThreadPoolExecutor(1) as beside:
             self._say("looking at this machine")
             about_machine = guarded(machine.SYSTEM, self._about_machine)
-            # torch takes seconds to import, in its own process: meanwhile the rest is looked at.
+            # torch takes seconds to import, in its own process: meanwhile the other checks run.
             engine = beside.submit(guarded, engines.NAMES, lambda: self._about_engines(bench))
             self._say("looking at clients and their servers")
             homes = guarded(membership.NAMES, self._look_clients)
@@ -268,7 +268,7 @@ class Examination:
 
 
 def in_order(found: list[Line]) -> list[Line]:
-    """Return lines as people read them: by section, in it by client, the machine's own first."""
+    """Return lines in reading order: by section, then by client, the machine's own first."""
     ids, named = list(IDS), ["", *dict.fromkeys(line.client for line in found if line.client)]
     sections = list(dict.fromkeys(name.partition(".")[0] for name in IDS))
 
@@ -289,7 +289,7 @@ def _all() -> list[Home]:
 def _means(home: Home, server: str) -> bool:
     try:
         enrolment = home.enrolment()
-    except FcilError:  # it is told as damaged
+    except FcilError:  # reported as damaged elsewhere
         return True
     if enrolment is None:
         return False
@@ -298,7 +298,7 @@ def _means(home: Home, server: str) -> bool:
 
 
 def _reference(wanted: Wanted) -> NDArray[np.float32] | None:
-    """Return the features of the shipped images, where the package brings them."""
+    """Return the features of the shipped images, if the package contains them."""
     if wanted.digest != EMBEDDED_DIGEST:
         return None
     features: NDArray[np.float32] = np.load(embedded_file(".probe.npy"))

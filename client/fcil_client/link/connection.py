@@ -1,4 +1,4 @@
-"""The link to the server, one of its addresses at a time, and the signed session above it."""
+"""The link to the server, one of its addresses at a time, and the signed session on it."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 
 
 class Connection:
-    """Sends what a session allows, and checks what comes in.
+    """Sends the messages that a session allows, and verifies those that arrive.
 
     Args:
         make: starts a link to one address.
 
     Attributes:
-        server: the server's keys, pinned at enrolment or of its newest certificate.
+        server: the server's keys, pinned at enrolment or from its newest certificate.
         sent_bytes, received_bytes: of messages, since the start.
-        clock_s: how far this clock is behind the server's, at least and at most, as of the last
-            Welcome; None: no server has said.
+        clock_s: lower and upper bound of this clock's lag behind the server's, in s, as of the last
+            Welcome; None: no server has reported its clock.
 
     Raises:
-        TrustError: the certificate from the enrolment is not to be believed.
+        TrustError: the certificate of the enrolment cannot be verified.
     """
 
     def __init__(self, enrolment: Enrolment, keys: PrivateKeys, make: Dial = dial) -> None:
         certificate = Certificate.from_bytes(bytes.fromhex(enrolment.certificate))
         try:
             self.server = certificate.verify(enrolment.federation, time.time())
-        except WrongClock:  # the first Welcome is judged anew; many a device learns the time late
+        except WrongClock:  # the first Welcome is checked again; many devices set their clock late
             self.server = certificate.keys
         self._addresses = enrolment.addresses
         self._relay_key = bytes.fromhex(enrolment.link_key)
@@ -55,33 +55,33 @@ class Connection:
 
     @property
     def address(self) -> str:
-        """The HOST:PORT that is connected to, or tried."""
+        """The HOST:PORT that is connected or tried."""
         return self._addresses[self._at]
 
     def open(self) -> None:
-        """Start connecting; `recv` tells what comes of it."""
+        """Start connecting; `recv` returns the result."""
         peer = replace(self.server, curve=self._relay_key) if self._relay_key else self.server
         self._link = self._make(self.address, self._keys, peer)
 
     def turn(self) -> None:
-        """Try the next address instead; nothing must wait in `recv` meanwhile."""
+        """Try the next address instead; no call of `recv` may be waiting."""
         self._link.close()
         self._at = (self._at + 1) % len(self._addresses)
         self.open()
 
     def follow(self, addresses: tuple[str, ...]) -> None:
-        """Try these addresses from now on; nothing must wait in `recv` meanwhile."""
+        """Use these addresses from now on; no call of `recv` may be waiting."""
         self._link.close()
         self._addresses, self._at = addresses, 0
         self.open()
 
     @property
     def has_other_addresses(self) -> bool:
-        """Whether `turn` leads anywhere else."""
+        """True if `turn` has another address to try."""
         return len(self._addresses) > 1
 
     async def recv(self) -> LinkNews | tuple[bytes, ...]:
-        """Wait for the next message, or for news of the link itself."""
+        """Wait for the next message or link news."""
         news = await self._link.recv()
         if isinstance(news, tuple):
             self.received_bytes += sum(map(len, news))
@@ -105,14 +105,14 @@ class Connection:
         self._begun_s = time.time()
 
     def lose(self) -> None:
-        """Note that the link is gone, and the session with it."""
+        """Mark the session as ended: the link is lost."""
         self._welcomed = False
 
     def accept(self, received: Received, welcome: Welcome, server: PublicKeys) -> None:
-        """Take a Welcome by a server whose certificate was verified; the session stands.
+        """Accept a Welcome by a server whose certificate was verified; the session is open.
 
         Raises:
-            TrustError, WireError: that server did not sign it, or it is not new.
+            TrustError, WireError: the Welcome is not signed by that server, or is not new.
         """
         self._channel.trust(server)
         self._channel.check(received)
@@ -120,7 +120,7 @@ class Connection:
         self.server = server
         self._welcomed = True
         if welcome.clock_ms:
-            # Written at some moment between these two: no symmetry of the ways is assumed.
+            # Written between these two times: no symmetry of the two directions is assumed.
             said = welcome.clock_ms / 1000
             self.clock_s = (said - time.time(), said - self._begun_s)
         unsent, self._unsent = self._unsent, {}
@@ -129,10 +129,10 @@ class Connection:
                 self.send(message)
 
     def check(self, received: Received) -> Message:
-        """Return the message if the server signed it in this session, and it is new.
+        """Return the message if the server signed it in this session and it is new.
 
         Raises:
-            TrustError, WireError: or it came before the Welcome, whose terms it needs.
+            TrustError, WireError: it did not, or the message precedes the Welcome that it needs.
         """
         message = self._channel.check(received)
         if not self._welcomed and not isinstance(message, Nack | Bye):
@@ -142,9 +142,9 @@ class Connection:
     def send(self, message: Message, *blobs: bytes) -> None:
         """Queue a message.
 
-        Before a Welcome the server's nonce is not known, and only a Hello can be signed.
-        Other messages are dropped then, since all of them are said anew in the new session,
-        except that a round is declined: this is kept until it can be said.
+        Before a Welcome the server's nonce is unknown, and only a Hello can be signed. Other
+        messages are dropped then, since each is repeated in the new session, except a Decline,
+        which is kept until it can be sent.
         """
         sent = False
         if self._welcomed or isinstance(message, Hello):

@@ -28,7 +28,7 @@ from fcil_protocol.storage.atomic_files import storage_errors
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 
 IN_MEMORY_BYTES = 64 << 10  # larger parts are assembled in a file, and survive a restart
-PARALLEL = 4  # parts under way at once
+PARALLEL = 4  # parts transferred at once
 
 
 @dataclass
@@ -39,10 +39,10 @@ class Downloads:
         send: sends a message to the server.
         clock: seconds, never set back.
         refs: all parts of the order.
-        waiting: those whose headers were not asked for.
-        heads: those whose headers were, and when.
-        ahead: of those, how many bytes of first chunks were asked for with the header.
-        inflow: those whose chunks come.
+        waiting: those whose headers were not requested yet.
+        heads: those whose headers were requested -> when.
+        ahead: of those, bytes of first chunks requested with the header.
+        inflow: those whose chunks are arriving.
     """
 
     home: Home
@@ -57,7 +57,7 @@ class Downloads:
     inflow: Inflow = field(default_factory=lambda: Inflow(MIN_WINDOW_BYTES))
 
     def start(self, parts: Sequence[PartRef]) -> bool:
-        """Ask for what is missing; True if nothing is. Parts under way go on."""
+        """Request the missing parts; True if none is missing. Transfers in progress continue."""
         self.refs = {p.digest: p for p in parts}
         for digest in list(self.inflow.under_way):
             if digest not in self.refs:
@@ -74,13 +74,13 @@ class Downloads:
         return self._done
 
     def lose(self) -> None:
-        """The connection is gone: what was asked for does not come; `start` asks anew."""
+        """Forget open requests: the connection is lost; `start` repeats them."""
         self.inflow.lose()
         self.heads.clear()
         self.ahead.clear()
 
     def revive(self) -> None:
-        """Ask again for what was asked for and never came, though the connection lives."""
+        """Repeat requests without an answer on a live connection."""
         now = self.clock()
         for digest, asked in self.heads.items():
             if now - asked >= PATIENCE_S:
@@ -89,7 +89,7 @@ class Downloads:
             self._ask()
 
     def stop(self) -> None:
-        """Forget what was asked for; what arrived of large parts stays on disk."""
+        """Cancel all requests; received chunks of large parts stay on disk."""
         self.refs.clear()
         self.waiting.clear()
         self.heads.clear()
@@ -103,7 +103,7 @@ class Downloads:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Bytes here and bytes in total of the current order's parts."""
+        """Bytes received and bytes in total of the current order's parts."""
         total = sum(p.sealed_bytes for p in self.refs.values())
         open_ = (*self.waiting, *self.heads, *self.inflow.under_way)
         missing = sum(self.refs[d].sealed_bytes for d in open_)
@@ -117,10 +117,10 @@ class Downloads:
             self.send(want)
 
     def _ask_header(self, digest: str) -> None:
-        """Ask for a header, and for as many first chunks as the window has room for.
+        """Request a header, and as many first chunks as the window has room for.
 
-        The sender's chunk size follows from the part's size, so this saves a round trip. Not
-        behind a relay: what is asked for with a header comes from the server, for each client.
+        The sender's chunk size follows from the part's size, so this saves a round trip. Not behind
+        a relay: chunks requested with a header come from the server, for each client.
         """
         chunk_bytes = chunk_bytes_for(self.refs[digest].sealed_bytes)
         count = -(-self.refs[digest].sealed_bytes // chunk_bytes)
@@ -135,27 +135,28 @@ class Downloads:
         self.send(Want(digest=digest, chunks=chunks, span=span, header=True))
 
     def header(self, received: Received, message: Parts, terms: Terms, server: PublicKeys) -> bool:
-        """Take the signed header of a part and ask for its chunks.
+        """Take the signed header of a part and request its chunks.
 
         Returns:
-            Whether every part of the order is on disk now: all chunks of this one may have been
-            there already, left by an earlier process.
+            True if every part of the order is on disk now: an earlier process may have left all
+            chunks of this one.
 
         Raises:
-            WireError, TrustError: it is not the part that the order names, or not by the server.
-            DiskFull, StorageError: there is no room for it.
+            WireError, TrustError: it is not the part that the order names, or not signed by the
+                server.
+            DiskFull, StorageError: it cannot be stored.
         """
         ref = self.refs.get(message.digest)
         if ref is None or message.digest not in self.heads:
-            return False  # of an order that is over, or a second one
+            return False  # of a closed order, or a duplicate
         data, signature, wrap = received.blobs
         verify_header(data, signature, server)
         header = parse_header(data, max_plain_bytes=terms.max_payload_bytes)
         self._check(header, ref, terms)
-        unwrap_key(wrap, data, self.keys)  # a wrap for somebody else is found out now
+        unwrap_key(wrap, data, self.keys)  # a wrap for another recipient fails here
         large = header.sealed_bytes > IN_MEMORY_BYTES
         path = self.home.incoming_path(message.digest) if large else None
-        # The file is the part's own from the beginning: complete, it only changes its name.
+        # The file is the part's final one from the beginning: once complete, it is only renamed.
         head = head_of(data, signature, wrap, header.sealed_bytes)
         assembly = Assembly(header, path=path, head=head)
         receiving = Receiving(header, data, signature, wrap, assembly)
@@ -176,8 +177,8 @@ class Downloads:
         """Take the chunks of a message; True once every part of the order is on disk.
 
         Raises:
-            WireError: it does not fit the header; it is not kept.
-            DiskFull, StorageError: it, or the complete part, cannot be written.
+            WireError: it does not fit the header; it is discarded.
+            DiskFull, StorageError: the chunk, or the complete part, cannot be written.
         """
         data = received.blobs[0]
         try:
@@ -198,11 +199,11 @@ class Downloads:
 
 
 def open_part(home: Home, ref: PartRef, keys: PrivateKeys, server: PublicKeys) -> Payload:
-    """Open one cached part; a damaged one is removed, so that it is fetched again.
+    """Open one stored part; a damaged one is removed, so that it is fetched again.
 
     Raises:
-        StaleUpdate: the cached file was damaged, or is gone; the round must fetch again.
-        StorageError: the system cannot read it now, which says nothing about what is in it.
+        StaleUpdate: the stored file was damaged or is gone; the round must fetch again.
+        StorageError: the system cannot read it now; its content may be intact.
     """
     path = home.part_path(ref.digest)
     try:
@@ -212,7 +213,7 @@ def open_part(home: Home, ref: PartRef, keys: PrivateKeys, server: PublicKeys) -
             if header.update_id != ref.digest:
                 raise CorruptFile(f"{path} holds another part than its name says.")
             key = unwrap_key(stored.wrap, stored.header, keys)
-            # The cipher finds out what the chunks' hashes would: each byte is read once.
+            # The cipher detects the damage that the chunks' hashes would: each byte is read once.
             return unpack(open_body(header, key, stored.steps()))
     except (CorruptFile, TrustError, WireError) as error:
         with storage_errors("remove", path):

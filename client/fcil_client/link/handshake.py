@@ -1,4 +1,4 @@
-"""What the two sides tell each other before the first round, seen from the client."""
+"""The handshake before the first round, seen from the client."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from fcil_protocol.payloads.upload_rules import schema_faults
 from fcil_protocol.trust.certificate import Certificate
 from fcil_protocol.trust.keys import PublicKeys
 
-# Refusals of the session that trying again cannot mend.
+# Refusals of the session that no retry can fix.
 FATAL = frozenset({
     "version_mismatch", "method_mismatch", "backbone_mismatch", "not_trusted", "unknown_client",
     "wrong_federation", "key_file", "revoked", "membership_expired",
@@ -60,7 +60,7 @@ _OWN_SCHEMAS = {EVALUATE: EVALUATE_SCHEMA, INVENTORY: INVENTORY_SCHEMA}
 
 @dataclass(frozen=True)
 class Terms:
-    """What a verified Welcome says, in usable form: the run's method, options and backbone."""
+    """The content of a verified Welcome, in usable form: the run's method, options and backbone."""
 
     run: str
     method: Method
@@ -78,7 +78,7 @@ class Terms:
         return self.method.dims(self.hparams, self.backbone, task)
 
     def upload_schema(self, kind: str) -> PayloadSchema:
-        """Return the schema of what is sent in rounds of one kind, or as the inventory.
+        """Return the schema of uploads in rounds of one kind, or of the inventory.
 
         Raises:
             MethodMismatch: the method has no such exchange.
@@ -112,15 +112,15 @@ def hello(
     """Build a Hello.
 
     Args:
-        enrolment: who we are.
-        nonce: ours, drawn for this session.
+        enrolment: the client's enrolment.
+        nonce: the client's, drawn for this session.
         package: version of the fcil package.
-        methods: what `installed_methods` found.
-        device: where we compute, for people.
-        terms: of the last Welcome; the Hello names its run.
+        methods: result of `installed_methods`.
+        device: the client's device, for people.
+        terms: terms of the last Welcome; the Hello names its run.
         claim: about the backbone of that run, if its method uses one.
-        ready: the backbone of that run is loaded: the Hello carries the claim and the digest
-            of its schemas. The server does not look at them if it has another run by now.
+        ready: the backbone of that run is loaded: the Hello carries the claim and the digest of its
+            schemas. A server with another run by now ignores them.
     """
     return Hello(
         nonce=nonce,
@@ -138,7 +138,7 @@ def hello(
 
 
 def installed_methods() -> tuple[list[str], list[str]]:
-    """Return ``name==version`` of every method that loads here, and why others do not."""
+    """Return ``name==version`` of every method that loads here, and the errors of the others."""
     found: list[str] = []
     faults: list[str] = []
     doors = registry.installed()
@@ -151,11 +151,11 @@ def installed_methods() -> tuple[list[str], list[str]]:
 
 
 def read_server(welcome: Welcome, enrolment: Enrolment) -> PublicKeys:
-    """Return the keys of the server that a Welcome is from, as the pinned root certifies them.
+    """Return the keys of the server that sent a Welcome, as the pinned root certifies them.
 
     Raises:
-        TrustError, WireError: the certificate is not to be believed.
-        VersionMismatch: the server's protocol is not spoken here.
+        TrustError, WireError: the certificate cannot be verified.
+        VersionMismatch: the server's protocol is not supported here.
     """
     certificate = Certificate.from_bytes(welcome.certificate)
     keys = certificate.verify(enrolment.federation, time.time())
@@ -170,11 +170,11 @@ def read_server(welcome: Welcome, enrolment: Enrolment) -> PublicKeys:
 
 
 def read_terms(welcome: Welcome) -> Terms:
-    """Check a signed Welcome against what is installed here.
+    """Check a signed Welcome against the packages installed here.
 
     Raises:
         MethodMismatch, WireError: with both values.
-        EgressRefused: the method would send what may not leave a client.
+        EgressRefused: the method would send data that may not leave a client.
     """
     if not is_run_id(welcome.run):
         raise WireError(f"the server names a run {welcome.run[:40]!r}, which is no run id.")
@@ -204,9 +204,9 @@ def read_terms(welcome: Welcome) -> Terms:
 
 
 def goodbye(failure: FcilError | None) -> Bye:
-    """Build the Bye of a client that ends, by an error or as it was told.
+    """Build the Bye of a client that ends, after an error or as requested.
 
-    The server hears the sentence only if it is about what is installed: others may name files.
+    The server receives the sentence only if it is about installed packages: others may name files.
     """
     if failure is None:
         return Bye(reason="the client stops")
@@ -215,7 +215,7 @@ def goodbye(failure: FcilError | None) -> Bye:
 
 
 def looks_copied() -> TrustError:
-    """Return why a client ends when another connection with its key takes its place."""
+    """Return the error of a client whose key another connection uses."""
     return TrustError(
         "another connection with this client's key is in use, and the server keeps the newer one.",
         action="Run one client per directory; if its files were copied to another device, enrol "

@@ -1,4 +1,4 @@
-"""A short visit to the server: a Hello, its Welcome, one thing said, and out again.
+"""A short visit to the server: a Hello, its Welcome, one message, and the end.
 
 For commands that need no daemon: a dry run, leaving the federation, changing keys.
 """
@@ -38,12 +38,12 @@ STOP_S = 20.0  # for a running daemon to end
 
 
 def stop_daemon(home: Home) -> DirectoryLock:
-    """End the client's daemon if it runs, and hold its directory.
+    """End the client's daemon if it runs, and lock its directory.
 
     Raises:
         Locked: it does not end.
     """
-    with suppress(FcilError):  # it does not run
+    with suppress(FcilError):  # it is not running
         control_socket.ask(home.directory, "stop")
     ends = time.monotonic() + STOP_S
     while True:
@@ -59,13 +59,13 @@ def stop_daemon(home: Home) -> DirectoryLock:
 async def visit(
     enrolment: Enrolment, keys: PrivateKeys, make: Dial = dial
 ) -> AsyncIterator[tuple[Connection, Welcome]]:
-    """Begin a session; what is inside has `ANSWER_S` in all.
+    """Open a session; the block inside has `ANSWER_S` in all.
 
     Raises:
         Unreachable: no address answers in time.
         UnknownClient: the server does not admit these keys.
-        LinkError: they are no member's now (revoked, expired or cut off).
-        TrustError: what answers is not the server, or refuses this client.
+        LinkError: the keys are currently no member's (revoked, expired or cut off).
+        TrustError: the peer is not the server, or refuses this client.
     """
     line = Connection(enrolment, keys, make)
     line.open()
@@ -114,7 +114,7 @@ async def _link_news(line: Connection, enrolment: Enrolment, news: LinkNews) -> 
         )
     elif news.state == "refused":
         text = f"{line.address}: {REFUSALS[news.reason]}"
-        if news.reason == COME_AGAIN:  # a member's key is refused so once it is one no more
+        if news.reason == COME_AGAIN:  # a former member's key gets this refusal
             raise LinkError(text, action="Try again in a minute.")
         raise (UnknownClient if news.reason == UnknownClient.code else TrustError)(text)
     elif news.reason == "unreachable" and line.has_other_addresses:
@@ -123,16 +123,16 @@ async def _link_news(line: Connection, enrolment: Enrolment, news: LinkNews) -> 
 
 
 def _raise_if_refused(message: Message) -> None:
-    # Nothing is done on the word of a Nack but to stop, so it may be anybody's.
+    # The Nack is not verified: its only effect is to stop the visit.
     if isinstance(message, Nack):
         raise from_code(message.code, message.text, message.action)
 
 
 async def answer(line: Connection) -> Message | LinkNews:
-    """Return the next message that the server signed, or news of the link.
+    """Return the next message that the server signed, or link news.
 
     Raises:
-        TrustError, WireError: it is not the server's; or the server refuses.
+        TrustError, WireError: the server did not sign it; or the server refuses.
     """
     news = await line.recv()
     if isinstance(news, LinkNews):

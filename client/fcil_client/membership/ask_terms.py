@@ -1,8 +1,8 @@
 """Ask for a run's terms without taking part: a dry run changes no server's list of clients.
 
-Three ways, in this order: a method that is named, with what is installed here; a server of
-this user on this machine, through its control socket; else the server that the folder is
-enrolled with, by a Hello that is followed by a Bye.
+Three sources, in this order: a named method, as installed here; a server of this user on this
+machine, through its control socket; else the server that the folder is enrolled with, by a Hello
+that is followed by a Bye.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fcil_protocol.storage.atomic_files import DirectoryLock
 from fcil_protocol.trust.keys import PrivateKeys
 
 _NAME_IT = "name the method: --method NAME"
-NO_LIMIT_BYTES = 1 << 40  # of a payload, where no server has said its own
+NO_LIMIT_BYTES = 1 << 40  # of a payload, if no server has reported its own limit
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Task:
     """One class increment by the names of its classes.
 
     Attributes:
-        known: the server says so; else it is what would be if the folder were alone.
-        closed: it is over; only evaluations still meet its classes.
+        known: the server lists the task; else it is an estimate, as if the folder were alone.
+        closed: the task is over; only evaluations still use its classes.
     """
 
     classes: tuple[str, ...]
@@ -58,14 +58,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a client of a folder would meet.
+    """The terms and tasks that a client of a folder would meet.
 
     Attributes:
         source: ``method``, ``control`` or ``hello``.
-        told: where the terms are from, in a sentence.
-        tasks: those that exist or are listed; None if that is not known.
-        waiting: names that the next task will have; None if there is none or it is not known.
-        rounds_per_task, evaluate: None if that is not known.
+        told: source of the terms, as a sentence.
+        tasks: those that exist or are listed; None if unknown.
+        waiting: class names that the next task will have; None if there is none or it is unknown.
+        rounds_per_task, evaluate: None if unknown.
     """
 
     terms: Terms
@@ -91,14 +91,14 @@ def look(
     Args:
         data: the image folder.
         server: as in ``enrol.find``.
-        method: take this installed one, and ask nobody.
+        method: use this installed one, and contact no server.
         overrides: ``method.option=value`` or ``run.backbone=name``, with ``method`` only.
         make: starts a link to one address.
-        seat: which of the clients that share the folder.
+        seat: its seat among the clients that share the folder.
 
     Raises:
-        UsageError: nobody can be asked, since the folder is not enrolled.
-        FcilError: the terms cannot be had.
+        UsageError: no server can be asked, since the folder is not enrolled.
+        FcilError: the terms cannot be obtained.
     """
     if method is None and overrides:
         raise UsageError(
@@ -114,7 +114,7 @@ def look(
         try:
             return _ask_control(join), home
         except Unreachable:
-            server = join.federation  # it left its join file; perhaps it is elsewhere now
+            server = join.federation  # it left its join file; it may be elsewhere now
     enrolled = find_enrolled(data, server, seat)
     if enrolled is None:
         raise UsageError(
@@ -193,13 +193,13 @@ def _ask_control(join: JoinFile) -> Outlook:
 
 
 async def say_hello(home: Home, enrolment: Enrolment, make: Dial = dial) -> Outlook:
-    """Say Hello to the server of an enrolled folder, take the terms, and leave.
+    """Send Hello to the server of an enrolled folder, take the terms, and leave.
 
-    The server notes that this client connected and left; no class is announced.
+    The server records that this client connected and left; no class is announced.
 
     Raises:
         Unreachable: no address answers.
-        TrustError, MethodMismatch, WireError: why this client could not take part.
+        TrustError, MethodMismatch, WireError: the reason why this client could not take part.
     """
     async with visit(enrolment, PrivateKeys.load_or_new(home.keys_path), make) as (line, welcome):
         terms = handshake.read_terms(welcome)

@@ -1,4 +1,4 @@
-"""What would leave this device, told from schemas and counts before anything does."""
+"""Preview of the uploads of this device, from schemas and counts before any is sent."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _ZERO: Mapping[str, MetaValue] = {"int": 0, "float": 0.0, "bool": False}
 def count_images(
     data: Path, home: Home | None, partition: Path | None = None, slot: int = -1
 ) -> Inventory:
-    """Look through a folder as the client would, in this process.
+    """Scan a folder as the client would, in this process.
 
-    A folder that is not enrolled has no salt yet: which images will be kept for tests is
-    drawn when it joins, so the counts of both sides are near what they will be.
+    A folder that is not enrolled has no salt yet: its test images are drawn when it joins, so the
+    counts of both sides are estimates.
 
     Raises:
-        DataError: the folder as a whole cannot be used.
-        StorageError: the manifest of an enrolled folder cannot be kept.
+        DataError: the folder cannot be used at all.
+        StorageError: the manifest of an enrolled folder cannot be stored.
     """
     salt = home.salt() if home else os.urandom(SALT_BYTES)
     source, fractions = open_data(data, partition, slot)
@@ -51,14 +51,14 @@ def count_images(
 def dry_run(
     data: Path, outlook: Outlook, inventory: Inventory, *, enrolled: bool
 ) -> dict[str, Any]:
-    """Return everything that would leave, as plain data.
+    """Return all data that would leave, as plain data.
 
     Args:
         data: the image folder.
-        outlook: what the client would meet.
-        inventory: what is in the folder.
-        enrolled: its split into sides is fixed, by that or by a partition; else any image may be
-            one for training or one for tests.
+        outlook: terms and tasks that the client would meet.
+        inventory: images in the folder.
+        enrolled: enrolment or a partition has fixed the split into sides; else any image may be on
+            either side.
     """
     terms = outlook.terms
     least = terms.privacy.min_count
@@ -81,7 +81,7 @@ def dry_run(
 
 
 def _either_side(inventory: Inventory) -> Inventory:
-    """Return that all images may be on either side: before the split is drawn, they may."""
+    """Return counts with all images on both sides: the split that decides is not drawn yet."""
     counts = {n: sum(sides.values()) for n, sides in inventory.counts().items()}
     return Inventory(counts, counts)
 
@@ -103,7 +103,7 @@ def _announcement(inventory: Inventory, *, exact: bool) -> dict[str, Any]:
 
 
 def _tasks(outlook: Outlook, inventory: Inventory) -> Iterator[dict[str, Any]]:
-    """Yield what would leave in every task that is not over."""
+    """Yield the uploads of every task that is not over."""
     past: list[str] = []
     for number, task in enumerate(_expected(outlook, inventory)):
         if not task.closed:
@@ -112,7 +112,7 @@ def _tasks(outlook: Outlook, inventory: Inventory) -> Iterator[dict[str, Any]]:
 
 
 def _expected(outlook: Outlook, inventory: Inventory) -> list[Task]:
-    """Return all tasks so far or as listed, and the one that this folder would bring about."""
+    """Return all known tasks, and the task that this folder would start."""
     tasks = list(outlook.tasks or ())
     if outlook.tasks is not None and outlook.waiting is None:
         return tasks  # listed
@@ -130,7 +130,7 @@ def _task(
     first = len(past)
     info = TaskInfo(
         number, tuple(range(first, first + len(task.classes))), tuple(range(first))
-    )  # ids: only how many there are matters
+    )  # ids: only their number matters
     mine = {class_key(n) for n in task.classes}
     held = {n: count for n, count in inventory.train.items() if class_key(n) in mine and count}
     seen = mine | {class_key(n) for n in past}
@@ -157,7 +157,7 @@ def _exchanges(outlook: Outlook, info: TaskInfo) -> Iterator[dict[str, Any]]:
 
 
 def _results(outlook: Outlook, classes: int) -> Iterator[dict[str, Any]]:
-    """Yield the evaluation: at most a row for each class that has test images here."""
+    """Yield the evaluation: at most one row per class with test images here."""
     yield _exchange(outlook.terms, EVALUATE, {"seen": classes}, 1)
 
 
@@ -190,7 +190,7 @@ def _tensor(bound: TensorBound) -> dict[str, Any]:
 
 
 def _sealed_bytes(schema: PayloadSchema, bounds: Sequence[TensorBound]) -> int:
-    """Return the size of the envelope's body: of zeros, sealing neither adds nor saves."""
+    """Return the size of the envelope's body: sealing does not compress, so zeros suffice."""
     largest = Payload(
         {b.spec.name: np.zeros(b.shape, WIRE_DTYPES[b.spec.dtype]) for b in bounds},
         {m.name: _ZERO[m.type] for m in schema.meta},

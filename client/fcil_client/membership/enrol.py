@@ -1,8 +1,8 @@
-"""Become a member: find a server on this machine, make keys here, have them listed.
+"""Enrolment with a server on this machine: find it, make keys here, have them listed.
 
-A server that runs as the same user leaves a join file (0600) that names its control
-socket. The client makes its keys on the spot and hands over the public halves; private
-keys never travel. Enrolment from other machines needs a ticket (`enrol_with_ticket`).
+A server that runs as the same user leaves a join file (0600) that names its control socket. The
+client makes its keys itself and hands over the public halves; private keys never travel. Enrolment
+from other machines needs a ticket (`enrol_with_ticket`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FEDERATION = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class JoinFile:
-    """What a server tells the other programs of its own user."""
+    """The data that a server gives to other programs of its own user."""
 
     federation: FederationId
     name: str
@@ -36,7 +36,7 @@ class JoinFile:
 
 
 def join_files() -> list[JoinFile]:
-    """Return the servers of this user that say they run here, sorted by path."""
+    """Return the servers of this user with join files, sorted by path."""
     found = []
     for path in sorted((state_home() / "servers").glob("*.json")):
         try:
@@ -63,22 +63,22 @@ def find(
 
     Args:
         data: the image folder; one folder is one client of a federation.
-        server: a federation's name, id or address, when several could be meant.
-        seat: which of the clients that share the folder.
-        name: of a new client, behind the machine's; empty: the folder's.
+        server: a federation's name, id or address, if several are possible.
+        seat: its seat among the clients that share the folder.
+        name: of a new client, after the machine's; empty: the folder's.
 
     Raises:
         Unreachable: no server runs here and the folder was never enrolled.
-        UsageError: several servers could be meant.
+        UsageError: several servers are possible.
     """
     running = find_server(server)
     if running is not None:
         home = Home.of(running.federation, data, seat)
         if home.enrolment() is None:
             return home, _enrol(home, running, data, name)
-        try:  # a server that lost its ledger takes the same keys in again
+        try:  # a server that lost its ledger accepts the same keys again
             return home, _enrol(home, running, data, name)
-        except LinkError:  # it is away: the daemon goes on trying with what it knows
+        except LinkError:  # it is down: the daemon keeps trying with the known addresses
             return home, _refresh(home, running)
     enrolled = find_enrolled(data, server, seat)
     if enrolled is not None:
@@ -92,10 +92,10 @@ def find(
 
 
 def find_server(server: str | None) -> JoinFile | None:
-    """Return the server of this user and machine that is meant, if one says that it runs.
+    """Return the selected server of this user and machine, if one has a join file.
 
     Raises:
-        UsageError: several could be meant.
+        UsageError: several are possible.
     """
     running = [j for j in join_files() if server is None or _means(j, server)]
     if len(running) > 1:  # a server that was killed leaves its join file behind
@@ -111,10 +111,10 @@ def find_server(server: str | None) -> JoinFile | None:
 
 
 def find_enrolled(data: Path, server: str | None, seat: str = "") -> tuple[Home, Enrolment] | None:
-    """Return the membership of a folder that is meant, if it has one.
+    """Return the selected membership of a folder, if it has one.
 
     Raises:
-        UsageError: several could be meant.
+        UsageError: several are possible.
     """
     known = [h for h in Home.known(data, seat) if server is None or _home_means(h, server)]
     if len(known) > 1:
@@ -130,15 +130,15 @@ def find_enrolled(data: Path, server: str | None, seat: str = "") -> tuple[Home,
 def find_member(
     data: Path, server: str | None, slot: int | None = None
 ) -> tuple[Home, Enrolment] | None:
-    """Return the membership of a folder that is meant, though a partition may divide it.
+    """Return the selected membership of a folder, which a partition may divide.
 
     Args:
         data: the image folder.
         server: as in `find`.
-        slot: of which client; None: of the one that has all of it, or else of the only one.
+        slot: slot of the client; None: the client with the complete folder, or else the only one.
 
     Raises:
-        UsageError: several could be meant.
+        UsageError: several are possible.
     """
     if slot is None and Home.known(data):
         return find_enrolled(data, server)
@@ -153,7 +153,7 @@ def find_member(
 
 
 def _answers(join: JoinFile) -> bool:
-    """Say whether a join file's own server is there, and not another one in its place."""
+    """Return True if a join file's own server answers, and not another one in its place."""
     try:
         status = control_socket.ask(join.directory, "status")
     except FcilError:
@@ -171,7 +171,7 @@ def _home_means(home: Home, server: str) -> bool:
 
 
 def _refresh(home: Home, join: JoinFile) -> Enrolment:
-    """Take over a changed address of a server that we know (its key stays pinned)."""
+    """Store a changed address of a known server (its key stays pinned)."""
     enrolment = home.enrolment()
     assert enrolment is not None
     if enrolment.addresses == join.addresses:
@@ -183,13 +183,13 @@ def _refresh(home: Home, join: JoinFile) -> Enrolment:
 
 
 def moved(home: Home, enrolment: Enrolment) -> Enrolment | None:
-    """Return the enrolment with the addresses of its server that runs on this machine now.
+    """Return the enrolment with the current addresses of its server on this machine.
 
     Returns:
-        None: it says no others, or runs elsewhere, or the client knows a relay instead.
+        None: the addresses are unchanged, the server runs elsewhere, or the client uses a relay.
 
     Raises:
-        StorageError: the new addresses cannot be kept.
+        StorageError: the new addresses cannot be stored.
     """
     if enrolment.link_key:
         return None
@@ -203,7 +203,7 @@ def moved(home: Home, enrolment: Enrolment) -> Enrolment | None:
 
 def _enrol(home: Home, join: JoinFile, data: Path, name: str) -> Enrolment:
     keys = PrivateKeys.load_or_new(home.keys_path)
-    # A folder's name may hold bytes that are no text.
+    # A folder's name may hold bytes that are not valid text.
     name = printable(f"{socket.gethostname()}:{name or data.resolve().name}")[:128]
     public = {k: v.hex() for k, v in keys.public.to_fields().items()}
     try:

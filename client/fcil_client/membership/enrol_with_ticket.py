@@ -1,7 +1,7 @@
-"""Join with a ticket: make keys here, show the ticket, be taken in.
+"""Enrolment of a client with a ticket: make keys here and show the ticket.
 
 The exchange with the server is in `fcil_protocol.link.enrol_with_ticket`. A ticket may lead through
-a relay; the client then connects to that relay for good, and believes the same server.
+a relay; the client then always connects to that relay, and trusts the same server.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ async def redeem(
     Args:
         ticket: from the operator.
         data: the image folder; one folder is one client of a federation.
-        say: shows what is tried.
+        say: shows each attempt.
         make: starts a link to one address.
-        seat: which of the clients that share the folder.
+        seat: its seat among the clients that share the folder.
 
     Raises:
         TrustError: the server refuses the ticket, or is not the one that the ticket means.
@@ -50,7 +50,7 @@ async def redeem(
     if known is not None and known.ticket == digest:
         home.take_keys(home.ticket_keys_path(digest))
         return home, known
-    # Another ticket than the one it came in with is a new beginning, with new keys.
+    # A ticket other than the one that it enrolled with starts afresh, with new keys.
     keys = PrivateKeys.load_or_new(home.ticket_keys_path(digest))
     address, answer, certificate = await show_anywhere(ticket, keys, make, say)
     enrolment = Enrolment(
@@ -58,7 +58,7 @@ async def redeem(
         name=answer.name,
         federation=ticket.federation,
         certificate=certificate.to_bytes().hex(),
-        # The server tells its own addresses, where a relay's key is not known.
+        # The server sends its own addresses; a relay's key is not valid there.
         addresses=_addresses(address, ticket.addresses if ticket.via else answer.addresses),
         data=str(folder),
         ticket=digest,
@@ -71,5 +71,5 @@ async def redeem(
 
 
 def _addresses(worked: str, told: Sequence[str]) -> tuple[str, ...]:
-    """Put the address that worked first: the server may not know how it is reached."""
+    """Put the address that worked first: the server may not know all addresses that reach it."""
     return (worked, *(a for a in told if a != worked))

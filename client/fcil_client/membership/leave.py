@@ -1,6 +1,6 @@
 """Leave a federation: tell the server, then remove keys, caches and state from this device.
 
-Images stay where they are, and so does the journal of what left.
+Images stay where they are, and so does the journal of sent data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ async def tell(home: Home, enrolment: Enrolment, make: Dial = dial) -> None:
 
     Raises:
         Unreachable: no address answers in time.
-        TrustError: what answers is not the server.
+        TrustError: the peer is not the server.
     """
     try:
         async with visit(enrolment, PrivateKeys.load_or_new(home.keys_path), make) as (line, _):
@@ -34,7 +34,7 @@ async def tell(home: Home, enrolment: Enrolment, make: Dial = dial) -> None:
             while not isinstance(news := await answer(line), LinkNews) or news.state != "down":
                 pass
     except (Revoked, MembershipExpired):
-        return  # it is a member no more
+        return  # it is no longer a member
     except UnknownClient:
         if not home.next_keys_path.exists():
             return
@@ -44,15 +44,16 @@ async def tell(home: Home, enrolment: Enrolment, make: Dial = dial) -> None:
 
 
 def clear(home: Home) -> list[Path]:
-    """Remove everything of a client but its journal and ledger; returns the journal's files.
+    """Remove all files of a client but its journal and ledger; return the journal's files.
 
-    The same images may come back with another ticket, and what they revealed stays revealed.
+    The same images may enrol again with another ticket, and the spent epsilon stays spent.
     """
     kept = sent_journal.files(home.directory)
     ledger = home.directory / privacy_budget.NAME
     home.note_leaving()
     with storage_errors("remove the client's files from", home.directory):
-        # First what makes it a client: a kill in between leaves caches, never a half client.
+        # First the files that make it a client: a kill in between leaves caches, never a partial
+        # client.
         for name in ("client.json", "keys.json"):
             (home.directory / name).unlink(missing_ok=True)
         for path in home.directory.iterdir():

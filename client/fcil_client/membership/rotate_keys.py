@@ -1,7 +1,7 @@
-"""Give a client new keys while it stays the same member.
+"""Replacement of a client's keys while it stays the same member.
 
-The new keys are on disk before the server hears of them, so a kill at any moment leaves keys
-that the server knows: the old ones, or those in ``keys.next.json``, which are taken then.
+The new keys are on disk before the server receives them, so a kill at any moment leaves keys that
+the server knows: the old ones, or those in ``keys.next.json``, which are then used.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from fcil_protocol.trust.ticket import PROOF, keys_digest, proof_text
 
 
 async def finish(data: Path, seat: str = "") -> None:
-    """Finish changes of a folder's keys that a kill interrupted, as far as servers answer."""
+    """Complete key changes of a folder that a kill interrupted, as far as servers answer."""
     for home in Home.known(data, seat):
         enrolment = home.enrolment()
         if enrolment is None or not list(home.directory.glob("keys.*.json")):
             continue
-        # A daemon that runs has nothing to finish; what a server refuses, the daemon says too.
+        # A running daemon has nothing to complete; it reports a server's refusal itself.
         with (
             suppress(LinkError, TrustError, Locked),
             DirectoryLock.acquire(home.directory, "client"),
@@ -38,11 +38,11 @@ async def finish(data: Path, seat: str = "") -> None:
 
 
 async def rotate(home: Home, enrolment: Enrolment, make: Dial = dial) -> PublicKeys:
-    """Replace a client's three key pairs; returns the new public halves.
+    """Replace a client's three key pairs; return the new public halves.
 
     Raises:
         Unreachable: no address answers in time; nothing changed, or try again.
-        TrustError: what answers is not the server, or refuses this client.
+        TrustError: the peer is not the server, or refuses this client.
     """
     old, new = map(PrivateKeys.load_or_new, (home.keys_path, home.next_keys_path))
     try:
@@ -64,7 +64,7 @@ async def rotate(home: Home, enrolment: Enrolment, make: Dial = dial) -> PublicK
                     break
     except UnknownClient:
         async with visit(enrolment, new, make):
-            pass  # the server has taken them; only its answer was lost
+            pass  # the server has accepted them; only its answer was lost
     rewrap(home, old, new.public)
     home.take_keys(home.next_keys_path, keep_state=True)
     return new.public

@@ -1,4 +1,4 @@
-"""When this device may work: battery, heat, hours and idle time.
+"""Rules for working on this device: battery, heat, hours and idle time.
 
 A *policy* is the owner's rules; a *sensor* is a source of facts about the machine.
 """

@@ -1,7 +1,7 @@
-"""When this device may work for the federation: its owner's rules and what the sensors say.
+"""Decision if this device may work: its owner's rules applied to the sensors' readings.
 
-Pure: facts in, a judgement out; no clock, no sensor. `Manners` remembers only what keeps it from
-changing its mind at every reading. What a system does not tell never forbids anything.
+Pure: facts in, a judgement out; no clock, no sensor. `Manners` keeps only the state that prevents a
+change of mind at every reading. A fact that the system does not report never forbids work.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from datetime import time
 
 from fcil_protocol.errors import UsageError
 
-CHARGE_AGAIN = 5  # percent more than the least before a battery is worked from again
-BUSY = 0.20  # share of the cores that other programs use while somebody works here
-QUIET = 0.10  # and at most that much when nobody does
-QUIET_S = 60.0  # for so long, before the device counts as idle
+CHARGE_AGAIN = 5  # percent above the least before work on battery resumes
+BUSY = 0.20  # share of the cores used by other programs while the device is in use
+QUIET = 0.10  # largest such share while it is not
+QUIET_S = 60.0  # time below that before the device counts as idle
 INPUT_S = 300.0  # since the last key in a terminal
-NEAR_C = 5.0  # so near to a mark the work slows down
-COOL_C = 10.0  # so far below it speeds up again
-SHARES = (0.0, 0.25, 0.5, 1.0)  # of the time, in which the worker works
+NEAR_C = 5.0  # this close to a mark the work slows down
+COOL_C = 10.0  # this far below it the work speeds up again
+SHARES = (0.0, 0.25, 0.5, 1.0)  # of the time in which the worker works
 
 _HOURS = re.compile(r"(\d{1,2})(?::(\d\d))?-(\d{1,2})(?::(\d\d))?", re.ASCII)
 _DAY = 24 * 60
@@ -28,15 +28,15 @@ _DAY = 24 * 60
 
 @dataclass(frozen=True)
 class Rules:
-    """What the owner of the device allows.
+    """Rules set by the owner of the device.
 
     Attributes:
         only_on_mains: never from a battery.
-        min_battery: nor from one that is charged less, in percent.
-        only_when_idle: not while somebody or something else works here.
-        hours: minutes of the day from which and to which it may work; None: always.
-        max_temperature: °C that no sensor is to exceed; None: what the sensors name themselves.
-        patience_s: how long work that has begun stands still before the round is declined.
+        min_battery: nor from one with less charge, in percent.
+        only_when_idle: not while a person or another program uses the device.
+        hours: minutes of the day between which it may work; None: always.
+        max_temperature: limit of every sensor, °C; None: the sensors' own marks.
+        patience_s: seconds that begun work may be suspended before the round is declined.
     """
 
     only_on_mains: bool = False
@@ -73,7 +73,7 @@ class Heat:
     Attributes:
         name: of the sensor.
         now: °C.
-        mark: °C at which the system calls it hot; None: it names no such mark.
+        mark: °C at which the system calls it hot; None: it names none.
     """
 
     name: str
@@ -83,16 +83,16 @@ class Heat:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the sensors say now.
+    """The current readings of the sensors.
 
     Attributes:
-        minute: of the local day.
-        on_mains: None: there is no battery, or the system does not say.
-        charge: of the battery, in percent; None as before.
-        others: share of all cores that other programs used since the last reading, without those
-            that give way as this one does; None: not known yet.
-        input_s: seconds since a key was pressed in a terminal; None: in none, or not told.
-        heat: every temperature that is told.
+        minute: minute of the local day.
+        on_mains: None: there is no battery, or the system does not report it.
+        charge: of the battery, in percent; None as above.
+        others: share of all cores used by other programs since the last reading, without those of
+            low priority like this one; None: unknown yet.
+        input_s: seconds since the last key press in a terminal; None: no terminal, or not reported.
+        heat: every reported temperature.
     """
 
     minute: int = 0
@@ -105,11 +105,11 @@ class Facts:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Whether to work.
+    """The permitted share of work, and its reason.
 
     Attributes:
         share: of the time in which to work: 0 not at all, 1 without a break.
-        why: what speaks against it, in words; empty: nothing.
+        why: reasons against work, as text; empty: none.
     """
 
     share: float = 1.0
@@ -128,11 +128,11 @@ class Manners:
         self._step = len(SHARES) - 1
 
     def judge(self, facts: Facts, now: float) -> Judgement:
-        """Say whether to work.
+        """Return the permitted share of work.
 
         Args:
-            facts: of this moment.
-            now: seconds of a clock that is never set.
+            facts: readings of this moment.
+            now: seconds of a monotonic clock.
         """
         against = [self._power(facts), self._use(facts, now), self._time(facts)]
         share, hot = self._heat(facts)
@@ -169,7 +169,7 @@ class Manners:
         return f"outside {show_hours(self._rules.hours)}"
 
     def _heat(self, facts: Facts) -> tuple[float, str]:
-        """Work less and less as long as it is hot, and more and more when it is not."""
+        """Reduce the share of work while it is hot, and raise it step by step when it is not."""
         worst = max(self._marked(facts.heat), key=lambda h: h[0], default=None)
         if worst is None:
             self._step = len(SHARES) - 1
@@ -188,14 +188,14 @@ class Manners:
         return share, words if share == 0 else f"{words}, works {100 * share:.0f} % of the time"
 
     def _marked(self, heat: Iterable[Heat]) -> list[tuple[float, Heat]]:
-        """Return how far above its mark each temperature is, of those that have one."""
+        """Return the distance of each temperature above its mark, if it has one."""
         most = self._rules.max_temperature
         marks = [(h, h.mark if most is None else min(most, h.mark or most)) for h in heat]
         return [(h.now - mark, h) for h, mark in marks if mark is not None]
 
 
 def within(hours: tuple[int, int], minute: int) -> bool:
-    """Say whether a minute of the day lies between two others, perhaps over midnight."""
+    """Return True if a minute of the day is between two others, perhaps over midnight."""
     begin, end = hours
     return begin <= minute < end if begin < end else minute >= begin or minute < end
 
@@ -204,7 +204,7 @@ def read_hours(text: str) -> tuple[int, int]:
     """Read hours such as ``22-6`` or ``12:30-14:00``: minutes of the day.
 
     Raises:
-        UsageError: they are none.
+        UsageError: the text has another form.
     """
     found = _HOURS.fullmatch(text.strip())
     if found is not None:
@@ -219,6 +219,6 @@ def read_hours(text: str) -> tuple[int, int]:
 
 
 def show_hours(hours: tuple[int, int]) -> str:
-    """Return hours as `read_hours` reads them."""
+    """Return hours in the notation of `read_hours`."""
     begin, end = (str(time(m // 60, m % 60))[:5] for m in hours)
     return f"{begin}-{end}"

@@ -1,4 +1,4 @@
-"""What this device's sensors say: power, heat, and whether somebody works here."""
+"""Sensors of this device: power, heat and use by others."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fcil_client.policy.policy import Facts, Heat
 LOG = logging.getLogger("fcil_client")
 
 ZONES = Path("/sys/class/thermal")
-BEFORE_CRITICAL_C = 5.0  # where only the mark is known at which the system switches itself off
-# Marks below are of skins and fans, above of nothing: some drivers put a largest number there.
+BEFORE_CRITICAL_C = 5.0  # if only the mark is known at which the system switches itself off
+# Lower marks are of skins and fans, higher ones invalid: some drivers report a largest number.
 _MARKS_C = (60.0, 130.0)
 _TRIPS = ("hot", "passive", "critical")  # of a zone; the kernel slows the chip down at passive
 
 
 class Sensors(Protocol):
-    """Where facts come from; tests have others."""
+    """A source of facts; tests have their own."""
 
     def read(self) -> Facts:
-        """Return what is known now; called from a thread, one call at a time."""
+        """Return the current facts; called from a thread, one call at a time."""
         ...
 
 
@@ -37,9 +37,9 @@ class Times:
     """Processor seconds since the start of the machine, over all cores.
 
     Attributes:
-        busy: of all programs that do not give way (niceness 0 or less), and of the kernel.
+        busy: of all programs with niceness 0 or less, and of the kernel.
         own: of those, this client's, by process.
-        total: with what was idle and what gave way.
+        total: including idle time and programs of low priority.
     """
 
     busy: float
@@ -48,7 +48,7 @@ class Times:
 
 
 def others_share(before: Times, after: Times) -> float | None:
-    """Return the share of all cores that other programs used; None: too short to say."""
+    """Return the share of all cores used by other programs; None: the interval is too short."""
     total = after.total - before.total
     if total <= 0:
         return None
@@ -60,13 +60,13 @@ class System:
     """The real machine, through psutil and Linux's thermal zones."""
 
     def __init__(self, *, use: bool = True, zones: Path = ZONES) -> None:
-        """Read thermal zones from ``zones``, and with ``use`` who works here, which costs more."""
+        """Read thermal zones from ``zones``; with ``use`` also use by others, which costs more."""
         self._use = use
         self._zones = zones
         self._before: Times | None = None
 
     def read(self) -> Facts:
-        """Return what is known now."""
+        """Return the current facts."""
         local = time.localtime()
         battery = _told("sensors_battery")
         others, input_s = self._in_use() if self._use else (None, None)
@@ -86,12 +86,12 @@ class System:
 
 
 def _told(name: str) -> Any:
-    """Ask psutil; None where this system, or this build, does not say."""
+    """Ask psutil; None if this system, or this build, has no such value."""
     try:
         return getattr(psutil, name)()
     except AttributeError:  # another system
         return None
-    except Exception as error:  # a driver that answers nonsense must not end a client
+    except Exception as error:  # a driver with an invalid answer must not end a client
         LOG.debug("psutil.%s: %r", name, error)
         return None
 
@@ -110,14 +110,14 @@ def _heat(told: dict[str, list[Any]], zones: Iterable[Heat]) -> list[Heat]:
 
 
 def mark_of(high: float | None, critical: float | None) -> float | None:
-    """Return the °C at which a sensor's system calls it hot; None where it does not say."""
+    """Return the °C at which a sensor's system calls it hot; None if it is not reported."""
     low, top = _MARKS_C
     marks = [m for m in (high, critical and critical - BEFORE_CRITICAL_C) if m and low <= m <= top]
     return float(min(marks)) if marks else None
 
 
 def read_zones(folder: Path) -> list[Heat]:
-    """Read thermal zones, where many boards (Jetsons) tell their temperatures."""
+    """Read thermal zones, in which many boards (Jetsons) report their temperatures."""
     found = []
     for zone in sorted(folder.glob("thermal_zone*")):
         now = _number(zone / "temp")
@@ -136,7 +136,7 @@ def read_zones(folder: Path) -> list[Heat]:
 
 
 def _number(path: Path) -> float | None:
-    """Return a temperature; files hold thousandths of a degree."""
+    """Return a temperature; the files hold thousandths of a degree."""
     try:
         return int(_text(path)) / 1000
     except ValueError:
@@ -146,7 +146,7 @@ def _number(path: Path) -> float | None:
 def _text(path: Path) -> str:
     try:
         return path.read_text(errors="replace").strip()
-    except OSError:  # a zone may be there and say nothing
+    except OSError:  # a zone may exist without a value
         return ""
 
 
@@ -160,7 +160,7 @@ def _times() -> Times:
 
 
 def _own_times() -> dict[int, float]:
-    """Return what this process and its workers used and is not told as given way."""
+    """Return processor seconds of this process and its workers, without low-priority ones."""
     own = {}
     me = psutil.Process()
     with contextlib.suppress(psutil.Error):
@@ -172,7 +172,7 @@ def _own_times() -> dict[int, float]:
 
 
 def _input_s() -> float | None:
-    """Return for how long no key was pressed in any terminal."""
+    """Return the time since the last key press in any terminal, s."""
     now = time.time()
     ages = []
     for user in _told("users") or []:

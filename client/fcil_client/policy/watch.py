@@ -1,4 +1,4 @@
-"""Reads the sensors again and again, and does what the manners say to the worker."""
+"""Periodic reading of the sensors, and its effect on the worker."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from fcil_client.policy.sensors import Sensors
 from fcil_client.session import events
 
 READ_S = 5.0  # between two readings
-PERIOD_S = 2.0  # of a worker that works a part of the time
+PERIOD_S = 2.0  # of a worker that works part of the time
 
 
 class Watch:
-    """One client's manners at work.
+    """Applies one client's rules to its worker.
 
     Args:
         rules: of the owner.
-        sensors: what they are judged by.
-        hold: lets the worker stand still (True) or go on (False).
-        feed: takes what the session must know.
-        changed: called when what ``status`` says has changed.
+        sensors: source of the readings.
+        hold: suspends the worker (True) or lets it resume (False).
+        feed: receives events for the session.
+        changed: called when the content of ``status`` has changed.
 
     Attributes:
         judgement: the last one.
-        facts: the last ones; None before the first reading.
+        facts: the last readings; None before the first.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class Watch:
         self._hold = hold
         self._feed = feed
         self._changed = changed
-        self._share = asyncio.Event()  # set when it is another one
+        self._share = asyncio.Event()  # set on a change
 
     async def look(self) -> None:
-        """Read once and do what follows."""
+        """Read the sensors once and apply the judgement."""
         self.facts = await asyncio.to_thread(self._sensors.read)
         before, self.judgement = self.judgement, self._manners.judge(self.facts, time.monotonic())
         share, why = self.judgement.share, self.judgement.why
@@ -78,14 +78,14 @@ class Watch:
             self._notes("info", why)
 
     async def run(self) -> None:
-        """Read for ever; a machine whose sensors say nothing that matters is read once."""
+        """Read for ever; stop after one reading if no reading can matter."""
         while self.matters:
             await asyncio.sleep(READ_S)
             await self.look()
 
     @property
     def matters(self) -> bool:
-        """Whether anything can speak against working here."""
+        """True if a reading can forbid work here."""
         rules, heat = self._rules, self.facts.heat if self.facts else ()
         judged = any(h.mark is not None or rules.max_temperature is not None for h in heat)
         return judged or bool(self._rules.words)
@@ -110,7 +110,7 @@ class Watch:
         await self._share.wait()
 
     def status(self) -> dict[str, Any]:
-        """Return what one wants to know of it."""
+        """Return the rules, the judgement and the main readings."""
         facts = self.facts or Facts()
         hottest = max(facts.heat, key=lambda h: h.now - (h.mark or 1000), default=None)
         return {

@@ -1,10 +1,10 @@
-"""From scores to probabilities: one temperature, fitted on images that nobody learned from.
+"""Probabilities from scores: one temperature, fitted on images that no training has used.
 
-A method's scores may be distances, cosines or logits, so their softmax says little. Dividing
-them by one number T (temperature scaling: Guo et al., "On Calibration of Modern Neural Networks",
-ICML 2017) changes no order and makes probabilities of them. T minimises the cross-entropy on the
-client's ``select`` images; with targets that leave a little for the other classes, as Platt (1999)
-has them, so that a few images, all classified right, do not claim certainty.
+A method's scores may be distances, cosines or logits, so their softmax says little. Dividing them
+by one number T (temperature scaling: Guo et al., "On Calibration of Modern Neural Networks", ICML
+2017) keeps their order and makes probabilities of them. T minimises the cross-entropy on the
+client's ``select`` images; the targets leave a little for the other classes, as in Platt (1999), so
+that a few images, all classified correctly, do not claim certainty.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _HALVINGS = 80
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the client's own images say about a model's scores.
+    """Calibration of a model's scores on the client's own images.
 
     Attributes:
-        temperature: what scores are divided by.
-        images: how many it was fitted on; 0: somebody else's, who does not say.
-        usual: the unknown score (`unknown_score`) that `USUAL` of them stay below; None as well.
+        temperature: divisor of the scores.
+        images: number that it was fitted on; 0: fitted elsewhere, number unknown.
+        usual: the unknown score (`unknown_score`) that `USUAL` of them stay below; None as above.
     """
 
     temperature: float
@@ -65,7 +65,7 @@ def softmax(scores: F32, temperature: float) -> F64:
 
 
 def unknown_score(probabilities: F64) -> F64:
-    """Return for each row (B, C) how little it says which class it is: its entropy, 0 to 1.
+    """Return the unknown score of each row (B, C), its normalised entropy, 0 to 1.
 
     Of the well-known scores for images of no known class this one was the most even over the
     methods (docs/predict.md#images-of-no-known-class).
@@ -79,7 +79,7 @@ def unknown_score(probabilities: F64) -> F64:
 
 
 def fit_temperature(scores: F32, columns: I64) -> float:
-    """Return the temperature that fits scores (N, C) whose right classes stand at ``columns``.
+    """Return the temperature that fits scores (N, C) with the correct classes in ``columns``.
 
     The cross-entropy is convex in 1 / T, so its slope is bisected.
     """
@@ -106,15 +106,15 @@ def calibration_of(
     threads: int,
     progress: Callable[[int, int], None],
 ) -> Calibration | None:
-    """Return a model's calibration, from the cache or measured now; None without images for it.
+    """Return a model's calibration, cached or measured now; None without images for it.
 
     Args:
         home: the client's.
-        model: the current one.
-        predictor: what it was composed to.
-        batch: images at once.
-        threads: that decode.
-        progress: told images done and in all.
+        model: the current model.
+        predictor: composed from it.
+        batch: images per pass.
+        threads: number of decoding threads.
+        progress: receives the number of images done and in total.
     """
     path = home.directory / NAME
     key = model.record.key
@@ -143,7 +143,7 @@ def _cached(path: Path, key: str) -> Calibration | None:
             float(fields["temperature"]), int(fields["images"]), float(fields["usual"])
         )
     except (OSError, ValueError, TypeError, KeyError):
-        return None  # made anew
+        return None  # measured again
     return known if 0 < known.temperature < np.inf else None
 
 
@@ -165,12 +165,12 @@ def _scores(
         own = [i for i in images if i.side == "select" and class_key(i.entry.class_name) in ids]
         if not own or enrolment is None:
             return None
-        own = sorted(own, key=lambda image: image.digest)[:MOST]  # as good as drawn by lot
+        own = sorted(own, key=lambda image: image.digest)[:MOST]  # as good as a random draw
         store = ImageStore(
             open_source(Path(enrolment.data)), model.info.preprocessing, memory_bytes=0,
             threads=threads,
         )  # fmt: skip
-    except FcilError:  # the images are away: the daemon says why, and prediction needs none
+    except FcilError:  # the images are away: the daemon reports it, and prediction needs none
         return None
     scores: list[F32] = []
     right: list[int] = []

@@ -26,7 +26,7 @@ from fcil_protocol.errors import FcilError
 
 U8 = NDArray[np.uint8]
 
-# int8 ranges need some hundred images; the others are compared with the torch model on a few.
+# int8 ranges need a few hundred images; the others are compared with torch on a few.
 MOST_IMAGES = {"int8": 512, "fp16": 64, "fp32": 64}
 
 
@@ -40,16 +40,16 @@ def export_current(
     means: Means,
     tell: Callable[[str], None],
 ) -> ExportInfo:
-    """Write the model; all of it or nothing.
+    """Write the model, completely or not at all.
 
     Args:
         home: the client's.
         target: the file; one that exists is replaced.
         precision: fp32, fp16 or int8.
         opset: of ONNX's own operators; None: the default.
-        force: write it although it differs from the torch model by more than is allowed.
+        force: write it even if it differs from the torch model by more than allowed.
         means: weights and threads; export runs in torch on the CPU.
-        tell: told in words what is done next.
+        tell: receives a sentence before each step.
 
     Raises:
         FcilError: it cannot be exported; the message says why.
@@ -107,7 +107,7 @@ def _origin(
 def own_images(home: Home, model: CurrentModel, most: int, threads: int) -> U8 | None:
     """Return training images of all classes that the model knows, preprocessed: (N, S, S, 3).
 
-    They are taken at equal distances from all of them. None: there are none here.
+    They are evenly spaced among all of them. None: none are here.
     """
     ids = {name: class_id for class_id, name in model.names.items()}
     try:

@@ -1,7 +1,7 @@
-"""Name the images that appear in a folder, each once, as soon as it is whole.
+"""Watch of a folder: name each new image once, as soon as it is complete.
 
-Events of the file system say that something happened; a file that is being written is looked at
-until it is at rest. Now and then everything is looked at, since events can be lost.
+Events of the file system report a change; a file that is being written is checked until it is at
+rest. At intervals all files are checked, since events can be lost.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fcil_client.data.file_names import is_about_a_name, is_text
 from fcil_client.predict.images import is_image, walk
 from fcil_protocol.errors import DataError
 
-REST_S = 0.2  # without a change: a file that was not touched for so long is taken to be whole
-PATIENCE_S = 5.0  # a file at rest that cannot be decoded may have a slow writer: so long
-# Events get lost: the system drops them when too many come at once, and rarely without that.
-SWEEP_S = 5.0  # so all files are looked at now and then
-SWEEP_SHARE = 200  # and longer than that apart where it takes so long that it would be felt
+REST_S = 0.2  # without a change: a file at rest for this long counts as complete
+PATIENCE_S = 5.0  # a file at rest that cannot be decoded may have a slow writer: wait this long
+# Events get lost: the system drops them if too many arrive at once, and rarely otherwise.
+SWEEP_S = 5.0  # so all files are checked at intervals
+SWEEP_SHARE = 200  # longest share of time in sweeps: 1 / this, for folders where a sweep takes long
 STEP_MS = 50
 DEBOUNCE_MS = 100
 
@@ -33,18 +33,18 @@ Mark = tuple[int, int]  # size and time of the last change, ns
 
 @dataclass
 class Settling:
-    """Decides which files are to be looked at, and when (no IO).
+    """Decides which files to read, and when (no IO).
 
     Attributes:
-        seen: the mark with which each file was done, or was there at the start.
-        hot: files that changed -> (mark, since when it has that mark, s).
+        seen: mark of each file that is done, or existed at the start.
+        hot: files that changed -> (mark, time of its first sight, s).
     """
 
     seen: dict[Path, Mark] = field(default_factory=dict)
     hot: dict[Path, tuple[Mark, float]] = field(default_factory=dict)
 
     def changed(self, path: Path, mark: Mark | None, now: float) -> None:
-        """Take note of a file as it is now; None: it is gone."""
+        """Record a file's current mark; None: it is gone."""
         if mark is None:
             self.hot.pop(path, None)
             self.seen.pop(path, None)
@@ -59,15 +59,15 @@ class Settling:
         return sorted(p for p, (mark, since) in hot if mark[0] and now - since >= REST_S)
 
     def last_try(self, path: Path, now: float) -> bool:
-        """Say whether a file that cannot be decoded has been at rest for too long to wait on."""
+        """Return True if a file that cannot be decoded has been at rest for `PATIENCE_S`."""
         return now - self.hot[path][1] >= PATIENCE_S
 
     def done(self, path: Path) -> None:
-        """Leave a file alone until it changes."""
+        """Ignore a file until it changes."""
         self.seen[path], _ = self.hot.pop(path)
 
     def wait_s(self, now: float) -> float | None:
-        """Return when to look again; None: at the next event."""
+        """Return the seconds until the next check; None: wait for an event."""
         since = [s for mark, s in self.hot.values() if mark[0]]
         if not since:
             return None
@@ -82,11 +82,11 @@ class FolderWatch:
     """Watches one folder and everything below it.
 
     Args:
-        folder: it may go, and come back.
-        take: names images at rest; returns those that it could not read yet. It is told of each
-            file whether this is the last try.
-        say: told in words what happens to the folder.
-        clock: seconds, never set back.
+        folder: it may be removed and come back.
+        take: names images at rest; returns those that it could not read yet. Its second argument
+            tells for each file if this is the last try.
+        say: receives a sentence about each change of the folder itself.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class FolderWatch:
         """Watch until cancelled.
 
         Args:
-            ready: called once events are heard: what appears from now on is named.
+            ready: called once events are received: every later image is named.
 
         Raises:
             DataError: the system cannot watch the folder.
@@ -117,7 +117,7 @@ class FolderWatch:
                 self._files.seen[path] = mark
         while True:
             async with Ears.on(self._folder) as ears:
-                self._look_through()  # what came before anybody listened
+                self._look_through()  # images that arrived before the watch began
                 ready()
                 await self._follow(ears)
             self._say(f"{self._folder} is gone; waiting for it.")
@@ -126,7 +126,7 @@ class FolderWatch:
             self._say(f"{self._folder} is there again.")
 
     async def _follow(self, ears: Ears) -> None:
-        """Take what comes until the folder is gone."""
+        """Process events until the folder is gone."""
         while self._folder.is_dir():
             await self._serve()
             now = self._clock()
@@ -146,7 +146,7 @@ class FolderWatch:
         self._sweep_at = began + took + max(SWEEP_S, SWEEP_SHARE * took)
 
     def _note(self, path: Path) -> None:
-        if path.is_dir():  # moved here whole: of what is in it there was no event
+        if path.is_dir():  # a moved folder brings no events for its content
             for inside in walk(path):
                 self._files.changed(inside, _mark(inside), self._clock())
         elif is_image(path.name) and not _hidden(path, self._folder):
@@ -178,20 +178,20 @@ def _hidden(path: Path, folder: Path) -> bool:
 
 
 async def _back(folder: Path) -> None:
-    """Return when a folder is there again."""
+    """Return once the folder exists again."""
     while (above := _nearest(folder)) != folder:
         async with Ears.on(above, recursive=False) as ears:
-            if _nearest(folder) == above:  # what came before anybody listened is not heard
+            if _nearest(folder) == above:  # changes before the watch began bring no event
                 await ears.hear(None)
 
 
 def _nearest(folder: Path) -> Path:
-    """Return a folder, or the one above it that is there."""
+    """Return a folder, or the nearest existing one above it."""
     return next(place for place in (folder, *folder.parents) if place.is_dir())
 
 
 class Ears:
-    """Hears what changes in a folder, also while nobody asks."""
+    """Listens for changes in a folder, also between calls of `hear`."""
 
     def __init__(self, folder: Path, *, recursive: bool) -> None:
         self._folder = folder
@@ -202,9 +202,9 @@ class Ears:
     @classmethod
     @contextlib.asynccontextmanager
     async def on(cls, folder: Path, *, recursive: bool = True) -> AsyncIterator[Ears]:
-        """Listen from the moment on that this is entered."""
+        """Listen from the moment of entry."""
         ears = cls(folder, recursive=recursive)
-        await asyncio.sleep(0)  # the system is asked for events before the first wait
+        await asyncio.sleep(0)  # start the request before the first wait
         try:
             yield ears
         finally:
@@ -214,7 +214,7 @@ class Ears:
 
     def _begin(self) -> AsyncGenerator[set[tuple[Change, str]], None]:
         places = [self._folder]
-        if self._recursive:  # the watcher itself would follow links, and round in circles
+        if self._recursive:  # the watcher itself would follow link cycles
             below = (place for place, _, _ in os.walk(self._folder) if is_text(place))
             places = sorted({self._folder, *map(Path, below)})
         return awatch(
@@ -228,24 +228,24 @@ class Ears:
         return asyncio.get_running_loop().create_task(ask())
 
     async def hear(self, timeout_s: float | None) -> set[Path]:
-        """Return what has changed; nothing if nothing has for so long, or the folder is gone.
+        """Return changed paths; none if ``timeout_s`` is over without any, or the folder is gone.
 
-        The folder itself is returned where the system cannot say what: everything may have.
+        The folder itself is returned if the system cannot name the paths: all may have changed.
 
         Raises:
-            DataError: the system cannot tell.
+            DataError: the system cannot report changes.
         """
         done, _ = await asyncio.wait({self._coming}, timeout=timeout_s)
         if not done:
             return set()
         try:
             batch = self._coming.result()
-        # It watches too much already, or there is a name that is no text.
+        # Too many watches, or a name that is not valid text.
         except (OSError, RuntimeError, StopAsyncIteration, ExceptionGroup) as error:
             if not self._folder.is_dir():
                 return set()
             about_a_name = isinstance(error, ExceptionGroup) and error.subgroup(is_about_a_name)
-            if about_a_name or isinstance(error, FileNotFoundError):  # a folder below went
+            if about_a_name or isinstance(error, FileNotFoundError):  # a folder below was removed
                 await self._anew()
                 return {self._folder}
             raise DataError(
@@ -260,8 +260,8 @@ class Ears:
         return paths
 
     async def _anew(self) -> None:
-        """Listen to all folders that are there now."""
+        """Listen to all folders that exist now."""
         await self._changes.aclose()
         self._changes = self._begin()
         self._coming = self._ask()
-        await asyncio.sleep(0)  # the system is asked for events before anybody looks
+        await asyncio.sleep(0)  # start the request before the next check

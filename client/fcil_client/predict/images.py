@@ -1,4 +1,4 @@
-"""The images that are to be named: found in a stable order, decoded ahead of the computation."""
+"""Input images of a prediction: found in a stable order, decoded ahead of the computation."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Picture:
     """One image.
 
     Attributes:
-        name: as it was asked for.
-        data: its bytes, if they are here already; else they are read from the path ``name``.
+        name: as given.
+        data: its bytes, if already read; else they are read from the path ``name``.
     """
 
     name: str
@@ -38,11 +38,11 @@ class Picture:
 
 @dataclass(frozen=True)
 class Decoded:
-    """An image on its way.
+    """A decoded image, or its fault.
 
     Attributes:
         pixels: (S, S, 3), preprocessed; None: it cannot be used.
-        fault: why, in a sentence.
+        fault: the reason as a sentence.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Decoded:
 
 
 def is_image(name: str) -> bool:
-    """Say whether a file in a folder is taken for an image, by its name."""
+    """Return True if a file in a folder counts as an image, by its name."""
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES  # noqa: PTH122
 
 
 def walk(folder: Path, faults: list[str] | None = None) -> Iterator[Path]:
-    """Yield the images in a folder and those below it, sorted within each; hidden ones are not.
+    """Yield the images in a folder and those below it, sorted within each, without hidden ones.
 
     Links to folders are not followed. Folders that cannot be read are added to ``faults``.
     """
@@ -72,14 +72,14 @@ def walk(folder: Path, faults: list[str] | None = None) -> Iterator[Path]:
 
 
 def find(asked: Sequence[str], stdin: bytes | None) -> tuple[list[Picture], list[str]]:
-    """Return the images that arguments mean, and one sentence per folder that cannot be read.
+    """Return the images that arguments name, and one sentence per unreadable folder.
 
     Args:
         asked: files, folders, or `STDIN`.
-        stdin: what came there.
+        stdin: content of standard input.
 
     Raises:
-        DataError: an argument is neither, cannot be looked at, or a folder without images.
+        DataError: an argument is neither, cannot be read, or is a folder without images.
     """
     found: list[Picture] = []
     faults: list[str] = []
@@ -112,7 +112,7 @@ def _is_folder(asked: str) -> bool:
 def batches(
     pictures: Iterable[Picture], preprocessing: Preprocessing, *, size: int, threads: int
 ) -> Iterator[list[Decoded]]:
-    """Yield all images in their order, decoded, ``size`` at a time; the next ones are under way.
+    """Yield all images in order, decoded, ``size`` at a time; later ones decode meanwhile.
 
     At most three batches are in memory.
     """
@@ -142,7 +142,7 @@ def _decode(picture: Picture, preprocessing: Preprocessing) -> Decoded:
 
 def _read(name: str) -> bytes:
     try:
-        # A pipe would be waited on for ever.
+        # Opening a pipe would block for ever.
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(fd, "rb") as file:  # noqa: PTH123
             if not stat.S_ISREG(os.fstat(fd).st_mode):

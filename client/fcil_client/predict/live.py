@@ -1,4 +1,4 @@
-"""``predict --watch``: one warm model, a folder of a camera, and a line for each image."""
+"""``predict --watch``: one warm model, a camera's folder, and a line for each image."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Show = Callable[[dict[str, Any]], None]
 
 
 class Live:
-    """Names what comes into a folder.
+    """Names new images in a folder.
 
     Args:
         folder: the camera's.
         ready: the model.
-        current: where a newer one comes from; None: the model is a file and stays.
+        current: source of newer models; None: the model is a file and stays.
         means, wanted: as for `predict`.
-        say: shows words.
+        say: shows messages.
 
     Attributes:
-        ready: the model that names images now.
+        ready: the current model.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Live:
         self._means = means
         self._wanted = wanted
         self._say = say
-        self._turn = asyncio.Lock()  # one thing is computed at a time
+        self._turn = asyncio.Lock()  # one computation at a time
 
     async def run(self, show: Show) -> None:
         """Watch until Ctrl-C or a signal to end.
@@ -75,7 +75,7 @@ class Live:
         """Name images; return those that cannot be read yet."""
         later = []
         size = self._means.batch
-        for start in range(0, len(paths), size):  # shown as they come; Ctrl-C waits for one batch
+        for start in range(0, len(paths), size):  # shown batch by batch; Ctrl-C waits for one batch
             some = paths[start : start + size]
             async with self._turn:
                 rows = await asyncio.to_thread(self._rows, some)
@@ -95,7 +95,7 @@ class Live:
         return list(answers(self.ready, decoded, self._wanted))
 
     async def _follow_model(self) -> None:
-        """Take a newer model as soon as the client has one."""
+        """Load a newer model as soon as the client has one."""
         current = self._current
         if current is None:
             return

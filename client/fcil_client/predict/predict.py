@@ -1,4 +1,4 @@
-"""Name images with a model: the client's current one, or an exported file (torch-free itself)."""
+"""Naming of images by a model: the client's current one, or an exported file (without torch)."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ U8 = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Means:
-    """With what it is computed.
+    """Resources of the computation.
 
     Attributes:
         engine: auto, torch or onnx; of the client's current model.
         device: auto, cpu, cuda or cuda:N.
         weights: the backbone's file; None: the one that the daemon used.
-        threads: of one pass, and of those that decode.
+        threads: of one pass, and for decoding.
         batch: images in one pass.
-        calibrate: whether the client's images may be used for it.
+        calibrate: the client's images may be used for it.
     """
 
     engine: str = "auto"
@@ -51,12 +51,12 @@ class Means:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be said of an image.
+    """The requested answers about an image.
 
     Attributes:
-        top: the likeliest classes.
-        unknown: whether to give a score for being of none of the classes.
-        above: the score from which an image is called unknown; None: none is.
+        top: number of likeliest classes.
+        unknown: give a score for belonging to none of the classes.
+        above: score above which an image is called unknown; None: no image is.
     """
 
     top: int = 3
@@ -66,15 +66,15 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Ready:
-    """A model that is loaded and scores images.
+    """A loaded model that scores images.
 
     Attributes:
         classes: ids, one per column of the scores.
         names: class id -> name, as far as they are known here.
         logits: scores preprocessed images.
-        calibration: None: scores are taken as they are.
-        about: what the model is and what computes it, JSON-ready.
-        line: the same in words.
+        calibration: None: scores are used as they are.
+        about: description of the model and its engine, JSON-ready.
+        line: the same as text.
     """
 
     classes: tuple[int, ...]
@@ -87,12 +87,12 @@ class Ready:
 
     @property
     def temperature(self) -> float:
-        """What scores are divided by."""
+        """Divisor of the scores."""
         return self.calibration.temperature if self.calibration else 1.0
 
 
 def open_file(path: Path, means: Means) -> Ready:
-    """Load a model that was exported.
+    """Load an exported model.
 
     Raises:
         FcilError: it cannot be loaded; the message says why.
@@ -124,37 +124,37 @@ def open_file(path: Path, means: Means) -> Ready:
 
 
 class Current:
-    """A client's current model, which can be opened again when there is a newer one.
+    """A client's current model, which can be reopened when there is a newer one.
 
     Args:
         home: the client's.
-        means: with what it is computed.
-        progress: told how many images of a calibration are done, and in all.
+        means: resources of the computation.
+        progress: receives the number of calibration images done and in total.
     """
 
     def __init__(self, home: Home, means: Means, progress: Callable[[int, int], None]) -> None:
         self._home = home
         self._means = means
         self._progress = progress
-        self._loaded: tuple[str, Any] | None = None  # engine and backbone, which stay
+        self._loaded: tuple[str, Any] | None = None  # engine and backbone, kept across models
         self._tried = ""  # key of the last one
 
     @property
     def directory(self) -> Path:
-        """Where a newer model appears."""
+        """Folder in which a newer model appears."""
         return self._home.directory
 
     def exists(self) -> bool:
-        """Say whether the client is there."""
+        """Return True if the client's directory exists."""
         return self._home.directory.is_dir()
 
     def is_older(self) -> bool:
-        """Say whether there is another model than the one that was opened last."""
+        """Return True if the current model is not the one that was opened last."""
         record = current_model.read_if_whole(self._home)
         return record is not None and record.key != self._tried
 
     def open(self) -> Ready:
-        """Load it, and calibrate it if nobody has.
+        """Load the model, and calibrate it if there is no cached calibration.
 
         Raises:
             FcilError: there is none, or it cannot be loaded; the message says why.
@@ -211,13 +211,13 @@ class Current:
         """Return the engine's name and the backbone, None if none is needed.
 
         Raises:
-            BackboneMismatch: what can be loaded is another one than the run's.
+            BackboneMismatch: the available backbone is not the run's.
             MethodMismatch, ConfigError, DataError: none can be loaded here.
         """
         if not model.method.needs_backbone:
             return "numpy", None
         if self._loaded is None or not _same(self._loaded[1].info, model.info):
-            self._loaded = None  # two need not fit at once
+            self._loaded = None  # two may not fit at once
             own = Path(model.record.weights) if model.record.weights else None
             weights = self._means.weights or own
             self._loaded = _load(model.method, model.info.name, weights, self._means)
@@ -256,7 +256,7 @@ def _told(ready: Ready) -> Ready:
 
 
 def _bound(threads: int) -> None:
-    """Let numeric libraries that are imported from now on take so many threads."""
+    """Limit numeric libraries that are imported from now on to this many threads."""
     os.environ[THREADS_VARIABLE] = str(threads)
 
 
@@ -264,7 +264,7 @@ def _choose(method: Method, choice: str) -> str:
     """Return the engine that a choice means for the model of a method.
 
     Raises:
-        MethodMismatch: it cannot compute it, or is not installed.
+        MethodMismatch: the engine cannot compute it, or is not installed.
     """
     try:
         return engines.choose(choice, needs_gradient=not method.frozen)
@@ -280,14 +280,14 @@ def _choose(method: Method, choice: str) -> str:
 
 
 def _load(method: Method, name: str, weights: Path | None, means: Means) -> tuple[str, Any]:
-    """Load with the engine that is meant: where both would do, the one that starts sooner."""
+    """Load with the chosen engine; if both would do, with the one that starts sooner."""
     engine = _choose(method, means.engine)
     if means.engine == "auto" and method.frozen and engines.installed().onnxruntime:
         try:
             return "onnx", engines.load("onnx", name, weights, means.device, means.threads)
         except (ConfigError, DataError):
             if engine == "onnx":
-                raise  # there is no torch to do it instead
+                raise  # there is no torch to use instead
     return engine, engines.load(engine, name, weights, means.device, means.threads)
 
 
@@ -299,9 +299,9 @@ def answers(
 ) -> Iterator[dict[str, Any]]:
     """Yield one row per image, JSON-ready, in order.
 
-    ``image`` and ``top``, a list of ``class``, ``name`` (None where it is not known here) and
-    ``probability``; ``unknown``, a score, and ``is_unknown`` where they are asked for. An image
-    that cannot be used has ``image`` and ``error``.
+    ``image`` and ``top``, a list of ``class``, ``name`` (None if unknown here) and ``probability``;
+    ``unknown``, a score, and ``is_unknown`` on request. An image that cannot be used has ``image``
+    and ``error``.
     """
     for batch in batches:
         good = [one.pixels for one in batch if one.pixels is not None]
@@ -314,10 +314,10 @@ def answers(
 
 
 def judge(ready: Ready, images: U8, wanted: Wanted) -> list[dict[str, Any]]:
-    """Return what is said of preprocessed images (B, S, S, 3)."""
+    """Return the rows of preprocessed images (B, S, S, 3)."""
     scores = ready.logits(images)  # (B, C)
     probabilities = softmax(scores, ready.temperature)
-    # By scores: the likeliest is the one that evaluation counts, also where softmax has a tie.
+    # By scores: the likeliest is the one that evaluation counts, also if softmax has a tie.
     order = np.argsort(-scores, axis=1, kind="stable")[:, : wanted.top]
     unknown = unknown_score(probabilities)
     return [

@@ -1,4 +1,4 @@
-"""The part of a broadcast that says which class has which id."""
+"""The part of a broadcast that maps class names to ids."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fcil_protocol.payloads.payload import Payload
 
 
 def read_registry(part: Payload | None) -> dict[str, int]:
-    """Return name -> id of the classes that the server's registry part names.
+    """Return name -> id of the classes in the server's registry part.
 
     Raises:
-        SchemaMismatch: there is no such part, or it is not of the protocol's form.
+        SchemaMismatch: the part is missing or not of the protocol's form.
     """
     if part is None:
         raise SchemaMismatch(f"the server's order names no part {REGISTRY!r}.")
@@ -33,7 +33,7 @@ def read_registry(part: Payload | None) -> dict[str, int]:
 
 @dataclass
 class Learned:
-    """Knows which images come too late: those of classes that earlier tasks have learned.
+    """Finds images that arrive too late: those of classes that earlier tasks have learned.
 
     They are tested and not trained (docs/decisions/0015).
 
@@ -43,15 +43,15 @@ class Learned:
 
     names: set[str] = field(default_factory=set)
     _run: str = ""
-    _counts: dict[str, int] = field(default_factory=dict)  # images trained with, or told of
+    _counts: dict[str, int] = field(default_factory=dict)  # images trained with, or reported
 
     def news(self, order: RoundOpen, ids: Mapping[str, int], held: Mapping[str, int]) -> list[str]:
-        """Return the class names of which there are images that have not been told of.
+        """Return the class names with images that have not been reported.
 
         Args:
-            order: the round that the client is asked for.
-            ids: the names that it holds, with their ids.
-            held: how many training images of each.
+            order: the round that the client is asked to do.
+            ids: the class names that the client holds, with their ids.
+            held: number of training images per class.
         """
         if order.run != self._run:
             self.names, self._run, self._counts = set(), order.run, {}

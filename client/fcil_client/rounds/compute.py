@@ -1,4 +1,4 @@
-"""Where a client computes: a worker process of its own, or one that a whole swarm shares."""
+"""The workplace of a client: its own worker process, or one shared by a swarm."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from fcil_protocol.messages.messages import BackboneClaim
 from fcil_protocol.payloads.payload import unpack
 
 WORKER_IDLE_S = 600.0
-AT_ONCE = 3  # rounds between their broadcast's opening and their update's sealing
+AT_ONCE = 3  # rounds between opening their broadcast and sealing their update
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A backbone that the worker has loaded, as it describes it.
+    """A backbone that the worker has loaded, as the worker describes it.
 
     Attributes:
         device: for people.
-        claim: digest, preprocessing and probe features, as a Hello has them.
+        claim: digest, preprocessing and probe features, as in a Hello.
     """
 
     device: str
@@ -36,23 +36,23 @@ class Loaded:
 
 
 class Workplace:
-    """A worker process, and what has been found out about it.
+    """A worker process, and the facts learned about it.
 
-    The worker does one thing at a time, in the order in which it was asked; it keeps one backbone
-    warm, and decoded images up to one bound, for whoever asks.
+    The worker does one thing at a time, in the order of requests; for all its clients it keeps one
+    backbone warm, and decoded images up to one limit.
 
     Args:
-        options: the resources that it may take.
+        options: the resources that it may use.
         log: file for the worker's output.
-        remembers: what it says of a backbone is asked once; for many clients that ask the same.
+        remembers: request the description of a backbone once, for many clients that need the same.
 
     Attributes:
         host: the worker.
-        effort: how many images fit into one pass, as far as failures have shown.
-        resources: what it takes of the machine.
-        turn: to be held by who calls the worker, tries again included.
-        room: to be held by a round while its broadcast, state and update are in memory. It is
-            given in the order of asking, so the rounds of many clients have their turns fairly.
+        effort: number of images that fit into one pass, as far as failures have shown.
+        resources: its share of the machine.
+        turn: held by the caller of the worker, retries included.
+        room: held by a round while its broadcast, state and update are in memory. It is granted in
+            the order of requests, so the rounds of many clients take fair turns.
     """
 
     def __init__(self, options: Options, log: Path, *, remembers: bool = False) -> None:
@@ -81,11 +81,11 @@ class Workplace:
         self._known: tuple[Fields, Loaded] | None = None
 
     def hold(self, still: bool) -> None:
-        """Let the worker stand still where it is, or go on."""
+        """Suspend the worker, or let it resume."""
         (self.host.rest.hold if still else self.host.rest.go)()
 
     def enter(self, run: str) -> None:
-        """Forget what fitted in another run, which has another method or backbone."""
+        """Forget the pass sizes of another run, which has another method or backbone."""
         if run != self._run:
             self._run = run
             self.effort.fits.clear()
@@ -94,13 +94,13 @@ class Workplace:
         """Have the worker load a backbone and compute its probe features.
 
         Args:
-            fields: which one, as `Engine.backbone` wants it.
+            fields: the backbone, as `Engine.backbone` expects it.
 
         Raises:
             FcilError: it cannot be loaded.
         """
         async with self._asking:
-            # Every later call names its backbone and is refused if that has become another one.
+            # Every later call names its backbone and is refused if another one is loaded by then.
             if self._known is None or self._known[0] != fields or not self._remembers:
                 async with self.turn:
                     reply, blobs = await persist(self.host, self.effort, "backbone", fields)

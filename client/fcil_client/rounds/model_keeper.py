@@ -1,4 +1,4 @@
-"""Keep the current model while rounds go on (`current_model` says what is kept, and reads it)."""
+"""Keeper of the current model during rounds (`current_model` defines and reads the files)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ModelKeeper:
     """Keeps the model of each round that a client takes part in.
 
     Args:
-        weights: the file that the daemon loads the backbone from, if it was told one.
+        weights: file of the backbone's weights, if the daemon was given one.
     """
 
     def __init__(self, home: Home, federation: str, weights: Path | None) -> None:
@@ -52,9 +52,9 @@ class ModelKeeper:
         names: Mapping[str, int],
         tell: Callable[[str], None],
     ) -> AsyncIterator[None]:
-        """Keep the model of an order while the work inside goes on; it is kept at the end.
+        """Keep the model of an order while the work inside runs; it is on disk at the end.
 
-        If it cannot be, ``tell`` is told in words, and the round goes on.
+        If that fails, ``tell`` receives the reason as a sentence, and the round continues.
         """
 
         async def keep() -> None:
@@ -70,10 +70,10 @@ class ModelKeeper:
             await asyncio.shield(keeping)
 
     def keep(self, order: RoundOpen, terms: Terms, ctx: Context, names: Mapping[str, int]) -> None:
-        """Keep the model of an order whose parts were opened; before a first class there is none.
+        """Keep the model of an order whose parts were opened; none exists before the first class.
 
         Raises:
-            DiskFull, StorageError: it cannot be kept; the model before it is still whole.
+            DiskFull, StorageError: it cannot be kept; the previous model is intact.
         """
         first = terms.method.exchanges(terms.hparams, terms.backbone)[0].kind
         begins = order.kind == first and order.round == 0
@@ -108,7 +108,7 @@ class ModelKeeper:
             folder.mkdir(mode=0o700, exist_ok=True)
             for digest in record.parts.values():
                 if not _adopt(self._home.part_path(digest), part_path(self._home, digest)):
-                    return  # another order has come meanwhile
+                    return  # another order has arrived meanwhile
             sync_directory(folder)
         write_atomic(self._home.model_path, record_bytes(record))
         wanted = {part_path(self._home, digest) for digest in record.parts.values()}
@@ -119,15 +119,15 @@ class ModelKeeper:
 
 
 def _same(record: Record, before: Record) -> bool:
-    """Say whether the round brought nothing new."""
+    """Return True if the round brings no change."""
     now = record.model_copy(update={"fetched": before.fetched})
     return now.model_dump(mode="json") == before.model_dump(mode="json")
 
 
 def _names(names: Mapping[str, int], before: Record | None) -> dict[int, str]:
-    """Return id -> name; names of classes whose images have gone since stay known.
+    """Return id -> name; names of classes whose images were removed since stay known.
 
-    A name that means another class now, or a class that is called otherwise, is as it is now.
+    Where a name or an id has a new meaning, the new one wins.
     """
     now: dict[int, str] = {}
     for name in sorted(names, reverse=True):  # two spellings of one class: the first by alphabet
@@ -137,7 +137,7 @@ def _names(names: Mapping[str, int], before: Record | None) -> dict[int, str]:
 
 
 def _adopt(part: Path, path: Path) -> bool:
-    """Make a part's file one of the model as well, on the disk; False if it is there no more."""
+    """Link a part's file into the model's folder, durably; False if the part is gone."""
     if path.exists() and (not part.exists() or _is_copy(path, part)):
         return True
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
@@ -159,7 +159,7 @@ def _adopt(part: Path, path: Path) -> bool:
 
 
 def _is_copy(path: Path, part: Path) -> bool:
-    """Say whether the model has this very file, and not one that was damaged and fetched again."""
+    """Return True if the model has this very file, and not one that was damaged and refetched."""
     ours, theirs = path.stat(), part.stat()
     same = (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
     return same or (ours.st_size == theirs.st_size and ours.st_mtime_ns > theirs.st_mtime_ns)

@@ -1,4 +1,4 @@
-"""What a client decides for itself: data, resources, limits; never hyper-parameters."""
+"""A client's own choices: data, resources, limits; never hyper-parameters."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ WORK_TIMEOUT_S = 1800.0  # a step of 64 images of a ViT-B/16 takes a slow proces
 
 @dataclass(frozen=True)
 class Options:
-    """What a client decides for itself: data, resources, limits; never hyper-parameters.
+    """A client's own choices: data, resources, limits; never hyper-parameters.
 
     Attributes:
-        partition, slot: the client has a part of ``data`` alone: that of this slot.
+        partition, slot: the client uses only this slot's part of ``data``.
     """
 
     data: Path

@@ -1,4 +1,4 @@
-"""What a client takes of its machine: threads, memory, and how much it gives way."""
+"""A client's share of its machine: threads, memory and CPU priority."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from fcil_protocol.errors import UsageError
 from fcil_protocol.process.sizes import read_size, show_size
 
 NICE = 10  # other programs get about ten times as much of a busy processor
-IMAGES_BYTES = 2_000_000_000  # of decoded images, where there is room for as much
-IMAGES_PART = 4  # and at most this part of the memory
+IMAGES_BYTES = 2_000_000_000  # of decoded images, if the memory allows it
+IMAGES_PART = 4  # and at most 1 / this of the memory
 LEAST_BYTES = 250_000_000  # of a daemon and a worker that has loaded nothing
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a client takes.
+    """A client's share of its machine.
 
     Attributes:
-        threads: of the worker's computing, and as many for decoding images.
-        nice: of the worker.
-        bound: bytes that daemon and worker may take together; 0: the owner has set none.
+        threads: of the worker's computation, and as many again for decoding images.
+        nice: CPU priority of the worker.
+        bound: bytes that daemon and worker may use together; 0: the owner has set none.
         memory: bytes that the machine has, or its cgroup allows.
-        by_cgroup: it is the cgroup.
-        image_bytes: most that decoded images may take.
+        by_cgroup: the limit is the cgroup's.
+        image_bytes: largest size of the decoded images.
     """
 
     threads: int
@@ -37,12 +37,12 @@ class Resources:
 
     @property
     def told(self) -> dict[str, Any]:
-        """They as ``status`` says them."""
+        """The resources as ``status`` reports them."""
         return {**vars(self), "words": self.words}
 
     @property
     def words(self) -> str:
-        """They in one line, for people."""
+        """The resources in one line, for people."""
         whose = "its cgroup allows" if self.by_cgroup else "the machine has"
         memory = f"all the memory that {whose} ({show_size(self.memory)})"
         if self.bound:
@@ -55,7 +55,7 @@ class Resources:
 def resources(
     *, threads: int = 0, nice: int = NICE, bound: int = 0, image_bytes: int = 0
 ) -> Resources:
-    """Return what is taken by these choices; 0 leaves a choice to the machine."""
+    """Return the resources that these options select; 0 leaves a choice to the machine."""
     memory, by_cgroup = machine.memory()
     share = min(bound or memory, memory) // IMAGES_PART
     return Resources(
@@ -72,7 +72,7 @@ def read_bound(text: str | None) -> int:
     """Read ``--max-memory``: bytes; 0 without it.
 
     Raises:
-        UsageError: it is no size, or one in which no client fits.
+        UsageError: it is no size, or less than a client needs.
     """
     if text is None:
         return 0

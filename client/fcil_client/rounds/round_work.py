@@ -1,4 +1,4 @@
-"""The work of one round on a client: open the parts, let the worker learn, seal the update."""
+"""The work of one round on a client: open the parts, have the worker train, seal the update."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from fcil_protocol.payloads.payload import Payload, pieces, unpack
 from fcil_protocol.payloads.schema import class_key
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 
-KEPT_BYTES = 64 << 10  # parts up to here stay open from round to round; names of classes, as a rule
+KEPT_BYTES = 64 << 10  # parts up to this size, usually class names, stay open between rounds
 
 
 @dataclass(frozen=True)
 class _Begun:
-    """What a round begins with.
+    """The inputs of a round.
 
     Attributes:
-        classes: those of the round that this client holds, name -> id.
+        classes: the round's classes that this client holds, name -> id.
         past: those of earlier tasks, for a method that keeps exemplars of them.
-        parts: of the broadcast, what is for the method.
-        state: the method's, after the last counted update; None where none is needed.
+        parts: the parts of the broadcast that the method receives.
+        state: the method's, after the last counted update; None if none is needed.
     """
 
     classes: dict[str, int]
@@ -57,27 +57,27 @@ class _Begun:
 
     @property
     def payloads(self) -> list[Payload]:
-        """What the worker gets: the state first, where it needs one."""
+        """The worker's payloads: the state first, if it needs one."""
         return [*([] if self.state is None else [self.state]), *self.parts.values()]
 
 
 class RoundWork:
-    """Everything a client computes; the computing itself is in the worker process.
+    """All computation of a client; the worker process does the computing itself.
 
     Args:
-        place: where it is computed; None: a place of its own.
-        tell: told in words when the worker failed and what is tried next.
+        place: its worker; None: one of its own.
+        tell: receives a sentence when the worker fails, with the next attempt.
 
     Attributes:
-        journal: notes every envelope that is sealed here.
-        outbox: where updates are kept until the server has them.
-        device: the worker's device, once it has said so.
+        journal: records every envelope that is sealed here.
+        outbox: keeps updates until the server has them.
+        device: the worker's device, once reported.
         claim: digest, preprocessing and probe features of the loaded backbone.
         faults: images of the last round that vanished or broke since the scan.
-        names: ids of the classes that this client holds, as the last round said.
-        effort: how many images fit into one pass, as far as failures have shown.
-        place: where it is computed; its own, or one that many clients share.
-        resources: what it takes of the machine.
+        names: ids of the classes that this client holds, as of the last round.
+        effort: number of images that fit into one pass, as far as failures have shown.
+        place: its worker; its own, or one that many clients share.
+        resources: its share of the machine.
     """
 
     def __init__(
@@ -125,10 +125,10 @@ class RoundWork:
     # --- backbone and data ------------------------------------------------------------------
 
     def choose_engine(self, terms: Terms) -> None:
-        """Choose what computes the backbone's features.
+        """Choose the engine that computes the backbone's features.
 
         Raises:
-            MethodMismatch: the server's method cannot run with what is installed here.
+            MethodMismatch: the server's method cannot run with the packages installed here.
         """
         if terms.method.needs_backbone:
             self._engine = engines.choose_for(terms.method, self._options.engine)
@@ -147,7 +147,7 @@ class RoundWork:
         """Load the backbone that the server names and compute its probe features.
 
         Raises:
-            BackboneMismatch: it is another one than the server's.
+            BackboneMismatch: it is not the server's backbone.
         """
         if not terms.method.needs_backbone:
             self.device, self.claim = "cpu", None
@@ -172,10 +172,10 @@ class RoundWork:
         }
 
     async def scan(self) -> Inventory:
-        """Look through the folder; unreadable images are named, the others go on.
+        """Scan the folder; unreadable images are listed, the others are used.
 
         Raises:
-            DataError: the folder as a whole cannot be used.
+            DataError: the folder cannot be used at all.
             StorageError, WorkerError: the scan failed for another reason.
         """
         async with self.place.turn:
@@ -190,14 +190,14 @@ class RoundWork:
     def seal_inventory(
         self, terms: Terms, server: PublicKeys, inventory: Inventory
     ) -> tuple[StoredEnvelope, str]:
-        """Seal which classes are held; class names travel only like this.
+        """Seal the list of classes; class names travel only in this form.
 
         Returns:
             The envelope and its digest.
 
         Raises:
             EgressRefused: the list is not of the form that may leave the device.
-            DiskFull, StorageError: it cannot be written down that it leaves.
+            DiskFull, StorageError: the journal cannot record it.
         """
         payload = inventory.told(self.least(terms)).payload()
         _refuse("the list of classes holds", inventory_faults(payload))
@@ -205,7 +205,7 @@ class RoundWork:
         return self._seal(payload, key, terms, server, base=0)
 
     def least(self, terms: Terms) -> int:
-        """Return how many images a class must have to take part."""
+        """Return the number of images that a class needs to take part."""
         return max(terms.privacy.min_count, self._options.limits.min_count)
 
     # --- a round ----------------------------------------------------------------------------
@@ -217,21 +217,21 @@ class RoundWork:
             The update's digest.
 
         Raises:
-            DataError: no image of the classes in question.
+            DataError: the client has no image of the round's classes.
             SchemaMismatch: a part is not of the form that its kind has.
             StaleUpdate: a part was damaged on disk.
-            DiskFull, StorageError: the update cannot be kept, or not be written down in the
-                journal of what leaves; nothing of it stays.
-            EgressRefused: the method produced something that must not leave the device.
+            DiskFull, StorageError: the outbox cannot store the update, or the journal cannot record
+                it; nothing of it stays.
+            EgressRefused: the method produced data that must not leave the device.
             PrivacyRefused: the terms or the budget do not allow it to take part.
-            WorkerError: the computation failed, also when it was tried again.
+            WorkerError: the computation failed, also when repeated.
         """
         async with self.place.room:
             return await self._run(order, terms, server, progress)
 
     async def _run(self, order: RoundOpen, terms: Terms, server: PublicKeys, progress: Any) -> str:
         task = TaskInfo(order.task, tuple(order.classes), tuple(order.past))
-        # What reads, hashes, seals or syncs does so beside the loop: few and long steps.
+        # Reading, hashing, sealing and syncing run in threads: few and long steps.
         begun = await asyncio.to_thread(self._begin, order, terms, task, server)
         ctx = Context(
             kind=order.kind,
@@ -247,7 +247,7 @@ class RoundWork:
         )
         async with self._model.beside(order, terms, ctx, self.names, self._tell):
             state, payload = await self._compute(ctx, terms, begun, progress)
-        del begun  # the parts need not be in memory together with what is sealed now
+        del begun  # free the parts' memory before sealing
         envelope, digest = await asyncio.to_thread(
             self._seal_update, payload, order, terms, task, server
         )
@@ -271,7 +271,7 @@ class RoundWork:
     def _parts(
         self, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys
     ) -> tuple[dict[str, int], dict[str, Payload]]:
-        """Open the order's parts: the registry's names, and what is for the method."""
+        """Open the order's parts: return the registry's names, and the parts for the method."""
         opened = {
             ref.digest: self._opened.get(ref.digest)
             or open_part(self._home, ref, self._keys, server)
@@ -338,14 +338,14 @@ class RoundWork:
     def _seal_update(
         self, payload: Payload, order: RoundOpen, terms: Terms, task: TaskInfo, server: PublicKeys
     ) -> tuple[StoredEnvelope, str]:
-        """Check what the method produced, and seal it."""
+        """Check the method's upload, and seal it."""
         if order.kind == EVALUATE:
             payload = withhold(payload, max(order.min_count, self.least(terms)))
         self._guard(terms, order.kind, payload, task)
         return self._seal(payload, order.key, terms, server, base=order.base)
 
     def _guard(self, terms: Terms, kind: str, payload: Payload, task: TaskInfo) -> None:
-        """Egress: nothing leaves that the schema of this exchange does not name."""
+        """Check that an upload holds only the fields that the schema of this exchange names."""
         _refuse("the method produced", terms.check_upload(kind, payload, task))
 
     def _core(self, terms: Terms, key: RoundKey, *, base: int) -> Core:
@@ -378,7 +378,7 @@ class RoundWork:
         core = self._core(terms, key, base=base)
         sealed, content_key = seal(plain, core, self._keys)
         wrap = wrap_key(content_key, sealed.header, server)
-        # Before anybody can send it: what is not written down does not leave.
+        # Recorded before it can be sent: an envelope that the journal does not list never leaves.
         self.journal.sealed(payload, terms.upload_schema(key.kind), sealed.parsed)
         return sealed.stored(wrap), str(sealed.parsed.update_id)
 

@@ -1,7 +1,7 @@
 """The client's worker process: images, backbone, learner, evaluation. No keys, no sockets.
 
-Started by the daemon as ``python -m fcil_client.rounds.worker --fd N``. Every call carries all
-that it needs, so a new process can take over at any call.
+Started by the daemon as ``python -m fcil_client.rounds.worker --fd N``. Every call is
+self-contained, so a new process can take over at any call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fcil_protocol.payloads.payload import unpack
 
 
 class ClientWorker:
-    """The worker's operations and what it keeps warm between calls."""
+    """The worker's operations, and the state that it keeps warm between calls."""
 
     def __init__(self) -> None:
         self._engine = Engine()
@@ -41,13 +41,13 @@ class ClientWorker:
         }
 
     def scan(self, call: Call) -> Reply:
-        """Look at the data folder.
+        """Scan the data folder.
 
         Fields: ``data`` (path), ``cache`` (directory where the manifest is kept), ``salt``,
         and, if a partition divides the data, ``partition`` (path), ``slot``, and ``seat``, the
-        name that both gave to the client when it began.
+        name that both give to the client at its beginning.
         Result: ``counts`` {side: {class name: images}}, ``faults``, ``notes``, ``digest``,
-        and ``changes`` since the scan before, in sentences.
+        and ``changes`` since the previous scan, in sentences.
         """
         before = manifests.load(manifest_path(call.fields), call.fields["salt"])
         manifest = self._held.scan(call)
@@ -62,14 +62,14 @@ class ClientWorker:
     def run(self, call: Call) -> Reply:
         """Let the method's learner take part in one round.
 
-        Fields: those of `Engine.prepare` and `scan`, ``classes`` {name: id} of the
-        task's classes, ``min_count`` (images without which a class takes no part),
-        ``memory_bytes``, ``parts`` (names), and ``past``, as ``classes`` of earlier tasks, for
-        a method that keeps exemplars. Payloads: state, then the parts.
-        Result: ``images`` (how many the learner saw), ``faults``, ``lost`` (`Forms.lost`) in a
-        task's first round if something travels in half precision, ``exemplars`` (how many it saw
-        besides) if its method keeps any, and ``notes``, sentences for the user, in a task's first
-        round if it is not the partition's; payloads: the new state and the upload.
+        Fields: those of `Engine.prepare` and `scan`, ``classes`` {name: id} of the task's classes,
+        ``min_count`` (images without which a class takes no part), ``memory_bytes``, ``parts``
+        (names), and ``past``, as ``classes`` of earlier tasks, for a method that keeps exemplars.
+        Payloads: state, then the parts. Result: ``images`` (number that the learner saw),
+        ``faults``, ``lost`` (`Forms.lost`) in a task's first round if a tensor travels in half
+        precision, ``exemplars`` (number of further images that it saw) if its method keeps any, and
+        ``notes``, sentences for the user, in a task's first round if it is not the partition's;
+        payloads: the new state and the upload.
         """
         method, ctx = self._engine.prepare(call)
         if not call.payloads:
@@ -133,7 +133,7 @@ def _choice(partition: Partition | None, fields: Fields, ctx: Context) -> frozen
 def _exemplars(
     ctx: Context, fields: Fields, data: LocalData, kept: list[str], door: Door
 ) -> tuple[Exemplars, list[str]]:
-    """Open the door to the images of past classes that a state names; say how many are gone."""
+    """Open the view of a state's images of past classes; report the number that is gone."""
     past = _class_ids({"classes": fields["past"]}, ctx.task.past)
     again = data.exemplar_door(past, kept, fields["min_count"])
     lost = len(kept) - len(again)
@@ -143,7 +143,7 @@ def _exemplars(
 
 
 def _class_ids(fields: Fields, allowed: tuple[int, ...]) -> dict[str, int]:
-    """Return the named classes; none but those of the task may be opened."""
+    """Return the named classes; refuse any that is not the task's."""
     ids: dict[str, int] = fields["classes"]
     extra = sorted(set(ids.values()) - set(allowed))
     if extra:

@@ -1,4 +1,4 @@
-"""What a client's session hears (events) and what it says is to be done (instructions)."""
+"""Events that a client's session handles, and the instructions that it returns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fcil_protocol.messages.messages import RoundOpen, Verdict
 
 
 class Link(StrEnum):
-    """Region one of a session: how far the client is with the server."""
+    """Region one of a session: progress of the link to the server."""
 
     OFFLINE = "offline"
     GREETING = "greeting"
@@ -20,7 +20,7 @@ class Link(StrEnum):
 
 
 class Work(StrEnum):
-    """Region two: what it does in the current round."""
+    """Region two: progress of the current round."""
 
     IDLE = "idle"
     FETCHING = "fetching"
@@ -33,12 +33,12 @@ class Work(StrEnum):
 
 @dataclass(frozen=True)
 class LinkUp:
-    """A connection to the server stands."""
+    """A connection to the server is up."""
 
 
 @dataclass(frozen=True)
 class LinkDown:
-    """The connection is gone; the transport goes on trying."""
+    """The connection is lost; the transport keeps trying."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Welcomed:
     """The server's signed Welcome was verified.
 
     Attributes:
-        ready: the server holds that this client has nothing left to load for the run.
+        ready: the server finds that this client has nothing left to load for the run.
     """
 
     run: str
@@ -56,7 +56,7 @@ class Welcomed:
 
 @dataclass(frozen=True)
 class HelloRefused:
-    """The server cannot take the Hello now."""
+    """The server cannot accept the Hello now."""
 
 
 @dataclass(frozen=True)
@@ -68,46 +68,46 @@ class BackboneReady:
 
 @dataclass(frozen=True)
 class BackboneFailed:
-    """The worker could not load the backbone of this run; another try may succeed."""
+    """The worker could not load the backbone of this run; a retry may succeed."""
 
     run: str
 
 
 @dataclass(frozen=True)
 class Scanned:
-    """The folder was looked through; its classes are known."""
+    """The worker has scanned the data folder; its classes are known."""
 
 
 @dataclass(frozen=True)
 class ScanFailed:
-    """The folder could not be looked through."""
+    """The worker could not scan the data folder."""
 
 
 @dataclass(frozen=True)
 class Announced:
-    """The server has stored which classes this client holds."""
+    """The server has stored the list of classes that this client holds."""
 
 
 @dataclass(frozen=True)
 class InventoryRefused:
-    """The server does not take the list of classes."""
+    """The server rejects the list of classes."""
 
     code: str
 
 
 @dataclass(frozen=True)
 class TryAgain:
-    """A pause is over; what the link was about then is done again, if it still is."""
+    """A pause is over; the link step that failed is repeated if it is still due."""
 
     link: Link
 
 
 @dataclass(frozen=True)
 class Barred:
-    """The device may not work now; what the worker does stands still.
+    """The device may not work now; the worker is suspended.
 
     Attributes:
-        text: why, in words; they stay here.
+        text: the reason as a sentence; it stays on this device.
     """
 
     text: str
@@ -115,15 +115,15 @@ class Barred:
 
 @dataclass(frozen=True)
 class Freed:
-    """The device may work again; what stood still goes on."""
+    """The device may work again; the worker resumes."""
 
 
 @dataclass(frozen=True)
 class PatienceOver:
-    """Work has stood still for as long as others may be kept waiting.
+    """The worker has been suspended for as long as others may be kept waiting.
 
     Attributes:
-        bar: the how manyeth `Barred` it is about.
+        bar: sequence number of the `Barred` that started this timer.
     """
 
     bar: int
@@ -131,7 +131,7 @@ class PatienceOver:
 
 @dataclass(frozen=True)
 class FolderChanged:
-    """Images came or went in the data folder, or it is to be looked through again."""
+    """Images were added to or removed from the data folder, or a rescan is due."""
 
 
 # --- events: the work -----------------------------------------------------------------------
@@ -139,7 +139,7 @@ class FolderChanged:
 
 @dataclass(frozen=True)
 class RoundOpened:
-    """The server asks for an update (again, after a reconnect)."""
+    """The server requests an update (again, after a reconnect)."""
 
     order: RoundOpen
 
@@ -153,7 +153,7 @@ class PartsReady:
 
 @dataclass(frozen=True)
 class FetchFailed:
-    """A part is not to be had, or cannot be kept."""
+    """A part cannot be fetched or stored."""
 
     key: RoundKey
     code: str
@@ -162,10 +162,10 @@ class FetchFailed:
 
 @dataclass(frozen=True)
 class PartsLost:
-    """A part on disk turned out to be damaged; it must be fetched again.
+    """A part on disk is damaged and must be fetched again.
 
     Attributes:
-        text: which one, and how.
+        text: the part and its damage.
     """
 
     key: RoundKey
@@ -182,11 +182,11 @@ class WorkDone:
 
 @dataclass(frozen=True)
 class WorkFailed:
-    """No update could be made.
+    """No update could be produced.
 
     Attributes:
-        code: the error's stable code; the server is told this and nothing more.
-        text: the sentence, which may name files and classes and stays here.
+        code: the error's stable code, which is all that the server receives.
+        text: the sentence, which may name files and classes and stays on this device.
     """
 
     key: RoundKey
@@ -196,7 +196,7 @@ class WorkFailed:
 
 @dataclass(frozen=True)
 class OfferFailed:
-    """The update may not go out: it cannot be written down that it does.
+    """The update may not be sent: the journal cannot record it.
 
     Attributes:
         code, text: as in `WorkFailed`.
@@ -209,14 +209,14 @@ class OfferFailed:
 
 @dataclass(frozen=True)
 class Acked:
-    """The server has the update on disk."""
+    """The server has stored the update on disk."""
 
     digest: str
 
 
 @dataclass(frozen=True)
 class Nacked:
-    """The server refuses the update."""
+    """The server rejects the update."""
 
     digest: str
     code: str
@@ -224,7 +224,7 @@ class Nacked:
 
 @dataclass(frozen=True)
 class RetryDue:
-    """The pause after a passing failure of the server is over."""
+    """The pause after a transient failure of the server is over."""
 
     digest: str
 
@@ -254,7 +254,7 @@ class Greet:
 
 @dataclass(frozen=True)
 class EnterRun:
-    """Forget everything that was learned or is on its way for another run."""
+    """Forget all state and pending messages of any other run."""
 
     run: str
 
@@ -266,29 +266,29 @@ class LoadBackbone:
 
 @dataclass(frozen=True)
 class Scan:
-    """Have the worker look through the folder."""
+    """Have the worker scan the data folder."""
 
 
 @dataclass(frozen=True)
 class Announce:
-    """Tell the server, sealed, which classes the last scan found; none before the first."""
+    """Send the sealed list of the classes found by the last scan; an empty one before the first."""
 
 
 @dataclass(frozen=True)
 class HoldNothing:
-    """Take the list of classes to be empty until the next scan."""
+    """Treat the list of classes as empty until the next scan."""
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """Ask for the parts of this order that are not on disk."""
+    """Request the parts of this order that are not on disk."""
 
     order: RoundOpen
 
 
 @dataclass(frozen=True)
 class Train:
-    """Let the worker do the round's work and seal the result into the outbox."""
+    """Have the worker do the round and seal the result into the outbox."""
 
     order: RoundOpen
 
@@ -309,7 +309,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Later:
-    """Feed this event after a pause; the same one waits only once."""
+    """Feed this event after a pause; equal events share one timer."""
 
     event: Event
     pause_s: float
@@ -325,21 +325,21 @@ class Drop:
 
 @dataclass(frozen=True)
 class Forget:
-    """The update is safe at the server: remove it from the outbox, keep its state provisional."""
+    """The server has stored the update: remove it from the outbox, keep its state provisional."""
 
     digest: str
 
 
 @dataclass(frozen=True)
 class Settle:
-    """Keep or discard the provisional state, as the server's verdict says."""
+    """Keep or discard the provisional state, according to the server's verdict."""
 
     verdict: Verdict
 
 
 @dataclass(frozen=True)
 class Refuse:
-    """Send Decline with the code; say the sentence here."""
+    """Send Decline with the code; show the sentence on this device."""
 
     key: RoundKey
     code: str

@@ -1,6 +1,6 @@
-"""A client's side of the federation as a pure machine: events in, instructions out.
+"""A client's session with the server as a pure state machine: events in, instructions out.
 
-Two regions run side by side. The link:
+Two regions run in parallel. The link:
 
     offline --LinkUp--> greeting --Welcomed--> preparing --BackboneReady--> greeting
        ^                    |                                                  |
@@ -8,12 +8,12 @@ Two regions run side by side. The link:
        +---LinkDown (from anywhere)                                |
                                                         ready <--Announced
 
-and the work, which goes on while the link is away:
+and the work, which continues while the link is down:
 
     idle --RoundOpened--> fetching --PartsReady--> working --WorkDone--> sending --Acked--> idle
 
-``Session.TABLE`` at the end of the file is the whole transition table; events that are not
-in it for a state are ignored. The daemon executes instructions and decides nothing.
+``Session.TABLE`` at the end of the file is the complete transition table; events that it does not
+list for a state are ignored. The daemon executes instructions and decides nothing.
 """
 
 from __future__ import annotations
@@ -73,45 +73,45 @@ from fcil_protocol.errors import CorruptFile, NotNow
 from fcil_protocol.ids import RoundKey
 from fcil_protocol.messages.messages import RoundOpen, Verdict
 
-# Nacks that speak of the server's state, not of what was sent: it is offered again.
+# Nacks about the server's state, not about the update: it is offered again.
 PASSING = frozenset({"disk_full", "storage_failed", "internal", "not_yet"})
-# Nacks of bytes that were whole when they left: on the way, or in a relay, a bit may have turned.
+# Nacks of bytes that were intact when sent: a bit may have flipped in transit or in a relay.
 DAMAGED = frozenset({"malformed", "bad_signature", "cannot_open"})
-RESENDS = 2  # of what was refused as damaged
-REFETCHES = 3  # of one order's parts: a disk that damages what is written goes on doing so
-# Nacks after which the round goes on, or is over, without anything more from this client.
+RESENDS = 2  # of a message rejected as damaged
+REFETCHES = 3  # of one order's parts: a disk that damages files keeps doing so
+# Nacks after which the round needs nothing more from this client.
 OVER = frozenset({
     "round_closed", "surplus", "already_have", "stale_update", "wrong_federation",
 })  # fmt: skip
-RETRY_S = 10.0  # before something is offered again to a server that could not take it
-PAUSE_S = 60.0  # before the worker tries again what failed on this side
-PATIENCE_S = 120.0  # work may stand still for so long before the others go on without it
+RETRY_S = 10.0  # before a message is offered again to a server that could not accept it
+PAUSE_S = 60.0  # before the worker retries after a failure on this side
+PATIENCE_S = 120.0  # work may be suspended for this long before the round continues without it
 
 
 def _settle(verdict: Verdict | None) -> list[Instruction]:
-    # Always first: the update that is dropped next may be the very one that was counted.
+    # Always first: the update that is dropped next may be the one that was counted.
     return [Settle(verdict)] if verdict is not None else []
 
 
 @dataclass
 class Session:
-    """State of one client; only `handle` changes it.
+    """State of one client's session; only `handle` changes it.
 
     Attributes:
         outgoing: digest in the outbox; set exactly while `work` is sending.
-        resent: how often it was offered again because it was refused as damaged.
-        retold: the same of the list of classes.
-        refetched: how often the order's parts were fetched again because the disk lost some.
-        run: of the last Welcome.
+        resent: number of times that it was offered again after a rejection as damaged.
+        retold: the same for the list of classes.
+        refetched: number of times that the order's parts were refetched after loss on disk.
+        run: run of the last Welcome.
         backbone_ready: the backbone of that run is loaded.
-        scanned: some scan of the folder succeeded.
-        scanning: a scan is under way.
-        folder_changed: since the last scan began.
-        withdrawn: the server refused what the last scan found; the list is empty since.
+        scanned: a scan of the folder has succeeded.
+        scanning: a scan is running.
+        folder_changed: the folder changed since the last scan began.
+        withdrawn: the server rejected the last scan's classes; the list is empty since.
         barred: why the device may not work now; empty: it may.
-        bars: how often it was barred.
-        rests: it declined a round for that, and must say when it may work again.
-        patience_s: how long work may stand still before the round goes on without it.
+        bars: number of times that it was barred.
+        rests: it declined a round while barred, and must announce when it may work again.
+        patience_s: seconds of suspended work before the round continues without it.
     """
 
     link: Link = Link.OFFLINE
@@ -134,17 +134,17 @@ class Session:
 
     @classmethod
     def resume(cls, order: RoundOpen | None, outgoing: str) -> Session:
-        """Start with what the outbox held when the daemon stopped."""
+        """Start with the order and update left in the outbox when the daemon stopped."""
         work = Work.SENDING if outgoing else Work.IDLE
         return cls(work=work, order=order if outgoing else None, outgoing=outgoing)
 
     @property
     def key(self) -> RoundKey | None:
-        """The round that the work region is about."""
+        """The round of the work region."""
         return self.order.key if self.order is not None else None
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Take one event and return what is to be done, in order."""
+        """Take one event and return the instructions to execute, in order."""
         kind = type(event)
         handler = self.TABLE.get((self.link, kind)) or self.TABLE.get((self.work, kind))
         handler = handler or self.TABLE.get((None, kind))
@@ -195,16 +195,16 @@ class Session:
     # --- inventory --------------------------------------------------------------------------
 
     def _announce(self) -> list[Instruction]:
-        """After a Welcome: what is known is enough, unless nothing is, or it is out of date.
+        """Announce the last scan after a Welcome, or scan if there is none or the folder changed.
 
-        The worker is not asked while it learns: the client would be away until it is done.
+        No scan starts while the worker trains: the client would be away until training is done.
         """
         due = not self.scanned or (self.folder_changed and self.work is Work.IDLE)
         return self._scan() if due and self.work is not Work.WORKING else [Announce()]
 
     def _scan(self) -> list[Instruction]:
         if self.scanning:
-            return []  # its end announces, and looks whether another one is due
+            return []  # when this scan ends, it announces and starts the next one if due
         self.scanning, self.folder_changed = True, False
         return [Scan()]
 
@@ -233,7 +233,7 @@ class Session:
             self.retold += damaged
             return [Later(TryAgain(self.link), RETRY_S)]
         out: list[Instruction] = []
-        if not self.withdrawn:  # once: an empty list that is refused too is left alone
+        if not self.withdrawn:  # once: if an empty list is rejected too, nothing more is sent
             self.withdrawn = True
             out = [HoldNothing(), Announce()]
         return [*out, *(self._announced(Announced()) if self.link is Link.ANNOUNCING else ())]
@@ -243,16 +243,16 @@ class Session:
         return self._idle()
 
     def _idle(self) -> list[Instruction]:
-        # A changed folder is looked at between rounds, never in the middle of one.
+        # A changed folder is scanned between rounds, never during one.
         free = self.link is Link.READY and self.work is Work.IDLE
         return self._scan() if self.folder_changed and free else []
 
     # --- work -------------------------------------------------------------------------------
 
     def _start(self, event: RoundOpened, *end: Instruction) -> list[Instruction]:
-        if event.order.run != self.run:  # its terms are not known
+        if event.order.run != self.run:  # its terms are unknown
             return _settle(event.order.verdict)
-        if self.barred:  # at once: nobody need wait
+        if self.barred:  # at once, so that the server does not wait
             self.work, self.order, self.outgoing = Work.IDLE, None, ""
             return [*_settle(event.order.verdict), *end, self._rest(event.order.key)]
         if not self._has(event.order):
@@ -261,7 +261,7 @@ class Session:
         return [*_settle(event.order.verdict), *end, Fetch(event.order)]
 
     def _has(self, order: RoundOpen) -> bool:
-        """Say whether the work is about this very order: the same round, from the same state."""
+        """Return True if the current work is for this order: same round, same base state."""
         mine = self.order
         return mine is not None and order.key == mine.key and order.base == mine.base
 
@@ -317,7 +317,7 @@ class Session:
     def _unoffered(self, event: OfferFailed) -> list[Instruction]:
         if event.digest != self.outgoing or self.order is None:
             return []
-        # The server may have had it before: then its state waits for the verdict.
+        # The server may have received it before: then its state waits for the verdict.
         key = self.order.key
         self.work, self.order, self.outgoing = Work.IDLE, None, ""
         return [Forget(event.digest), Refuse(key, event.code, event.text), *self._idle()]
@@ -335,12 +335,12 @@ class Session:
         if mine and event.code in DAMAGED and self.resent < RESENDS:
             self.resent += 1
             return [Later(RetryDue(event.digest), RETRY_S)]
-        # The server may hold this very update already: then its state stays provisional.
+        # The server may hold this update already: then its state stays provisional.
         had = event.code == "already_have"
         out: list[Instruction] = [Forget(event.digest) if had else Drop(event.digest, event.code)]
         if not mine or self.order is None:
             return out
-        if event.code not in OVER:  # so that nobody waits for another one
+        if event.code not in OVER:  # so that the server does not wait for another one
             text = f"the update was refused ({event.code})"
             out.append(Refuse(self.order.key, event.code, text))
         self.work, self.order, self.outgoing = Work.IDLE, None, ""
@@ -356,7 +356,7 @@ class Session:
             out += self._abandon("its round is over")
         return [*out, *self._idle()]
 
-    # --- what the device's owner allows -----------------------------------------------------
+    # --- rules of the device's owner --------------------------------------------------------
 
     def _rest(self, key: RoundKey) -> Instruction:
         self.rests = True
@@ -378,7 +378,7 @@ class Session:
 
     def _free(self, _: Freed) -> list[Instruction]:
         self.barred, rested, self.rests = "", self.rests, False
-        # The server asks nobody that rests; a list of classes says that it may ask again.
+        # The server skips clients that rest; a new inventory tells it to ask again.
         return [Announce()] if rested and self.link is Link.READY else []
 
     TABLE: ClassVar[dict[tuple[Link | Work | None, type], Callable[..., list[Instruction]]]] = {

@@ -1,13 +1,13 @@
-"""A client's current global model: the newest broadcast that it has fetched whole, kept on disk.
+"""A client's current global model: the newest completely fetched broadcast, kept on disk.
 
-In the client's directory, beside what rounds need::
+In the client's directory, next to the files of rounds::
 
-    model.json          what the model is: run, task, state, method, backbone, names of classes
-    model/<digest>.part its parts, sealed as they came (the same files as in parts/: hard links)
+    model.json          description of the model: run, task, state, method, backbone, class names
+    model/<digest>.part its parts, sealed as received (the same files as in parts/: hard links)
 
-``model.json`` is replaced when all parts of a newer state are there, and only then are those
-removed that it no longer names. So a command finds one whole model at any moment, whether the
-daemon runs or not, also when a round has just begun to fetch, or another run has opened.
+``model.json`` is replaced when all parts of a newer state are on disk; only then are the parts
+removed that it no longer names. So a command finds one complete model at any moment, with the
+daemon running or not, also while a new round is fetched or after another run has opened.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ from fcil_protocol.storage.atomic_files import storage_errors, write_atomic
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 
 FORMAT = 1
-_TRIES = 5  # a daemon may take away the parts of the model before while they are read
+_TRIES = 5  # a daemon may remove the parts of the previous model while they are read
 _AGAIN = "It is made anew with the next round that this client takes part in."
 
 
 class Record(BaseModel):
-    """What ``model.json`` says.
+    """Content of ``model.json``.
 
     Attributes:
         task, kind, round, rounds: the round that the parts were fetched for.
         begins: that round was the first of its task.
         state: number of the server's state that the parts describe.
         context: as `worker.loop.context_fields` returns it: options, backbone, classes, forms.
-        parts: name -> digest, without that of the class names.
+        parts: name -> digest, without the part of class names.
         names: class id -> name, of the classes that this client knows or knew in this run.
         weights: the file that the backbone was loaded from, if one was given.
-        fetched: when the parts had come, s since 1970.
+        fetched: time when the parts had arrived, s since 1970.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
@@ -82,7 +82,7 @@ class Record(BaseModel):
 
     @property
     def when(self) -> str:
-        """What the model has learned, in words."""
+        """Progress of the model's learning, as a phrase."""
         if self.kind == EVALUATE:
             return f"after task {self.task}"
         if self.begins:
@@ -103,18 +103,18 @@ class Record(BaseModel):
 
     @property
     def key(self) -> str:
-        """SHA-256 (hex) of what the model computes with; the same for the same model."""
+        """SHA-256 (hex) of the model's run, method and parts; the same for the same model."""
         rows = [self.run, self.method, self.method_version, sorted(self.parts.items())]
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class CurrentModel:
-    """The model, opened.
+    """The opened model.
 
     Attributes:
-        method: in the forms of the run.
-        info: the backbone that the run is about.
+        method: the method, in the run's tensor forms.
+        info: the run's backbone.
         parts: as a method's `Model` takes them.
     """
 
@@ -129,12 +129,12 @@ class CurrentModel:
         return self.record.names
 
     def compose(self, backbone: Any, *, device: str, batch: int | None = None) -> Predictor:
-        """Build what scores images.
+        """Build the predictor that scores images.
 
         Args:
-            backbone: loaded, and the one of `info`; None if the method needs none.
-            device: torch's name of where it is.
-            batch: most images in one pass.
+            backbone: the loaded backbone of `info`; None if the method needs none.
+            device: torch's name of the backbone's device.
+            batch: largest number of images in one pass.
         """
         ctx = self.context(backbone, device=device, batch=batch)
         predictor: Predictor = registry.load_half(self.method.model).compose(
@@ -152,10 +152,10 @@ class CurrentModel:
 
 
 def read_record(home: Home) -> Record | None:
-    """Return what the current model is; None before the first one.
+    """Return the current model's record; None before the first one.
 
     Raises:
-        CorruptFile: the file is damaged, or of a newer fcil.
+        CorruptFile: the file is damaged, or written by a newer fcil.
         StorageError: it cannot be read.
     """
     path = home.model_path
@@ -187,7 +187,7 @@ def load(home: Home) -> CurrentModel:
     """Open a client's current model; works with the daemon running or not, and offline.
 
     Raises:
-        DataError: there is none yet.
+        DataError: the client has no model yet.
         MethodMismatch: the method's package is not installed here in the model's version.
         CorruptFile, StorageError: it cannot be read.
     """
@@ -240,7 +240,7 @@ def _read_part(home: Home, digest: str, keys: list[PrivateKeys]) -> Payload:
 
 
 def _keys(home: Home) -> list[PrivateKeys]:
-    """Return the client's keys, and those that it is about to take (`rewrap`)."""
+    """Return the client's keys, and the next ones during a change of keys (`rewrap`)."""
     paths = (home.keys_path, home.next_keys_path)
     return [PrivateKeys.load(path) for path in paths if path == home.keys_path or path.exists()]
 
@@ -267,7 +267,7 @@ def _none_yet(home: Home) -> DataError:
 
 
 def read_if_whole(home: Home) -> Record | None:
-    """Return what the current model is, or None also where nobody can say."""
+    """Return the current model's record, or None also if the file is damaged."""
     try:
         return read_record(home)
     except CorruptFile:
@@ -281,7 +281,7 @@ def part_path(home: Home, digest: str) -> Path:
 
 def record_bytes(record: Record) -> bytes:
     """Return the content of ``model.json``."""
-    body = json.loads(record.model_dump_json())  # numbers as keys become text, as when it is read
+    body = json.loads(record.model_dump_json())  # integer keys become text, as when it is read
     return json.dumps({"sha256": _check(body), "model": body}, indent=1).encode()
 
 
@@ -290,11 +290,11 @@ def _check(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(b"fcil/1/model-file\0" + text.encode()).hexdigest()
 
 
-# --- telling --------------------------------------------------------------------------------
+# --- status ---------------------------------------------------------------------------------
 
 
 def summary(home: Home, now: float | None = None) -> dict[str, Any] | None:
-    """Return what ``status`` says of a client's model, JSON-ready; None if there is none."""
+    """Return the status of a client's model, JSON-ready; None if there is none."""
     try:
         record = read_record(home)
     except StorageError as error:
@@ -318,7 +318,7 @@ def summary(home: Home, now: float | None = None) -> dict[str, Any] | None:
 
 
 def words(told: Mapping[str, Any] | None) -> str:
-    """Say in one line what `summary` returned."""
+    """Return the result of `summary` in one line."""
     if told is None:
         return "none yet"
     if told["damaged"]:
@@ -337,7 +337,7 @@ def _age(seconds: float) -> str:
 def rewrap(home: Home, old: PrivateKeys, new: PublicKeys) -> None:
     """Let the holder of new keys open the model that was sealed for the old ones.
 
-    A part that cannot be opened stays as it is: an interrupted change may have come to it before.
+    A part that cannot be opened stays as it is: an interrupted change may have rewrapped it before.
 
     Raises:
         DiskFull, StorageError: a part could not be written.

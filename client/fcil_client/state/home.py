@@ -1,11 +1,11 @@
-"""Where a client keeps what must survive it: keys, enrolment, outbox, parts, state.
+"""A client's persistent files: keys, enrolment, outbox, parts, state.
 
 One directory per (federation, data folder), or slot of a partition of it::
 
     <state home>/fcil/<federation>/<digest of the data path>[-<partition>-<slot>]/
         lock  control.sock  salt
-        client.json            who we are to this federation (0600)
-        left.json              who we were, once the client has left
+        client.json            the client's identity in this federation (0600)
+        left.json              the same, once the client has left
         keys.json              private keys (0600); keys.next.json until a ticket is used
         outbox/<digest>.update sealed updates that the server has not acknowledged
         parts/<digest>.part    sealed parts of broadcasts
@@ -13,10 +13,10 @@ One directory per (federation, data folder), or slot of a partition of it::
         incoming/              parts that are still arriving
         state.safetensors      the method's state after the last counted update
         provisional/<digest>.safetensors  states whose updates are not counted yet
-        egress.jsonl           what left, one line per event (0600); full ones have a number
+        egress.jsonl           data that left, one line per event (0600); full ones are numbered
         privacy.jsonl          what was spent of the images' privacy (0600)
         worker.log             what the worker and the method print
-        manifest.json          which images there are, and on which side each is for ever
+        manifest.json          the images, and the permanent side of each
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fcil_protocol.storage.atomic_files import make_private, storage_errors, wri
 
 SALT_BYTES = 16
 FOLDERS = ("outbox", "parts", "incoming", "provisional")
-FORMER = "left.json"  # says who a client was, beside the journal that it leaves behind
+FORMER = "left.json"  # identity of a former client, next to the journal that it leaves behind
 
 
 def state_home() -> Path:
@@ -50,7 +50,7 @@ def data_digest(data: Path, seat: str = "") -> str:
 
     Args:
         data: the folder or zip file.
-        seat: which of the clients that share it (`partition_file.seat`); empty: it has one.
+        seat: its seat among clients that share it (`partition_file.seat`); empty: it is alone.
     """
     digest = hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:16]
     return f"{digest}-{seat}" if seat else digest
@@ -58,12 +58,12 @@ def data_digest(data: Path, seat: str = "") -> str:
 
 @dataclass(frozen=True)
 class Enrolment:
-    """What a client keeps of its enrolment.
+    """A client's record of its enrolment.
 
     Attributes:
         certificate: hex of the server's root-signed certificate, as given at enrolment.
-        addresses: HOST:PORT of the server; where nobody answers, the next one is tried.
-        ticket: digest of the ticket that it came in with; empty without one.
+        addresses: HOST:PORT of the server; if one does not answer, the next one is tried.
+        ticket: digest of the ticket that it enrolled with; empty without one.
         link_key: hex of the CURVE key of the relay that it connects to; empty: the server's.
     """
 
@@ -86,7 +86,7 @@ class Home:
 
     @classmethod
     def of(cls, federation: FederationId, data: Path, seat: str = "") -> Home:
-        """Return the home of a federation's client for a data folder, made if need be."""
+        """Return the home of a federation's client for a data folder, created if necessary."""
         home = cls(state_home() / federation / data_digest(data, seat))
         home.make()
         return home
@@ -97,7 +97,7 @@ class Home:
 
         Args:
             data: the folder or zip file.
-            seat: which of the clients that share it; None: all of them.
+            seat: the seat among clients that share it; None: all of them.
         """
         names = [data_digest(data, seat or "")] + [data_digest(data, "*")] * (seat is None)
         found = {path.parent for n in names for path in state_home().glob(f"*/{n}/client.json")}
@@ -105,7 +105,7 @@ class Home:
 
     @property
     def seat(self) -> str:
-        """Which of the clients that share the data this is; empty: it has all of it."""
+        """Its seat among the clients that share the data; empty: it has all of it."""
         return self.directory.name.partition("-")[2]
 
     @classmethod
@@ -115,7 +115,7 @@ class Home:
 
     @classmethod
     def with_journal(cls, data: Path | None) -> list[Home]:
-        """Return homes, of one data folder or all, whose client is, or was, a member."""
+        """Return homes, of one data folder or all, whose client is or was a member."""
         digest = "*" if data is None else f"{data_digest(data)}*"
         names = ("client.json", FORMER, "egress*.jsonl")
         found = {p.parent for n in names for p in state_home().glob(f"*/{digest}/{n}")}
@@ -129,14 +129,14 @@ class Home:
                 (self.directory / name).mkdir(mode=0o700, exist_ok=True)
 
     def _folder(self, name: str) -> Path:
-        """Return one of the folders; made again if somebody removed it under a running client."""
+        """Return one of the folders; recreate it if it was removed under a running client."""
         folder = self._folders[name]
-        # Where that is not possible, whoever writes into it gets the error, and says it.
+        # If that fails, the writer into the folder gets the error, and reports it.
         with contextlib.suppress(OSError):
             os.mkdir(folder, 0o700)  # noqa: PTH102  ten times a round: a path object is slow
         return folder
 
-    # --- who we are -------------------------------------------------------------------------
+    # --- identity ---------------------------------------------------------------------------
 
     @property
     def keys_path(self) -> Path:
@@ -145,19 +145,19 @@ class Home:
 
     @property
     def next_keys_path(self) -> Path:
-        """Private keys that the server is being told of by their member, 0600."""
+        """Private keys that their member is reporting to the server, 0600."""
         return self.directory / "keys.next.json"
 
     def ticket_keys_path(self, digest: str) -> Path:
-        """Private keys that are shown with the ticket of this digest, 0600."""
+        """Private keys that are sent with the ticket of this digest, 0600."""
         return self.directory / f"keys.ticket-{digest[:16]}.json"
 
     def take_keys(self, path: Path, *, keep_state: bool = False) -> None:
-        """Begin to use keys that the server took; what the old ones signed is dropped.
+        """Begin to use keys that the server accepted; everything signed by the old ones is dropped.
 
         Args:
-            path: where they are; if they are there no more, they are in use already.
-            keep_state: the same member goes on; else what was learned is another's.
+            path: their file; if it is gone, they are in use already.
+            keep_state: they belong to the same member; else the learned state is dropped too.
         """
         if path.exists():
             if keep_state:
@@ -169,19 +169,19 @@ class Home:
                 self.drop_model()
             with storage_errors("replace the keys", self.keys_path):
                 path.replace(self.keys_path)
-            for other in self.directory.glob("keys.*.json"):  # of tickets that came to nothing
+            for other in self.directory.glob("keys.*.json"):  # of tickets that failed
                 _remove(other)
 
     def enrolment(self) -> Enrolment | None:
-        """Return who we are, or None before the enrolment.
+        """Return the client's enrolment, or None before the enrolment.
 
         Raises:
-            CorruptFile: the file is there and cannot be read.
+            CorruptFile: the file exists and cannot be read.
         """
         return self._enrolment(self.directory / "client.json")
 
     def former(self) -> Enrolment | None:
-        """Return who we were before we left, if that was noted."""
+        """Return the enrolment of a client that has left, if recorded."""
         with contextlib.suppress(CorruptFile):
             return self._enrolment(self.directory / FORMER)
         return None
@@ -207,19 +207,19 @@ class Home:
         return enrolment
 
     def note_leaving(self) -> None:
-        """Keep who we were, so that the journal that stays says whose it is."""
+        """Keep the enrolment for the journal that stays behind."""
         path = self.directory / "client.json"
         if path.exists():
             with storage_errors("read", path):
                 write_atomic(self.directory / FORMER, path.read_bytes())
 
     def save_enrolment(self, enrolment: Enrolment) -> None:
-        """Keep who we are."""
+        """Store the enrolment."""
         text = json.dumps(asdict(enrolment), indent=1)
         write_atomic(self.directory / "client.json", text.encode())
 
     def keep_certificate(self, enrolment: Enrolment, certificate: bytes) -> Enrolment:
-        """Keep the server's newest certificate: an older one is refused from then on."""
+        """Store the server's newest certificate: an older one is refused from then on."""
         if enrolment.certificate == certificate.hex():
             return enrolment
         enrolment = replace(enrolment, certificate=certificate.hex())
@@ -232,14 +232,14 @@ class Home:
         Raises:
             CorruptFile: the file is damaged, or gone although images were split by it.
         """
-        # Another salt would be another split: images once kept for tests would be learned.
+        # Another salt means another split: test images would be trained on.
         path = self.directory / "salt"
         with storage_errors("read", path):
             data = path.read_bytes() if path.exists() else None
         if data is None:
             return self._draw_salt(path)
         salt, check = data[:SALT_BYTES], data[SALT_BYTES:]
-        # Those that earlier versions drew have no check behind them.
+        # Salts of earlier versions have no checksum after them.
         if len(salt) != SALT_BYTES or check not in (b"", _salt_check(salt)):
             expected = SALT_BYTES + len(_salt_check(b""))
             got = "others" if len(data) == expected else f"{len(data)}"
@@ -264,7 +264,7 @@ class Home:
         write_atomic(path, salt + _salt_check(salt))
         return salt
 
-    # --- what is on its way -----------------------------------------------------------------
+    # --- transfers in progress --------------------------------------------------------------
 
     def outbox_path(self, digest: str) -> Path:
         """Return the sealed update's file."""
@@ -275,7 +275,7 @@ class Home:
         return sorted(p.stem for p in (self.directory / "outbox").glob("*.update"))
 
     def drop_notes(self) -> None:
-        """Remove what earlier versions wrote beside each update; it is read no more."""
+        """Remove the notes that earlier versions wrote next to each update."""
         for path in (self.directory / "outbox").glob("*.json"):
             _remove(path)
 
@@ -288,11 +288,11 @@ class Home:
         return self._folder("parts") / f"{digest}.part"
 
     def incoming_path(self, digest: str) -> Path:
-        """Return the file that a large part is assembled in."""
+        """Return the file in which a large part is assembled."""
         return self._folder("incoming") / digest
 
     def prune_parts(self, keep: set[str]) -> None:
-        """Remove parts, whole or still arriving, that the state of the run no longer names."""
+        """Remove parts, complete or still arriving, that the state of the run no longer names."""
         for name in ("parts", "incoming"):
             for path in (self.directory / name).glob("*"):
                 if path.stem not in keep:
@@ -302,16 +302,16 @@ class Home:
 
     @property
     def model_path(self) -> Path:
-        """What the current model is."""
+        """File of the current model's record."""
         return self.directory / "model.json"
 
     @property
     def model_folder(self) -> Path:
-        """Its parts, sealed."""
+        """Folder of its sealed parts."""
         return self.directory / "model"
 
     def drop_model(self) -> None:
-        """Forget the current model: it was another member's."""
+        """Remove the current model: it was another member's."""
         _remove(self.model_path)
         for path in self.model_folder.glob("*"):
             _remove(path)
@@ -322,7 +322,7 @@ class Home:
         """Return the state after the last counted update; empty before the first.
 
         Raises:
-            CorruptFile: what is in the file is no state.
+            CorruptFile: the file's content is no state.
             StorageError: the system cannot read it now.
         """
         path = self.directory / "state.safetensors"
@@ -339,7 +339,7 @@ class Home:
             ) from error
 
     def enter_run(self, run: str) -> bool:
-        """Note which run the state belongs to; True, and all else forgotten, if it is new."""
+        """Record the run that the state belongs to; True, and all else forgotten, if it is new."""
         path = self.directory / "run"
         with storage_errors("read", path):
             if path.exists() and path.read_bytes() == run.encode():
@@ -357,17 +357,17 @@ class Home:
         self.prune_parts(set())
 
     def save_provisional(self, digest: str, state: Payload) -> None:
-        """Keep the state that came with an update until the server has judged it."""
+        """Keep the state that came with an update until the server's verdict."""
         write_atomic(self._folder("provisional") / f"{digest}.safetensors", *pieces(state))
 
     def prune_provisional(self, keep: set[str]) -> None:
-        """Remove provisional states whose updates are gone and will get no verdict."""
+        """Remove provisional states whose updates are gone and get no verdict."""
         for path in (self.directory / "provisional").glob("*"):
             if path.stem not in keep:
                 _remove(path)
 
     def settle(self, digest: str, *, counted: bool) -> bool:
-        """Make a provisional state the state, or discard it; False if there was none."""
+        """Make a provisional state the current one, or discard it; False if there was none."""
         path = self.directory / "provisional" / f"{digest}.safetensors"
         if not path.exists():
             return False
@@ -379,7 +379,7 @@ class Home:
 
 
 def _salt_check(salt: bytes) -> bytes:
-    """Return what stands behind the salt in its file, so that damage is seen."""
+    """Return the checksum that follows the salt in its file."""
     return hashlib.sha256(b"fcil/1/salt-file\0" + salt).digest()[:8]
 
 

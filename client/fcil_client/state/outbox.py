@@ -1,4 +1,4 @@
-"""Updates on their way out: sealed once, on disk before the first chunk, until the Ack."""
+"""Outgoing updates: sealed once, on disk before the first chunk, until the Ack."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Send = Callable[..., None]
 
 
 class Outbox:
-    """Access to a client's outgoing envelopes; small ones of the session stay in memory."""
+    """A client's outgoing envelopes; small ones of the session stay in memory."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._held: dict[str, StoredEnvelope] = {}
-        self._own: set[str] = set()  # put here by this process: its bytes need no second look
+        self._own: set[str] = set()  # written by this process: its bytes need no verification
         self._open: tuple[str, EnvelopeFile] | None = None
-        self._span_bytes = UNASKED_SPAN_BYTES  # of a message, as the server last wanted them
+        self._span_bytes = UNASKED_SPAN_BYTES  # of a message, as last requested by the server
 
     def waiting(self) -> tuple[RoundOpen | None, str]:
         """Return the order and digest of the newest update that was not acknowledged.
 
-        Of the order there is what the update itself says: its round and base. Older updates,
-        and any that is damaged, are dropped: their rounds are over or will be asked for again.
-        The states that came with them stay until the next round: an update that is half
-        removed may be one that the server has, and its verdict comes.
+        The order has only the fields that the update itself names: its round and base. Older
+        updates, and damaged ones, are dropped: their rounds are over or will be requested again.
+        The states that came with them stay until the next round: the server may have an update that
+        is half removed here, and its verdict arrives.
         """
         self._home.drop_notes()
         found: tuple[RoundOpen | None, str] = (None, "")
@@ -47,7 +47,7 @@ class Outbox:
                 self._home.drop_outgoing(digest)
                 continue
             older = digest
-            # By the state it starts from: a file's time says little after a jump of the clock.
+            # By base state: a file's time says little after a jump of the clock.
             if found[0] is None or order.base >= found[0].base:
                 found, older = (order, digest), found[1]
             if older:
@@ -62,7 +62,7 @@ class Outbox:
             return _order_of(file.parsed.core)
 
     def put(self, digest: str, envelope: StoredEnvelope) -> None:
-        """Keep a sealed update; it is on disk when this returns.
+        """Store a sealed update; it is on disk when this returns.
 
         Raises:
             DiskFull, StorageError: nothing of it was kept.
@@ -75,27 +75,28 @@ class Outbox:
         self._own = {digest}
 
     def forget(self, digest: str) -> None:
-        """Let go of a file that is not sent any more."""
+        """Close the file of an envelope that is not sent any more."""
         if self._open is not None and self._open[0] == digest:
             self._open[1].close()
             self._open = None
 
     def hold(self, digest: str, envelope: StoredEnvelope) -> None:
-        """Keep an envelope for this session only (an inventory is made anew each time)."""
+        """Keep an envelope for this session only (an inventory is sealed afresh each time)."""
         self._held = {digest: envelope}
 
     def load(self, digest: str) -> None:
-        """Open an envelope; `offer` does not touch the disk any more then.
+        """Open an envelope, so that `offer` does not access the disk.
 
         Raises:
-            CorruptFile, StorageError: the file in the outbox is damaged, or gone.
+            CorruptFile, StorageError: the file in the outbox is damaged or gone.
         """
         self._envelope(digest)
 
     def offer(self, digest: str, send: Send, *, again: bool) -> None:
         """Send an envelope's header, and its first chunks if the server has none of it.
 
-        With ``again`` it may have some of it and asks for the rest, unless one chunk is all.
+        With ``again`` the server may have some chunks and requests the rest, unless there is only
+        one.
 
         Raises:
             CorruptFile: the file in the outbox is damaged.
@@ -109,7 +110,7 @@ class Outbox:
         self.send_chunks(digest, range(count), send, span=span)
 
     def send_chunks(self, digest: str, indices: Sequence[int], send: Send, *, span: int) -> None:
-        """Send the chunks that the server asks for, at most ``span`` in a message.
+        """Send the requested chunks, at most ``span`` in a message.
 
         Raises:
             CorruptFile: the file in the outbox is damaged.
@@ -138,7 +139,7 @@ class Outbox:
 
 
 def _order_of(core: Core) -> RoundOpen:
-    """Return what an update says of the order that it answers: which round, from which state."""
+    """Return the order that an update answers, as far as its header names it: round and state."""
     return RoundOpen(
         run=core.run, task=core.task, kind=core.kind, round=core.round, rounds=0, base=core.base,
         classes=[], past=[], seed=[], remaining_s=0.0, parts=[],
@@ -154,9 +155,9 @@ class Keeping:
         self._turn = asyncio.Lock()
 
     async def keep(self, digest: str, envelope: StoredEnvelope, state: Payload | None) -> None:
-        """Keep an update; if the round is stopped meanwhile, nothing of it stays.
+        """Store an update; if the round is stopped meanwhile, nothing of it stays.
 
-        A thread cannot be stopped: its end is waited for, before the next one may begin.
+        A thread cannot be stopped: the next one waits for its end.
 
         Raises:
             DiskFull, StorageError: nothing of it was kept.
@@ -173,7 +174,7 @@ class Keeping:
                 raise
 
     def _write(self, digest: str, envelope: StoredEnvelope, state: Payload | None) -> None:
-        # All earlier updates have had their verdict: this round could not have begun otherwise.
+        # All earlier updates have their verdict: this round could not have begun otherwise.
         self._home.prune_provisional(set(self._home.outbox()))
         try:
             if state is not None:

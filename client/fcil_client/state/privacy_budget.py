@@ -1,11 +1,11 @@
-"""What a client spends of its images' privacy: the ledger, the accountant, its own limits.
+"""A client's privacy budget: the ledger of its images' epsilon, the accountant, its own limits.
 
-``privacy.jsonl`` in the client's directory (0600) has one line for each round whose statistics
-are noised, written to disk before the worker draws any noise. A round that is computed again is
-drawn and charged again; an update that is only sent again is the same bytes and costs nothing.
+``privacy.jsonl`` in the client's directory (0600) has one line for each round whose statistics are
+noised, written to disk before the worker draws any noise. A round that is computed again is drawn
+and charged again; an update that is only sent again is the same bytes and costs nothing.
 
-Epsilon is that of the class that was described most often: an image lies in one folder, so only
-the rounds of its class can reveal it (parallel composition over disjoint classes).
+Epsilon is that of the class that was described most often: an image is in one folder, so only the
+rounds of its class can reveal it (parallel composition over disjoint classes).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ NAME = "privacy.jsonl"
 
 @dataclass(frozen=True)
 class Limits:
-    """What a client asks for beyond the server's terms.
+    """A client's own demands beyond the server's terms.
 
     Attributes:
         min_noise: rounds with a smaller noise multiplier are declined.
         max_epsilon: largest epsilon over all runs of this client; 0: no limit of its own.
         min_count: classes with fewer images take no part.
-        partial: rounds are fine in which noise protects the statistics alone.
+        partial: accept rounds in which noise protects the statistics only.
     """
 
     min_noise: float = 0.0
@@ -55,8 +55,8 @@ class Charge:
 
     Attributes:
         classes: keys of the class names whose images the round may have described.
-        statistics: what was released; each is a Gaussian mechanism of the noise multiplier.
-        sampling_rate: 1, all images take part: nothing is gained by sampling.
+        statistics: names of those released; each is a Gaussian mechanism of the noise multiplier.
+        sampling_rate: 1, all images take part: no amplification by sampling.
         epsilon: of the run after this round, at delta.
     """
 
@@ -75,7 +75,7 @@ class Charge:
 
 
 def gaussian_epsilon(multipliers: Iterable[float], delta: float) -> float:
-    """Return epsilon at delta of Gaussian mechanisms one after the other (Renyi accounting).
+    """Return epsilon at delta of a sequence of Gaussian mechanisms (Renyi accounting).
 
     Raises:
         ConfigError: the accountant's library is not installed.
@@ -106,17 +106,17 @@ def _missing() -> ConfigError:
 
 
 def check_installed(terms: PrivacyTerms) -> None:
-    """Check that noise, if the terms ask for it, can be accounted for.
+    """Check that the accountant is installed if the terms require noise.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: it is not.
     """
     if terms.noise_multiplier > 0 and find_spec("dp_accounting") is None:
-        raise _missing()  # found out without loading it: that takes seconds
+        raise _missing()  # found without loading the library, which takes seconds
 
 
 def spent(charges: Iterable[Charge], delta: float) -> float:
-    """Return epsilon at delta of all charges: that of the class that they reveal most of."""
+    """Return epsilon at delta of all charges: the largest of any class."""
     by_class: dict[str, list[float]] = defaultdict(list)
     for charge in charges:
         for name in charge.classes:
@@ -129,10 +129,10 @@ def spent(charges: Iterable[Charge], delta: float) -> float:
 
 
 def _sound(charge: Charge) -> Charge:
-    """Return a charge that can be counted.
+    """Return a charge if its values are valid.
 
     Raises:
-        ValueError, TypeError: it cannot.
+        ValueError, TypeError: they are not.
     """
     if not all(isinstance(name, str) for name in (*charge.classes, *charge.statistics)):
         raise TypeError("names")
@@ -142,16 +142,16 @@ def _sound(charge: Charge) -> Charge:
 
 
 class PrivacyLedger:
-    """The charges of one client directory; an error of the disk stops the round."""
+    """The charges of one client directory; a disk error stops the round."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
 
     def read(self) -> list[Charge]:
-        """Return all charges, the oldest first; half a last line was never charged.
+        """Return all charges, the oldest first; an incomplete last line was never charged.
 
         Raises:
-            CorruptFile: a line is damaged, so what was spent is not known.
+            CorruptFile: a line is damaged, so the spent epsilon is unknown.
             StorageError: the file cannot be read.
         """
         with storage_errors("read", self._path):
@@ -182,7 +182,7 @@ class PrivacyLedger:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 whole = os.pread(fd, os.fstat(fd).st_size, 0).rfind(b"\n") + 1
-                os.ftruncate(fd, whole)  # half a line of a crash: it allowed nothing
+                os.ftruncate(fd, whole)  # half a line from a crash: it released nothing
                 os.lseek(fd, whole, os.SEEK_SET)
                 write_all(fd, line)
                 sync_data(fd)
@@ -206,7 +206,7 @@ class PrivacyLedger:
             limits: this client's own.
             key: the round.
             classes: keys of the classes that it may describe.
-            names: of the statistics that it releases; without any nothing is charged.
+            names: of the statistics that it releases; without any, nothing is charged.
 
         Raises:
             PrivacyRefused: the terms are too weak, or the budget would be exceeded.
@@ -266,9 +266,9 @@ def _refuse_beyond(limit: float, epsilon: float, of: str) -> None:
 
 
 def summary(ledger: PrivacyLedger) -> dict[str, Any]:
-    """Return what was spent, by run and over all, as plain data.
+    """Return the spent epsilon, per run and in total, as plain data.
 
-    The deltas are the largest that the charges were made for.
+    Each delta is the largest of its charges.
     """
     charges = ledger.read()
     runs: dict[str, list[Charge]] = defaultdict(list)

@@ -1,11 +1,11 @@
-"""The journal of what left this device: lines of JSON that are only ever appended.
+"""The journal of data that left this device: append-only lines of JSON.
 
-``egress.jsonl`` in the client's directory (0600) has one line for each event of a sealed
-envelope: ``sealed`` (what is in it: tensors and sizes, never values, of class names only how
-many), ``sent`` (written before the first byte is handed to the link, at each offer anew), and
-``acked`` or ``refused``. The first two are on disk before a byte of the envelope leaves: one sync,
-that of ``sent``, makes both durable. A full file is renamed to ``egress.0001.jsonl`` and so on;
-nothing is ever removed.
+``egress.jsonl`` in the client's directory (0600) has one line for each event of a sealed envelope:
+``sealed`` (its content: tensors and sizes, never values, and only the number of class names),
+``sent`` (written at each offer before the first byte goes to the link), and ``acked`` or
+``refused``. The first two are on disk before a byte of the envelope leaves: one sync, that of
+``sent``, makes both durable. A full file is renamed to ``egress.0001.jsonl`` and so on; nothing is
+ever removed.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Journal:
         self._named = False  # the newest file's name is on the disk
 
     def sealed(self, payload: Payload, schema: PayloadSchema, header: Header) -> None:
-        """Note what a sealed envelope holds; the payload must have passed the guard.
+        """Record the content of a sealed envelope; the payload must have passed the guard.
 
-        The line is on disk with the next `sent`. A power cut may take it before that, and then
-        `has_sealed` says so: the envelope never left, and must not.
+        The line is on disk with the next `sent`. If a power cut takes it before that, `has_sealed`
+        returns False: the envelope never left, and must not.
 
         Raises:
             DiskFull, StorageError: the line cannot be written; the envelope must not leave.
@@ -66,7 +66,7 @@ class Journal:
         )
 
     def has_sealed(self, digest: str) -> bool:
-        """Say whether it is written down what an envelope holds.
+        """Return True if the journal records an envelope's content.
 
         Raises:
             StorageError: a file cannot be read.
@@ -76,7 +76,7 @@ class Journal:
         return any(all(word in line for word in wanted) for line in whole)
 
     def sent(self, digest: str) -> None:
-        """Note that an envelope goes out now (again).
+        """Record that an envelope leaves now (again).
 
         Raises:
             DiskFull, StorageError: the line is not on disk; the envelope must not leave.
@@ -84,7 +84,7 @@ class Journal:
         self._append({"event": "sent", "time": _now(), "digest": digest})
 
     def acked(self, digest: str) -> None:
-        """Note that the server has an envelope.
+        """Record that the server has an envelope.
 
         Raises:
             DiskFull, StorageError: the line cannot be written.
@@ -92,7 +92,7 @@ class Journal:
         self._append({"event": "acked", "time": _now(), "digest": digest}, sync=False)
 
     def refused(self, digest: str, code: str) -> None:
-        """Note that the server refuses an envelope.
+        """Record that the server refuses an envelope.
 
         Raises:
             DiskFull, StorageError: the line cannot be written.
@@ -103,7 +103,7 @@ class Journal:
     def _append(self, fields: dict[str, Any], *, sync: bool = True) -> None:
         line = json.dumps(fields, separators=(",", ":")).encode() + b"\n"
         with self._lock, storage_errors(_WHAT, self._path):
-            if sync:  # so that a new file's name is on the disk too
+            if sync:  # so that a new file's name is on disk too
                 self._rotate()
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             fd = os.open(self._path, flags, 0o600)
@@ -123,7 +123,7 @@ class Journal:
     def _rotate(self) -> None:
         if self._path.exists() and self._path.stat().st_size >= SEGMENT_BYTES:
             with self._path.open("rb") as full:
-                sync_data(full.fileno())  # what `sealed` left to the next `sent`
+                sync_data(full.fileno())  # lines of `sealed` that the next `sent` would sync
             self._named = False
             numbers = [_number(path) for path in files(self._path.parent)]
             self._path.rename(self._path.with_name(f"egress.{max(numbers) + 1:04d}.jsonl"))
@@ -177,7 +177,7 @@ def _number(path: Path) -> int:
 
 
 def read(directory: Path) -> tuple[list[dict[str, Any]], int]:
-    """Return one row per envelope, in the order of sealing, and how many lines are damaged.
+    """Return one row per envelope, in the order of sealing, and the number of damaged lines.
 
     A row has the fields of the ``sealed`` line, ``sealed_at``, ``sent_at`` (a list), ``answer``
     (``acked``, ``refused`` or None), ``code`` (of a refusal) and ``answered_at``.
@@ -217,13 +217,13 @@ def _empty(digest: str) -> dict[str, Any]:
 
 
 def _lines(directory: Path, newest: int = 0) -> Iterator[bytes]:
-    """Yield the lines of all files, or of so many of the newest ones."""
+    """Yield the lines of all files, or of this many of the newest ones."""
     for path in files(directory)[-newest:]:
         with storage_errors("read", path), path.open("rb") as file:
             yield from (line for line in file if line.strip())
 
 
 def last_event(row: dict[str, Any]) -> datetime:
-    """Return when something was last written down about an envelope."""
+    """Return the time of the last event recorded about an envelope."""
     times = [row["sealed_at"], *row["sent_at"], row["answered_at"]]
     return max(datetime.fromisoformat(at) for at in times if at)

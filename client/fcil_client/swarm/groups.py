@@ -1,4 +1,4 @@
-"""A swarm in groups: which slots each has, what it said, and whether it is started again. No IO."""
+"""Groups of a swarm: slots, output and restarts of each. No IO."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 STOP = b"stop\n"  # the line that asks a group's process for an orderly end
-AGAIN = 3  # times that a group that was killed is started again
-KILLED = 128  # exit codes from here on say which signal ended a process, as negative ones do
+AGAIN = 3  # restarts of a group that was killed
+KILLED = 128  # exit codes from here on name the signal that ended a process, as negative ones do
 _ADDED = (
     "members", "enrolled", "connected", "fetching", "working", "sending", "counted",
     "bytes_up", "bytes_down",
@@ -20,7 +20,7 @@ _ADDED = (
 
 
 def divide(slots: Sequence[int], groups: int) -> list[list[int]]:
-    """Return the slots in so many groups, neighbours together, sizes at most one apart.
+    """Return the slots in this many groups, neighbours together, sizes at most one apart.
 
     There is no empty group: fewer slots than groups give a group each.
     """
@@ -30,7 +30,7 @@ def divide(slots: Sequence[int], groups: int) -> list[list[int]]:
 
 
 def as_text(slots: Sequence[int]) -> str:
-    """Return ascending slots as ``--slots`` takes them: ``0-3,7``."""
+    """Return ascending slots in the form of ``--slots``: ``0-3,7``."""
     runs: list[list[int]] = []
     for slot in slots:
         if runs and slot == runs[-1][1] + 1:
@@ -42,7 +42,7 @@ def as_text(slots: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class Share:
-    """What the cluster keeps free for one group: cores, and GPUs or parts of one."""
+    """Resources that the cluster reserves for one group: cores, and GPUs or parts of one."""
 
     cpus: float = 1.0
     gpus: float = 0.0
@@ -53,7 +53,7 @@ class Share:
         return max(1, math.floor(self.cpus))
 
     def lacking(self, groups: int, has: Mapping[str, float]) -> str:
-        """Return why a cluster with these resources cannot hold so many groups; or nothing."""
+        """Return the resources that a cluster lacks for this many groups; empty: none."""
         needs = {"CPU": groups * self.cpus, "GPU": groups * self.gpus}
         return "; ".join(
             f"{amount:g} {kind}s are needed, the cluster has {has.get(kind, 0.0):g}"
@@ -69,12 +69,12 @@ class Group:
     Attributes:
         number: from 0.
         slots: of the partition, as text.
-        node: where it was started last.
-        summary: what it last told of its members (`summary.summary`).
-        ended: its last words by themselves, from a swarm that came to its end.
+        node: node of its last start.
+        summary: its last report on its members (`summary.summary`).
+        ended: its final report, from a swarm that ended in order.
         words: the last line that was no event: an error's sentence.
-        kills: how often it was killed.
-        code: its exit code, once it is not started again.
+        kills: number of times that it was killed.
+        code: its exit code, once it is not restarted.
     """
 
     number: int
@@ -87,7 +87,7 @@ class Group:
     code: int | None = None
 
     def heard(self, line: str) -> tuple[str, str] | None:
-        """Take in a line of its output; returns a level and a sentence if it is to be shown."""
+        """Process a line of its output; return a level and a sentence if it is to be shown."""
         try:
             told = json.loads(line)
         except ValueError:
@@ -104,10 +104,10 @@ class Group:
         return None
 
     def left(self, code: int | None, *, stopping: bool) -> Literal["over", "again", "lost"]:
-        """Decide what follows when it is gone; ``code`` is None if nobody can say it.
+        """Return the consequence of its end; ``code`` is None if unknown.
 
-        It is started again if it was killed (it goes on from its homes); what ended by itself
-        said why, and would do so again.
+        It is restarted if it was killed (it resumes from its homes); a group that ended by itself
+        gave its reason, and would do so again.
         """
         killed = not self.ended and (code is None or code < 0 or code >= KILLED)
         if killed and not stopping:
@@ -133,5 +133,5 @@ def together(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def exit_code(groups: Sequence[Group]) -> int:
-    """Return the worst code of all groups; one that never came to an end counts as 1."""
+    """Return the worst code of all groups; one without a code counts as 1."""
     return max(1 if group.code is None else group.code for group in groups)

@@ -1,4 +1,4 @@
-"""One member of a swarm, from its seat on."""
+"""One member of a swarm."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fcil_protocol.errors import FcilError
 
 @dataclass
 class Member:
-    """One seat of a swarm, and what became of it.
+    """One seat of a swarm, with its client and its error.
 
     Attributes:
-        home: from its enrolment on.
-        client: from its start on.
-        error: why it takes no further part.
+        home: set by its enrolment.
+        client: set by its start.
+        error: the reason why it takes no further part.
     """
 
     seat: Seat

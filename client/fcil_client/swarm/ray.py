@@ -1,8 +1,8 @@
 """A swarm over a Ray cluster: groups of slots are placed by resources, as processes of their own.
 
-Ray carries words and numbers alone: the options of ``fcil-client swarm`` to a node, the lines that
-it prints back. Keys, tickets, homes, images and payloads never pass through Ray; each group reads
-them on its node and speaks to the server itself.
+Ray carries only text and numbers: the options of ``fcil-client swarm`` to a node, and the lines
+that it prints back. Keys, tickets, homes, images and payloads never pass through Ray; each group
+reads them on its node and connects to the server itself.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from fcil_client.swarm.groups import STOP, Group, Share, exit_code, together
 from fcil_protocol.errors import ConfigError, Unreachable, UsageError
 from fcil_protocol.process.children import module_command
 
-LOCAL = "local"  # the address of a cluster that is made on this machine, and ends with the swarm
-BEAT_S = 2.0  # an actor answers at least so often
-PATIENCE_S = 30.0  # for groups to end when they are asked to
-STORE_BYTES = 80_000_000  # Ray's least for its object store, in which nothing of ours lies
+LOCAL = "local"  # address of a cluster that is started on this machine, and ends with the swarm
+BEAT_S = 2.0  # an actor answers at least this often
+PATIENCE_S = 30.0  # for groups to end when asked
+STORE_BYTES = 80_000_000  # Ray's minimum for its object store, which fcil does not use
 Heard = tuple[str, list[str], int | None]  # node, lines, exit code
 
 Tell = Callable[[str, str], None]  # level, sentence
@@ -35,7 +35,7 @@ Count = Callable[[dict[str, Any]], None]  # the summary of all
 
 
 class Actor:
-    """One group's process, on the node where Ray puts this."""
+    """One group's process, on the node where Ray places this actor."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
@@ -48,7 +48,7 @@ class Actor:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for who asked for the swarm
+            start_new_session=True,  # Ctrl-C is for the process that started the swarm
         )
         threading.Thread(target=self._read, args=(self._child,), daemon=True).start()
 
@@ -60,9 +60,9 @@ class Actor:
         self._lines.put(None)
 
     def hear(self, most_s: float) -> Heard:
-        """Return where it runs, what it printed since, and its exit code if that was the last.
+        """Return its node, its new output, and its exit code if that was the last.
 
-        Waits so long for the first line.
+        Waits at most ``most_s`` for the first line.
         """
         import ray
 
@@ -85,7 +85,7 @@ class Actor:
 
 
 def load_ray(where: str) -> Any:
-    """Import Ray, told not to call home, and to know its friends in a cluster of our own.
+    """Import Ray without usage reports; a cluster started here requires a token.
 
     Raises:
         ConfigError: it is not installed.
@@ -97,7 +97,7 @@ def load_ray(where: str) -> Any:
         )
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if where == LOCAL and "RAY_AUTH_MODE" not in os.environ:
-        # Its ports are open to the network and run what they are told: for who has this word.
+        # Its ports are open to the network and run commands: only for holders of this token.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     import ray  # it reads the environment here
 
@@ -105,15 +105,15 @@ def load_ray(where: str) -> Any:
 
 
 def connect(ray: Any, where: str) -> None:
-    """Connect to a cluster, or make one on this machine.
+    """Connect to a cluster, or start one on this machine.
 
     Raises:
-        Unreachable: there is none.
+        Unreachable: no cluster answers.
     """
     own = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
     more = own if where == LOCAL else {}
     try:
-        # Ray's workers look for modules in the directory of who connects, before all others.
+        # Ray's workers look for modules in the caller's directory, before all others.
         with contextlib.chdir(os.sep):
             ray.init(address=where, log_to_driver=False, logging_level="error", **more)
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
@@ -126,7 +126,7 @@ def connect(ray: Any, where: str) -> None:
 
 @dataclass
 class Running:
-    """A group, its actor, and the answer that is waited for."""
+    """A group, its actor, and the pending answer."""
 
     group: Group
     actor: Any
@@ -134,13 +134,13 @@ class Running:
 
 
 class RayGroups:
-    """Starts groups, hears them, and starts again who was killed.
+    """Starts groups, reads their output, and restarts those that were killed.
 
     Args:
         ray: the module, connected.
         groups: with their slots.
-        words: of each group's command line, slots apart.
-        share: what each takes of the cluster.
+        words: each group's command line, without the slots.
+        share: resources of each group.
         tell: shows a sentence.
         count: shows the summary of all.
     """
@@ -157,10 +157,10 @@ class RayGroups:
         self._tell = tell
         self._count = count
         self._running: dict[Any, Running] = {}
-        self._ends: float | None = None  # when patience with an orderly end is over
+        self._ends: float | None = None  # deadline of an orderly end
 
     def run(self) -> int:
-        """Run all groups to their end; returns the exit code.
+        """Run all groups to their end; return the exit code.
 
         Raises:
             UsageError: the cluster can never hold them.
@@ -209,7 +209,7 @@ class RayGroups:
                 self._hear(running, *self._ray.get(answer))
             except self._ray.exceptions.RayError:
                 self._left(running, None)
-            except KeyboardInterrupt:  # while it was fetched: it is asked for again
+            except KeyboardInterrupt:  # interrupted while fetching: it is fetched again
                 self._running[answer] = running
                 raise
         if any(group.summary for group in self._groups):
@@ -263,7 +263,7 @@ def spread(
     groups: Sequence[Group], words: Sequence[str], share: Share, address: str | None,
     tell: Tell, count: Count,
 ) -> int:  # fmt: skip
-    """Run a swarm's groups on a Ray cluster; returns the exit code.
+    """Run a swarm's groups on a Ray cluster; return the exit code.
 
     Raises:
         ConfigError: Ray is not installed.

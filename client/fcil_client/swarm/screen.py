@@ -1,4 +1,4 @@
-"""What a swarm shows while it runs: a live line on a terminal, JSON lines for machines."""
+"""Output of a running swarm: a live line on a terminal, JSON lines for machines."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fcil_protocol.process.supervisor import Service
 from fcil_protocol.process.terminal import Format, printable, tell
 
 STEP_S = 2.0  # between two summaries
-HEARD = 1000  # sentences of members that are known as said
+HEARD = 1000  # sentences of members that are remembered as shown
 
 
 class Screen:
     """Shows a swarm's notes and summaries.
 
-    Of members only warnings and errors are shown, and what many say in the same words once, with
-    how many said it after; a log file gets every line.
+    Of members only warnings and errors are shown; a sentence of many members is shown once, with
+    their number afterwards; a log file gets every line.
 
     Args:
         form: jsonl prints an object for each note and summary to standard output.
@@ -41,7 +41,7 @@ class Screen:
         self._last: dict[str, Any] = {}
 
     def note(self, name: str, note: Note) -> None:
-        """Show what the swarm (no name) or a member says."""
+        """Show a note of the swarm (no name) or of a member."""
         text = f"{name}: {note.text}" if name else note.text
         what = (note.level, note.text)
         if name and (note.level == "info" or what in self._heard):
@@ -65,7 +65,7 @@ class Screen:
         tell({"event": "note", "at": at, "member": name, "level": level, "text": text})
 
     def summary(self, told: dict[str, Any]) -> None:
-        """Show how all members are, if that has changed."""
+        """Show the summary of all members, if it has changed."""
         again, self._again = self._again, Counter()
         for (level, text), count in again.items():
             if count:
@@ -80,8 +80,8 @@ class Screen:
             tell({"event": "summary", "at": time.time(), **told})
 
     def end(self, outcome: Outcome, code: int) -> None:
-        """Show how it ended."""
-        self.summary(self._last)  # what was still said by several
+        """Show the swarm's end."""
+        self.summary(self._last)  # repeated notes that are still pending
         if self._form is Format.TEXT:
             self._said(time.time(), "error" if code else "info", end_line(outcome))
         else:
@@ -90,7 +90,7 @@ class Screen:
 
 
 def end_line(outcome: Outcome) -> str:
-    """Say how a swarm ended."""
+    """Return one line about the swarm's end."""
     how = "the server stopped" if outcome.stopped else "stopped"
     told, failed = outcome.summary, list(outcome.failed)
     words = f"{'the run is done' if outcome.done else how}: {told['members']} clients, "
@@ -109,7 +109,7 @@ async def watched(
     log: LogFile | None,
     ends: Ends,
 ) -> int:
-    """Run a swarm and show it; returns the exit code.
+    """Run a swarm and show it; return the exit code.
 
     Raises:
         FcilError: it could not start.

@@ -1,4 +1,4 @@
-"""Who a swarm's members are: one folder each, or one slot each of a partition; and their homes."""
+"""Seats of a swarm's members: one folder each, or one slot each of a partition; and their homes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ MOST_DIGITS = 100  # of a range of slots; Python refuses to read numbers of thou
 
 @dataclass(frozen=True)
 class Seat:
-    """One member, before anything of it runs.
+    """One member, before it is enrolled or started.
 
     Attributes:
-        name: by which the swarm speaks of it, and under which it is enrolled.
-        data: its folder or zip file; of a partition, the one of all.
-        partition: the partition's file; None: the data is all its own.
+        name: its name in the swarm's messages and in its enrolment.
+        data: its folder or zip file; with a partition, the one of all.
+        partition: the partition's file; None: the member uses all of the data.
         slot: its number in the partition; -1 without one.
     """
 
@@ -42,7 +42,7 @@ class Seat:
 
     @property
     def seat(self) -> str:
-        """What tells its home from others of the same data."""
+        """Suffix that distinguishes its home from others of the same data."""
         if self.partition is None:
             return ""
         return partition_file.seat(partition_file.load(self.partition), self.slot)
@@ -53,7 +53,7 @@ class Seat:
 
 
 def find_seats(data: Path, partition: Path | None, slots: str | None, name: str) -> list[Seat]:
-    """Return the members that a command line means.
+    """Return the members that a command line selects.
 
     Raises:
         UsageError, DataError, CorruptFile: there are none.
@@ -92,7 +92,7 @@ def partition_seats(data: Path, partition: Path, slots: str | None, name: str) -
 
     Raises:
         CorruptFile, DataError: the file is no partition.
-        UsageError: the slots are none of its.
+        UsageError: the partition does not have these slots.
     """
     clients = partition_file.load(partition).clients
     chosen = range(clients) if slots is None else read_slots(slots, clients)
@@ -103,7 +103,7 @@ def read_slots(text: str, clients: int) -> list[int]:
     """Read ``--slots``: numbers and ranges such as ``0-9,12``; each slot once, in order.
 
     Raises:
-        UsageError: it is something else, or names a slot that the partition does not have.
+        UsageError: the text has another form, or names a slot that the partition does not have.
     """
     found: set[int] = set()
     for word in text.split(","):
@@ -125,13 +125,13 @@ def read_slots(text: str, clients: int) -> list[int]:
 
 
 def swarm_digest(seats: Sequence[Seat]) -> str:
-    """Return the name that its seats give to a swarm's directory."""
+    """Return the name of a swarm's directory, derived from its seats."""
     rows = [[str(s.data.resolve()), s.seat] for s in seats]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
 def swarm_name(seats: Sequence[Seat]) -> str:
-    """Return the first and the last name of its members."""
+    """Return the first and the last name of the swarm's members."""
     first, last = seats[0].name, seats[-1].name
     return first if first == last else f"{first} ... {last}"
 
@@ -149,10 +149,10 @@ def how_to_start(seats: Sequence[Seat]) -> str:
 
 @dataclass(frozen=True)
 class Door:
-    """How members are enrolled.
+    """Enrolment of a swarm's members.
 
     Attributes:
-        server: a federation's name, id or address, when several could be meant.
+        server: a federation's name, id or address, if several are possible.
         tickets: folder with ``NAME.ticket`` for each member; None: on the server's own machine.
     """
 
@@ -163,7 +163,7 @@ class Door:
         """Return a member's home and enrolment, enrolling it if it is new.
 
         Raises:
-            FcilError: why it cannot be enrolled.
+            FcilError: the reason why it cannot be enrolled.
         """
         await finish(seat.data, seat.seat)
         if self.tickets is None:

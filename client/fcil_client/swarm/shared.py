@@ -1,4 +1,4 @@
-"""What the members of a swarm share, and a member's own surroundings."""
+"""Shared resources of a swarm's members, and the surroundings of one member."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fcil_protocol.link.dial import Dial, dial
 from fcil_protocol.link.zmq_link import Links
 
 STARTS = 16  # members that may be between their connection and their list of classes
-START_S = 5.0  # a member that is not there after so long keeps nobody else from starting
+START_S = 5.0  # a member that takes longer than this does not delay the others' start
 
 
 class Shared:
@@ -27,18 +27,18 @@ class Shared:
 
     Args:
         options: resources and the owner's rules.
-        most: members.
+        most: number of members.
         log: file for the worker's output.
-        notes: tells what concerns all members.
-        said_goodbye: told the code of every goodbye of the server.
-        sensors: say whether this device may work; None: its own.
+        notes: notes that concern all members.
+        said_goodbye: receives the code of every goodbye of the server.
+        sensors: report if this device may work; None: its own.
 
     Attributes:
         place: the one worker.
         waiting: the clients that wait for their turn to start; they hold nothing yet.
         members: the clients that run now, until they begin to end.
-        starts: to be held by a member that connects for the first time: a thousand Hellos at
-            once would keep the server from its rounds.
+        starts: held by a member that connects for the first time: a thousand Hellos at once would
+            keep the server from its rounds.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class Shared:
 
 
 class Membership:
-    """The surroundings of one member: all is shared, and it has its turn to start.
+    """The surroundings of one member: shared resources, and its turn to start.
 
-    Its folder is watched with all others, and signals and commands are for the swarm.
+    Its folder is watched together with the others; signals and commands are for the swarm.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -114,27 +114,27 @@ class Membership:
             self._shared.starts.release()
 
     def beside(self) -> Sequence[Work]:
-        """Return nothing: what watches over folders and machine does so for all."""
+        """Return nothing: the swarm watches folders and machine for all."""
         return ()
 
     def manners(self) -> dict[str, Any]:
-        """Return what the swarm's watch says."""
+        """Return the status of the swarm's watch."""
         return self._shared.watch.status()
 
     def news(self) -> None:
-        """Give the turn to start to the next one as soon as the server knows this one."""
+        """Pass the turn to start to the next member as soon as this one's session is ready."""
         if self._client is not None and self._client.session.link is Link.READY:
             self._started()
 
     def goodbye(self, code: str) -> None:
-        """Tell the swarm."""
+        """Pass the code to the swarm."""
         self._shared.said_goodbye(code)
 
     def ending(self) -> None:
-        """Be no member any more."""
+        """Remove the member from the running ones."""
         self._started()
         if self._client is not None:
             self._shared.members.discard(self._client)
 
     def over(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing; the swarm releases the shared resources."""

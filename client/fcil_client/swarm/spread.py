@@ -1,4 +1,4 @@
-"""A swarm in groups as its command line has it: what is passed on, what is shown."""
+"""Command line of a swarm in groups: options for each group, and the shared output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fcil_protocol.errors import UsageError
 from fcil_protocol.process.log_file import LogFile
 from fcil_protocol.process.terminal import Format
 
-# What is said of the whole, and not to each group.
+# Options of the swarm, not passed on to each group.
 OWN = frozenset(
     (
         "slots", "spread", "groups", "cpus_per_group", "gpus_per_group", "ray_address", "log",
@@ -51,11 +51,11 @@ def watched_groups(
     form: Format,
     log: LogFile | None,
 ) -> int:
-    """Run a swarm in groups over a Ray cluster and show it; returns the exit code.
+    """Run a swarm in groups over a Ray cluster and show it; return the exit code.
 
     Raises:
         UsageError: the members are no slots of a partition, or do not fit the cluster.
-        ConfigError, Unreachable: there is no Ray, or no cluster.
+        ConfigError, Unreachable: Ray is not installed, or no cluster answers.
     """
     if seats[0].partition is None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Swarms of this user, as ``status`` and the doctor see them: one line each, or their members."""
+"""Swarms of this user, for ``status`` and the doctor: one line each, or their members."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fcil_protocol.errors import Timeout, Unreachable
 from fcil_protocol.process import control_socket
 from fcil_protocol.process.terminal import printable
 
-RECORD = "swarm.json"  # in a swarm's directory: who its members are
+RECORD = "swarm.json"  # in a swarm's directory: its members
 
 
 def swarms() -> Path:
-    """Return where this user's swarms have their directories."""
+    """Return the folder of this user's swarm directories."""
     return state_home() / "swarms"
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a swarm's directory says of it.
+    """Content of a swarm's record file.
 
     Attributes:
         start: the arguments that start it again.
@@ -41,14 +41,14 @@ class Record:
 
 
 def record_bytes(name: str, start: str, members: dict[str, str]) -> bytes:
-    """Return a record as it is written."""
+    """Return the bytes of a record file."""
     return json.dumps({"name": name, "start": start, "members": members}).encode()
 
 
 def records() -> list[Record]:
-    """Return the swarms that have run here, as they began; those that still run come last.
+    """Return the swarms that have run here, in order of start; running ones come last.
 
-    One that is damaged is none.
+    A damaged record is left out.
     """
     found = []
     for path in sorted(swarms().glob(f"*/{RECORD}"), key=_runs_and_began):
@@ -68,27 +68,27 @@ def _record(path: Path, _stamp: int) -> Record | None:
         fields = json.loads(path.read_bytes())
         return Record(path.parent, str(fields["name"]), str(fields["start"]), fields["members"])
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # it is written anew with the swarm's next start
+        return None  # rewritten at the swarm's next start
 
 
 def record_of(directory: Path) -> dict[str, str]:
-    """Return the members that a swarm's directory names; none before its first start."""
+    """Return the members in a swarm's record; none before its first start."""
     path = directory / RECORD
     record = _record(path, path.stat().st_mtime_ns) if path.exists() else None
     return record.members if record is not None else {}
 
 
 def in_swarms(homes: Sequence[Home]) -> dict[Path, Record]:
-    """Return which of these homes belong to which swarm: the one that runs, or began last."""
+    """Return home -> swarm for those of these homes in one: the running swarm, or the newest."""
     of = {Path(where): record for record in records() for where in record.members.values()}
     return {home.directory: of[home.directory] for home in homes if home.directory in of}
 
 
 def ask(home: Home, timeout_s: float) -> dict[str, Any]:
-    """Return the status of a client that runs, alone or in a swarm.
+    """Return the status of a running client, alone or in a swarm.
 
     Raises:
-        Unreachable: it does not run.
+        Unreachable: it is not running.
         Timeout: its process does not answer.
     """
     try:
@@ -101,7 +101,7 @@ def ask(home: Home, timeout_s: float) -> dict[str, Any]:
 
 
 def one_swarm(record: Record, timeout_s: float) -> dict[str, Any]:
-    """Return what a swarm says, or what is known without it."""
+    """Return a swarm's status, or its record if it does not answer."""
     known = {"name": record.name, "start": record.start, "directory": str(record.directory)}
     try:
         said = control_socket.ask(record.directory, "status", timeout_s)

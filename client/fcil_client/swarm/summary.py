@@ -1,4 +1,4 @@
-"""What a swarm says of itself: all members in a few numbers and one line. No IO."""
+"""Summary of a swarm: all members in a few numbers and one line. No IO."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def summary(members: Sequence[Member]) -> dict[str, Any]:
-    """Return how the members are, JSON-ready.
+    """Return the members' numbers, JSON-ready.
 
-    ``connected`` have a session; ``fetching``, ``working`` and ``sending`` are at a round's
-    work (one computes at a time, the others wait for their turn); ``counted`` are updates since
-    the start; bytes are of messages, before the link encrypts them.
+    ``connected`` have a session; ``fetching``, ``working`` and ``sending`` are in a round (one
+    computes at a time, the others wait for their turn); ``counted`` are updates since the start;
+    bytes are of messages, before the link encrypts them.
     """
     clients = [m.client for m in members if m.client is not None]
     alive = [m.client for m in members if m.client is not None and m.error is None]

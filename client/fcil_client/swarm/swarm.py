@@ -1,8 +1,8 @@
 """Many clients in one process over one worker: a swarm.
 
-Each member is a `Client` as it runs on a device: with keys, a connection, a home, an outbox, a
-journal and a membership of its own. They share what a process has once (`swarm.shared`). A member
-that fails ends alone, with a sentence; the others go on.
+Each member is a `Client` as on a device of its own: with keys, a connection, a home, an outbox, a
+journal and a membership. They share the resources of the process (`swarm.shared`). A member that
+fails ends alone, with a sentence; the others continue.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from fcil_protocol.storage.atomic_files import (
 )
 
 FILES_EACH = 8  # descriptors of a member: lock, socket and mailboxes; a part or an update at times
-FILES_BASE = 128  # of the process besides
-NOTED = 50  # new members before they are written down
+FILES_BASE = 128  # of the process itself
+NOTED = 50  # new members between two writes of the record
 
-Say = Callable[[str, Note], None]  # the member's name, empty where it is about all
+Say = Callable[[str, Note], None]  # the member's name, empty for notes about all
 
 
 @dataclass(frozen=True)
 class Ends:
-    """What ends a swarm besides a signal and the last member's end.
+    """Conditions that end a swarm besides a signal and the last member's end.
 
     Attributes:
-        until_done: the server says that the run is complete, or that it stops.
-        together: a member takes no further part. An experiment that lost a client measures
-            something else, so it had better end than wait for that client.
+        until_done: the server reports that the run is complete, or that it stops.
+        together: a member takes no further part. An experiment without one of its clients measures
+            something else, so it ends at once.
     """
 
     until_done: bool = False
@@ -63,13 +63,13 @@ class Ends:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a swarm ended.
+    """Result of a swarm.
 
     Attributes:
-        done: the server said that the run is complete.
-        stopped: the server stopped before that, and the swarm was to stay until it is.
-        failed: member -> why it ended before the others.
-        summary: the last one, as `summary.summary` makes it.
+        done: the server reported that the run is complete.
+        stopped: the server stopped earlier, although the swarm was to stay until then.
+        failed: member -> the error that ended it before the others.
+        summary: the last one, as made by `summary.summary`.
     """
 
     done: bool
@@ -78,7 +78,7 @@ class Outcome:
     summary: dict[str, Any] = field(default_factory=dict)
 
     def code(self, *, until_done: bool) -> int:
-        """Return the exit code: 0, or 1 if a member failed or the run was not seen to its end."""
+        """Return the exit code: 0, or 1 if a member failed or an awaited run is not complete."""
         return int(bool(self.failed) or (until_done and not self.done))
 
 
@@ -86,13 +86,13 @@ class Swarm:
     """The members of one process, from the first enrolment to the last goodbye.
 
     Args:
-        seats: who they are.
-        options: the swarm's resources and rules, and what each member declines.
-        door: how they are enrolled.
+        seats: the members' seats.
+        options: the swarm's resources and rules, and each member's limits.
+        door: enrolment of the members.
         say: shows a note.
-        service: signals, and what a supervisor is told.
-        ends: what else ends it; None: nothing.
-        sensors: say whether this device may work; None: its own.
+        service: signals, and status lines for a supervisor.
+        ends: further conditions that end it; None: none.
+        sensors: report if this device may work; None: its own.
     """
 
     def __init__(
@@ -121,12 +121,12 @@ class Swarm:
         self._beside: set[asyncio.Task[None]] = set()
 
     async def run(self) -> Outcome:
-        """Let all members take part until a signal, the end of the run, or of the last member.
+        """Run all members until a signal, the end of the run, or of the last member.
 
         Raises:
-            UsageError: this process may not open enough files for so many members.
+            UsageError: this process may not open enough files for all members.
             Locked: these members already run as a swarm.
-            StorageError: the swarm's directory cannot be made.
+            StorageError: the swarm's directory cannot be created.
         """
         room_for(len(self.members))
         with storage_errors("create the swarm's directory", self.directory):
@@ -164,7 +164,7 @@ class Swarm:
             self._service.over()
 
     def stop(self) -> None:
-        """End all members in order: goodbyes are said, what is being written is written."""
+        """End all members in order: they send goodbyes and complete pending writes."""
         self._ending.set()
 
     def _over(self, task: asyncio.Task[None]) -> None:
@@ -182,7 +182,7 @@ class Swarm:
             client = member.client
             if client is not None and client in self._shared.members:
                 client.stop()
-            # One that is ending by itself is left to it: it has its link to close.
+            # One that is ending by itself is left alone: it still closes its link.
             elif member.task is not None and (client is None or client in self._shared.waiting):
                 member.task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -208,10 +208,10 @@ class Swarm:
         tasks = [m.task for m in self.members if m.task is not None]
         if tasks:
             await asyncio.wait(tasks)
-        self.stop()  # nobody is left
+        self.stop()  # no member is left
 
     def _note_members(self) -> None:
-        """Write down who they are, so that other commands ask the swarm about them."""
+        """Write the record of members, so that other commands ask the swarm about them."""
         known = swarm_status.record_of(self.directory)
         homes = {m.seat.name: str(m.home.directory) for m in self.members if m.home is not None}
         seats = [m.seat for m in self.members]
@@ -269,17 +269,17 @@ class Swarm:
     async def _watch(self, parent: Path, members: list[Member]) -> None:
         names = {m.seat.data.resolve().name: m for m in members}
         async for paths in changes(parent, self.notes):
-            # What happens to the parent itself (touch, chmod) is about no member.
+            # Changes of the parent itself (touch, chmod) concern no member.
             touched = {"".join(Path(path).relative_to(parent).parts[:1]) for path in paths}
             for name in names.keys() & touched if paths else names:
                 client = names[name].client
                 if client is not None and client in self._shared.members:
                     client.feed(FolderChanged())
 
-    # --- what it says -----------------------------------------------------------------------
+    # --- status -----------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
-        """Return how the members are, all together."""
+        """Return the numbers of all members together."""
         told = swarm_view.summary(self.members)
         return {**told, "done": self._done, "directory": str(self.directory)}
 
@@ -309,7 +309,7 @@ def room_for(members: int) -> None:
     """Let this process open as many files as its hard limit allows.
 
     Raises:
-        UsageError: that is not enough for so many members.
+        UsageError: that is not enough for this many members.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = FILES_BASE + FILES_EACH * members

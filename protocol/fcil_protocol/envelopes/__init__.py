@@ -1,5 +1,5 @@
 """Sealed payloads: header, sealing, storage form and chunked transfer.
 
-An *envelope* is a payload that one receiver can open; its *header* names the sender and the hash
-of each *chunk*; a *window* is what a receiver asks for at a time.
+An *envelope* is a payload that one receiver can open; its *header* names the sender and the hash of
+each *chunk*; a *window* is the data that a receiver requests at a time.
 """

@@ -1,7 +1,7 @@
-"""The receiving side of one envelope: chunks in any order, each checked before it is kept.
+"""The receiving side of one envelope: chunks in any order, each verified before it is kept.
 
-The same on server and client. A large envelope is assembled in a file and continues there
-after a crash: what the file says is believed only where the header's hashes confirm it.
+The same on server and client. A large envelope is assembled in a file and continues there after a
+crash: chunks in the file count only if the header's hashes confirm them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Assembly:
     Args:
         header: a header whose signature was verified.
         path: file for the chunks, in an existing directory; None keeps them in memory.
-        head: what stands before them in the file, so that, complete, it is what is wanted.
+        head: bytes before the chunks in the file, so that the complete file is the final one.
 
     Raises:
-        DiskFull, StorageError: there is no room for the file.
+        DiskFull, StorageError: the disk has no room for the file.
     """
 
     def __init__(self, header: Header, *, path: Path | None, head: bytes = b"") -> None:
@@ -33,19 +33,19 @@ class Assembly:
         self._path = path
         self._head = head
         self._memory: dict[int, bytes] = {}
-        self._have = bytearray(len(header.hashes))  # 1 where the chunk is there
+        self._have = bytearray(len(header.hashes))  # 1 where the chunk is stored
         if path is not None and not self._resume(path):
             self._create(path)
 
     # --- the file ---------------------------------------------------------------------------
 
     def _resume(self, path: Path) -> bool:
-        """Count the chunks that an earlier process left; False if there is no such file."""
+        """Count the chunks left by an earlier process; return False if there is no such file."""
         with storage_errors("read", path):
             if not path.exists() or path.stat().st_size != self._file_bytes:
                 return False
             with path.open("r+b") as file:
-                file.write(self._head)  # its wrapped key is another one in each session
+                file.write(self._head)  # each session wraps the key afresh
                 for index in range(len(self._have)):
                     chunk = file.read(self.header.chunk_size(index))
                     if self.header.fits(index, chunk):
@@ -57,7 +57,7 @@ class Assembly:
         return len(self._head) + self.header.sealed_bytes
 
     def _create(self, path: Path) -> None:
-        """Reserve the space now, so that a full disk is known before the first chunk."""
+        """Reserve the space now, so that a full disk is reported before the first chunk."""
         with storage_errors("reserve space for", path):
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             fd = os.open(path, flags, 0o600)
@@ -91,19 +91,19 @@ class Assembly:
     # --- chunks -----------------------------------------------------------------------------
 
     def put(self, index: int, data: bytes | memoryview) -> bool:
-        """Keep the chunks of a message: one, or several that follow each other.
+        """Store the chunks of a message: one, or several consecutive ones.
 
         Args:
             index: number of the first.
-            data: all of them, one behind the other.
+            data: all of them, concatenated.
 
         Returns:
-            True if one of them is new, False if all were there already.
+            True if one of them is new, False if all were stored already.
 
         Raises:
-            WireError: there is no such chunk, or its size or hash do not fit. Those before it
-                are kept.
-            DiskFull, StorageError: they could not be written; nothing was kept.
+            WireError: no such chunk exists, or its size or hash do not fit. Those before it are
+                stored.
+            DiskFull, StorageError: they could not be written; none was stored.
         """
         view, offset, end = memoryview(data), 0, index
         fault: WireError | None = None
@@ -118,7 +118,7 @@ class Assembly:
         return new
 
     def _fault(self, index: int, rest: memoryview) -> WireError | None:
-        """Say why bytes do not begin with this chunk; None if they do."""
+        """Return the error of bytes that do not begin with this chunk; None if they do."""
         count = len(self._have)
         if not 0 <= index < count:
             return WireError(f"expected a chunk of 0 to {count - 1}, got {index}.")
@@ -133,7 +133,7 @@ class Assembly:
         return None
 
     def _keep(self, chunks: range, view: memoryview) -> bool:
-        """Keep verified chunks, of which ``view`` begins with the first."""
+        """Store verified chunks; ``view`` begins with the first."""
         if all(self._have[index] for index in chunks):
             return False
         if self._path is None:
@@ -154,11 +154,11 @@ class Assembly:
         self.received_bytes += self.header.chunk_size(index)
 
     def has(self, index: int) -> bool:
-        """Say whether a chunk is there."""
+        """Return True if the chunk is stored."""
         return bool(self._have[index])
 
     def missing(self, limit: int) -> list[int]:
-        """Return the first chunks that are not there, at most ``limit``, ascending."""
+        """Return the first missing chunks, at most ``limit``, ascending."""
         found: list[int] = []
         index = self._have.find(0)
         while index >= 0 and len(found) < limit:
@@ -168,14 +168,14 @@ class Assembly:
 
     @property
     def complete(self) -> bool:
-        """Whether every chunk is there."""
+        """True if every chunk is stored."""
         return self.received_bytes == self.header.sealed_bytes
 
     def chunks(self) -> Iterator[bytes]:
         """Yield all chunks in order; only when complete.
 
         Raises:
-            CorruptFile: somebody cut the file meanwhile.
+            CorruptFile: another process cut the file meanwhile.
         """
         assert self.complete, "chunks are read when all are there"
         if self._path is None:
@@ -198,12 +198,12 @@ class Assembly:
         return chunk
 
     def finish(self, path: Path) -> None:
-        """Give the complete file, with what stands before the body, its name; only once.
+        """Give the complete file, with its head, its final name; only once.
 
-        It is not synced: what a power cut takes of it does not fit its hashes.
+        It is not synced: bytes lost in a power cut do not match their hashes.
 
         Raises:
-            DiskFull, StorageError: it is still where it was.
+            DiskFull, StorageError: it still has its old name.
         """
         assert self.complete, "a file is finished when all chunks are there"
         if self._path is None:
@@ -213,7 +213,7 @@ class Assembly:
                 self._path.replace(path)
 
     def discard(self) -> None:
-        """Forget everything, and remove the file."""
+        """Discard all chunks, and remove the file."""
         self._memory.clear()
         self._have = bytearray(len(self.header.hashes))
         self.received_bytes = 0

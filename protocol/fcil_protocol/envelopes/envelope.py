@@ -8,10 +8,10 @@
                                                   fingerprint of the recipient, key)
     open:  sig, then each chunk against its hash, then wrap, then body to its end
 
-A key encrypts one body, so no nonce can repeat. No piece fits another message: the body
-knows its core, the header holds the core and the hashes of the body, the signature covers
-the header, and the wrap names header and recipient. HPKE's base mode says nothing of the
-sender: the signature does. Nothing is returned before the last tag was checked.
+A key encrypts one body, so no nonce can repeat. No piece fits another message: the body is bound to
+its core, the header holds the core and the hashes of the body, the signature covers the header, and
+the wrap names header and recipient. HPKE's base mode does not authenticate the sender: the
+signature does. No plaintext is returned before the last tag is verified.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ PURPOSE = "envelope"
 _BODY_TAG = b"fcil/1/body\0"
 _WRAP_TAG = b"fcil/1/wrap\0"
 _SUITE = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
-# The cipher holds the interpreter while it works: so much is 0.1 ms, and fits a cache.
+# The cipher holds the interpreter while it works: one step takes 0.1 ms, and fits a cache.
 _STEP_BYTES = 128 << 10
 _BUFFERS = bytes | bytearray | memoryview
 
@@ -83,7 +83,7 @@ class ContentKey(Secret):
 
 @dataclass(frozen=True)
 class Sealed:
-    """An envelope that this side has sealed: what is sent and stored, for any recipient."""
+    """An envelope sealed by this side, as sent and stored, for any recipient."""
 
     header: bytes
     signature: bytes
@@ -112,10 +112,10 @@ def seal(
     Each byte is read once, encrypted into its place, and hashed there.
 
     Args:
-        plain: the payload's bytes, whole or in pieces (`payload.pieces`).
-        core: what it is; ``sender_key`` must be the fingerprint of ``keys``.
+        plain: the payload's bytes, complete or in pieces (`payload.pieces`).
+        core: the payload's core; ``sender_key`` must be the fingerprint of ``keys``.
         keys: the sender's.
-        chunk_bytes: size of the pieces that have a hash each, 16 KiB to 1 MiB; 0: as fits.
+        chunk_bytes: size of the chunks, each with a hash, 16 KiB to 1 MiB; 0: `chunk_bytes_for`.
 
     Raises:
         WireError: the core has a value that receivers refuse.
@@ -145,7 +145,7 @@ def _context(core_bytes: bytes) -> bytes:
 def _encrypt(
     views: Sequence[memoryview], key: ContentKey, core_bytes: bytes, chunk_bytes: int
 ) -> tuple[bytearray, bytes]:
-    """Return the sealed body, and the SHA-256 of each of its chunks, one after the other."""
+    """Return the sealed body, and the concatenated SHA-256 of its chunks."""
     encryptor = Cobblestone256Encryptor(key.value, _context(core_bytes))
     body = bytearray(sealed_size(sum(map(len, views))))
     room, at, hashed, hashes = memoryview(body), 0, 0, bytearray()
@@ -183,7 +183,7 @@ def unwrap_key(wrap: bytes, header: bytes, keys: PrivateKeys) -> ContentKey:
     """Decrypt the content key of a header that was wrapped for these keys.
 
     Raises:
-        CannotOpen: wrapped for somebody else or for another header, or damaged.
+        CannotOpen: wrapped for another recipient or another header, or damaged.
     """
     try:
         value = _SUITE.decrypt(wrap, keys.opener, _info(header, keys.public))
@@ -203,7 +203,7 @@ def verify_header(header: bytes, signature: bytes, signer: PublicKeys) -> None:
 
     Raises:
         BadSignature: it did not, or the header names another key.
-        TooLarge, VersionMismatch, WireError: it is no header.
+        TooLarge, VersionMismatch, WireError: the bytes are no header.
     """
     if len(header) > MAX_HEADER_BYTES:
         raise TooLarge(f"a header of {len(header)} bytes exceeds {MAX_HEADER_BYTES}.")
@@ -217,10 +217,10 @@ def open_body(header: Header, key: ContentKey, chunks: Iterable[bytes | memoryvi
     """Decrypt a sealed body, piece by piece in order.
 
     Returns:
-        the payload's bytes; nothing of it is released unless all of it is authentic.
+        the payload's bytes; none are released unless all are authentic.
 
     Raises:
-        CannotOpen: altered, cut, too long, or sealed with another key or core.
+        CannotOpen: altered, truncated, too long, or sealed with another key or core.
     """
     out = io.BytesIO()
     open_to(header, key, chunks, out.write)
@@ -233,16 +233,16 @@ def open_to(
     chunks: Iterable[bytes | memoryview],
     write: Callable[[bytes], object],
 ) -> None:
-    """Decrypt a sealed body to where it is needed, such as memory shared with a worker.
+    """Decrypt a sealed body to a destination, such as memory shared with a worker.
 
     Args:
         header: the envelope's.
         key: the body's.
         chunks: of the body, in order.
-        write: gets the payload piece by piece. None of it may be used before this returns.
+        write: receives the payload piece by piece. No piece may be used before this returns.
 
     Raises:
-        CannotOpen: altered, cut, too long, or sealed with another key or core.
+        CannotOpen: altered, truncated, too long, or sealed with another key or core.
     """
     decryptor = Cobblestone256Decryptor(key.value, _context(header.core_bytes))
     got = opened = 0

@@ -1,9 +1,9 @@
-"""The header of an envelope: what it is, for whom, and the hash of each of its chunks.
+"""The header of an envelope: its content, its recipient, and the hash of each of its chunks.
 
-Two layers, each encoded once and never again: the *core* says what the payload is and is
-bound into its encryption; the *header* embeds the core's bytes and adds sizes and the
-SHA-256 of every chunk of the sealed bytes. The sender signs the header's bytes. Order of
-reading: length, form, protocol version, limits, consistency.
+Two layers, each encoded once and never again: the *core* describes the payload and is bound into
+its encryption; the *header* embeds the core's bytes and adds sizes and the SHA-256 of every chunk
+of the sealed bytes. The sender signs the header's bytes. Order of reading: length, form, protocol
+version, limits, consistency.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ MIN_CHUNK_BYTES = 16 << 10
 MAX_CHUNK_BYTES = 1 << 20
 HASH_BYTES = 32
 USUAL_CHUNK_BYTES = 32 << 10  # 1.6 s at 20 kB/s: little is lost with a connection
-_USUAL_CHUNKS = 4096  # more become larger ones instead: their hashes travel with the header
+_USUAL_CHUNKS = 4096  # beyond this, chunks grow instead: their hashes travel with the header
 
-# What the chunked AEAD adds (C2SP chunked-encryption): 24 bytes of nonce and 32 of key
+# Overhead of the chunked AEAD (C2SP chunked-encryption): 24 bytes of nonce and 32 of key
 # commitment, then a 16-byte tag for each block; the last block is never full.
 AEAD_BLOCK_BYTES = 16 << 10
 _AEAD_FIXED_BYTES = 56
@@ -46,7 +46,7 @@ SERVER = "server"
 
 
 def sealed_size(plain_bytes: int) -> int:
-    """Return the exact number of bytes that a payload has once sealed."""
+    """Return the exact size of a payload once sealed, in bytes."""
     blocks = plain_bytes // AEAD_BLOCK_BYTES + 1
     return plain_bytes + _AEAD_FIXED_BYTES + _AEAD_TAG_BYTES * blocks
 
@@ -61,7 +61,7 @@ def chunk_bytes_for(sealed_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class Core:
-    """What a sealed payload is; authenticated, not secret.
+    """Description of a sealed payload; authenticated, not secret.
 
     Attributes:
         federation: 32 hex digits.
@@ -70,8 +70,8 @@ class Core:
         sender_key: fingerprint of the sender's signing key.
         method: name of the method.
         schema: digest of the payload's schema in hex, empty if it has none.
-        task, round: -1 where there is none.
-        base: number of the state that an update was made from, or that a part leads to.
+        task, round: -1 if there is none.
+        base: number of the state that an update starts from, or that a part leads to.
         part: name of a broadcast's part.
     """
 
@@ -91,7 +91,7 @@ class Core:
     part: str = ""
 
     def to_bytes(self) -> bytes:
-        """Encode the core. Names are short and digests raw: it travels with every update.
+        """Encode the core. Names are short and digests raw: the core travels with every update.
 
         Raises:
             WireError: a field has a value that a receiver would refuse.
@@ -119,12 +119,12 @@ class Core:
         return data
 
     @classmethod
-    @lru_cache(maxsize=64)  # the same one is looked at when it comes, is checked, and is opened
+    @lru_cache(maxsize=64)  # the same core is parsed on arrival, when checked, and when opened
     def from_bytes(cls, data: bytes) -> Self:
         """Parse a core from outside.
 
         Raises:
-            VersionMismatch: its protocol version is not spoken here.
+            VersionMismatch: its protocol version is not supported here.
             TooLarge, WireError: with what was expected and got.
         """
         fields = Fields(data, "core", max_bytes=MAX_CORE_BYTES)
@@ -164,7 +164,7 @@ class Header:
     """A parsed header. Its fields mean nothing before its signature was verified.
 
     Attributes:
-        core: what the payload is.
+        core: description of the payload.
         core_bytes: the core as received; bound into the encryption.
         sealed_bytes, plain_bytes: sizes of the payload, sealed and opened.
         chunk_bytes: size of every chunk but the last.
@@ -185,7 +185,7 @@ class Header:
         return min(self.chunk_bytes, self.sealed_bytes - index * self.chunk_bytes)
 
     def extent(self, chunks: range) -> slice:
-        """Return where in the sealed body chunks lie that follow each other."""
+        """Return the position of consecutive chunks in the sealed body."""
         return slice(chunks.start * self.chunk_bytes, chunks.stop * self.chunk_bytes)
 
     def split(self, body: bytes | bytearray | memoryview) -> Iterator[memoryview]:
@@ -196,14 +196,14 @@ class Header:
             yield view[start : start + self.chunk_size(index)]
 
     def fits(self, index: int, data: bytes | memoryview) -> bool:
-        """Say whether data is the chunk with this number."""
+        """Return True if data is the chunk with this number."""
         return hashlib.sha256(data).digest() == self.hashes[index]
 
 
 def header_with(
     core_bytes: bytes, hashes: bytes, sealed_bytes: int, plain_bytes: int, chunk_bytes: int
 ) -> bytes:
-    """Encode the header of a sealed body whose chunks have these hashes, one after the other."""
+    """Encode the header of a sealed body with these concatenated chunk hashes."""
     return pack_map(
         {
             "core": core_bytes,
@@ -220,11 +220,11 @@ def parse_header(data: bytes, *, max_plain_bytes: int) -> Header:
 
     Args:
         data: the header as received.
-        max_plain_bytes: largest payload that is acceptable here.
+        max_plain_bytes: largest payload accepted here.
 
     Raises:
         TooLarge: the header or the payload exceeds the limit.
-        VersionMismatch: its protocol version is not spoken here.
+        VersionMismatch: its protocol version is not supported here.
         WireError: it is malformed or contradicts itself.
     """
     chunks = -(-sealed_size(max_plain_bytes) // MIN_CHUNK_BYTES)
@@ -259,7 +259,7 @@ def parse_header(data: bytes, *, max_plain_bytes: int) -> Header:
 
 
 def core_of(header: bytes) -> Core:
-    """Return the core of a header whose sizes are judged elsewhere.
+    """Return the core of a header whose sizes are checked elsewhere.
 
     Raises:
         TooLarge, VersionMismatch, WireError: as in `parse_header`.

@@ -1,7 +1,7 @@
-"""A sealed envelope at rest: one form for the outbox, the parts and the spool.
+"""Storage form of a sealed envelope: one for the outbox, the parts and the spool.
 
     magic 7, version 1, sizes of the four pieces (header 4, signature 2, wrap 2, body 8),
-    SHA-256 of all before it and of header, signature and wrap,
+    SHA-256 of everything before it and of header, signature and wrap,
     header, signature, wrap, body
 
 The body needs no further hash: the header lists the SHA-256 of each of its chunks.
@@ -34,7 +34,7 @@ Body = bytes | bytearray | memoryview
 
 
 def head_of(header: bytes, signature: bytes, wrap: bytes, body_bytes: int) -> bytes:
-    """Encode all that stands before the body of a stored envelope."""
+    """Encode everything before the body of a stored envelope."""
     small = header + signature + wrap
     sizes = _SIZES.pack(_MAGIC, _VERSION, len(header), len(signature), len(wrap), body_bytes)
     return b"".join((sizes, hashlib.sha256(sizes + small).digest(), small))
@@ -42,7 +42,7 @@ def head_of(header: bytes, signature: bytes, wrap: bytes, body_bytes: int) -> by
 
 @dataclass(frozen=True)
 class StoredEnvelope:
-    """A complete envelope: what is sent, and the content key wrapped for one recipient."""
+    """A complete envelope, with the content key wrapped for one recipient."""
 
     header: bytes
     signature: bytes
@@ -54,7 +54,7 @@ class StoredEnvelope:
         return b"".join(self.pieces())
 
     def pieces(self) -> list[Body]:
-        """Return what `to_bytes` joins: what stands before the body, and the body itself."""
+        """Return the pieces that `to_bytes` joins: the head, and the body itself."""
         return [head_of(self.header, self.signature, self.wrap, len(self.body)), self.body]
 
     @cached_property
@@ -63,14 +63,14 @@ class StoredEnvelope:
         return parse_header(self.header, max_plain_bytes=_ANY_SIZE)
 
     def read(self, chunks: range) -> bytes:
-        """Return chunks of the body that follow each other."""
+        """Return consecutive chunks of the body."""
         return bytes(self.body[self.parsed.extent(chunks)])
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview, where: str = "a stored envelope") -> Self:
-        """Decode what was stored; of a memoryview the body is a view.
+        """Decode stored bytes; for a memoryview the body is a view.
 
-        The body's own bytes are not hashed again here: whoever kept ``data`` has checked
+        The body's own bytes are not hashed again here: the owner of ``data`` has checked
         them, and the AEAD does when the envelope is opened.
 
         Raises:
@@ -82,7 +82,7 @@ class StoredEnvelope:
 
 
 def _lengths(data: bytes | memoryview, total_bytes: int, where: str) -> tuple[int, int, int, int]:
-    """Return the sizes of the four pieces; ``data`` holds the preamble at least."""
+    """Return the sizes of the four pieces; ``data`` holds at least the preamble."""
     if len(data) < _PREAMBLE_BYTES:
         raise _damaged(where, f"expected {_PREAMBLE_BYTES} bytes and more, got {total_bytes}")
     magic, version, *lengths = _SIZES.unpack_from(data)
@@ -112,25 +112,25 @@ def _damaged(where: str, how: str) -> CorruptFile:
 
 
 def write_envelope(path: Path, envelope: StoredEnvelope) -> None:
-    """Write an envelope file; it is on disk, whole, when this returns.
+    """Write an envelope file; it is complete on disk when this returns.
 
     Raises:
-        DiskFull, StorageError: nothing was changed.
+        DiskFull, StorageError: no file was changed.
     """
     write_atomic(path, *envelope.pieces())
 
 
 class EnvelopeFile:
-    """An envelope file of which the body is read where it is needed, and never held whole.
+    """An open envelope file; its body is read on demand and never held in memory completely.
 
-    What stands before the body is checked when it is opened; of the body only its size: it is
-    checked by `verify`, or when it is decrypted. Close it, or use it in a ``with`` block.
+    Opening it checks everything before the body, and the body's size; the bytes of the body are
+    checked by `verify`, or by decryption. Close it, or use it in a ``with`` block.
 
     Attributes:
         header, signature, wrap: as stored.
 
     Raises:
-        CorruptFile: it was altered or cut.
+        CorruptFile: it was altered or truncated.
         StorageError: it cannot be read.
     """
 
@@ -153,10 +153,10 @@ class EnvelopeFile:
             raise
 
     def read(self, chunks: range) -> bytes:
-        """Return chunks of the body that follow each other.
+        """Return consecutive chunks of the body.
 
         Raises:
-            CorruptFile: somebody cut the file meanwhile.
+            CorruptFile: another process cut the file meanwhile.
             StorageError: it cannot be read now.
         """
         extent = self.parsed.extent(chunks)
@@ -178,7 +178,7 @@ class EnvelopeFile:
         """Check every byte of the body.
 
         Raises:
-            CorruptFile: it was altered.
+            CorruptFile: the body was altered.
         """
         count = len(self.parsed.hashes)
         for index in range(count):
@@ -186,7 +186,7 @@ class EnvelopeFile:
                 raise _damaged(str(self._path), f"chunk {index} of {count} was altered")
 
     def close(self) -> None:
-        """Give the file back; a second call does nothing."""
+        """Close the file; a second call does nothing."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -199,10 +199,10 @@ class EnvelopeFile:
 
 
 def read_envelope(path: Path) -> StoredEnvelope:
-    """Read an envelope file and check every byte of it.
+    """Read an envelope file and check every byte.
 
     Raises:
-        CorruptFile: it was altered or cut.
+        CorruptFile: it was altered or truncated.
         StorageError: it cannot be read.
     """
     with EnvelopeFile(path) as file:

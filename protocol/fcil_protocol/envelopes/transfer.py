@@ -1,9 +1,9 @@
-"""How envelopes flow, the same in both directions: the receiver asks, in bytes.
+"""Transfer of envelopes, the same in both directions: the receiver requests bytes.
 
-What one connection has asked for and not yet got is bounded by its window, and the window
-follows the link (`window`). It asks again when half of it has come. The sender of an update
-sends the first `UNASKED_BYTES` without being asked, which saves a round trip, and says so.
-A chunk is what has a hash in the header; a message carries one or more that follow each other.
+The bytes that one connection has requested and not yet received are bounded by its window, which
+follows the link's rate (`window`). It requests more when half of them have arrived. The sender of
+an update sends the first `UNASKED_BYTES` without a request, which saves a round trip, and announces
+it. A chunk is the unit with a hash in the header; a message carries one or more consecutive chunks.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from fcil_protocol.errors import WireError
 from fcil_protocol.messages.messages import MAX_WANTED, Want
 
 UNASKED_BYTES = 128 << 10
-UNASKED_SPAN_BYTES = 64 << 10  # of their messages while nothing is known: 13 s at 5 kB/s
-MAX_SPOILED = 3  # messages of an envelope that do not fit and are asked for again at once
+UNASKED_SPAN_BYTES = 64 << 10  # of their messages while the rate is unknown: 13 s at 5 kB/s
+MAX_SPOILED = 3  # messages of an envelope that do not fit and are requested again at once
 
 
 def runs(header: Header, indices: Iterable[int], span: int) -> Iterator[range]:
-    """Group chunks that follow each other into messages.
+    """Group consecutive chunks into messages.
 
     Args:
-        header: whose chunks they are.
-        indices: all of them exist.
+        header: header of their envelope.
+        indices: chunk numbers; all must exist.
         span: most chunks of one message; it has at most `MAX_SPAN_BYTES` in any case.
     """
     most = max(1, min(span, MAX_SPAN_BYTES // header.chunk_bytes))
@@ -43,20 +43,20 @@ def runs(header: Header, indices: Iterable[int], span: int) -> Iterator[range]:
 
 
 def unasked(header: Header) -> int:
-    """Return how many chunks the sender of an update sends without being asked."""
+    """Return the number of chunks that the sender of an update sends without a request."""
     return min(max(1, UNASKED_BYTES // header.chunk_bytes), len(header.hashes))
 
 
 class Receiving:
-    """One envelope on its way in.
+    """One incoming envelope.
 
     Args:
         header_bytes, signature, wrap: as received; kept with the body.
-        assembly: where verified chunks are kept.
+        assembly: store of verified chunks.
 
     Attributes:
-        asked_bytes: of the chunks that were asked for and have not come.
-        spoiled: messages that did not fit: a bit that fell over in somebody's memory, or a lie.
+        asked_bytes: bytes of the chunks that were requested and have not arrived.
+        spoiled: messages that did not fit: a bit flipped in some memory, or a false chunk.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class Receiving:
         self._asked: set[int] = set()
 
     def put(self, index: int, data: bytes) -> bool:
-        """Store the chunks of a message, the first of which has this number.
+        """Store the chunks of a message, starting with this number.
 
         Returns:
-            Whether one of them is new.
+            True if one of them is new.
 
         Raises:
-            WireError: one does not fit; those before it are kept. A few times the others count
-                as not asked for, so that they are asked for again.
+            WireError: one does not fit; those before it are stored. A few times the others count as
+                not requested, so that they are requested again.
             DiskFull, StorageError: they could not be written.
         """
         count = max(1, -(-len(data) // self.header.chunk_bytes))
@@ -95,7 +95,7 @@ class Receiving:
 
     @property
     def retries(self) -> bool:
-        """Whether what did not fit may be asked for again at once."""
+        """True if a message that did not fit may be requested again at once."""
         return self.spoiled <= MAX_SPOILED
 
     def _answered(self, indices: list[int]) -> None:
@@ -103,7 +103,7 @@ class Receiving:
         self.asked_bytes -= sum(map(self.header.chunk_size, indices))
 
     def want(self, limit_bytes: int) -> list[int]:
-        """Return the next chunks to ask for, ascending; they count as asked for."""
+        """Return the next chunks to request, ascending; they count as requested."""
         wanted: list[int] = []
         for index in self.assembly.missing(len(self._asked) + MAX_WANTED):
             if index in self._asked:
@@ -117,7 +117,7 @@ class Receiving:
         return wanted
 
     def expect(self, indices: Iterable[int]) -> int:
-        """Count chunks as asked for, those that are there apart; return their bytes."""
+        """Count the missing ones of these chunks as requested; return their bytes."""
         new = [i for i in indices if not self.assembly.has(i) and i not in self._asked]
         self._asked.update(new)
         size = sum(map(self.header.chunk_size, new))
@@ -125,25 +125,25 @@ class Receiving:
         return size
 
     def forget_asked(self) -> None:
-        """What was in flight is lost."""
+        """Count all chunks in flight as lost."""
         self._asked.clear()
         self.asked_bytes = 0
 
     @property
     def complete(self) -> bool:
-        """Whether every chunk is there."""
+        """True if every chunk is stored."""
         return self.assembly.complete
 
 
 class Inflow:
-    """All envelopes on their way in over one connection: they share its window, in order.
+    """All incoming envelopes of one connection: they share its window, in order.
 
     Args:
         most_bytes: largest window.
 
     Attributes:
         under_way: the envelopes by digest, the oldest first.
-        pace: of the connection.
+        pace: rate and window of the connection.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -151,14 +151,14 @@ class Inflow:
         self.pace = Pace(most_bytes)
 
     def begin(self, receiving: Receiving, now: float, *, unasked: int = 0) -> None:
-        """Take up an envelope, of which so many chunks come unasked."""
+        """Start an envelope, of which this many chunks arrive without a request."""
         self.under_way[receiving.header.update_id] = receiving
         size = receiving.expect(range(min(unasked, len(receiving.header.hashes))))
         if size:
             self.pace.asked(size, now, unasked=True)
 
     def put(self, digest: str, index: int, data: bytes, now: float) -> Receiving | None:
-        """Store the chunks of a message; None if they are of no envelope under way.
+        """Store the chunks of a message; None if their envelope is not in `under_way`.
 
         Raises:
             WireError, DiskFull, StorageError: as in `Receiving.put`.
@@ -174,7 +174,7 @@ class Inflow:
         return receiving
 
     def end(self, digest: str) -> Receiving | None:
-        """Wait for an envelope no more; return what there was of it."""
+        """Stop receiving an envelope; return its state, if any."""
         receiving = self.under_way.pop(digest, None)
         if receiving is not None and receiving.asked_bytes:
             self.pace.dropped(receiving.asked_bytes)
@@ -182,7 +182,7 @@ class Inflow:
         return receiving
 
     def wants(self, now: float) -> list[Want]:
-        """Return what to ask for now; it counts as asked for."""
+        """Return the requests to send now; their chunks count as requested."""
         found: list[Want] = []
         free = self.pace.free_bytes
         for digest, receiving in self.under_way.items():
@@ -190,7 +190,7 @@ class Inflow:
                 break
             chunk_bytes = receiving.header.chunk_bytes
             if not self.pace.in_flight:
-                free = max(free, chunk_bytes)  # a window smaller than a chunk must not stop it
+                free = max(free, chunk_bytes)  # even if the window is smaller
             wanted = receiving.want(free)
             if wanted:
                 size = sum(map(receiving.header.chunk_size, wanted))
@@ -201,14 +201,14 @@ class Inflow:
         return found
 
     def revive(self, now: float) -> bool:
-        """If what was asked for never came, count it as lost, so that `wants` asks again."""
+        """Count requested chunks that never arrived as lost, so that `wants` repeats them."""
         if self.pace.stalled(now):
             self.lose()
             return True
         return False
 
     def lose(self) -> None:
-        """Count all that was asked for as lost; what has come stays."""
+        """Count all requested chunks as lost; stored ones stay."""
         self.pace.begin_anew()
         for receiving in self.under_way.values():
             receiving.forget_asked()

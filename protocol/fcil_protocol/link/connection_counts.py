@@ -1,8 +1,8 @@
 """The kernel's counts of a server's connections, by connection number.
 
-Connections are made and end in the gate's thread, messages are read in the loop's: both
-sides call in here. A connection is known by its descriptor first, and by its number once it
-has spoken; what nobody ever spoke on is counted under `SILENT`.
+Connections begin and end in the gate's thread, messages are read in the loop's: both call this
+module. A connection is identified by its descriptor first, and by its number after its first
+message; all connections without a message are counted under `SILENT`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fcil_protocol.link.backlog import UnreadBytes
 from fcil_protocol.link.tcp_info import Probe, TcpCounts, open_probe
 
-SILENT = 0  # the number of all connections on which nobody has spoken yet
+SILENT = 0  # number of all connections without a message so far
 _NOTHING = TcpCounts()
 
 
@@ -25,7 +25,7 @@ class _Watched:
     told: TcpCounts
     conn: int = SILENT
     unread: UnreadBytes = field(default_factory=UnreadBytes)
-    cut: bool = False  # its end is on its way
+    cut: bool = False  # its end is pending
 
     def growth(self, now: TcpCounts) -> TcpCounts:
         grown, self.told = now - self.told, now
@@ -34,32 +34,32 @@ class _Watched:
 
 @dataclass
 class ConnectionCounts:
-    """Holds a probe for every live connection; `take` returns what has been counted since."""
+    """A probe for every live connection; `take` returns the counts since its last call."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _live: dict[int, _Watched] = field(default_factory=dict)  # by descriptor
     _ended: dict[int, TcpCounts] = field(default_factory=dict)  # by connection number
-    _before: dict[int, _Watched] = field(default_factory=dict)  # who had a descriptor last
+    _before: dict[int, _Watched] = field(default_factory=dict)  # previous one of a descriptor
 
     def began(self, fd: int) -> None:
-        """A connection was accepted on a descriptor."""
+        """Start counting a connection that was accepted on a descriptor."""
         with self._lock:
             self._end(fd)
             probe = open_probe(fd)
             if probe is None:
                 return
             before = self._before.get(fd)
-            # Told late of a connection that is over, we may have found its successor already.
+            # Late news of a closed connection may find its successor on the descriptor.
             same = before is not None and before.probe.cookie == probe.cookie != 0
             self._live[fd] = _Watched(probe, before.told if before and same else _NOTHING)
 
     def ended(self, fd: int) -> None:
-        """The owner of a descriptor has closed it: let the connection end."""
+        """Release the connection of a descriptor that its owner has closed."""
         with self._lock:
             self._end(fd)
 
     def spoke(self, fd: int, conn: int, allowed: int) -> None:
-        """A message came; its connection has a number now, and so many bytes may lie unread."""
+        """Give a connection its number with its first message, and its limit of unread bytes."""
         with self._lock:
             watched = self._live.get(fd)
             if watched is not None:
@@ -67,13 +67,13 @@ class ConnectionCounts:
                 watched.unread.allowed = allowed
 
     def delivered(self, fd: int, size: int) -> None:
-        """A message of so many bytes on the wire was read."""
+        """Count a message that was read, of this many bytes on the wire."""
         watched = self._live.get(fd)
         if watched is not None:
             watched.unread.delivered += size
 
     def cut_floods(self, now: float) -> list[tuple[int, int]]:
-        """End every connection of which more lies unread than may.
+        """Cut every connection with more unread bytes than allowed.
 
         Returns:
             Connection number and unread bytes of each.
@@ -93,10 +93,10 @@ class ConnectionCounts:
         return len(self._live)
 
     def take(self) -> Mapping[int, TcpCounts]:
-        """Return connection number -> growth since the last call; what did not grow is left out.
+        """Return connection number -> growth since the last call, without unchanged ones.
 
-        What a connection carried before its first message counts to its number too; one on
-        which nobody ever speaks is told at its end, under `SILENT`.
+        Bytes before a connection's first message count under its number too; one that ends without
+        any message is counted at its end, under `SILENT`.
         """
         with self._lock:
             grown: defaultdict[int, TcpCounts] = defaultdict(TcpCounts, self._ended)
@@ -108,7 +108,7 @@ class ConnectionCounts:
         return {conn: counts for conn, counts in grown.items() if counts != _NOTHING}
 
     def close(self) -> None:
-        """Let all connections go."""
+        """Close all probes."""
         with self._lock:
             for fd in list(self._live):
                 self._end(fd)

@@ -1,4 +1,4 @@
-"""Which connection a descriptor is now: the system uses numbers again, and news come late."""
+"""The current connection of each descriptor: the system reuses numbers, and news are late."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from fcil_protocol.link.interface import Incoming
 
 
 class Descriptors:
-    """The connections of a server that have spoken, by descriptor."""
+    """The connections of a server that have sent a message, by descriptor."""
 
     def __init__(self) -> None:
-        self._by_fd: dict[int, Incoming] = {}  # who spoke last on it
-        # News of ends: the descriptor, and the newest connection's number then. Whatever has
-        # that number or a smaller one on that descriptor is over.
+        self._by_fd: dict[int, Incoming] = {}  # the last sender
+        # News of ends: the descriptor, and the newest connection's number then. Each connection on
+        # that descriptor with that number or a smaller one is over.
         self._ended: deque[tuple[int, int]] = deque()
         self._over: dict[int, int] = {}
 
     def end(self, fd: int, newest: int) -> None:
-        """Note that a descriptor's connection has ended, up to this number."""
+        """Record that a descriptor's connection has ended, up to this number."""
         self._ended.append((fd, newest))
 
     def departures(self) -> Iterator[Incoming]:
-        """Yield who has gone; to be asked when nothing is left to read, as words come first."""
+        """Yield closed connections; only when no message is left to read: messages come first."""
         while self._ended:
             fd, newest = self._ended.popleft()
             self._over[fd] = newest
@@ -32,28 +32,28 @@ class Descriptors:
                 yield self._by_fd.pop(fd)
 
     def is_left_behind(self, fd: int, conn: int) -> bool:
-        """Say whether a connection was reported as gone, so that nobody waits for its words."""
+        """Return True if a connection was reported as closed, so that its messages are dropped."""
         known = self._by_fd.get(fd)
         return conn <= self._over.get(fd, 0) or (known is not None and known.conn > conn)
 
     def is_over(self, fd: int, conn: int) -> bool:
-        """Say whether a descriptor may be another connection's by now."""
+        """Return True if a descriptor may belong to another connection by now."""
         ended = any(fd == other and conn <= newest for other, newest in self._ended)
         return ended or self.is_left_behind(fd, conn)
 
     def spoke(self, fd: int, peer: Incoming) -> Incoming | None:
-        """Note whose a descriptor is; return who had it before, if nobody said that it went."""
+        """Record the sender on a descriptor; return its predecessor if its end was not reported."""
         known = self._by_fd.get(fd)
         self._by_fd[fd] = peer
         return known
 
     def is_new(self, fd: int, conn: int) -> bool:
-        """Say whether a connection speaks for the first time."""
+        """Return True if this is a connection's first message."""
         known = self._by_fd.get(fd)
         return known is None or known.conn < conn
 
     def of(self, conn: int) -> tuple[int, Incoming] | None:
-        """Return the descriptor of a connection that lives, and whose it is."""
+        """Return a live connection's descriptor and its peer."""
         for fd, peer in self._by_fd.items():
             if peer.conn == conn and not self.is_over(fd, conn):
                 return fd, peer
@@ -61,10 +61,10 @@ class Descriptors:
 
 
 class Silent:
-    """The connections on which nobody has spoken yet; they end after some time.
+    """Connections without a message so far; each is cut after some time.
 
     Args:
-        after_s: how long they may be silent.
+        after_s: longest silence.
         cut: ends the connection of a descriptor.
     """
 
@@ -75,12 +75,12 @@ class Silent:
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
     def began(self, fd: int) -> None:
-        """A connection was accepted."""
+        """Start the timer of an accepted connection."""
         self.spoke(fd)
         self._timers[fd] = self._loop.call_later(self._after_s, self._over, fd)
 
     def spoke(self, fd: int) -> None:
-        """Somebody spoke on it, or it has ended."""
+        """Stop the timer: a message arrived, or the connection has ended."""
         timer = self._timers.pop(fd, None)
         if timer is not None:
             timer.cancel()
@@ -90,6 +90,6 @@ class Silent:
         self._cut(fd)
 
     def close(self) -> None:
-        """Wait for nobody any more."""
+        """Stop all timers."""
         for timer in self._timers.values():
             timer.cancel()

@@ -1,4 +1,4 @@
-"""Begin a connection to a server or relay, and say in words why there is none."""
+"""Start of a connection to a server or relay, and the messages for its failures."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fcil_protocol.link.interface import COME_AGAIN, ClientLink
 from fcil_protocol.link.zmq_link import Dealer, Links
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 
-ADDRESS_S = 1.0  # at an address where nobody answers, before the next one is tried
+ADDRESS_S = 1.0  # at an address that does not answer, before the next one is tried
 
-# What a refused link says to a member at the terminal, by the reason that the link gives.
+# Message to a member at the terminal for each reason of a refused link.
 REFUSALS = {
     "unknown_client": f"the server does not admit this client's key. "
     f"{UnknownClient.default_action()}",
@@ -28,9 +28,9 @@ Dial = Callable[[str, PrivateKeys, PublicKeys], ClientLink]
 def dial(
     address: str, keys: PrivateKeys, peer: PublicKeys, links: Links | None = None
 ) -> ClientLink:
-    """Start connecting to HOST:PORT, where somebody with ``peer.curve`` must answer.
+    """Start connecting to HOST:PORT, where the holder of ``peer.curve`` must answer.
 
-    ``links`` is what many links of one process share.
+    ``links`` holds the resources shared by many links of one process.
     """
     host, _, port = address.rpartition(":")
     link = Dealer(

@@ -1,9 +1,8 @@
-"""Show a ticket to a server and be taken in; clients and relays do it alike.
+"""Enrolment of a client or relay with a ticket.
 
-The ticket's secret makes the keys of a guest, good for one message. What the server answers
-is believed if the federation's root key, whose digest the ticket has, certified its keys.
-Asked twice with the same keys, a server says the same again, so an answer that was lost on
-the way costs nothing.
+The ticket's secret makes the keys of a guest, good for one message. The answer is accepted if the
+federation's root key, whose digest is in the ticket, certified the server's keys. A server repeats
+its answer to the same keys, so an answer lost in transit costs nothing.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 from fcil_protocol.trust.ticket import PROOF, Ticket, proof_text
 
 ANSWER_S = 15.0  # for an address to answer before the next one is tried
-AGAIN_S = 1.5  # before who was turned away knocks again; twice that at most
-TRIES = 30  # while too many come at once: about a minute
+AGAIN_S = 1.5  # shortest pause of a rejected guest before the next attempt; at most twice that
+TRIES = 30  # while the gate is too busy: about a minute
 _UNKNOWN_KEY = "unknown_client"
 
 
 class _TurnedAway(Exception):
-    """The gate did not let the ticket's key in; ``reason`` is the link's."""
+    """The gate did not admit the ticket's key; ``reason`` is the link's."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -45,20 +44,20 @@ async def show(
     make: Dial,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Enrolled, Certificate]:
-    """Ask the server at one address to take ``keys`` in; while too many do, for a minute.
+    """Ask the server at one address to enrol ``keys``; while it is too busy, for a minute.
 
     Args:
         ticket: from the operator.
         keys: of the new member.
         address: HOST:PORT, one of the ticket's.
         make: starts a link to it.
-        say: shows what is waited for.
+        say: shows the reason of a wait.
 
     Returns:
         The server's answer, and its certificate, which was verified.
 
     Raises:
-        Unreachable: nobody answers there.
+        Unreachable: the address does not answer.
         TooManyAtOnce: the server knows the ticket, and had no room for a minute.
         BadTicket: it does not know the ticket.
         TrustError: the server refuses the ticket, or is not the one that the ticket means.
@@ -68,7 +67,7 @@ async def show(
         try:
             return await _show(ticket, keys, address, make)
         except _TurnedAway as turned:
-            # A relay may hear of a new ticket a moment after its holder; a second time it is true.
+            # A relay may receive a new ticket a moment after its holder; a second refusal is final.
             if turned.reason == _UNKNOWN_KEY and unknown:
                 raise _unknown(address) from None
             unknown = turned.reason == _UNKNOWN_KEY
@@ -84,7 +83,7 @@ async def show(
 async def show_anywhere(
     ticket: Ticket, keys: PrivateKeys, make: Dial, say: Callable[[str], None]
 ) -> tuple[str, Enrolled, Certificate]:
-    """Show a ticket at its addresses in turn; return the one that answered, and what `show` does.
+    """Show a ticket at its addresses in turn; return the one that answered, and `show`'s result.
 
     Raises:
         Unreachable: no address answers.
@@ -113,7 +112,7 @@ async def _show(
     ticket: Ticket, keys: PrivateKeys, address: str, make: Dial
 ) -> tuple[Enrolled, Certificate]:
     guest = ticket.guest_keys()
-    # Of the server only its link key is known yet; its certificate brings the others.
+    # Only the server's link key is known yet; its certificate contains the others.
     server = PublicKeys(curve=ticket.server_key, signing=bytes(32), sealing=b"")
     channel = Channel(guest, server)
     link = make(address, guest, server)
@@ -160,16 +159,16 @@ async def _answer(
     while True:
         frames = await link.recv()
         if isinstance(frames, LinkNews):
-            continue  # a lost link comes back by itself until the time is over
+            continue  # a lost link reconnects by itself until the time is over
         received = parse(frames)
         message = received.message
-        if isinstance(message, Nack):  # nothing is done on its word but to stop
+        if isinstance(message, Nack):  # unverified: its only effect is to stop
             raise from_code(message.code, message.text, message.action)
         if not isinstance(message, Enrolled):
             continue
         certificate = Certificate.from_bytes(message.certificate)
         keys = certificate.verify(ticket.federation, time.time())
-        # Through a relay the link's key is the relay's; who signs is the server all the same.
+        # Through a relay the link's key is the relay's; the signer is still the server.
         if not ticket.via and keys.curve != ticket.server_key:
             raise TrustError("the server's certificate is for another key than the ticket names.")
         channel.trust(keys)

@@ -1,10 +1,9 @@
-"""Finds connections that bring more than is read, before they have filled the memory.
+"""Detection of connections that send faster than they are read, before they fill the memory.
 
-libzmq bounds its queues in whole messages, so a message without end fills them unseen. Asking
-the kernel for the counts of a thousand connections takes 2 ms; asking for the memory of this
-process takes 7 us, and to wake up for it ten times that. So memory is looked at 40 times a
-second, more often while it grows, and the connections when it has grown, and once a second in
-any case.
+libzmq bounds its queues in messages, so an endless message fills them unnoticed. Asking the kernel
+for the counts of a thousand connections takes 2 ms; asking for the memory of this process takes 7
+us, and to wake up for it ten times that. So memory is checked 40 times a second, more often while
+it grows, and the connections when it has grown, and once a second in any case.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ import os
 import time
 from collections.abc import Callable
 
-TICK_MS = 25  # between two looks at the memory; at 1 GB/s a flood brings 25 MB in it
+TICK_MS = 25  # between two checks of memory; at 1 GB/s a flood brings 25 MB in it
 HASTE_MS = 5  # while memory grows
-GROWING_BYTES = 1 << 20  # from one look to the next
-STEP_BYTES = 8 << 20  # growth at which connections are looked at
-LOOK_S = 1.0  # between two looks when memory does not grow
+GROWING_BYTES = 1 << 20  # from one check to the next
+STEP_BYTES = 8 << 20  # growth at which connections are checked
+LOOK_S = 1.0  # between two checks of connections when memory does not grow
 
 
 def resident_bytes() -> int:
-    """Return how many bytes this process has in memory; 0 where the system does not say."""
+    """Return this process's resident memory in bytes; 0 if the system does not report it."""
     try:
         file = os.open("/proc/self/statm", os.O_RDONLY)
     except OSError:
@@ -36,21 +35,21 @@ def resident_bytes() -> int:
 
 
 def give_back() -> None:
-    """Give memory that is free, but held by the allocator, back to the system (glibc alone)."""
+    """Return free memory that the allocator holds to the system (glibc only)."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 class FloodWatch:
-    """Called as often as it says, it looks at the connections when that is due.
+    """Checks the connections when due; called at the intervals that it returns.
 
     Args:
-        look: looks at all connections, cuts those that flood, and says whether there were any;
+        look: checks all connections, cuts those that flood, and returns True if there were any;
             called with the time.
-        memory: bytes that this process has in memory.
-        clock: seconds that do not jump.
-        give_back: called when what a flood left has been freed: millions of small pieces
-            between others, of which the allocator would keep a few MB each time.
+        memory: returns this process's resident bytes.
+        clock: monotonic seconds.
+        give_back: called once a flood's memory has been freed: millions of small pieces between
+            others, of which the allocator would keep a few MB each time.
     """
 
     def __init__(
@@ -70,11 +69,11 @@ class FloodWatch:
         self._due = clock() + LOOK_S
 
     def flooded(self) -> None:
-        """Take the news that somebody else found a flood and ended it."""
+        """Record that a flood was found and ended elsewhere."""
         self._flooded = True
 
     def tick(self) -> int:
-        """Look at the connections if memory has grown, or if it was long ago.
+        """Check the connections if memory has grown, or if the last check is old.
 
         Returns:
             Milliseconds until the next call.

@@ -1,7 +1,7 @@
-"""The gate: who may connect to a server's socket, and which of its connections have ended.
+"""Admission of connections to a server's socket, and news of their ends.
 
-libzmq asks over ZAP, once for each handshake. A CURVE socket for which nobody answers admits
-every key, so the gate stands before anything is bound.
+libzmq asks over ZAP, once for each handshake. A CURVE socket without a ZAP handler admits every
+key, so the gate runs before any socket is bound.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from fcil_protocol.link.interface import ComeAgain
 
 ZAP_DOMAIN = b"fcil"
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
-MONITOR_EVENT = struct.Struct("=HI")  # of a monitor: what, and its descriptor or error number
+MONITOR_EVENT = struct.Struct("=HI")  # of a monitor: event, and its descriptor or error number
 
 
 class Gate(threading.Thread):
-    """The server's own thread: asks ``admit(key)`` for every handshake, hears of every end.
+    """The server's gate thread: calls ``admit(key)`` for every handshake, hears every end.
 
-    Beside that it calls ``watch()``, which says in how many milliseconds again, or None: not
+    It also calls ``watch()``, which returns the milliseconds until its next call, or None: not
     before there is news. A thread of its own notices a flood while the event loop is busy.
 
-    A monitor that is not drained lets strangers block libzmq. Both jobs are in one thread
-    for the sake of order: all that has ended before a handshake is told before the new
-    connection gets its number, so ``heard(event, fd, number)`` with the newest number given
-    so far says which of the connections on a descriptor it can be about.
+    An undrained monitor lets strangers block libzmq. Both jobs share one thread to keep their
+    order: every end before a handshake is reported before the new connection gets its number, so
+    ``heard(event, fd, number)``, with the newest number assigned so far, tells which connections of
+    a descriptor the event can concern.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class Gate(threading.Thread):
         self._heard = heard
         self._watch = watch
         self._conn = 0
-        # Bound here, in the caller's thread: nothing may listen before the gate stands.
+        # Bound here, in the caller's thread: no socket may listen before the gate runs.
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
         self._socket.bind(_ZAP_ENDPOINT)
         self._monitor: zmq.Socket[bytes]
 
     def guard(self, sock: zmq.Socket[bytes], mask: int) -> None:
-        """Start to watch over a server socket that does not listen yet."""
+        """Start watching a server socket that does not listen yet."""
         self._monitor = sock.get_monitor_socket(mask)
         self.start()
 
@@ -88,10 +88,10 @@ class Gate(threading.Thread):
         return [version, request_id, b"200", b"", key.hex().encode(), metadata]
 
     def _ask(self, key: bytes) -> bytes:
-        """Return ZAP's status: 200, 400, or 500 for who may come again."""
+        """Return ZAP's status: 200, 400, or 500 for a key that may come again."""
         try:
             return b"200" if self._admit(key) else b"400"
         except ComeAgain:
             return b"500"
         except Exception:
-            return b"400"  # a gate that cannot decide stays shut
+            return b"400"  # a gate that cannot decide refuses

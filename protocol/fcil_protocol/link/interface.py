@@ -1,6 +1,6 @@
-"""What a link is, whatever carries it: two interfaces, what they tell, and what it costs.
+"""The interface of a link, independent of its transport: both sides, their news, their costs.
 
-`zmq_link` has the real one (ZeroMQ), `testing` one in memory.
+`zmq_link` implements it with ZeroMQ, `testing` in memory.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from fcil_protocol.link.tcp_info import TcpCounts
 
 
 def frame_wire_bytes(size: int) -> int:
-    """TCP payload bytes of one ZMTP frame of ``size`` bytes under CURVE (exact)."""
+    """Return the TCP payload bytes of one ZMTP frame of ``size`` bytes under CURVE (exact)."""
     boxed = size + 33
     return boxed + (2 if boxed <= 255 else 9)
 
 
 def wire_bytes(frames: Sequence[bytes]) -> int:
-    """TCP payload bytes of one message under CURVE, retransmissions apart."""
+    """Return the TCP payload bytes of one message under CURVE, without retransmissions."""
     return sum(frame_wire_bytes(len(f)) for f in frames)
 
 
 HANDSHAKE_UP_BYTES = 64 + 202 + 301  # client -> server, with an empty routing id
 HANDSHAKE_DOWN_BYTES = 64 + 170 + 67  # server -> client
-COME_AGAIN = "come_again"  # why a link was refused: this key may pass, but not now
+COME_AGAIN = "come_again"  # reason of a refused link: this key may pass, but not now
 
 
 class ComeAgain(Exception):
-    """Raised by who decides whether a key passes: it may, but not now."""
+    """Raised by `Gate`'s ``admit`` for a key that may pass, but not now."""
 
 
 @dataclass(frozen=True)
 class Incoming:
-    """Something from a peer: a message, or (``frames`` empty) the news that it went away.
+    """A message from a peer, or (``frames`` empty) the news that it went away.
 
     Attributes:
-        route: where an answer goes; meaningless after the peer has gone.
+        route: address for an answer; meaningless after the peer has gone.
         conn: number of the connection, unique for the life of the server.
-        key: the CURVE public key that the connection was authenticated with (32 bytes).
-        relayed: a relay authenticated that key and passes on what it hears.
+        key: CURVE public key that authenticated the connection (32 bytes).
+        relayed: a relay authenticated that key and forwards the messages.
     """
 
     route: bytes
@@ -66,7 +66,7 @@ class ServerLink(Protocol):
         ...
 
     def take_counts(self) -> Mapping[int, TcpCounts]:
-        """Return what the kernel has counted since the last call, by connection number."""
+        """Return the kernel's counts since the last call, by connection number."""
         ...
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class ClientLink(Protocol):
     """The client's side of a link; `Dealer` here, `MemoryDealer` in the test kit."""
 
     async def recv(self) -> LinkNews | tuple[bytes, ...]:
-        """Wait for the next message, or for news of the link itself."""
+        """Wait for the next message or link news."""
         ...
 
     def send(self, frames: Sequence[bytes]) -> bool:
@@ -92,7 +92,7 @@ class ClientLink(Protocol):
 
 @dataclass(frozen=True)
 class LinkNews:
-    """What happened to a client's link: ``up``, ``down`` or ``refused`` with a reason."""
+    """News of a client's link: ``up``, ``down`` or ``refused`` with a reason."""
 
     state: str
     reason: str = ""

@@ -1,4 +1,4 @@
-"""How a libzmq socket is read from an event loop: nothing is missed, and nobody is starved."""
+"""Reader of a libzmq socket in an event loop: it misses no message and starves no other task."""
 
 from __future__ import annotations
 
@@ -8,30 +8,29 @@ from typing import Generic, TypeVar
 
 import zmq
 
-QUEUE = 64  # messages read ahead; the rest lies in libzmq, bounded in bytes (`backlog`)
-QUEUE_BYTES = 8 << 20  # of them together, the last one apart
+QUEUE = 64  # messages read ahead; the rest is in libzmq, bounded in bytes (`backlog`)
+QUEUE_BYTES = 8 << 20  # of them together, except the last one
 YIELD_EVERY = 16  # messages read before timers and other tasks have their turn
 MAX_FRAMES = 7  # of a message: a route, the head of a lane, and five
 MAX_SUM_BYTES = 3 << 20  # of all frames of a message: the largest, a body and the small ones
-_FRAMES_AT_ONCE = 256  # of a message that is too long and is thrown away
+_FRAMES_AT_ONCE = 256  # of an overlong message that is discarded
 _T = TypeVar("_T")
 
 
 class SocketReader(Generic[_T]):
-    """Reads a socket beside the event loop: a few messages at a time, `QUEUE` ahead at most.
+    """Reads a socket next to the event loop: a few messages at a time, `QUEUE` ahead at most.
 
-    How many bytes they are counts too (`QUEUE_BYTES`): messages differ by a factor of 10,000.
+    Their bytes are limited too (`QUEUE_BYTES`): messages differ in size by a factor of 10,000.
 
-    libzmq's descriptor tells that something changed, not that something is there, and every
-    call on the socket may swallow that signal. So it is read until it is empty, and `wake`
-    is called after whatever else was done with the socket; otherwise a message could lie
-    there unseen until the next one comes.
+    libzmq's descriptor signals a change, not a waiting message, and every call on the socket may
+    swallow that signal. So it is read until it is empty, and `wake` is called after every other
+    call on the socket; otherwise a message could stay there unnoticed until the next one arrives.
 
     Args:
         take: turns the frames of a message into an item, or None to drop it.
-        empty: called when everything that had come has been taken.
-        too_long: told of a frame of a message that has too many frames or bytes; such a message
-            is read to its end and thrown away.
+        empty: called when all arrived messages have been taken.
+        too_long: receives a frame of a message that has too many frames or bytes; such a message is
+            read to its end and discarded.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class SocketReader(Generic[_T]):
         self.wake()
 
     def wake(self) -> None:
-        """Look at the socket soon."""
+        """Schedule a read of the socket."""
         if self._due is None and not self._full and not self._sock.closed:
             self._due = self._loop.call_soon(self._read)
 
@@ -66,7 +65,7 @@ class SocketReader(Generic[_T]):
         for _ in range(YIELD_EVERY):
             if self._queue.qsize() >= QUEUE or self._bytes >= QUEUE_BYTES:
                 self._full = True
-                self._loop.remove_reader(self._fd)  # it would only say again that there is more
+                self._loop.remove_reader(self._fd)  # it would signal the same messages again
                 return
             try:
                 frames = self._next()
@@ -86,7 +85,7 @@ class SocketReader(Generic[_T]):
         self.wake()
 
     def _next(self) -> list[zmq.Frame] | None:
-        """Read a message; None if it is thrown away, or some of it still has to be.
+        """Read a message; None if it is discarded, or not read to its end yet.
 
         Frame by frame: a message of a million would keep the loop for seconds.
         """
@@ -105,7 +104,7 @@ class SocketReader(Generic[_T]):
         return None
 
     def tell(self, item: _T) -> None:
-        """Put something into the queue that did not come as a message."""
+        """Queue an item that did not arrive as a message."""
         self._queue.put_nowait((item, 0))
 
     async def get(self) -> _T:

@@ -1,11 +1,11 @@
-"""What the kernel counts on one TCP connection, beside the program that owns it.
+"""The kernel's counts of one TCP connection, read independently of its owner.
 
-Linux keeps the figures of ``struct tcp_info`` for every socket (``linux/tcp.h``). A `Probe`
-holds a second handle of the socket that libzmq made, so it can be asked without libzmq's
-knowledge. Held handles keep a connection from ending: a probe is closed as soon as libzmq
-has closed its own handle, and what it counted last stays known.
+Linux keeps ``struct tcp_info`` for every socket (``linux/tcp.h``). A `Probe` holds a second handle
+of the socket that libzmq made, so it can be read without libzmq's knowledge. Held handles keep a
+connection from ending: a probe is closed as soon as libzmq has closed its own handle, and its last
+counts stay known.
 
-Elsewhere nobody can be asked: `open_probe` returns None, and predictions are all there is.
+Other systems have no such counts: `open_probe` returns None, and only predictions are available.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from dataclasses import dataclass, fields
 
 _TCP_INFO = 11  # getsockopt at level IPPROTO_TCP
-_SO_COOKIE = 57  # at level SOL_SOCKET: a number that no other socket has until the next boot
+_SO_COOKIE = 57  # at level SOL_SOCKET: a number unique among sockets until the next boot
 _SIZE = 232
 # options u8 | bytes_acked, bytes_received u64 | segs_out, segs_in u32 | bytes_sent, retrans u64
 _OPTIONS_AT, _BYTES_AT, _SEGMENTS_AT, _SENT_AT = 5, 120, 136, 200
@@ -31,7 +31,7 @@ _WRAP = 1 << 32
 # TIME_WAIT 6, CLOSE_WAIT 8, LAST_ACK 9, CLOSING 11, and FIN_WAIT2 5, TIME_WAIT 6.
 _HEARD_THE_END, _END_CONFIRMED = (6, 8, 9, 11), (5, 6)
 
-# Ethernet 14, TCP 20, and the addresses' part: what a segment costs beside its payload.
+# Ethernet 14, TCP 20, and the IP header: overhead of a segment.
 _ETHERNET_AND_TCP = 14 + 20
 _IPV4, _IPV6, _TIMESTAMP_BYTES = 20, 40, 12
 
@@ -43,7 +43,7 @@ class TcpCounts:
     Attributes:
         received: TCP payload that arrived, each byte once.
         acked: TCP payload that the other end confirmed.
-        retransmitted: payload bytes that were handed to the network again.
+        retransmitted: payload bytes sent again.
         link_up, link_down: bytes of Ethernet frames towards this end and away from it,
             repetitions included, if segments were not merged by the device.
     """
@@ -65,9 +65,9 @@ _figures = operator.attrgetter(*(spec.name for spec in fields(TcpCounts)))
 
 
 def twin(fd: int) -> socket.socket | None:
-    """Return a second handle of a TCP socket that somebody else owns; None if there is none.
+    """Return a second handle of another owner's TCP socket; None if there is none.
 
-    Its owner may close it at any moment, and the number may then be somebody else's.
+    Its owner may close it at any moment, and the number may then belong to another file.
     """
     try:
         number = os.dup(fd)
@@ -75,13 +75,13 @@ def twin(fd: int) -> socket.socket | None:
         return None
     try:
         return socket.socket(fileno=number)
-    except OSError:  # the number is a file's meanwhile
+    except OSError:  # the number belongs to a file meanwhile
         os.close(number)
         return None
 
 
 def shut_down(fd: int) -> None:
-    """End a TCP connection that somebody else owns, who then closes it."""
+    """Shut down a TCP connection; its owner then closes it."""
     handle = twin(fd)
     if handle is not None:
         with handle, contextlib.suppress(OSError):
@@ -89,7 +89,7 @@ def shut_down(fd: int) -> None:
 
 
 def open_probe(fd: int) -> Probe | None:
-    """Return a probe of the TCP connection behind a descriptor; None where there is none.
+    """Return a probe of the TCP connection behind a descriptor; None if there is none.
 
     There is none if the descriptor is no TCP socket (any more), or the system keeps no counts.
     """
@@ -110,7 +110,7 @@ class Probe:
         handle: a handle of the socket; the probe closes it.
 
     Attributes:
-        cookie: tells it from every other socket since the machine started; 0 if unknown.
+        cookie: unique among all sockets since the machine started; 0 if unknown.
     """
 
     def __init__(self, handle: socket.socket) -> None:
@@ -123,17 +123,17 @@ class Probe:
 
     @property
     def last(self) -> TcpCounts:
-        """What was read last."""
+        """The counts of the last `read`."""
         return self._last
 
     def read(self) -> TcpCounts | None:
-        """Ask the kernel now; None once the probe is closed, or where it does not say."""
+        """Read the kernel's counts; None once the probe is closed, or if the system has none."""
         try:
             info = self._handle.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _SIZE)
         except (OSError, AttributeError):
             return None
         if len(info) < _NEEDED:
-            return None  # a kernel before 4.19 does not tell what was sent
+            return None  # a kernel before 4.19 does not report sent bytes
         acked, received = struct.unpack_from("=QQ", info, _BYTES_AT)
         out, into = struct.unpack_from("=II", info, _SEGMENTS_AT)
         sent, retransmitted = struct.unpack_from("=QQ", info, _SENT_AT)
@@ -149,7 +149,7 @@ class Probe:
         return self._last
 
     def received(self) -> int:
-        """Ask for the bytes that arrived alone; 0 once the probe is closed."""
+        """Return only the bytes that arrived; 0 once the probe is closed."""
         try:
             info = self._handle.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _SIZE)
         except (OSError, AttributeError):
@@ -157,12 +157,12 @@ class Probe:
         return int(_RECEIVED.unpack_from(info, _RECEIVED_AT)[0]) if len(info) >= _NEEDED else 0
 
     def shut_down(self) -> None:
-        """End the connection; its owner closes it then."""
+        """Shut down the connection; its owner closes it then."""
         with contextlib.suppress(OSError):
             self._handle.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> TcpCounts:
-        """Read a last time and let the connection go; returns what was read last."""
+        """Read a last time, close the handle, and return the last counts."""
         self.read()
         with contextlib.suppress(OSError):
             self._handle.close()
@@ -170,7 +170,7 @@ class Probe:
 
 
 class _Wrapping:
-    """A counter of 32 bits that goes on beyond them, if it is read often enough."""
+    """A 32-bit counter that continues beyond 32 bits, if it is read often enough."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -191,7 +191,7 @@ def _cookie(handle: socket.socket) -> int:
 
 
 def _is_ipv6(handle: socket.socket) -> bool:
-    """Say whether its packets are IPv6: a socket for both kinds carries mapped addresses."""
+    """Return True if its packets are IPv6: a socket for both kinds carries mapped addresses."""
     if handle.family != socket.AF_INET6:
         return False
     try:

@@ -2,10 +2,10 @@
 
 Only this file, `gate` and `socket_reader` import zmq.
 
-What libzmq does under attack, on slow links and at its limits was measured before this was
-written; PROTOCOL.md section 2 gives the rules that follow from it. In short: the gate (ZAP)
-is ours and is up before anything is bound, the monitor is always drained, queues are short,
-a chunk is a message, and sending never waits: a peer that does not ask gets nothing.
+The behaviour of libzmq under attack, on slow links and at its limits was measured before this was
+written; PROTOCOL.md section 2 gives the rules that follow from it. In short: the gate (ZAP) is ours
+and is up before any socket is bound, the monitor is always drained, queues are short, a chunk is a
+message, and sending never waits: a peer that requests nothing gets nothing.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ __all__ = [
 ]
 
 MAX_MESSAGE_BYTES = 5 << 19  # the largest frame: an update's header blob
-MEMBER_BYTES = 4 << 20  # that may lie unread of a member beside what it was asked for: a message
-HIGH_WATER = 256  # messages to a peer, of 256 KiB as a rule; windows keep real queues far below
+MEMBER_BYTES = 4 << 20  # unread bytes of a member allowed beyond its requested data: a message
+HIGH_WATER = 256  # messages to a peer, usually of 256 KiB; windows keep real queues far below
 BACKLOG = 1024
 HANDSHAKE_MS = 30_000  # six messages one after the other: 12 s where each takes 2
 _NOT_NOW = 500  # of the gate: this key may pass, but not now
-SILENT_S = 30.0  # a connection on which nobody ever spoke is cut after so long
+SILENT_S = 30.0  # a connection without any message is cut after this time
 
 
 def _send_now(sock: zmq.Socket[bytes], frames: Sequence[bytes]) -> None:
     try:
         sock.send_multipart(frames, zmq.NOBLOCK, copy=True)
     except zmq.Again:
-        # By itself libzmq looks for news at most once a millisecond: asked, it may know of a
-        # new connection or of room in a queue.
+        # By itself libzmq looks for news at most once a millisecond: asked, it may report a new
+        # connection or room in a queue.
         sock.getsockopt(zmq.EVENTS)
         sock.send_multipart(frames, zmq.NOBLOCK, copy=True)
 
@@ -78,8 +78,8 @@ def _common_options(sock: zmq.Socket[bytes], heartbeat_ms: int) -> None:
     sock.setsockopt(zmq.IPV6, 1)
     sock.setsockopt(zmq.SNDHWM, HIGH_WATER)
     # Without a limit: libzmq 4.3.5 stops reading a connection whose queue is full, and if that is
-    # reset then, the next heartbeat ends the process with a failed assertion. Bytes are bounded
-    # by the gate, and by what was asked for.
+    # reset then, the next heartbeat ends the process with a failed assertion. Bytes are bounded by
+    # the gate, and by the requests.
     sock.setsockopt(zmq.RCVHWM, 0)
     sock.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     sock.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
@@ -95,12 +95,12 @@ class Router:
     Args:
         curve_secret, curve_public: the server's 32-byte CURVE keys.
         admit: called in the gate's thread with a client's 32-byte key; True lets it in.
-        heartbeat_s: silence after which a peer is asked whether it lives; three such
-            periods without an answer end the connection.
-        allow: called with a client's key when it first speaks; returns how many of its bytes
-            may lie unread before its connection is cut.
-        flooded: told of a connection that was cut for that, or for a message that is too long:
-            its key, if it had spoken, and a sentence.
+        heartbeat_s: silence after which a peer is probed; three such periods without an answer end
+            the connection.
+        allow: called with a client's key at its first message; returns the bytes that may be unread
+            before its connection is cut.
+        flooded: receives the key, if known, and a sentence for a connection that was cut for that,
+            or for a message that is too long.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Router:
         self._gate.guard(self._socket, mask)
 
     def bind(self, host: str, port: int) -> int:
-        """Listen; port 0 picks a free one. Returns the port.
+        """Listen on a port; 0 picks a free one. Return the port.
 
         Raises:
             PortInUse, LinkError.
@@ -200,12 +200,12 @@ class Router:
         self._reader.wake()
 
     def _departures(self) -> None:
-        # Only now, when nothing is left to read: a peer's last messages come before its end.
+        # Only now, when no message is left to read: a peer's last messages precede its end.
         for gone in self._connections.departures():
             self._reader.tell(gone)
 
     async def recv(self) -> Incoming:
-        """Wait for the next message, or for the departure of a peer that had spoken."""
+        """Wait for the next message, or for the departure of a peer that had sent one."""
         return await self._reader.get()
 
     def _incoming(self, frames: list[zmq.Frame]) -> Incoming | None:
@@ -217,7 +217,7 @@ class Router:
             return None
         if self._connections.is_new(fd, conn):
             before = self._connections.spoke(fd, Incoming(route, conn, key))
-            if before is not None:  # its descriptor is this one's now
+            if before is not None:  # its descriptor now belongs to this one
                 self._reader.tell(before)
             self._counts.spoke(fd, conn, self._allowance(key))
         self._counts.delivered(fd, sum(frame_wire_bytes(len(f)) for f in frames[1:]))
@@ -242,14 +242,14 @@ class Router:
         return True
 
     def take_counts(self) -> Mapping[int, TcpCounts]:
-        """Return what the kernel has counted since the last call, by connection number.
+        """Return the kernel's counts since the last call, by connection number.
 
-        Empty where the system does not count (`tcp_info`).
+        Empty if the system does not count (`tcp_info`).
         """
         return self._counts.take()
 
     def cut(self, conn: int) -> None:
-        """Shut the TCP connection of one peer down at once."""
+        """Shut down the TCP connection of one peer at once."""
         found = self._connections.of(conn)
         if found is not None:
             shut_down(found[0])
@@ -265,10 +265,10 @@ class Router:
 
 
 class Links:
-    """What many clients' links in one process share: libzmq's threads and its table of sockets.
+    """Resources of many clients' links in one process: libzmq's threads and its socket table.
 
     Args:
-        most: links that are open at once.
+        most: largest number of links open at once.
     """
 
     def __init__(self, most: int) -> None:
@@ -284,12 +284,12 @@ class Links:
 class Dealer:
     """The client's DEALER socket to one server address at a time.
 
-    Its monitor is read in the event loop: events come from this socket's own attempts to connect,
-    a few in a second at most, so nobody else can fill it.
+    Its monitor is read in the event loop: events come only from this socket's own attempts to
+    connect, a few in a second at most, so no peer can fill it.
 
     Args:
         server_key: the server's 32-byte CURVE key, pinned at enrolment.
-        links: what it shares with others; None: it has threads of its own.
+        links: resources shared with other links; None: it has threads of its own.
         retry_s: pause before a refused connection is tried again; libzmq itself retries
             lost ones, but never one that the gate refused.
     """
@@ -322,7 +322,7 @@ class Dealer:
         mask |= zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         mask |= zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         self._up = False
-        self._tried = False  # whether an attempt to connect was made since the last connection
+        self._tried = False  # True if an attempt to connect was made since the last connection
         self._reader: SocketReader[LinkNews | tuple[bytes, ...]] = SocketReader(
             self._socket, lambda frames: tuple(f.bytes for f in frames), lambda: None
         )
@@ -333,7 +333,7 @@ class Dealer:
         self._reader.tell(LinkNews(state, reason))
 
     def connect(self, host: str, port: int) -> None:
-        """Start connecting; `recv` tells when the link is up."""
+        """Start connecting; `recv` returns the result."""
         self._endpoint = _endpoint(host, port)
         self._tried = True
         self._socket.connect(self._endpoint)
@@ -358,7 +358,7 @@ class Dealer:
                 self._up = False
                 self._tell("down")
         elif event == zmq.EVENT_CONNECT_RETRIED:
-            # libzmq says so when it sets the timer: after a loss nothing was tried yet.
+            # libzmq reports this when it sets the timer: after a loss no attempt was made yet.
             if self._tried:
                 self._tell("down", "unreachable")
             self._tried = True
@@ -374,7 +374,7 @@ class Dealer:
         self._reader.wake()
 
     async def recv(self) -> LinkNews | tuple[bytes, ...]:
-        """Wait for the next message, or for news of the link itself."""
+        """Wait for the next message or link news."""
         return await self._reader.get()
 
     def send(self, frames: Sequence[bytes]) -> bool:
@@ -388,7 +388,7 @@ class Dealer:
         return True
 
     def close(self) -> None:
-        """End the link; what was not sent is lost here, never in the outbox."""
+        """End the link; unsent messages are lost here, never in the outbox."""
         self._reader.close()
         self._news.close()
         self._socket.disable_monitor()

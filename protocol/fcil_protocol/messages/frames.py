@@ -1,8 +1,8 @@
-"""The one form of a message on the wire: its frames.
+"""Wire form of a message: its frames.
 
-A message is ``[body, signature, blob, ...]``. ``body`` is a msgpack map with the type under
-``t``; ``signature`` is the sender's Ed25519 over the body as sent (empty for chunks, whose
-hash stands in a signed header); blobs are opaque here. Unknown types are answered with a Nack.
+A message is ``[body, signature, blob, ...]``. ``body`` is a msgpack map with the type under ``t``;
+``signature`` is the sender's Ed25519 over the body as sent (empty for chunks, whose hash is in a
+signed header); blobs are opaque here. Unknown types are answered with a Nack.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BLOBS = {"update": 3, "parts": 3, "chunk": 1}
 
 @dataclass(frozen=True)
 class Received:
-    """A parsed message with what is needed to check its signature."""
+    """A parsed message, with the bytes that its signature covers."""
 
     message: Message
     body: bytes
@@ -88,7 +88,7 @@ def _unpack(body: bytes) -> dict[str, Any]:
             strict_map_key=True,
             max_str_len=MAX_BODY_BYTES,
             max_bin_len=MAX_BODY_BYTES,
-            # Room is taken as announced: no more elements than there are bytes.
+            # msgpack allocates arrays as announced: no more elements than there are bytes.
             max_array_len=min(100_000, len(body)),
             max_map_len=256,
             max_ext_len=0,

@@ -1,7 +1,7 @@
-"""The messages of the protocol: which there are, what each says, and within which limits.
+"""The messages of the protocol: their fields and limits.
 
-Unknown fields are tolerated. PROTOCOL.md section 4 lists every field; `frames` has the form in
-which they travel.
+Unknown fields are tolerated. PROTOCOL.md section 4 lists every field; `frames` defines their wire
+form.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from fcil_protocol.errors import FcilError
 from fcil_protocol.ids import RoundKey, RunId
 
-LEFT = "left"  # the code of a client's Bye that ends its membership
-RUN_DONE = "run_done"  # the code of a server's Bye: nothing more is asked in this run
-MAX_WANTED = 1024  # chunks that one Want can ask for
+LEFT = "left"  # code of a client's Bye that ends its membership
+RUN_DONE = "run_done"  # code of a server's Bye: the run needs nothing more
+MAX_WANTED = 1024  # most chunks that one Want can request
 SIGNATURE_BYTES = 64
 NONCE_BYTES = 16
 
@@ -28,7 +28,7 @@ Index = Annotated[int, Field(ge=-1, lt=2**31)]
 
 
 class Strict(BaseModel):
-    """Base of everything that is parsed from the wire."""
+    """Base of all models that are parsed from the wire."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
 
@@ -39,7 +39,7 @@ class Message(Strict):
     Attributes:
         nonce: in Hello the sender's fresh nonce; afterwards the receiver's, so that no
             message of another session can be replayed.
-        seq: counts up by at least one per message of a session, in each direction.
+        seq: increases by at least one per message of a session, in each direction.
     """
 
     type: ClassVar[str] = ""
@@ -58,12 +58,12 @@ class RoundMessage(Message):
 
     @property
     def key(self) -> RoundKey:
-        """The round that it concerns."""
+        """The round of the message."""
         return RoundKey(RunId(self.run), self.task, self.kind, self.round)
 
 
 class BackboneClaim(Strict):
-    """What a client says of its frozen backbone, so that all compute the same features."""
+    """A client's claim about its frozen backbone, so that all compute the same features."""
 
     digest: Hex
     preprocessing: Hex
@@ -87,7 +87,7 @@ class Hello(Message):
 
 
 class Verdict(Strict):
-    """What became of the client's last update."""
+    """Outcome of the client's last update."""
 
     update: Hex
     counted: bool
@@ -95,21 +95,21 @@ class Verdict(Strict):
 
 
 class PrivacyTerms(Strict):
-    """What clients do before anything that images could show through leaves them."""
+    """Privacy measures that clients take before any data derived from images leaves them."""
 
     min_count: Annotated[int, Field(ge=1, lt=2**53)] = 1  # images of a class that takes part
     noise_multiplier: Annotated[float, Field(ge=0)] = 0.0  # 0: no noise
     clip: Annotated[float, Field(ge=0)] = 0.0  # largest length of one image's feature
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     max_epsilon: Annotated[float, Field(ge=0)] = 0.0  # 0: no limit
-    partial: bool = False  # what is trained is sent as it is
+    partial: bool = False  # trained tensors are sent without noise
 
 
 NO_PRIVACY = PrivacyTerms()
 
 
 class Welcome(Message):
-    """Server -> client: who answers, what runs, and whether the client may take part."""
+    """Server -> client: the server's identity, its run, and if the client may take part."""
 
     type = "welcome"
     protocol: Count
@@ -118,18 +118,18 @@ class Welcome(Message):
     run: Name
     method: Name
     method_version: Name
-    method_package: Name = ""  # who lacks the method can install this
+    method_package: Name = ""  # the package to install for this method
     hparams: Annotated[str, Field(max_length=65536)]  # JSON
     schema_digest: Hex
     backbone: Annotated[str, Field(max_length=8192)]  # JSON of BackboneInfo
     needs_backbone: bool
     ready: bool
     max_payload_bytes: Count
-    credit: Count  # bytes of parts that may be asked for and not yet received
+    credit: Count  # bytes of parts that may be requested and not yet received
     privacy: PrivacyTerms = NO_PRIVACY
     half: list[Name] = Field(default_factory=list, max_length=16)  # kinds in half precision
     verdict: Verdict | None = None
-    clock_ms: Count = 0  # unix time of the server; 0: it does not say
+    clock_ms: Count = 0  # unix time of the server; 0: not reported
 
 
 class PartRef(Strict):
@@ -156,7 +156,7 @@ class RoundOpen(RoundMessage):
 
 
 class RoundClosed(RoundMessage):
-    """Server -> asked client: the round is over; drop what was not sent."""
+    """Server -> asked client: the round is over; drop all unsent data."""
 
     type = "round_closed"
     outcome: Name
@@ -165,14 +165,14 @@ class RoundClosed(RoundMessage):
 
 
 class Decline(RoundMessage):
-    """Client -> server: I cannot take part in this round."""
+    """Client -> server: this client cannot take part in the round."""
 
     type = "decline"
     reason: Text
 
 
 class Progress(RoundMessage):
-    """Client -> server, at most about once a second: how far this round's work is."""
+    """Client -> server, at most about once a second: progress of this round's work."""
 
     type = "progress"
     phase: Literal["fetching", "working", "sending"]
@@ -182,7 +182,7 @@ class Progress(RoundMessage):
 
 
 class Update(Message):
-    """Client -> server: the signed header of an envelope; so many first chunks follow unasked.
+    """Client -> server: signed header of an envelope; ``unasked`` first chunks follow at once.
 
     Blobs: header, header signature, wrapped content key.
     """
@@ -195,8 +195,8 @@ class Update(Message):
 class Want(Message):
     """Receiver -> sender, either way: send these chunks of an envelope.
 
-    ``span`` is the most chunks that a message should carry, as fits the link. ``header`` asks
-    for the envelope's header as well (parts only).
+    ``span`` is the most chunks that a message should carry, as fits the link. ``header`` requests
+    the envelope's header as well (parts only).
     """
 
     type = "want"
@@ -217,7 +217,7 @@ class Parts(Message):
 
 
 class Chunk(Message):
-    """Either way: one chunk of an envelope, or several that follow it. Blob: the sealed bytes."""
+    """Either way: one chunk of an envelope, or several consecutive ones. Blob: the sealed bytes."""
 
     type = "chunk"
     signed = False
@@ -226,16 +226,16 @@ class Chunk(Message):
 
 
 class Ack(Message):
-    """Server -> client: the update is on disk; it may be forgotten by the sender."""
+    """Server -> client: the update is on disk; the sender may forget it."""
 
     type = "ack"
     digest: Hex
 
 
 class Nack(Message):
-    """Server -> client: refused; a stable code, a sentence, what to do.
+    """Server -> client: refused; a stable code, a sentence, a remedy.
 
-    With a digest it speaks of that envelope; without, of the session.
+    With a digest it concerns that envelope; without, the session.
     """
 
     type = "nack"
@@ -246,7 +246,7 @@ class Nack(Message):
 
 
 def nack_of(error: FcilError, digest: str = "") -> Nack:
-    """Return the Nack that tells a peer of an error."""
+    """Return the Nack that reports an error to a peer."""
     return Nack(
         code=error.code,
         text=error.message[:2000],
@@ -256,10 +256,10 @@ def nack_of(error: FcilError, digest: str = "") -> Nack:
 
 
 class Enrol(Message):
-    """A ticket's holder -> server: take these keys in. Signed with the guest's keys.
+    """A ticket's holder -> server: enrol these keys. Signed with the guest's keys.
 
-    ``proof`` is the new signing key's own signature over the ticket's CURVE key, so that
-    nobody enrols keys of somebody else. It opens a session like a Hello.
+    ``proof`` is the new signing key's own signature over the ticket's CURVE key, so that no client
+    can enrol the keys of another. It opens a session like a Hello.
     """
 
     type = "enrol"
@@ -271,7 +271,7 @@ class Enrol(Message):
 
 
 class Rotate(Message):
-    """Client -> server: from now on these are my keys. Signed with the old ones.
+    """Client -> server: replace the client's keys by these. Signed with the old ones.
 
     ``proof`` is the new signing key's own signature over the old CURVE key and the new keys.
     The answer is an Ack with the digest of the new keys.
@@ -298,7 +298,7 @@ LinkKey = Annotated[bytes, Field(min_length=32, max_length=32)]
 
 
 class Uplink(Message):
-    """A relay -> server, first of its session: these are its versions, here it listens."""
+    """A relay -> server, first of its session: the relay's versions and listening address."""
 
     type = "uplink"
     protocol: Count
@@ -310,10 +310,10 @@ class Uplink(Message):
 
 
 class Admit(Message):
-    """Server -> a relay: answers `Uplink`, and comes again whenever the lists change.
+    """Server -> a relay: answers `Uplink`, and is sent again on every change of the lists.
 
-    Lets in whoever has one of these CURVE keys, members freely, guests a few at a time, and
-    nobody else; who is a member no more is cut.
+    Admits the holders of these CURVE keys only, members freely, guests a few at a time; former
+    members are disconnected.
     """
 
     type = "admit"
@@ -323,13 +323,13 @@ class Admit(Message):
     credit: Count
     members: list[LinkKey] = Field(max_length=4_000)
     guests: list[LinkKey] = Field(max_length=1_000)
-    invited: Count = 1_000  # of the guests, so many at the end hold open tickets
+    invited: Count = 1_000  # the last this many guests hold open tickets
 
 
 class Bye(Message):
-    """Either way: this side ends the session on purpose; the code says why, if it matters.
+    """Either way: this side ends the session on purpose; the code names the reason, if it matters.
 
-    A client that an error ends says its code; the sentence only where it is about versions.
+    A client that ends with an error sends its code; the sentence only if it is about versions.
     """
 
     type = "bye"

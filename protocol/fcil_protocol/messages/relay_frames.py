@@ -1,12 +1,13 @@
-"""Lanes: how a relay carries its clients' messages over its one connection to the server.
+"""Lanes: a relay's form of its clients' messages on its one connection to the server.
 
-A lane is one connection of a client to the relay. What travels is the client's own frames,
-untouched, behind one more frame that names the lane; a message without other frames ends it::
+A lane is one connection of a client to the relay. The relay sends the client's own frames,
+unchanged, after one more frame that names the lane; a message without other frames ends it::
 
     relay -> server   "lane" | number 8 | CURVE key of the client 32,  frame, frame, ...
     server -> relay   "lane" | number 8,                               frame, frame, ...
 
-No message begins like that: a body is a msgpack map, and no map begins with the letter l.
+No other message begins with this mark: a body is a msgpack map, and no map begins with the letter
+l.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _UP_BYTES = _DOWN_BYTES + CURVE_BYTES
 
 @dataclass(frozen=True)
 class Laned:
-    """What came over a lane; no ``frames``: its end.
+    """A message of a lane; no ``frames``: the lane's end.
 
     Attributes:
-        number: of the lane, given by the relay; a later lane has a higher one.
-        key: the client's CURVE key, as the relay says; empty on the way down.
+        number: lane number, given by the relay; a later lane has a higher one.
+        key: the client's CURVE key, as reported by the relay; empty from server to relay.
         head: the frame that named the lane.
     """
 
@@ -40,22 +41,22 @@ class Laned:
 
 
 def up(number: int, key: bytes, frames: Sequence[bytes] = ()) -> list[bytes]:
-    """Return what a relay sends for a client; without frames, that the client is gone."""
+    """Return a relay's message for a client; without frames, the client is gone."""
     return [MARK + number.to_bytes(_NUMBER_BYTES, "big") + key, *frames]
 
 
 def down(number: int, frames: Sequence[bytes] = ()) -> list[bytes]:
-    """Return what the server sends to a client behind a relay; without frames: cut it."""
+    """Return the server's message to a client behind a relay; without frames, cut the lane."""
     return [MARK + number.to_bytes(_NUMBER_BYTES, "big"), *frames]
 
 
 def is_laned(frames: Sequence[bytes]) -> bool:
-    """Say whether a message belongs to a lane, and not to the connection itself."""
+    """Return True if a message belongs to a lane, and not to the connection itself."""
     return bool(frames) and frames[0].startswith(MARK)
 
 
 def read_up(frames: Sequence[bytes]) -> Laned:
-    """Read what a relay sent.
+    """Read a lane's message from a relay.
 
     Raises:
         WireError: the head has another length.
@@ -64,7 +65,7 @@ def read_up(frames: Sequence[bytes]) -> Laned:
 
 
 def read_down(frames: Sequence[bytes]) -> Laned:
-    """Read what the server sent to a relay; raises like `read_up`."""
+    """Read a lane's message from the server; raises like `read_up`."""
     return _read(frames, _DOWN_BYTES)
 
 

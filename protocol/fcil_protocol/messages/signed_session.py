@@ -1,9 +1,9 @@
 """A signed session between one client and the server, above the link.
 
 Each side draws a nonce when the session begins (client in Hello or Enrol, server in Welcome) and
-puts the *other's* nonce and a growing number into every message it signs. So a message of
-another session, an older one of this session, or one for somebody else is refused, on a
-direct link and through a relay alike.
+puts the *other's* nonce and a growing number into every message it signs. So a message of another
+session, an older one of this session, or one for another receiver is refused, on a direct link and
+through a relay alike.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fcil_protocol.messages.messages import NONCE_BYTES, Enrol, Hello, Message, 
 from fcil_protocol.trust.keys import PrivateKeys, PublicKeys, verify_signature
 
 PURPOSE = "message"
-_OPENERS = (Hello, Enrol, Uplink)  # they carry the sender's own nonce: nobody's else is known yet
+_OPENERS = (Hello, Enrol, Uplink)  # they carry the sender's own nonce: the peer's is unknown yet
 
 
 def new_nonce() -> bytes:
@@ -25,10 +25,10 @@ def new_nonce() -> bytes:
 
 
 class Channel:
-    """Signs what goes out and checks what comes in.
+    """Signs outgoing messages and verifies incoming ones.
 
     Attributes:
-        nonce: ours; the peer repeats it in every message.
+        nonce: this side's; the peer repeats it in every message.
         peer_nonce: the peer's, once known.
     """
 
@@ -41,7 +41,7 @@ class Channel:
         self._heard = 0
 
     def trust(self, peer: PublicKeys) -> None:
-        """Take over the peer's keys from a certificate that was just verified."""
+        """Accept the peer's keys from a certificate that was just verified."""
         self._peer = peer
 
     def frames(self, message: Message, *blobs: bytes) -> list[bytes]:
@@ -54,7 +54,7 @@ class Channel:
         return [body, self._keys.sign(PURPOSE, body), *blobs]
 
     def check(self, received: Received) -> Message:
-        """Return the message if the peer signed it in this session, and it is new.
+        """Return the message if the peer signed it in this session and it is new.
 
         Raises:
             BadSignature: not signed by the peer.
@@ -62,7 +62,7 @@ class Channel:
         """
         message = received.message
         if not message.signed:
-            return message  # a chunk: its hash stands in a signed header
+            return message  # a chunk: its hash is in a signed header
         verify_signature(self._peer.signing, PURPOSE, received.body, received.signature)
         if isinstance(message, _OPENERS):
             return message  # opens a session: its nonce is the peer's own

@@ -1,5 +1,5 @@
-"""Named tensors and their schemas: what may travel at all.
+"""Named tensors and their schemas: the only content that may travel.
 
-A *payload* is a set of named tensors with a little metadata; a *schema* says which names, shapes,
-dtypes and values it may have. An upload rule says what a schema for uploads may contain.
+A *payload* is a set of named tensors with a little metadata; a *schema* lists its allowed names,
+shapes, dtypes and values. An upload rule limits the content of a schema for uploads.
 """

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from fcil_protocol.payloads.payload import Payload
 from fcil_protocol.payloads.schema import MAX_CLASS_NAMES, Kind, MetaSpec, PayloadSchema, TensorSpec
 
-INVENTORY = "inventory"  # upload: which classes a client holds, and how many images of each
+INVENTORY = "inventory"  # upload: classes of a client, and the number of its images of each
 REGISTRY = "registry"  # part, for one client: names <-> ids of the classes that it holds
 EVALUATE = "evaluate"  # upload: per-class results of the global model on a client's test images
 
@@ -37,7 +37,7 @@ EVALUATE_SCHEMA = PayloadSchema(
 
 
 def inventory_faults(payload: Payload, max_classes: int = MAX_CLASS_NAMES) -> list[str]:
-    """Return every way in which a payload is no inventory of at most so many classes."""
+    """Return every way in which a payload is no inventory of at most ``max_classes`` classes."""
     faults = INVENTORY_SCHEMA.check(payload, {"max_classes": max_classes})
     if not faults:
         names = payload.meta["names"]
@@ -48,7 +48,7 @@ def inventory_faults(payload: Payload, max_classes: int = MAX_CLASS_NAMES) -> li
 
 
 def result_faults(payload: Payload, seen: Collection[int]) -> list[str]:
-    """Return what is inconsistent in a payload that keeps `EVALUATE_SCHEMA`.
+    """Return the inconsistencies of a payload that keeps `EVALUATE_SCHEMA`.
 
     Args:
         payload: the results.

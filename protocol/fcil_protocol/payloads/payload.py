@@ -1,4 +1,4 @@
-"""Payload: named tensors and typed metadata, and their one form as bytes (safetensors)."""
+"""Payload: named tensors and typed metadata, and their unique byte form (safetensors)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fcil_protocol.errors import SchemaMismatch, TooLarge, WireError
 Array = NDArray[np.generic]
 MetaValue = bool | int | float | str | list[int] | list[float] | list[str]
 
-# The dtypes that may travel, by their safetensors names (bf16 has no numpy type).
+# Dtypes that may travel, by their safetensors names (bf16 has no numpy type).
 WIRE_DTYPES: Mapping[str, np.dtype[np.generic]] = MappingProxyType(
     {
         "F32": np.dtype("<f4"),
@@ -33,12 +33,12 @@ MAX_TENSORS = 4096
 MAX_META_BYTES = 1 << 18
 _MAX_DIMS = 32  # numpy's own limit until 2.0
 _META_KEY = "fcil"
-_ORDER = ("I64", "F32", "I32", "F16", "U8")  # of tensors in the bytes: the library's
+_ORDER = ("I64", "F32", "I32", "F16", "U8")  # order of tensors in the bytes: the library's
 
 
 @dataclass(frozen=True)
 class Payload:
-    """Named tensors plus small typed metadata; what learners and aggregators exchange.
+    """Named tensors plus small typed metadata; exchanged by learners and aggregators.
 
     Attributes:
         tensors: name -> C-contiguous array of a wire dtype (`WIRE_DTYPES`).
@@ -79,7 +79,7 @@ def pack(payload: Payload) -> bytes:
 
 
 def pieces(payload: Payload) -> list[bytes | memoryview]:
-    """Return what `pack` joins: the header, then each tensor's own memory, which is not copied.
+    """Return the pieces that `pack` joins: the header, then each tensor's own memory, not copied.
 
     The bytes are those that the safetensors library writes; it would copy them twice.
     """
@@ -94,16 +94,16 @@ def pieces(payload: Payload) -> list[bytes | memoryview]:
         place = [begin, end]
         header[name] = {"dtype": names[name], "shape": array.shape, "data_offsets": place}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # so that the tensors begin where processors read at once
+    text += b" " * (-len(text) % 8)  # so that the tensors begin at aligned addresses
     bodies = [array.reshape(-1).view(np.uint8).data for array in arrays.values()]
     return [struct.pack("<Q", len(text)) + text, *bodies]
 
 
 def unpack(data: bytes | memoryview) -> Payload:
-    """Decode safetensors bytes that come from outside.
+    """Decode safetensors bytes from outside.
 
-    Limits are checked before parsing. Tensors are read-only views of ``data``, which they keep
-    in memory: nothing is copied, unless something lies so that the processor cannot read it.
+    Limits are checked before parsing. Tensors are read-only views of ``data``, which they keep in
+    memory: nothing is copied, except a tensor at an unaligned address.
 
     Raises:
         TooLarge: the header announces more than the limits allow.
@@ -135,7 +135,7 @@ def unpack(data: bytes | memoryview) -> Payload:
 
 
 def _parse_header(view: memoryview) -> tuple[dict[str, Any], int]:
-    """Return the JSON header, and where the tensors begin."""
+    """Return the JSON header, and the offset of the first tensor."""
     if len(view) < 8:
         raise WireError(f"payload of {len(view)} bytes is shorter than its 8-byte length field.")
     (header_bytes,) = struct.unpack_from("<Q", view)
@@ -153,7 +153,7 @@ def _parse_header(view: memoryview) -> tuple[dict[str, Any], int]:
 
 
 def _place(name: str, entry: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, ...]]:
-    """Return where a tensor begins and ends behind the header, and its shape, which must agree."""
+    """Return the start and end of a tensor after the header, and its shape, which must agree."""
     shape, offsets = entry.get("shape"), entry.get("data_offsets")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise _invalid(f"tensor {name[:80]!r} has no shape or no place")
@@ -169,7 +169,7 @@ def _are_sizes(value: Any) -> TypeGuard[list[int]]:
 
 
 def _check_tiling(places: Iterable[tuple[int, int]], size: int) -> None:
-    """Refuse tensors that overlap, or that leave bytes which belong to none."""
+    """Refuse tensors that overlap, or bytes that belong to no tensor."""
     end = 0
     for first, last in sorted(places):
         if first != end:

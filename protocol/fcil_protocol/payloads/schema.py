@@ -1,7 +1,7 @@
-"""Schemas: which tensors an exchange may carry, with kind, shape, dtype and bounds.
+"""Schemas: the tensors that an exchange may carry, with kind, shape, dtype and bounds.
 
-The same schema guards the way out of the client (egress) and the way into the server
-(intake). ``check`` lists every difference at once.
+The same schema guards the client's uploads (egress) and the server's (intake). ``check`` lists
+every difference at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fcil_protocol.payloads.payload import WIRE_DTYPES, Array, Payload
 
 
 class Kind(StrEnum):
-    """What a tensor is; nothing of another kind leaves a client (PROTOCOL.md 6.2)."""
+    """Meaning of a tensor; tensors of other kinds never leave a client (PROTOCOL.md 6.2)."""
 
     LORA = "lora"
     PROMPT = "prompt"
@@ -45,16 +45,16 @@ class TensorSpec:
 
     Attributes:
         name: the exact name in the payload.
-        kind: what it is.
-        shape: numbers, or symbols. A symbol that the context knows (``d``, ``classes``)
-            must have that value; another symbol takes its value from the first tensor that
-            uses it, must be the same everywhere, and may not exceed ``at_most[symbol]``.
+        kind: its meaning.
+        shape: numbers, or symbols. A symbol with a value in ``dims`` (``d``, ``classes``) must have
+            that value; another symbol takes its value from the first tensor that uses it, must be
+            the same everywhere, and may not exceed ``at_most[symbol]``.
         dtype: wire dtype, a key of ``WIRE_DTYPES``.
         max_abs: largest allowed absolute value of an element (floats only).
         non_negative: elements must be >= 0 (counts).
         optional: may be left out.
-        exact: a statistic that others compute further with: it never travels in half
-            precision, whatever its kind. Not part of the digest; the dtype that follows is.
+        exact: a statistic for further computation: it never travels in half precision, regardless
+            of its kind. Not part of the digest; the resulting dtype is.
     """
 
     name: str
@@ -86,13 +86,13 @@ class TensorBound:
 
     @property
     def bytes(self) -> int:
-        """Its bytes."""
+        """Size in bytes."""
         return WIRE_DTYPES[self.spec.dtype].itemsize * math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class PayloadSchema:
-    """All that a payload of one exchange and direction may hold."""
+    """The allowed content of a payload of one exchange and direction."""
 
     tensors: tuple[TensorSpec, ...] = ()
     meta: tuple[MetaSpec, ...] = ()
@@ -117,7 +117,7 @@ class PayloadSchema:
         """Return the largest form of each tensor, in the schema's order.
 
         Raises:
-            KeyError: nothing bounds a size.
+            KeyError: a size has no bound.
         """
         limits = {**{free: dims[known] for free, known in self.at_most}, **dims}
         return tuple(
@@ -131,7 +131,7 @@ class PayloadSchema:
         )
 
     def max_bytes(self, dims: Mapping[str, int]) -> int:
-        """Return the bytes of the largest payload allowed, tensors alone."""
+        """Return the size of the largest allowed payload in bytes, tensors only."""
         return sum(bound.bytes for bound in self.bounds(dims))
 
     def check(self, payload: Payload, dims: Mapping[str, int]) -> list[str]:
@@ -151,9 +151,9 @@ class PayloadSchema:
         return faults
 
     def check_upload(self, payload: Payload, dims: Mapping[str, int]) -> list[str]:
-        """Check what one client sends: `check`, and no count beyond `MAX_COUNT`.
+        """Check one client's upload: `check`, and no count above `MAX_COUNT`.
 
-        What a server broadcasts may hold sums over clients and rounds.
+        A server's broadcast may hold sums over clients and rounds.
         """
         faults = self.check(payload, dims)
         for spec in self.tensors if not faults else ():
@@ -201,9 +201,9 @@ def _check_tensor(
 def _largest(array: Array) -> float:
     """Return the largest absolute value; a NaN or an infinity anywhere makes it non-finite.
 
-    Nothing of the array's size is made: `np.abs` alone takes twice as long as both searches.
+    No copy of the array's size is made: `np.abs` alone takes twice as long as both searches.
     """
-    if array.dtype == np.float16:  # compared as the integers that they are without their signs
+    if array.dtype == np.float16:  # compared as integers without their sign bits
         bits = np.max(array.view(np.uint16) & np.uint16(0x7FFF))
         return float(np.uint16(bits).view(np.float16))
     return max(abs(float(np.max(array))), abs(float(np.min(array))))
@@ -222,7 +222,7 @@ def _check_meta(specs: Sequence[MetaSpec], payload: Payload) -> list[str]:
 
 
 def _is_int(value: object) -> bool:
-    # JSON has integers of any size; what travels fits into 64 bits.
+    # JSON has integers of any size; on the wire they fit into 64 bits.
     return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
@@ -245,7 +245,7 @@ _META_CHECKS: Mapping[str, Callable[[object], bool]] = {
     ),
 }
 
-# No client has so many images, or so many classes; sums over clients and rounds stay in 64 bits.
+# No client has this many images or classes; sums over clients and rounds stay in 64 bits.
 MAX_COUNT = 10**9
 MAX_CLASS_NAMES = 10_000
 MAX_CLASS_NAME_BYTES = 128
@@ -256,14 +256,14 @@ def normalise_class_name(name: str) -> str:
     return unicodedata.normalize("NFC", name).strip()
 
 
-@lru_cache(maxsize=4096)  # it is asked for each image
+@lru_cache(maxsize=4096)  # called for each image
 def class_key(name: str) -> str:
     """Return the form by which class names are matched: normalised and case-folded."""
     return unicodedata.normalize("NFC", normalise_class_name(name).casefold())
 
 
 def class_name_fault(name: str) -> str | None:
-    """Say what is wrong with a class name, or None.
+    """Return the fault of a class name, or None.
 
     Names are NFC, trimmed, printable and at most 128 bytes of UTF-8 (PROTOCOL.md 6.2).
     """

@@ -1,8 +1,8 @@
-"""What may leave a client at all, whatever a method's manifest declares (PROTOCOL.md 6.2).
+"""Limits on uploads that no method's manifest can lift (PROTOCOL.md 6.2).
 
-A payload is checked against its schema, and the schema against the rules here: so a method
-can neither send what it did not declare nor declare what may not be sent. It stops accidents
-and wrong code; a method that hides data in numbers is beyond it (docs/egress.md).
+A payload is checked against its schema, and the schema against the rules here: so a method can
+neither send undeclared data nor declare forbidden data. The rules stop accidents and wrong code,
+but not a method that hides data in numbers (docs/egress.md).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ META_TYPES = ("int", "float", "bool")
 
 
 def schema_faults(schema: PayloadSchema, known: Collection[str]) -> list[str]:
-    """Return one sentence for everything that a method's upload may not declare.
+    """Return one sentence for every forbidden declaration of a method's upload.
 
     Args:
-        schema: of one exchange's upload.
-        known: the symbols whose values the method's ``dims`` gives.
+        schema: schema of one exchange's upload.
+        known: the symbols with values in the method's ``dims``.
     """
     bounded = {free for free, top in schema.at_most if top in known}.union(known)
     faults = [f for spec in schema.tensors for f in _tensor_faults(spec, bounded)]

@@ -1,4 +1,4 @@
-"""How a program of the federation starts another one, always by this command, and ends with it."""
+"""The command that starts another process of fcil, and the child's end with its parent."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def module_command(module: str, *words: str) -> list[str]:
     """Return the command that runs a module in a process of its own, with this Python.
 
-    ``python -m`` alone puts the current directory before all installed packages, so a ``PIL.py``
-    or ``json.py`` that lies in it (a data set brings it) would be run as this user. ``-P`` leaves
-    the directory out.
+    ``python -m`` alone puts the current directory before all installed packages, so a ``PIL.py`` or
+    ``json.py`` in it (part of a data set) would run as this user. ``-P`` leaves the directory out.
 
     Args:
-        module: is found where packages are installed, or in ``PYTHONPATH``.
+        module: found among installed packages, or in ``PYTHONPATH``.
         words: its arguments.
     """
     return [sys.executable, "-P", "-m", module, *words]
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the thread that started it is gone; Linux only."""
+    """Ask the kernel to kill this process when its parent's thread ends; Linux only."""
     if sys.platform != "linux":
         return
     import ctypes

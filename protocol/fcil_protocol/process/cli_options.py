@@ -1,4 +1,4 @@
-"""Options that every command has, on both sides."""
+"""Options of every command, on both sides."""
 
 from __future__ import annotations
 

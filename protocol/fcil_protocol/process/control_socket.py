@@ -1,7 +1,7 @@
 """The local control socket of a daemon: a 0600 Unix socket for the same user's commands.
 
-One JSON line in, one JSON line out, then closed. The kernel tells who asks (peer
-credentials); another user is refused. Nothing of this crosses a network.
+One JSON line in, one JSON line out, then closed. The kernel names the caller (peer credentials);
+another user is refused. None of this crosses a network.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Handler = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 def socket_path(directory: Path) -> Path:
-    """Return where the daemon of a directory has its socket.
+    """Return the path of the control socket for a daemon's directory.
 
-    A path that is too long for a Unix socket is replaced by a short one, in a directory of
-    this user alone, that depends on the directory only, so both sides find it.
+    A path that is too long for a Unix socket is replaced by a short one, in a directory of this
+    user alone, that depends on the directory only, so both sides find it.
     """
     path = directory.resolve() / "control.sock"
     if len(os.fsencode(path)) <= MAX_UNIX_PATH:
@@ -55,7 +55,7 @@ async def serve(directory: Path, handler: Handler) -> asyncio.AbstractServer:
     """Listen on the directory's socket and answer with ``handler(op, fields)``.
 
     Raises:
-        DiskFull, StorageError: the socket cannot be made.
+        DiskFull, StorageError: the socket cannot be created.
     """
     path = socket_path(directory)
     with storage_errors("make the control socket", path):
@@ -67,20 +67,20 @@ async def serve(directory: Path, handler: Handler) -> asyncio.AbstractServer:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             reply = await _reply(reader, writer, handler)
-            line = await asyncio.to_thread(json.dumps, reply)  # of very many clients: megabytes
+            line = await asyncio.to_thread(json.dumps, reply)  # with very many clients: megabytes
             writer.write(line.encode() + b"\n")
             await writer.drain()
         except (ConnectionError, asyncio.LimitOverrunError, ValueError):
-            pass  # the command went away or sent no line: nobody is left to tell
+            pass  # the command went away or sent no line: there is no receiver
         except asyncio.CancelledError:
-            pass  # the daemon ends; whoever still waits sees the connection close
+            pass  # the daemon ends; waiting commands see the connection close
         finally:
             writer.close()
 
     answers: set[asyncio.Task[None]] = set()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # A task of our own: asyncio logs a traceback of one that is cancelled before it begins.
+        # A task of its own: asyncio logs a traceback of one that is cancelled before it begins.
         task = asyncio.get_running_loop().create_task(answer(reader, writer))
         answers.add(task)
         task.add_done_callback(answers.discard)
@@ -89,9 +89,9 @@ async def serve(directory: Path, handler: Handler) -> asyncio.AbstractServer:
 
 
 def _bound(path: Path) -> socket.socket:
-    """Return a socket of this user's alone."""
+    """Return a bound socket for this user alone."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # It is born 0600. The mask is the whole process's: nobody else has a turn meanwhile.
+    # It is created 0600. The mask is the whole process's: no other task runs meanwhile.
     mask = os.umask(0o177)
     try:
         with storage_errors("make the control socket", path):
@@ -105,7 +105,7 @@ def _bound(path: Path) -> socket.socket:
 
 
 def _check_place(path: Path, directory: Path) -> None:
-    """Refuse a place where another user could put, or has put, a socket of the same name."""
+    """Refuse a directory in which another user could create a socket of the same name."""
     try:
         status = path.parent.stat()
     except FileNotFoundError:
@@ -126,7 +126,7 @@ async def _reply(
     try:
         uid = _check_peer(writer.get_extra_info("socket"))
         request = _parse(await _line(reader))
-        request["uid"] = uid  # never what the request itself says
+        request["uid"] = uid  # never from the request itself
         return {"data": await handler(request.pop("op"), request)}
     except FcilError as error:
         return {"error": error.code, "message": error.message, "action": error.action}
@@ -152,7 +152,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 def _check_peer(peer: socket.socket) -> int:
-    """Return the user id of who asks."""
+    """Return the user id of the caller."""
     if not hasattr(socket, "SO_PEERCRED"):
         return os.getuid()  # macOS: the 0600 mode of the socket is the gate
     size = struct.calcsize("3i")
@@ -169,20 +169,20 @@ def ask(
 ) -> dict[str, Any]:
     """Send one request to the daemon of a directory and return its data.
 
-    Where a process works in the directory and does not listen yet, it is waited for, unless
-    ``wait`` is false.
+    If a process works in the directory and does not listen yet, wait for it, unless ``wait`` is
+    false.
 
     Raises:
         Unreachable: no daemon runs there.
         Starting: it does not listen within ``timeout_s``.
         Timeout: it does not answer.
         TrustError: another user could have put a socket in its place.
-        FcilError: what the daemon answered.
+        FcilError: the error that the daemon answered.
     """
     path = socket_path(directory)
     if path.parent != directory.resolve():
         _check_place(path, directory)
-    question = json.dumps({"op": op, **fields}).encode() + b"\n"  # refused before anybody waits
+    question = json.dumps({"op": op, **fields}).encode() + b"\n"  # invalid fields fail first
     try:
         with _connected(directory, path, timeout_s, wait=wait) as sock:
             sock.sendall(question)
@@ -227,7 +227,7 @@ def _connected(directory: Path, path: Path, timeout_s: float, *, wait: bool) -> 
 
 
 def _answer(line: bytes) -> dict[str, Any]:
-    """Return the data of a daemon's answer, or raise the error that it tells."""
+    """Return the data of a daemon's answer, or raise the error in it."""
     try:
         reply = json.loads(line)
         if "error" in reply:

@@ -1,7 +1,7 @@
-"""What is kept of a defect, so that it can be reported: one small file for each.
+"""Reports of defects: one small file for each.
 
-They are in ``<state home>/fcil/defects/``, or in the temporary directory where that cannot be
-written, readable by this user alone; the newest are kept.
+They are in ``<state home>/fcil/defects/``, or in the temporary directory if that cannot be written,
+readable by this user alone; only the newest are kept.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import traceback
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-KEPT = 20  # a daemon that its supervisor starts again and again fills no disk
+KEPT = 20  # a daemon that its supervisor restarts again and again must not fill the disk
 
 
 def place_of(error: BaseException) -> str:
@@ -27,7 +27,7 @@ def place_of(error: BaseException) -> str:
 
 
 def keep_details(error: BaseException) -> Path | None:
-    """Write where an error was raised, and by which versions; None if no place takes it."""
+    """Write the traceback and versions of an error to a file; None if no folder is writable."""
     lines = [
         f"fcil {own_version()}, Python {platform.python_version()}, {platform.platform()}",
         f"command: {' '.join([Path(sys.argv[0]).name, *sys.argv[1:2]])} ...",
@@ -45,7 +45,7 @@ def own_version() -> str:
     """Return the version of the installed distribution."""
     try:
         return version("fcil")
-    except PackageNotFoundError:  # the packages lie on the path, and were never installed
+    except PackageNotFoundError:  # the packages are on the path, but were never installed
         return "of unknown version"
 
 

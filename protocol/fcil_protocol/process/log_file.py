@@ -1,9 +1,9 @@
-"""A daemon's log file: one line per note, 0600, rotated by itself, never a reason to stop.
+"""A daemon's log file: one line per note, 0600, self-rotating; its failure never stops a daemon.
 
-The file is renamed to ``FILE.1`` (and that to ``FILE.2`` and so on) when it is full. Whoever
-prefers an outside tool renames it and sends SIGHUP: the daemon then opens the name anew.
-A line that cannot be written is lost, counted, and the count is written as soon as that is
-possible again: a full disk for the log stops nothing.
+The file is renamed to ``FILE.1`` (and that to ``FILE.2`` and so on) when it is full. An outside
+tool may rename it instead and send SIGHUP: the daemon then reopens the name. A line that cannot be
+written is lost and counted, and the count is written with the next successful line: a full disk for
+the log does not stop the daemon.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fcil_protocol.errors import StorageError
 from fcil_protocol.process.terminal import Lines, printable
 from fcil_protocol.storage.atomic_files import storage_errors, write_all
 
-KEPT_LOGS = 5  # older files beside the one that is written
+KEPT_LOGS = 5  # older files in addition to the current one
 
 
 class LogFormat(StrEnum):
@@ -68,12 +68,12 @@ class LogFile:
     """One open log file.
 
     Args:
-        path: its name; older ones get a number behind it.
+        path: its name; older files get a number after it.
         form: text or one JSON object per line.
         max_bytes: size at which it is rotated; 0: never.
 
     Raises:
-        StorageError: it cannot be opened at all, or is no regular file.
+        StorageError: it cannot be opened, or is no regular file.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class LogFile:
             os.close(fd)
 
     def reopen(self) -> None:
-        """Open the name anew, after somebody renamed the file.
+        """Reopen the name, after another program renamed the file.
 
         Raises:
-            StorageError: it cannot be opened, or is no regular file; the old one is written on.
+            StorageError: it cannot be opened, or is no regular file; the old file stays in use.
         """
         with storage_errors("open the log", self._path):
             fd = _opened(self._path)
@@ -105,23 +105,23 @@ class LogFile:
             self._fd, self._torn = fd, False
 
     def write(self, at: float, level: str, text: str, code: str = "") -> None:
-        """Append one line; what cannot be written is counted, and nothing is raised.
+        """Append one line; a line that cannot be written is counted; no error is raised.
 
         Args:
             at: unix seconds.
             level: ``info``, ``warning`` or ``error``.
-            text: of one line.
-            code: a stable name of what happened, where there is one.
+            text: the message, one line.
+            code: stable name of the event, if it has one.
         """
         line = self._line(at, level, text, code)
         if self._lost:
             line = self._line(at, "warning", f"{self._lost} lines before this one are lost") + line
-        if self._torn:  # what is left of a line that did not fit
+        if self._torn:  # after a partial line that did not fit
             line = "\n" + line
         try:
             self._append(line.encode(errors="replace"))
         except (OSError, StorageError):
-            self._lost += 1  # told in the next line that can be written
+            self._lost += 1  # reported in the next line that can be written
             return
         self._lost, self._torn = 0, False
 
@@ -139,15 +139,15 @@ class LogFile:
             raise
 
     def _rotate(self) -> None:
-        """Rename the older files and this one, and open the name anew.
+        """Rename the older files and this one, and reopen the name.
 
-        Where that is not allowed the file grows on: a line is worth more than its place.
+        If that is not permitted the file keeps growing: a line is worth more than its place.
         """
         names = [self._path] + [
             self._path.with_name(f"{self._path.name}.{n}") for n in range(1, KEPT_LOGS + 1)
         ]
         for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
-            with contextlib.suppress(OSError):  # there are not so many yet, or it is not allowed
+            with contextlib.suppress(OSError):  # fewer files exist so far, or it is not permitted
                 newer.replace(older)
         self._close()
         self._fd = _opened(self._path)
@@ -161,24 +161,24 @@ class LogFile:
         return f"{moment} {level.upper():7} {text}\n"
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with contextlib.suppress(OSError):  # every line was handed to the system before
             self._close()
 
 
 def _opened(path: Path) -> int:
-    """Open a regular file, readable by its owner alone; a pipe without a reader does not wait."""
+    """Open a regular file, readable by its owner alone; do not wait for a pipe's reader."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         fd = os.open(path, flags, 0o600)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a pipe that nobody reads, a socket
+        if error.errno == errno.ENXIO:  # a pipe without a reader, a socket
             raise _no_file(path) from error
         raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise _no_file(path)
-    with contextlib.suppress(OSError):  # made by another user: its mode is that user's affair
+    with contextlib.suppress(OSError):  # created by another user: its mode is that user's choice
         os.fchmod(fd, 0o600)
     return fd
 
@@ -191,10 +191,10 @@ def _no_file(path: Path) -> StorageError:
 
 
 class Said:
-    """What a daemon says goes to the terminal and to the log file, or to one of them.
+    """Writes a daemon's notes to the terminal, to the log file, or to both.
 
-    With a log file, standard error gets the lines only if it is a terminal: under a
-    supervisor they would be kept twice.
+    With a log file, standard error gets the lines only if it is a terminal: a supervisor would
+    store them a second time.
     """
 
     def __init__(self, log: LogFile | None) -> None:
@@ -207,7 +207,7 @@ class Said:
             logging.getLogger().addHandler(_Handler(log))
 
     def __call__(self, at: float, level: str, text: str, code: str = "") -> None:
-        """Say one line; nothing is raised."""
+        """Write one line; no error is raised."""
         text = printable(text)
         if self._log is not None:
             self._log.write(at, level, text, code)
@@ -216,7 +216,7 @@ class Said:
 
 
 class _Handler(logging.Handler):
-    """Writes what libraries and our own defects log, tracebacks included, into the log file."""
+    """Writes log records of libraries and fcil's own defects, with tracebacks, to the log file."""
 
     def __init__(self, log: LogFile) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""``-c section.key=value``: one setting for one command, in the words of TOML."""
+"""``-c section.key=value``: one setting for one command, in TOML syntax."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fcil_protocol.errors import ConfigError
 
 
 def apply_override(fields: dict[str, Any], override: str) -> None:
-    """Set one key in nested fields; a bare word is a text.
+    """Set one key in nested fields; a bare word is a string.
 
     Raises:
         ConfigError: it is not of the form section.key=value.
@@ -23,7 +23,7 @@ def apply_override(fields: dict[str, Any], override: str) -> None:
         )
     try:
         value = tomllib.loads(f"value = {text.strip()}")["value"]
-    except (ValueError, RecursionError):  # no TOML, too large a number, lists without end
+    except (ValueError, RecursionError):  # no TOML, a number too large, endless lists
         value = text.strip()  # a bare word is a string: -c method.name=pilora
     target = fields
     for part in parts[:-1]:

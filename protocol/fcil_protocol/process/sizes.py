@@ -1,4 +1,4 @@
-"""Sizes as people write them: ``2 MB``, ``500kB``, ``1.5 GiB``."""
+"""Sizes in people's notation: ``2 MB``, ``500kB``, ``1.5 GiB``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def read_size(text: str, what: str, examples: str, action: str) -> int:
     """Return a size in bytes.
 
     Args:
-        text: what was given.
-        what: what it is the size of, as an error calls it: ``a budget``.
+        text: the given size.
+        what: the sized thing, as an error calls it: ``a budget``.
         examples: two sizes, for the error.
-        action: what to give, for the error.
+        action: remedy, for the error.
 
     Raises:
-        UsageError: it is no size, or none that is above zero.
+        UsageError: it is no size, or not above zero.
     """
     found = _SIZE.fullmatch(text)
     size = float(found[1]) * _UNITS[found[2].lower()] if found else 0.0
@@ -33,7 +33,7 @@ def read_size(text: str, what: str, examples: str, action: str) -> int:
 
 
 def show_size(size: int) -> str:
-    """Return a size as `read_size` reads it, rounded to what people say."""
+    """Return a size in the notation of `read_size`, rounded."""
     if size >= 10**10:
         return f"{size / 1e9:.0f} GB"
     return f"{size / 1e9:.1f} GB" if size >= 10**9 else f"{size / 1e6:.0f} MB"

@@ -1,12 +1,12 @@
-"""How a daemon behaves towards the system that runs it: signals, and systemd's notices.
+"""A daemon's interface to its system: signals, and systemd's notices.
 
-The first SIGINT or SIGTERM asks the daemon to end when what is being written is written; a
-second one ends it at once, like a crash, which costs no acknowledged update. SIGHUP reopens the
-log file; where there is neither a log file nor a supervisor, a closed terminal sent it, and it
-stops the daemon like Ctrl-C. Under ``nohup`` it does not stop it, but still reopens a log file.
+The first SIGINT or SIGTERM asks the daemon to end once pending writes are complete; a second one
+ends it at once, like a crash, which costs no acknowledged update. SIGHUP reopens the log file;
+without a log file and a supervisor, a closed terminal sent it, and it stops the daemon like Ctrl-C.
+Under ``nohup`` it does not stop it, but still reopens a log file.
 
-systemd's notices are datagrams to the socket that it names in the environment; where it names
-none, nothing happens.
+systemd's notices are datagrams to the socket that it names in the environment; if it names none, no
+notices are sent.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ HURRIED = 128  # exit code: this and the signal's number, as shells count
 
 
 class Notifier:
-    """Tells systemd how the daemon is; a daemon without systemd tells nobody.
+    """Reports the daemon's state to systemd; without systemd it does nothing.
 
     Attributes:
-        watchdog_s: systemd restarts a daemon that says nothing for so long; 0: it never does.
+        watchdog_s: systemd restarts a daemon after this many silent seconds; 0: never.
     """
 
     def __init__(self, environ: MutableMapping[str, str]) -> None:
@@ -45,11 +45,11 @@ class Notifier:
 
     @property
     def active(self) -> bool:
-        """Whether somebody listens."""
+        """True if systemd has named a socket."""
         return self._address[:1] in ("/", "@")
 
     def send(self, *lines: str) -> None:
-        """Send one notice; a supervisor that cannot be reached changes nothing for the daemon."""
+        """Send one notice; a supervisor that cannot be reached does not affect the daemon."""
         if not self.active:
             return
         name = self._address
@@ -59,10 +59,10 @@ class Notifier:
             try:
                 sock.sendto("\n".join(lines).encode(errors="replace"), address)
             except OSError:
-                return  # it is gone, or does not read: there is nobody to tell
+                return  # it is gone, or does not read
 
     def status(self, text: str) -> None:
-        """Say in one line what the daemon does, if that has changed."""
+        """Report the daemon's activity in one line, if it has changed."""
         # A line break would begin another notice, and names in it come from other machines.
         line = printable(text)[:MAX_STATUS]
         if line != self._status:
@@ -71,11 +71,11 @@ class Notifier:
 
 
 class Service:
-    """One daemon's manners, from its first breath to its last.
+    """One daemon's lifecycle, from start to end.
 
     Args:
         log: the file that SIGHUP reopens.
-        environ: where systemd names its socket.
+        environ: environment in which systemd names its socket.
     """
 
     def __init__(
@@ -97,23 +97,23 @@ class Service:
         tell: Callable[[str], None],
         drain: Callable[[], None] | None = None,
     ) -> None:
-        """Take the signals over, in a running event loop.
+        """Install signal handlers, in a running event loop.
 
         Args:
             stop: asks the daemon to end.
-            tell: says a sentence to who is at the terminal, or to the log.
-            drain: asks it to end when what is under way is over: what the first SIGTERM does.
+            tell: shows a sentence at the terminal, or in the log.
+            drain: asks it to end when the current work is over: the effect of the first SIGTERM.
         """
         self._stop, self._tell, self._drain = stop, tell, drain
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._end, number)
-        # nohup: what would stop the daemon is ignored; reopening its log is not.
+        # nohup: the signal that would stop the daemon is ignored; reopening its log is not.
         if self._log is not None or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             loop.add_signal_handler(signal.SIGHUP, self._hang_up)
 
     def ready(self, describe: Callable[[], str]) -> None:
-        """The daemon does its work now; ``describe`` says at any moment what that is."""
+        """Report that the daemon works now; ``describe`` returns its activity at any moment."""
         self._describe = describe
         self._notifier.send("READY=1")
         self.news()
@@ -121,19 +121,19 @@ class Service:
             self._alive()
 
     def news(self) -> None:
-        """Something happened: the supervisor's line is brought up to date."""
+        """Update the supervisor's status line."""
         if self._notifier.active:
             self._notifier.status(self._describe())
 
     def _alive(self) -> None:
-        """From the event loop itself, so that a loop that is stuck is missed."""
+        """Send the watchdog notice from the event loop itself, so that a stuck loop is detected."""
         self._notifier.send("WATCHDOG=1")
         self.news()
         loop = asyncio.get_running_loop()
         self._watchdog = loop.call_later(self._notifier.watchdog_s / 2, self._alive)
 
     def stopping(self) -> None:
-        """The daemon ends; what is under way is finished first."""
+        """Report that the daemon ends; running work is finished first."""
         if not self._stopping:
             self._stopping = True
             self._describe = lambda: "stopping"
@@ -141,14 +141,14 @@ class Service:
             self.news()
 
     def over(self) -> None:
-        """Nothing is left to do."""
+        """Stop the watchdog."""
         if self._watchdog is not None:
             self._watchdog.cancel()
 
     def _end(self, number: signal.Signals) -> None:
         if self._asked:
             self._tell("stopped at once, by a second signal")
-            os._exit(HURRIED + number)  # like a crash: whatever was acknowledged is on disk
+            os._exit(HURRIED + number)  # like a crash: every acknowledged update is on disk
         if number is signal.SIGTERM and self._drain is not None:
             drain, self._drain = self._drain, None  # the next signal asks to end now
             self._tell("SIGTERM: stopping when the round is over; a second signal stops before")
@@ -165,7 +165,7 @@ class Service:
         if self._log is None and not self._notifier.active:
             self._end(signal.SIGHUP)
             return
-        # systemd wants to know the moment, in microseconds of the monotonic clock.
+        # systemd requires the moment, in microseconds of the monotonic clock.
         self._notifier.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             self._reopen()
@@ -185,8 +185,8 @@ class Service:
 
 
 def _nothing() -> None:
-    """Stand for a daemon that cannot be asked yet."""
+    """Stand in for a daemon that cannot be stopped yet."""
 
 
 def _told_nobody(_text: str) -> None:
-    """Stand for a terminal before there is one."""
+    """Stand in for a terminal before there is one."""

@@ -1,7 +1,7 @@
-"""Tables on a terminal or in a pipe, of which nothing is cut off.
+"""Tables on a terminal or in a pipe, without truncated cells.
 
-On a terminal, columns that may wrap give way; what still does not fit flows over the edge, as
-any long line does. A pipe or a file has no width: there each row is one line.
+On a terminal, columns that may wrap become narrower; a row that still does not fit continues beyond
+the edge, like any long line. A pipe or a file has no width: there each row is one line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NO_WIDTH = 10_000  # columns: wider than any row
 
 
 def console() -> Console:
-    """Return what text and tables are written to stdout with; names in them are no markup."""
+    """Return the console for text and tables on stdout; names in them are no markup."""
     endless = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     width = _NO_WIDTH if endless else None
     return Console(highlight=False, soft_wrap=True, markup=False, emoji=False, width=width)
@@ -32,10 +32,10 @@ def table(*titles: str, right: Collection[str] = (), wraps: Collection[str] = ()
     """Return an empty table without lines.
 
     Args:
-        titles: of its columns.
-        right: those that are aligned to the right.
-        wraps: those that may take several lines where the terminal is narrow; the others, such
-            as names that are given to other commands, stay in one piece.
+        titles: column titles.
+        right: titles of right-aligned columns.
+        wraps: titles of columns that may take several lines on a narrow terminal; the others, such
+            as names to give to other commands, stay in one piece.
     """
     made = Table(box=None, pad_edge=False)
     for title in titles:
@@ -45,7 +45,7 @@ def table(*titles: str, right: Collection[str] = (), wraps: Collection[str] = ()
 
 
 def show_table(out: Console, shown: Table) -> None:
-    """Print a table; where it does not fit, its lines go on beyond the edge of the terminal."""
+    """Print a table; lines that do not fit continue beyond the edge of the terminal."""
     wide = out.options.update(width=_NO_WIDTH)
     for column in shown.columns:
         if column.no_wrap:

@@ -1,4 +1,4 @@
-"""How both command lines speak: data on stdout, words on stderr, errors with stable codes."""
+"""Output of both command lines: data on stdout, messages on stderr, errors with stable codes."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def emit(
     rows: Sequence[Any] | None = None,
     status: str = "ok",
 ) -> None:
-    """Write a command's data to stdout in the form asked for.
+    """Write a command's data to stdout in the requested form.
 
     Args:
         data: JSON-ready.
         form: text, json or jsonl.
         show: prints the text form.
-        rows: what becomes one line each in jsonl; the data itself if None.
+        rows: values of one jsonl line each; the data itself if None.
         status: ``ok`` or ``error``.
 
     Raises:
@@ -80,7 +80,7 @@ def emit(
 def errors(form: Format = Format.TEXT) -> Iterator[None]:
     """Turn an `FcilError` into its sentence and exit code; a defect into code 5.
 
-    What a defect raised, and where, goes into a file that its sentence names.
+    A defect's exception and traceback go into a file that its sentence names.
     """
     _complete_streams()
     try:
@@ -99,14 +99,14 @@ def errors(form: Format = Format.TEXT) -> Iterator[None]:
     except Exception as error:
         raise SystemExit(_end(form, error)) from None
     finally:
-        # What cannot be written now cannot be at the end either, where Python would complain.
+        # A stream that cannot be written now would fail at exit too, with a complaint from Python.
         for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
             if not _flushes(stream):
                 _to_nowhere(number)
 
 
 def _end(form: Format, error: Exception) -> int:
-    """Say what else than an `FcilError` ends a command, and return its exit code."""
+    """Report an exception other than `FcilError` that ends a command; return its exit code."""
     import typer
 
     if isinstance(error, typer.Exit):
@@ -133,7 +133,7 @@ def _end(form: Format, error: Exception) -> int:
 
 
 def _usage_error() -> type[Exception]:
-    """Return the class of what the argument parser refuses; typer names only its heirs."""
+    """Return the base class of the argument parser's errors; typer exports only subclasses."""
     import typer
 
     found: type[Exception] = next(
@@ -143,7 +143,7 @@ def _usage_error() -> type[Exception]:
 
 
 def _refuse(form: Format, error: Any) -> int:
-    """Say what the argument parser refused, or show the help where it got nothing at all."""
+    """Report an error of the argument parser, or show the help if it got no arguments."""
     text = error.format_message()
     if type(error).__name__ == "NoArgsIsHelpError":
         if form is Format.TEXT:
@@ -162,7 +162,7 @@ def _report(form: Format, code: str, message: str, action: str) -> None:
     if form is not Format.TEXT:
         data = {"code": code, "message": message, "action": action}
         envelope = {"schema_version": SCHEMA_VERSION, "status": "error", "data": data}
-        with contextlib.suppress(OSError):  # nobody reads it; the exit code remains
+        with contextlib.suppress(OSError):  # no reader is left; the exit code remains
             sys.stdout.write(json.dumps(envelope) + "\n")
     words = _Patient()
     words.write(f"error [{code}]: {message}\n")
@@ -176,7 +176,7 @@ _STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
 class Lines:
     """Timestamped lines on stderr for daemons, coloured on a terminal.
 
-    Whoever read them may be gone, and the disk behind them full: a daemon goes on without.
+    The reader may be gone, or the disk full: the daemon continues without it.
     """
 
     def __init__(self) -> None:
@@ -188,14 +188,14 @@ class Lines:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether somebody sits in front of it."""
+        """True if stderr is a terminal."""
         return self._console.is_terminal
 
     def __call__(self, at: float, level: str, text: str) -> None:
-        """Show one line if there is somebody to show it to; nothing is raised."""
+        """Show one line, if stderr accepts it; no error is raised."""
         clock = time.strftime("%H:%M:%S", time.localtime(at))
         word = "" if level == "info" else f"{level}: "
-        if not self.is_terminal:  # nothing to lay out or to colour: a tenth of the time
+        if not self.is_terminal:  # no layout or colour: a tenth of the time
             self._out.write(f"{clock} {word}{text}\n")
             self._out.flush()
             return
@@ -206,17 +206,17 @@ class Lines:
 
 
 def tell(fields: dict[str, Any]) -> None:
-    """Print one JSON line of a daemon, if there is somebody to read it; nothing is raised."""
+    """Print one JSON line of a daemon, if stdout accepts it; no error is raised."""
     out = _Patient("stdout")
     out.write(json.dumps(fields) + "\n")
     out.flush()
 
 
 class _Patient:
-    """A daemon's standard error, or output, as far as it can be written to.
+    """A daemon's standard error or output, written as far as possible.
 
-    A reader that is gone (EPIPE) or a terminal that was closed (EIO) does not come back: from
-    then on the lines go nowhere. A full disk may have room again: only this line is lost.
+    A reader that is gone (EPIPE) or a terminal that was closed (EIO) does not come back: from then
+    on lines are discarded. A full disk may have room again: only this line is lost.
     """
 
     encoding = "utf-8"
@@ -249,14 +249,14 @@ class _Patient:
 
 
 def _to_nowhere(number: int) -> None:
-    """Let what is written to a standard stream from now on vanish."""
+    """Discard all further output of a standard stream."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, number)
     os.close(null)
 
 
 def _complete_streams() -> None:
-    """Open what the caller closed (``>&-``): a socket must not get the number of a stream."""
+    """Open streams that the caller closed (``>&-``): a socket must not get a stream's number."""
     while (null := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(null, True)
     os.close(null)
@@ -280,16 +280,16 @@ def count_of(count: int, what: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text from a peer without control characters, for a terminal."""
+    """Return a peer's text without control characters, for a terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def run_app(app: Any, program: str | None = None) -> None:
-    """Run a typer command line; whatever is raised in it ends as one sentence with our code.
+    """Run a typer command line; every exception in it ends as one sentence with fcil's code.
 
     Args:
         app: the `typer.Typer`.
-        program: what its help calls it; None: by the name that it was started with.
+        program: name in its help; None: the name that it was started with.
 
     Raises:
         SystemExit: always, with the exit code.
@@ -304,7 +304,7 @@ def run_app(app: Any, program: str | None = None) -> None:
 
 
 def _form_asked(arguments: Sequence[str]) -> Format:
-    """Return the form of output that arguments ask for, before, and although, they parse."""
+    """Return the output form that arguments request, even if they do not parse."""
     values = [*arguments[1:], ""]
     for word, following in zip(arguments, values, strict=False):
         name, _, value = word.partition("=")

@@ -1,5 +1,5 @@
-"""Bytes on disk that survive a crash: atomic files and the spool.
+"""Files that survive a crash: atomic files and the spool.
 
-A *spool* keeps sealed updates until a state holds them; it consists of *segments*, files of
-checked records that are only ever appended to.
+A *spool* keeps sealed updates until a state holds them; it consists of *segments*, append-only
+files of checked records.
 """

@@ -1,8 +1,8 @@
-"""Files, written so that a crash or a full disk never leaves half of one.
+"""Files, written so that a crash or a full disk never leaves an incomplete one.
 
-The only place that knows how: temporary file in the same directory, sync, rename, sync of
-the directory; locks that die with their process; errors of the operating system as one
-sentence that names the path, the disk and what to do.
+The only place for this technique: temporary file in the same directory, sync, rename, sync of the
+directory; locks that end with their process; errors of the operating system as one sentence that
+names the path, the disk and a remedy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, er
 _OUT_OF_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _TEMPORARY = re.compile(r"\..+\.(\d+)-[0-9a-f]{8}\.tmp")
 
-# errno -> (reason, what to do); other numbers are told in the system's own words.
+# errno -> (reason, remedy); other numbers get the system's own text.
 _REASONS: dict[int, tuple[str, str]] = {
     errno.EACCES: ("permission denied", "Let this user read and write it."),
     errno.EPERM: ("permission denied", "Let this user read and write it."),
@@ -49,10 +49,10 @@ def storage_errors(what: str, path: Path) -> Iterator[None]:
 
     Args:
         what: completes "cannot ...", for instance ``"write"`` or ``"list the parts of"``.
-        path: the file or directory that is named.
+        path: the file or directory that the sentence names.
 
     Raises:
-        DiskFull: no space or quota is left; the message names the disk and what is free.
+        DiskFull: no space or quota is left; the message names the disk and its free space.
         StorageError: every other OSError.
     """
     try:
@@ -68,7 +68,7 @@ def storage_errors(what: str, path: Path) -> Iterator[None]:
 
 
 def _space(path: Path, number: int | None) -> str:
-    """Say how much is free, on which disk (by its mount point)."""
+    """Return a phrase with the disk (by its mount point) and its free space."""
     place = path.absolute()
     try:
         while not place.exists():
@@ -90,21 +90,21 @@ def write_atomic(
     sync: bool = True,
     sync_name: bool = True,
 ) -> None:
-    """Write a file so that at any moment the old or the new content is there, whole.
+    """Write a file so that at any moment the old or the new content is there, complete.
 
     By default it is on disk when this returns.
 
     Args:
         path: in an existing directory.
-        data: the whole content, one piece after the other.
-        mode: permissions from the first moment on (less what the umask takes away).
-        sync: False for what is checked when it is read, and can be had again: it outlives this
-            process, and perhaps not a power cut, which may even leave the name without content.
-        sync_name: False where the caller writes another file into the directory after this one:
-            the content is on disk, and the name only with the next sync of the directory.
+        data: the complete content, in pieces.
+        mode: permissions from the first moment on (less the umask).
+        sync: False for a file that is checked when read and can be made again: it outlives this
+            process, but perhaps not a power cut, which may even leave the name without content.
+        sync_name: False if the caller writes another file into the directory after this one: the
+            content is on disk, but the name only with the next sync of the directory.
 
     Raises:
-        DiskFull, StorageError: nothing was changed.
+        DiskFull, StorageError: no file was changed.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     with storage_errors("write", path):
@@ -127,7 +127,7 @@ def write_atomic(
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
-    """Write all bytes at the descriptor's position; a short write is continued."""
+    """Write all bytes at the descriptor's position; continue after a short write."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(fd, rest) :]
@@ -147,7 +147,7 @@ def read_at(fd: int, offset: int, size: int) -> bytes:
 
 
 def sync_data(fd: int) -> None:
-    """Return when the file's content is on the disk, not merely with the kernel."""
+    """Return when the file's content is on disk, not only in the kernel."""
     if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync stops at the drive's cache
         fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
     else:
@@ -155,7 +155,7 @@ def sync_data(fd: int) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Return when the names in a directory are on the disk."""
+    """Return when the names in a directory are on disk."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -164,7 +164,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory, and every one above it that is missing, for this user alone.
+    """Create a directory, and every missing one above it, for this user alone.
 
     ``Path.mkdir`` gives its mode to the last one only.
     """
@@ -177,7 +177,7 @@ def read_private(path: Path) -> bytes:
     """Read a file that only its owner may read, such as a key file.
 
     Raises:
-        KeyFileError: it is missing, no file, too large, or others may read it.
+        KeyFileError: it is missing, no regular file, too large, or readable by others.
         StorageError: the system cannot read it.
     """
     with storage_errors("read", path):
@@ -201,11 +201,11 @@ def read_private(path: Path) -> bytes:
 
 
 def place_new(temporary: Path, path: Path) -> None:
-    """Give a finished file its name, which nobody else may have taken meanwhile.
+    """Give a finished file its name, unless another process has taken it meanwhile.
 
     Raises:
-        FileExistsError: somebody has; it is untouched.
-        OSError: nothing was changed.
+        FileExistsError: the name is taken; that file is untouched.
+        OSError: no file was changed.
     """
     try:
         path.hardlink_to(temporary)
@@ -214,7 +214,7 @@ def place_new(temporary: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
-        # Sticks and some shares have none: the name is taken first, and then given away.
+        # Sticks and some shares have none: the name is reserved first, then replaced.
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         try:
             temporary.replace(path)
@@ -228,18 +228,18 @@ def place_new(temporary: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def scratch(folder: Path, stem: str) -> Iterator[Callable[[str], Path]]:
-    """Lend names for unfinished files or folders, and remove those that killed processes left.
+    """Provide names for unfinished files or folders, and remove those of killed processes.
 
-    Whoever works in ``folder`` holds the kernel's lock on a file of its own, which ends with the
-    process. So the names of a living one are spared in whatever container or, where the share
-    passes locks on, host it lives; a process id says nothing there.
+    A process that works in ``folder`` holds the kernel's lock on a file of its own, which ends with
+    the process. So the names of a living one are spared in any container or, if the share passes
+    locks on, on any host; a process id identifies no process there.
 
     Args:
-        folder: an existing directory, perhaps one that others use too.
-        stem: begins the names, after a dot; the same for everybody who may tidy up.
+        folder: an existing directory, possibly shared with other processes.
+        stem: beginning of the names, after a dot; the same for all processes that may tidy up.
 
     Yields:
-        What makes a path of a word; what is left under such a path goes at the end.
+        A function from a word to a path; files under such a path are removed at the end.
 
     Raises:
         DiskFull, StorageError: the lock file cannot be made.
@@ -253,7 +253,7 @@ def scratch(folder: Path, stem: str) -> Iterator[Callable[[str], Path]]:
     with storage_errors("create", lock):
         fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        with contextlib.suppress(OSError):  # where there are no locks, nobody tidies up either
+        with contextlib.suppress(OSError):  # without locks, no process tidies up either
             fcntl.flock(fd, fcntl.LOCK_EX)
         _tidy(folder, stem, lock)
         yield name
@@ -263,15 +263,15 @@ def scratch(folder: Path, stem: str) -> Iterator[Callable[[str], Path]]:
 
 
 def _tidy(folder: Path, stem: str, own: Path) -> None:
-    """Remove what belongs to locks that nobody holds any more."""
+    """Remove the files of locks that no process holds any more."""
     for lock in folder.glob(f".{glob.escape(stem)}.*.lock.tmp"):
         if lock == own:
             continue
-        with contextlib.suppress(OSError):  # held, of another user, or gone: not ours to remove
+        with contextlib.suppress(OSError):  # held, of another user, or gone: leave it
             fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The file of a process that was just starting is empty of others: nothing is lost.
+                # A process that was just starting has no other files yet: no data is lost.
                 _discard(folder, lock.name.removesuffix(".lock.tmp"))
             finally:
                 os.close(fd)
@@ -293,7 +293,7 @@ def _is_lock(path: Path) -> bool:
 
 
 class DirectoryLock:
-    """The right to be the one process that works in a directory.
+    """The exclusive right of one process to work in a directory.
 
     The lock is the kernel's (flock on ``<directory>/lock``), so it ends with the process,
     even after kill -9; the file stays. Use `acquire`, then `release` or a ``with`` block.
@@ -309,11 +309,11 @@ class DirectoryLock:
 
         Args:
             directory: an existing directory.
-            what: what it is, for the message: ``"federation"``, ``"client"``.
+            what: kind of directory, for the message: ``"federation"``, ``"client"``.
 
         Raises:
             Locked: another process has it; the message names its process id.
-            StorageError: the lock file cannot be made.
+            StorageError: the lock file cannot be created.
         """
         path = directory / LOCK_NAME
         with storage_errors("lock", path):
@@ -332,7 +332,7 @@ class DirectoryLock:
         return cls(directory, fd)
 
     def release(self) -> None:
-        """Give the lock back; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -350,7 +350,7 @@ class DirectoryLock:
 
 
 def _sweep(directory: Path) -> None:
-    """Remove half writes; this process has none before it has the lock."""
+    """Remove incomplete files of others; this process has none before it has the lock."""
     for path in directory.rglob(".*.tmp"):
         if half_write(path.name) and not is_written(path.name, but_by=os.getpid()):
             with contextlib.suppress(OSError):
@@ -358,14 +358,14 @@ def _sweep(directory: Path) -> None:
 
 
 def half_write(name: str) -> bool:
-    """Say whether a name is one that `write_atomic` gives to a file before it is whole."""
+    """Return True for the name of a temporary file of `write_atomic`."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
 def is_written(name: str, *, but_by: int = 0) -> bool:
-    """Say whether the process that a half write names is alive, and not ``but_by``.
+    """Return True if the process named in a temporary file's name is alive, and not ``but_by``.
 
-    Only for a directory whose lock tells that its other users are on this machine.
+    Only for a directory whose lock shows that its other users are on this machine.
     """
     match = _TEMPORARY.fullmatch(name)
     if match is None or int(match[1]) == but_by:

@@ -1,4 +1,4 @@
-"""The lock of a directory: who holds it, and waiting for that process to end."""
+"""The lock of a directory: its holder, and waiting for that process to end."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 from fcil_protocol.errors import Locked, Timeout
 
 LOCK_NAME = "lock"
-LOOK_S = 0.1  # between two looks at a lock, which the kernel tells no news of
-TELL_S = 5.0  # between two words about a process that takes its time
+LOOK_S = 0.1  # between two checks of a lock; the kernel reports no change
+TELL_S = 5.0  # between two messages about a process that has not ended
 
 
-# What to do where a directory of this kind is in use.
+# Remedy for a directory of this kind in use.
 _ACTIONS = {
     "federation": "See what it does: fcil-server status. End it: fcil-server stop. Or name another "
     "directory: --dir",
@@ -42,7 +42,7 @@ def take_lock(fd: int, directory: Path, what: str) -> None:
 
 
 def _lock_soon(fd: int) -> None:
-    for _ in range(4):  # a command may be looking at who has it
+    for _ in range(4):  # a command may be checking the holder
         with contextlib.suppress(BlockingIOError):
             return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         time.sleep(0.01)
@@ -61,15 +61,15 @@ def _named(pid: int) -> str:
 def holder_of(directory: Path) -> str | None:
     """Return ``process N`` if a process works in a directory; None if none does.
 
-    Nothing is taken away from that process, nor from one that begins at this moment:
-    `take_lock` tries for longer than a look at the lock lasts.
+    That process loses nothing, nor does one that begins at this moment: `take_lock` tries for
+    longer than a check of the lock lasts.
     """
     pid = holding_pid(directory)
     return None if pid is None else _named(pid)
 
 
 def holding_pid(directory: Path) -> int | None:
-    """Return the id of the process that works in a directory; 0 if it is not known."""
+    """Return the id of the process that works in a directory; 0 if unknown, None if none does."""
     try:
         fd = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -86,16 +86,16 @@ def holding_pid(directory: Path) -> int | None:
 def wait_until_over(
     directory: Path, pid: int | None, timeout_s: float, say: Callable[[str], None]
 ) -> None:
-    """Wait until a process has ended, and nobody works in a directory any more.
+    """Wait until a process has ended and the lock of its directory is free.
 
     Args:
-        directory: the one that it holds.
-        pid: its id, as `holding_pid` told it before; None or 0: the lock alone is waited for.
-        timeout_s: how long at most.
-        say: is told every few seconds that it still writes.
+        directory: the directory that it holds.
+        pid: its id, from an earlier `holding_pid`; None or 0: wait for the lock alone.
+        timeout_s: longest wait.
+        say: receives a message every few seconds while the process still writes.
 
     Raises:
-        Timeout: it goes on.
+        Timeout: the process has not ended.
     """
     began = told = time.monotonic()
     process = _open(pid)
@@ -118,7 +118,7 @@ def wait_until_over(
 
 
 def _open(pid: int | None) -> int | None:
-    """Return a descriptor that tells the end of a process; None where there is none to tell."""
+    """Return a descriptor that reports the end of a process; None if there is none."""
     if not pid or not hasattr(os, "pidfd_open"):
         return None
     with contextlib.suppress(OSError):  # it is over, or in another container
@@ -127,5 +127,5 @@ def _open(pid: int | None) -> int | None:
 
 
 def _has_ended(process: int | None) -> bool:
-    # Readable as soon as it has ended, though nobody has taken its exit code yet.
+    # Readable as soon as it has ended, even before its exit code is collected.
     return process is None or bool(select.select([process], [], [], 0)[0])

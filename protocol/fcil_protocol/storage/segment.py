@@ -1,12 +1,12 @@
-"""One file of the spool: records one after another, each with its own checksums.
+"""One file of the spool: consecutive records, each with its own checksums.
 
     record: magic 4, version 1, kind 1, size of key 2, size of body 8,
             SHA-256(salt, the above, key, body) 32, CRC-32(salt, all the above) 4,
             key, body
 
-The CRC tells a damaged head (sizes unknown) from a damaged body and from a record that was
-still being written. The salt is random for each file and stands in its name: bodies come
-from outside, and without it one could contain what looks like a record of somebody else.
+The CRC tells a damaged head (sizes unknown) from a damaged body and from an incomplete record. The
+salt is random for each file and is in its name: bodies come from outside, and without it one could
+contain bytes that look like another sender's record.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _FIELDS = struct.Struct("<4sBBHQ")
 _DIGEST_BYTES = 32
 _CRC = struct.Struct("<I")
 HEAD_BYTES = _FIELDS.size + _DIGEST_BYTES + _CRC.size
-_STEP_BYTES = 1 << 20  # memory for scanning, whatever the size of a record
+_STEP_BYTES = 1 << 20  # memory for scanning, independent of a record's size
 _SALT_BYTES = 16
 _NAME = re.compile(r"(\d{8})-([0-9a-f]{32})\.seg")
 
 
 class RecordKind(IntEnum):
-    """What a record says."""
+    """Type of a record."""
 
     DATA = 1
-    REMOVED = 2  # the key's earlier record counts no more; no body
+    REMOVED = 2  # the key's earlier record no longer counts; no body
     HOLE = 3  # damaged bytes that were moved aside; no key
 
 
 @dataclass(frozen=True)
 class Record:
-    """Where a valid record lies."""
+    """Position of a valid record."""
 
     kind: RecordKind
     key: str
@@ -66,7 +66,7 @@ class Damage:
     """A stretch without a valid record.
 
     Attributes:
-        torn: the start of a record that was being written; nothing of it was ever durable.
+        torn: the start of a record that was being written; it was never durable.
         at_end: no valid record follows.
     """
 
@@ -81,10 +81,10 @@ class Segment:
     """One segment file.
 
     Attributes:
-        end: where the next record goes.
-        synced: all before this offset is on the disk.
+        end: offset of the next record.
+        synced: all bytes before this offset are on disk.
         live: bytes of data records that count.
-        buried: numbers of earlier segments in which this one's records remove or replace some.
+        buried: numbers of earlier segments with records that this one's records remove or replace.
         open_end: records may be appended.
     """
 
@@ -100,10 +100,10 @@ class Segment:
 
     @classmethod
     def create(cls, directory: Path, number: int) -> Self:
-        """Make a new, empty segment file.
+        """Create a new, empty segment file.
 
         Raises:
-            DiskFull, StorageError: it cannot be made.
+            DiskFull, StorageError: it cannot be created.
         """
         salt = os.urandom(_SALT_BYTES)
         segment = cls(directory / f"{number:08d}-{salt.hex()}.seg", number, salt)
@@ -122,7 +122,7 @@ class Segment:
 
     @property
     def dead(self) -> int:
-        """Bytes that count no more, or never did."""
+        """Bytes that no longer count, or never did."""
         return self.end - self.live
 
     @property
@@ -134,7 +134,7 @@ class Segment:
         return self._fd
 
     def close(self) -> None:
-        """Close the file; reading and appending open it again."""
+        """Close the file; reading and appending reopen it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -145,12 +145,12 @@ class Segment:
         """Append a record; not durable before the file is synced.
 
         Args:
-            kind: what it says.
+            kind: type of the record.
             key: its name.
-            body: one piece after the other.
+            body: its body, in pieces.
 
         Raises:
-            DiskFull, StorageError: the file is as it was before, or takes no more records.
+            DiskFull, StorageError: the file is unchanged, or accepts no more records.
         """
         name = key.encode()
         size = sum(len(piece) for piece in body)
@@ -172,19 +172,19 @@ class Segment:
         return record
 
     def cut(self, end: int) -> None:
-        """Drop everything from an offset on; if even that fails, append here no more."""
+        """Drop all bytes from an offset on; if even that fails, accept no more records."""
         try:
             os.ftruncate(self.descriptor, end)
             self.end = end
         except OSError:
-            # What is left over is recognised as torn when the spool is opened again.
+            # Leftover bytes are recognised as torn when the spool is opened again.
             self.open_end = False
 
     def read(self, record: Record, *, check: bool = True) -> bytes:
         """Return the body of a record.
 
         Args:
-            record: which.
+            record: its position.
             check: hash the body; False for one that its reader authenticates anyway.
 
         Raises:
@@ -212,10 +212,10 @@ class Segment:
     def _head(self, fields: bytes, digest: bytes) -> bytes:
         return fields + digest + _CRC.pack(zlib.crc32(self.salt + fields + digest))
 
-    # --- the whole file ---------------------------------------------------------------------
+    # --- scan -------------------------------------------------------------------------------
 
     def scan(self) -> Iterator[Record | Damage]:
-        """Yield what the file holds, in order; every byte is checked."""
+        """Yield the records and damages of the file, in order; every byte is checked."""
         with storage_errors("read", self.path):
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -242,7 +242,7 @@ class Segment:
         return checked or Damage(offset, record.size, torn=False, at_end=record.size == rest)
 
     def _parse_head(self, head: bytes, offset: int) -> Record | None:
-        """Return the record as its head describes it, if the head is intact."""
+        """Return the record described by its head, if the head is intact."""
         if len(head) < HEAD_BYTES:
             return None
         covered, (crc,) = head[: -_CRC.size], _CRC.unpack(head[-_CRC.size :])
@@ -258,7 +258,7 @@ class Segment:
         return Record(RecordKind(kind), "", offset, key_bytes, body_bytes)
 
     def _check(self, fd: int, record: Record) -> Record | None:
-        """Return the record with its key if its SHA-256 fits."""
+        """Return the record with its key if its SHA-256 matches."""
         head = read_at(fd, record.offset, HEAD_BYTES + record.key_bytes)
         name = head[HEAD_BYTES:]
         digest = hashlib.sha256(self.salt + head[: _FIELDS.size] + name)
@@ -271,12 +271,12 @@ class Segment:
             return None
         try:
             key = name.decode()
-        except UnicodeDecodeError:  # only somebody who can compute checksums wrote it
+        except UnicodeDecodeError:  # only a sender that can compute checksums wrote it
             return None
         return Record(record.kind, key, record.offset, len(name), record.body_bytes)
 
     def _next_record(self, fd: int, start: int, size: int) -> int:
-        """Return where the next valid record begins; the end of the file if there is none."""
+        """Return the offset of the next valid record; the end of the file if there is none."""
         overlap = len(_MAGIC) - 1
         position = start
         while position < size:
@@ -294,13 +294,13 @@ class Segment:
     # --- repair -----------------------------------------------------------------------------
 
     def repair(self, damage: Damage, aside: Path) -> None:
-        """Take damaged bytes out of the way, so that they are met only once.
+        """Move damaged bytes aside, so that they are found only once.
 
-        What is not merely torn is first copied to ``aside``. At the end the file is cut; in
-        the middle the bytes become a hole.
+        Unless they are merely torn, they are first copied to ``aside``. At the end the file is cut;
+        in the middle the bytes become a hole.
 
         Raises:
-            DiskFull, StorageError: nothing was changed.
+            DiskFull, StorageError: the file is unchanged.
         """
         if not damage.torn:
             self._copy(damage, aside)

@@ -1,6 +1,6 @@
-"""The segments of a spool: where the next record goes, what is not durable, what can be deleted.
+"""The segments of a spool: open end, unsynced bytes, segments to delete.
 
-It knows segments and how much of each counts, not which keys. Whoever changes it holds the
+It knows segments and the number of their live bytes, but no keys. Callers that change it hold the
 spool's guard.
 """
 
@@ -14,14 +14,14 @@ from fcil_protocol.errors import StorageError
 from fcil_protocol.storage.atomic_files import storage_errors, sync_directory
 from fcil_protocol.storage.segment import Segment
 
-_LITTLE = 64  # this part of a full segment may be dead without anybody caring
+_LITTLE = 64  # 1 / this of a full segment may be dead before it counts as mostly dead
 
 
 class SegmentList:
     """The segments in a directory, oldest first.
 
     Args:
-        directory: where new ones are made.
+        directory: folder of the segments.
         segment_bytes: a new segment begins when this would be exceeded.
 
     Attributes:
@@ -51,15 +51,15 @@ class SegmentList:
         return next(reversed(self._segments.values()), None)
 
     def add(self, segment: Segment) -> None:
-        """Take in an existing segment, later than all before it."""
+        """Add an existing segment, later than all before it."""
         self._segments[segment.number] = segment
         self._next_number = segment.number + 1
 
     def new(self) -> Segment:
-        """Make a new, empty segment at the end.
+        """Create a new, empty segment at the end.
 
         Raises:
-            DiskFull, StorageError: it cannot be made.
+            DiskFull, StorageError: it cannot be created.
         """
         segment = Segment.create(self._directory, self._next_number)
         self._next_number += 1
@@ -68,7 +68,7 @@ class SegmentList:
         return segment
 
     def open_for(self, size: int) -> Segment:
-        """Return the segment to which so many bytes are appended; raises like `new`."""
+        """Return the segment for the next record of this many bytes; raises like `new`."""
         last = self.last
         if last is not None and last.open_end:
             if last.end == 0 or last.end + size <= self._segment_bytes:
@@ -79,12 +79,12 @@ class SegmentList:
     # --- dead bytes -------------------------------------------------------------------------
 
     def mostly_dead(self, segment: Segment, times: int) -> bool:
-        """Say whether so many bytes of it are dead for each live one, and not just a few."""
+        """Return True if it has over ``times`` dead bytes for each live one, and not just a few."""
         little = self._segment_bytes // _LITTLE
         return segment.dead > max(times * segment.live, little)
 
     def wasteful(self, times: int) -> list[Segment]:
-        """Return those that could be deleted if the little that counts in them were elsewhere."""
+        """Return segments that could be deleted if their few live records were elsewhere."""
         return [
             segment
             for segment in self._segments.values()
@@ -95,10 +95,10 @@ class SegmentList:
         ]
 
     def collect(self) -> None:
-        """Delete segments of which nothing counts, oldest first.
+        """Delete segments without live bytes, oldest first.
 
-        A segment whose records remove something from another one outlives that one, on the
-        disk too: hence the sync after each.
+        A segment whose records remove some of another one outlives that one, on disk too: hence the
+        sync after each.
 
         Raises:
             StorageError: one could not be deleted; the next call begins with it.
@@ -116,7 +116,7 @@ class SegmentList:
     # --- durability -------------------------------------------------------------------------
 
     def duplicates(self) -> list[int]:
-        """Return descriptors of the dirty ones, valid also if one is deleted meanwhile."""
+        """Return duplicate descriptors of the dirty ones, valid even after a deletion."""
         fds: list[int] = []
         try:
             fds.extend(os.dup(segment.descriptor) for segment in self.dirty.values())
@@ -127,7 +127,7 @@ class SegmentList:
         return fds
 
     def settle(self, work: list[tuple[Segment, int]]) -> None:
-        """Note that segments are durable up to an offset each."""
+        """Record that segments are durable, each up to an offset."""
         for segment, end in work:
             segment.synced = max(segment.synced, end)
             if segment.synced == segment.end:
@@ -136,7 +136,7 @@ class SegmentList:
                     segment.close()
 
     def cut_unsynced(self) -> None:
-        """Drop all bytes that are not known to be durable; nothing follows what is left."""
+        """Drop all bytes that may not be durable; the cut segments accept no more records."""
         for segment in self.dirty.values():
             segment.cut(segment.synced)
             segment.open_end = False

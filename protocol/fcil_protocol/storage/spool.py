@@ -1,11 +1,11 @@
-"""The spool: what was acknowledged, kept in append-only segments until it is removed.
+"""The spool: acknowledged updates, kept in append-only segments until they are removed.
 
-Append as things come, sync once for all of them, then acknowledge. Any thread may do each, and
-a sync waits for the disk without holding up the others. `get` is for keys that nobody removes
+Append records as they arrive, sync once for all of them, then acknowledge. Any thread may do each,
+and a sync waits for the disk without blocking the others. `get` is for keys that no thread removes
 meanwhile. Bodies are opaque here.
 
-Dead bytes do not pile up: nothing more is appended to a segment of which most is dead, so
-that it soon holds nothing that counts; if it still does, that is copied and it is deleted.
+Dead bytes do not accumulate: a segment that is mostly dead accepts no more records, so that soon
+none of its records counts; otherwise the rest is copied and the segment deleted.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fcil_protocol.storage.segment_list import SegmentList
 
 SEGMENT_BYTES = 64 << 20
 QUARANTINE = "quarantine"
-_ROLL_AT = 1  # dead bytes for each live one, from which on a segment takes no more records
-_COPY_AT = 3  # and from which on its live ones are copied elsewhere
+_ROLL_AT = 1  # dead bytes per live byte above which a segment accepts no more records
+_COPY_AT = 3  # and above which its live records are copied elsewhere
 
 
 class _Place(NamedTuple):
@@ -36,16 +36,16 @@ class _Place(NamedTuple):
 class Spool:
     """Records by key, in a directory of segments.
 
-    Opening checks every byte: the torn end of a killed process is cut off, damaged records
-    are moved to ``quarantine/``, and what is left is made durable.
+    Opening checks every byte: the torn end of a killed process is cut off, damaged records are
+    moved to ``quarantine/``, and the rest is made durable.
 
     Args:
-        directory: made if it does not exist; one process at a time.
+        directory: created if it does not exist; for one process at a time.
         segment_bytes: a new segment begins when this would be exceeded; a larger record has
             a segment to itself.
 
     Attributes:
-        recovered: one sentence for everything that was repaired at opening.
+        recovered: one sentence for each repair at opening.
 
     Raises:
         StorageError: the directory cannot be used.
@@ -58,7 +58,7 @@ class Spool:
         self._segments = SegmentList(directory, segment_bytes)
         self._index: dict[str, _Place] = {}
         self._unsynced: dict[str, None] = {}  # keys that a power cut could take
-        self._failed: StorageError | None = None  # of a sync, for records appended during it
+        self._failed: StorageError | None = None  # error of a sync, for records appended during it
         with storage_errors("create", directory):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for segment in Segment.all_in(directory):
@@ -76,7 +76,7 @@ class Spool:
             if isinstance(found, Damage):
                 damages.append(found)
             elif found.kind is RecordKind.DATA:
-                self._bury(found.key, segment)  # a copy counts instead of what was copied
+                self._bury(found.key, segment)  # a copy replaces its original
                 self._index[found.key] = _Place(segment, found)
                 segment.live += found.size
             elif found.kind is RecordKind.REMOVED:
@@ -84,7 +84,7 @@ class Spool:
         for damage in damages:
             self._repair(segment, damage)
         with storage_errors("sync", segment.path):
-            # A killed process may have appended without a sync; what counts must be durable.
+            # A killed process may have appended without a sync; live records must be durable.
             sync_data(segment.descriptor)
         segment.synced = segment.end
         segment.close()
@@ -95,7 +95,7 @@ class Spool:
         try:
             segment.repair(damage, aside)
         except StorageError as error:
-            segment.open_end = False  # nothing may follow bytes that stay
+            segment.open_end = False  # no record may follow bytes that stay
             self.recovered.append(f"{place} are damaged and were skipped: {error.message}")
             return
         if damage.torn:
@@ -104,7 +104,7 @@ class Spool:
             self.recovered.append(f"{place} are damaged and were moved to {aside}.")
 
     def _forget(self, key: str) -> Segment | None:
-        """Drop a key from the index; returns the segment that held it."""
+        """Drop a key from the index; return the segment that held it."""
         place = self._index.pop(key, None)
         self._unsynced.pop(key, None)
         if place is None:
@@ -113,7 +113,7 @@ class Spool:
         return place.segment
 
     def _bury(self, key: str, segment: Segment) -> None:
-        """Note that a record in ``segment`` removes the key, or replaces its record."""
+        """Record that ``segment`` removes the key, or replaces its record."""
         holder = self._forget(key)
         if holder is not None and holder is not segment:
             segment.buried.add(holder.number)
@@ -121,11 +121,11 @@ class Spool:
     # --- use --------------------------------------------------------------------------------
 
     def append(self, key: str, *body: bytes | memoryview) -> None:
-        """Add a record, its body one piece after the other; durable after the next `sync`.
+        """Add a record, its body in pieces; durable after the next `sync`.
 
         Raises:
-            AlreadyHave: the key is there already; the first one counts.
-            DiskFull, StorageError: nothing was added, and the spool stays usable.
+            AlreadyHave: the key exists already; the first record counts.
+            DiskFull, StorageError: no record was added, and the spool stays usable.
         """
         name_bytes = len(key.encode())
         assert 0 < name_bytes <= MAX_KEY_BYTES, "a key has 1 to 200 bytes"
@@ -155,7 +155,7 @@ class Spool:
             check: hash the body; False for one that its reader authenticates anyway.
 
         Raises:
-            CorruptFile: the record was damaged, or is not there (see ``quarantine/``).
+            CorruptFile: the record was damaged, or is missing (see ``quarantine/``).
             StorageError: it cannot be read.
         """
         while (place := self._index.get(key)) is not None:
@@ -171,11 +171,11 @@ class Spool:
         )
 
     def __contains__(self, key: object) -> bool:
-        """Say whether a key's record is durable, so that it may be acknowledged."""
+        """Return True if a key's record is durable, so that it may be acknowledged."""
         return key in self._index and key not in self._unsynced
 
     def keys(self) -> list[str]:
-        """Return the keys of all durable records, as they lie: oldest first, copied ones last."""
+        """Return the keys of all durable records in file order: oldest first, copied ones last."""
         with self._guard:
             durable = {k: place for k, place in self._index.items() if k not in self._unsynced}
         return sorted(durable, key=lambda k: (durable[k].segment.number, durable[k].record.offset))
@@ -186,7 +186,7 @@ class Spool:
         A power cut before the next `sync` may bring some of them back.
 
         Raises:
-            DiskFull, StorageError: keys whose removal could not be noted are still there.
+            DiskFull, StorageError: keys whose removal could not be recorded still exist.
         """
         with self._guard:
             victims = {key: self._index[key] for key in keys if key in self._index}
@@ -194,7 +194,7 @@ class Spool:
             for key in victims:
                 self._forget(key)
             try:
-                # First what needs no note, so that a full disk gets some room.
+                # First those that need no removal record, so that a full disk gets some room.
                 self._segments.collect()
                 for key, place in list(victims.items()):
                     if place.segment in self._segments:
@@ -215,7 +215,7 @@ class Spool:
     def purge(self, keys: Iterable[str]) -> int:
         """Remove records and, if the disk has room to copy the others, their bytes at once.
 
-        Returns how many of the keys there were. Raises as `remove` and `sync` do.
+        Returns the number of keys that existed. Raises as `remove` and `sync` do.
         """
         victims = [key for key in keys if key in self._index]
         if victims:
@@ -235,10 +235,10 @@ class Spool:
     # --- dead bytes -------------------------------------------------------------------------
 
     def _empty(self, wasteful: list[Segment]) -> bool:
-        """Copy what counts in these segments into a new one, make that durable, delete them.
+        """Copy the live records of these segments into a new one, sync it, delete the old ones.
 
-        A kill leaves both or the copy; where both are, the copy counts. What fails is as if it
-        had not been tried: nothing was lost, and no room was gained.
+        A kill leaves both or the copy; if both exist, the copy counts. After a failure the spool is
+        as before: no record is lost, and no room is gained.
         """
         if not wasteful:
             return False
@@ -249,7 +249,7 @@ class Spool:
             for key, copy in copies.items():
                 target.live += copy.record.size
                 target.buried.add(places[key].segment.number)
-                self._index[key] = copy  # at once: `in` and `get` ask without the guard
+                self._index[key] = copy  # at once: `in` and `get` read the index without the guard
                 places[key].segment.live -= copy.record.size
             self._segments.collect()
         except StorageError:
@@ -259,7 +259,7 @@ class Spool:
     def _copy(self, places: dict[str, _Place]) -> tuple[Segment, dict[str, _Place]]:
         """Copy records into a new segment, durable when this returns."""
         for segment in self._segments:
-            segment.open_end = False  # what is appended from now on stands behind the copies
+            segment.open_end = False  # records appended from now on follow the copies
         target = self._segments.new()
         copies = {}
         try:
@@ -270,7 +270,7 @@ class Spool:
                 sync_data(target.descriptor)
                 sync_directory(self._directory)
         except StorageError:
-            target.open_end = False  # and as nothing in it counts, it is deleted
+            target.open_end = False  # it has no live record, so it is deleted
             self._segments.collect()
             raise
         target.synced = target.end
@@ -282,8 +282,8 @@ class Spool:
         """Make everything appended so far durable: one fdatasync for the whole batch.
 
         Raises:
-            DiskFull, StorageError: nothing appended since the last good sync is there any
-                more, including what was appended while this sync ran; append it again.
+            DiskFull, StorageError: all records appended since the last good sync are lost,
+                including those appended while this sync ran; append them again.
         """
         with self._guard:
             if self._failed is not None:
@@ -323,7 +323,7 @@ class Spool:
             raise
 
     def _drop_unsynced(self) -> None:
-        """After a failed sync the kernel may have dropped the bytes: they count no more."""
+        """Drop unsynced records: after a failed sync the kernel may have dropped their bytes."""
         for key in list(self._unsynced):
             self._forget(key)
         self._segments.cut_unsynced()

@@ -1,5 +1,5 @@
 """Keys, certificates, tickets and passphrases.
 
-A *root key* signs the server's *certificate*; a *ticket* lets one new client in; the *canonical*
-form is the one sequence of bytes of signed fields.
+A *root key* signs the server's *certificate*; a *ticket* admits one new client; the *canonical*
+form is the unique byte sequence of signed fields.
 """

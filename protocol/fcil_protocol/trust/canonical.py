@@ -1,4 +1,4 @@
-"""Msgpack maps of the wire: encoded plainly, parsed within limits, taken field by field.
+"""Msgpack maps of the wire: encoded plainly, parsed within limits, read field by field.
 
 Unknown fields are tolerated; a known one with another type or length is refused.
 """
@@ -24,7 +24,7 @@ def unhex(text: str, length: int, what: str) -> bytes:
     """Turn lower-case hex digits into ``length`` bytes.
 
     Raises:
-        WireError: it is something else.
+        WireError: the text is something else.
     """
     try:
         data = bytes.fromhex(text)
@@ -41,7 +41,7 @@ class Fields:
     Args:
         data: the bytes of one map.
         what: its name in messages.
-        max_bytes: longest encoding; checked before anything is parsed.
+        max_bytes: longest encoding; checked before parsing.
 
     Raises:
         TooLarge: longer than that.
@@ -70,7 +70,7 @@ class Fields:
         self._fields: dict[str, object] = fields
 
     def get(self, name: str) -> object:
-        """Return a field as it is; None if it is missing."""
+        """Return a field unchecked; None if it is missing."""
         return self._fields.get(name)
 
     def integer(self, name: str, low: int, high: int) -> int:

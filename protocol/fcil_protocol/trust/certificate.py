@@ -1,4 +1,4 @@
-"""The federation's word for its server's keys: the root key, and what it certifies.
+"""The root key of a federation, and its certificate for the server's keys.
 
 The root key of a federation certifies the server's keys, so that they can be changed; the
 federation's name is the digest of the root key.
@@ -31,7 +31,7 @@ from fcil_protocol.trust.keys import (
 )
 
 MAX_CERTIFICATE_BYTES = 4096  # one has about 1,500
-_CLOCK_MARGIN_S = 86_400  # a certificate is good for clocks that are a day behind
+_CLOCK_MARGIN_S = 86_400  # a certificate is valid for clocks that are a day behind
 _DAY_S = 86_400
 _MAX_SECONDS = 2**40
 _CERTIFICATE = "certificate"
@@ -74,8 +74,8 @@ class RootKey(Secret):
     def certify(self, server: PublicKeys, *, valid_days: int = 3650, after: int = 0) -> Certificate:
         """Certify a server's keys from yesterday on for ``valid_days`` days.
 
-        The serial number is the time in milliseconds, or the one that follows ``after``, the
-        serial of the certificate before, on a clock that was set back.
+        The serial number is the time in milliseconds, or the successor of ``after``, the previous
+        certificate's serial, on a clock that was set back.
         """
         now_s = time.time()
         body = pack_map(
@@ -92,7 +92,7 @@ class RootKey(Secret):
 
 @dataclass(frozen=True)
 class Certificate:
-    """A federation's word for a server's keys. Believe nothing of it before `verify`.
+    """A federation's signed statement of its server's keys. Trust no field before `verify`.
 
     Attributes:
         body: the signed bytes, as received; all other fields are read from them.
@@ -113,7 +113,7 @@ class Certificate:
     serial: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Read the fields from the body, so that they cannot differ from what is signed."""
+        """Read the fields from the body, so that they always match the signed bytes."""
         fields = Fields(self.body, "certificate", max_bytes=MAX_CERTIFICATE_BYTES)
         root = fields.binary("root", SIGNING_BYTES)
         for name, value in (
@@ -132,7 +132,7 @@ class Certificate:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Parse a certificate; what it says is not to be trusted yet.
+        """Parse a certificate; its content is not verified yet.
 
         Raises:
             TooLarge, WireError: with what was expected and got.
@@ -144,13 +144,13 @@ class Certificate:
         """Return the server's keys if this federation's root key certifies them now.
 
         Args:
-            federation: the federation that we belong to; it pins the root key.
+            federation: this side's federation; it pins the root key.
             now: unix seconds.
 
         Raises:
-            WrongFederation: it belongs to another one.
+            WrongFederation: it belongs to another federation.
             BadSignature: it was altered.
-            WrongClock: it is not valid yet, or no longer; all else about it is right.
+            WrongClock: it is not valid yet, or no longer; everything else in it is valid.
         """
         if self.federation != federation:
             raise WrongFederation(
@@ -167,7 +167,7 @@ class Certificate:
         return self.keys
 
     def must_follow(self, known: Certificate) -> None:
-        """Refuse to go back behind a certificate that was seen before.
+        """Refuse a certificate older than one seen before.
 
         Raises:
             TrustError: this one is older.

@@ -1,4 +1,4 @@
-"""Key files: private keys as JSON, with a digest of the public ones to tell damage by."""
+"""Key files: private keys as JSON, with a digest of the public ones to detect damage."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def save_secrets(path: Path, kind: str, secrets: Mapping[str, bytes], check: str
     """Write a key file, 0600 from the first moment.
 
     Args:
-        path: where.
+        path: its name.
         kind: its format.
         secrets: name -> private key, `SECRET_BYTES` each.
-        check: digest of the public keys; `load_secrets` gives it back.
+        check: digest of the public keys; `load_secrets` returns it.
 
     Raises:
         StorageError: the file could not be written.
@@ -50,7 +50,7 @@ def load_secrets(path: Path, kind: str, names: tuple[str, ...]) -> tuple[dict[st
         check = str(fields["check"])
         secrets = {name: base64.b64decode(fields[name], validate=True) for name in names}
     except (ValueError, KeyError, TypeError, RecursionError):
-        pass  # told below, where it is no context: a JSON error carries the whole document
+        pass  # raised below, outside of this context: a JSON error carries the whole document
     if not secrets:
         raise KeyFileError(f"the key file {path} is damaged.", action="Restore it from a backup.")
     must_match(path, [SECRET_BYTES] * len(names), [len(s) for s in secrets.values()])
@@ -58,7 +58,7 @@ def load_secrets(path: Path, kind: str, names: tuple[str, ...]) -> tuple[dict[st
 
 
 def must_match(path: Path, expected: object, got: object) -> None:
-    """Refuse a key file whose secrets are not those it was written with.
+    """Refuse a key file whose secrets do not match its checksum.
 
     Raises:
         KeyFileError: the two differ.

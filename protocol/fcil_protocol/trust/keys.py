@@ -1,9 +1,9 @@
-"""Keys: who signs, who can open, who may connect.
+"""Keys of a participant: link, signatures, sealing.
 
 Every participant, client or server, has three key pairs: CURVE (X25519, the link), Ed25519
-(signatures) and X-Wing (ML-KEM-768 with X25519, to open what is sealed for it).
+(signatures) and X-Wing (ML-KEM-768 with X25519, to open payloads that are sealed for it).
 
-All signatures are over ``fcil/1/<purpose>`` NUL data, so none can serve for another purpose.
+All signatures are over ``fcil/1/<purpose>`` NUL data, so none is valid for another purpose.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ FINGERPRINT_DIGITS = 32  # 128 bits of SHA-256
 
 
 def fingerprint_of(key: bytes) -> str:
-    """Return 32 hex digits of the SHA-256 of a public key; what people compare."""
+    """Return 32 hex digits of the SHA-256 of a public key, for comparison by people."""
     return hashlib.sha256(key).hexdigest()[:FINGERPRINT_DIGITS]
 
 
 def signed_form(purpose: str, data: bytes) -> bytes:
-    """Return the bytes over which a signature of data for one purpose (one word) is made."""
+    """Return the bytes that a signature of data for one purpose (one word) covers."""
     assert purpose.isidentifier(), "a purpose is one word"
     return b"fcil/1/" + purpose.encode("ascii") + b"\0" + data
 
@@ -50,7 +50,7 @@ def verify_signature(public: bytes, purpose: str, data: bytes, signature: bytes)
     """Check an Ed25519 signature made with `PrivateKeys.sign` for the same purpose.
 
     Raises:
-        BadSignature: it does not fit.
+        BadSignature: the signature does not match.
     """
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, signed_form(purpose, data))
@@ -64,7 +64,7 @@ def verify_signature(public: bytes, purpose: str, data: bytes, signature: bytes)
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """What others know of a participant.
+    """The public keys of a participant.
 
     Attributes:
         curve: X25519 of the link, 32 bytes.
@@ -78,7 +78,7 @@ class PublicKeys:
 
     @property
     def fingerprint(self) -> str:
-        """32 hex digits of the SHA-256 of the signing key; what people compare."""
+        """32 hex digits of the SHA-256 of the signing key, for comparison by people."""
         return fingerprint_of(self.signing)
 
     def to_fields(self) -> dict[str, bytes]:
@@ -87,7 +87,7 @@ class PublicKeys:
 
     @classmethod
     def from_fields(cls, fields: object) -> Self:
-        """Read keys that come from outside; every one is checked for use.
+        """Read keys from outside; every one is checked for use.
 
         Raises:
             WireError: a field is missing, of the wrong length, or no valid key.
@@ -130,7 +130,7 @@ def _key_field(fields: Mapping[object, object], name: str, length: int) -> bytes
 
 
 def _check_x25519(key: bytes, name: str) -> None:
-    """Refuse the few points with which every shared secret is zero."""
+    """Refuse the few points that make every shared secret zero."""
     try:
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(key))
     except ValueError as error:
@@ -138,7 +138,7 @@ def _check_x25519(key: bytes, name: str) -> None:
 
 
 class Secret:
-    """Base of what holds secrets: it cannot be pickled, to another process or a file."""
+    """Base of classes that hold secrets: it cannot be pickled, to another process or a file."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} holds secrets and is never pickled.")
@@ -172,7 +172,7 @@ class PrivateKeys(Secret):
 
     @classmethod
     def generate(cls, *, curve: bytes | None = None) -> Self:
-        """Draw new keys from the operating system's generator; a given link key stays."""
+        """Draw new keys from the operating system's generator; a given link key is kept."""
         return cls(
             curve=curve or os.urandom(SECRET_BYTES),
             signing=os.urandom(SECRET_BYTES),
@@ -181,7 +181,7 @@ class PrivateKeys(Secret):
 
     @classmethod
     def derive(cls, secret: bytes, purpose: bytes) -> Self:
-        """Make keys from a secret (HKDF-SHA256): the same from the same secret and purpose."""
+        """Derive keys from a secret (HKDF-SHA256): the same for the same secret and purpose."""
         made = HKDF(SHA256(), 3 * SECRET_BYTES, salt=None, info=purpose).derive(secret)
         curve, signing, sealing = (
             made[i * SECRET_BYTES : (i + 1) * SECRET_BYTES] for i in range(3)
@@ -203,7 +203,7 @@ class PrivateKeys(Secret):
 
     @classmethod
     def load_or_new(cls, path: Path) -> Self:
-        """Return the keys of a file, which is made with new ones at the first call.
+        """Return the keys of a file, which the first call creates with new ones.
 
         Raises:
             KeyFileError, StorageError: as in `load` and `save`.

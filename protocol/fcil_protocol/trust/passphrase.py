@@ -1,4 +1,4 @@
-"""Bytes under a passphrase: scrypt, then AES-256-GCM. The library's constructions, no other.
+"""Encryption under a passphrase: scrypt, then AES-256-GCM, both as the library provides them.
 
 magic 8, log2 of scrypt's n 1, salt 16, nonce 12, ciphertext with its tag
 """
@@ -18,8 +18,8 @@ from fcil_protocol.storage.atomic_files import storage_errors
 MIN_PASSPHRASE_CHARS = 12
 MAX_PASSPHRASE_BYTES = 1024
 _MAGIC = b"fcilpwd1"
-_LOG2_N = 17  # 128 MiB and about 0.4 s a guess
-_MAX_LOG2_N = 20  # 1 GiB: more than any file of ours asks for
+_LOG2_N = 17  # 128 MiB and about 0.4 s per guess
+_MAX_LOG2_N = 20  # 1 GiB: more than any file of fcil requires
 _SALT_BYTES = 16
 _NONCE_BYTES = 12
 _HEAD_BYTES = len(_MAGIC) + 1 + _SALT_BYTES + _NONCE_BYTES
@@ -43,11 +43,11 @@ def seal_with_passphrase(plain: bytes, passphrase: str, context: bytes) -> bytes
 
 
 def open_with_passphrase(data: bytes, passphrase: str, context: bytes) -> bytes:
-    """Return what was sealed.
+    """Return the sealed bytes, decrypted.
 
     Raises:
-        CorruptFile: the bytes do not have the form.
-        CannotOpen: the passphrase or the context is another one, or the bytes were altered.
+        CorruptFile: the bytes do not have this form.
+        CannotOpen: the passphrase or the context differs, or the bytes were altered.
     """
     log2_n = data[len(_MAGIC)] if len(data) > _HEAD_BYTES else 0
     if not data.startswith(_MAGIC) or not 1 <= log2_n <= _MAX_LOG2_N:
@@ -68,10 +68,10 @@ def open_with_passphrase(data: bytes, passphrase: str, context: bytes) -> bytes:
 
 
 def read_passphrase(path: Path) -> str:
-    """Return the first line of a file, without its end.
+    """Return the first line of a file, without its line end.
 
     Raises:
-        UsageError: it is empty, too long or no text.
+        UsageError: the line is empty, too long or no text.
         StorageError: it cannot be read.
     """
     with storage_errors("read", path), path.open("rb") as file:

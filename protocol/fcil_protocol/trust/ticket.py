@@ -1,20 +1,20 @@
-"""Tickets: one short text that lets one new client in, once.
+"""Tickets: short texts that each admit one new client, once.
 
-A ticket names the server (addresses and CURVE key), the federation (digest of its root key)
-and a secret of 16 bytes. From the secret come the keys of a *guest*: with its CURVE key the
-new client passes the gate, with its signing key it signs the one message that it may send.
-The server keeps the guest's public keys only, so who steals its disk cannot use open tickets.
+A ticket names the server (addresses and CURVE key), the federation (digest of its root key) and a
+secret of 16 bytes. The keys of a *guest* are derived from the secret: with its CURVE key the new
+client passes the gate, with its signing key it signs the one message that it may send. The server
+keeps only the guest's public keys, so a thief of its disk cannot use open tickets.
 
-The text is ``FCIL1`` and base32, so that it is typed without regard to case and a QR code
-holds it in its alphanumeric mode::
+The text is ``FCIL1`` and base32, so that it can be typed without regard to case and fits the
+alphanumeric mode of a QR code::
 
     version 1 | server CURVE key 32 | federation 16 | secret 16 | expires 4 | addresses | check 4
 
-Version 2 has one byte of flags after the version: 1, the key and the addresses are a relay's,
-which leads to the federation's server; 2, the ticket is for a new relay.
+Version 2 has one byte of flags after the version: 1, the key and the addresses are a relay's, which
+leads to the federation's server; 2, the ticket is for a new relay.
 
 ``addresses`` are comma-separated ``HOST:PORT``; ``check`` is the beginning of the SHA-256 of
-what stands before it. Expiry is told to the reader and judged by the server's clock alone.
+everything before it. A reader sees the expiry, but only the server's clock decides on it.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Ticket(Secret):
         federation: digest of the root key that must have certified the server.
         secret: 16 random bytes, for one client and one use.
         expires: unix seconds by the server's clock.
-        addresses: ``HOST:PORT`` in the order in which to try them.
+        addresses: ``HOST:PORT`` in the order of attempts.
         via: key and addresses are those of a relay.
-        relay: it lets a new relay in, not a client.
+        relay: it admits a new relay, not a client.
     """
 
     server_key: bytes
@@ -78,10 +78,10 @@ class Ticket(Secret):
         via: bool = False,
         relay: bool = False,
     ) -> Self:
-        """Draw a ticket that is good for ``lasts_s`` seconds from now.
+        """Draw a ticket that is valid for ``lasts_s`` seconds from now.
 
         Raises:
-            BadTicket: an address is none.
+            BadTicket: an address is invalid.
         """
         _check_addresses(addresses)
         secret = os.urandom(SECRET_TICKET_BYTES)
@@ -89,7 +89,7 @@ class Ticket(Secret):
         return cls(server_key, federation, secret, expires, addresses, via, relay)
 
     def guest_keys(self) -> PrivateKeys:
-        """Return the keys with which the holder passes the gate and signs its request."""
+        """Return the keys that admit the holder at the gate and sign its request."""
         return PrivateKeys.derive(self.secret, b"fcil/1/ticket" + self.server_key)
 
     def to_text(self) -> str:
@@ -105,10 +105,10 @@ class Ticket(Secret):
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Read a ticket; spaces and line breaks within it do not matter.
+        """Read a ticket; spaces and line breaks in it do not matter.
 
         Raises:
-            BadTicket: it is no ticket, was cut short, or a character differs.
+            BadTicket: it is no ticket, was truncated, or a character differs.
         """
         packed = "".join(text.split()).upper()
         if not packed.startswith(PREFIX) or len(packed) > MAX_TICKET_CHARS:
@@ -134,7 +134,7 @@ class Ticket(Secret):
                 f"the ticket has form {version}.{flags}, this program reads forms 1 and 2.",
                 action="Install the fcil version of the server.",
             )
-        body = body[version:]  # as many bytes as the form's number
+        body = body[version:]  # as many bytes as the version's number
         server_key, federation, secret, expires = _HEAD.unpack(body[: _HEAD.size])
         try:
             addresses = tuple(body[_HEAD.size :].decode("ascii").split(","))
@@ -147,12 +147,12 @@ class Ticket(Secret):
 
 
 def proof_text(guest_key: bytes, keys: PublicKeys) -> bytes:
-    """Return what a new member's signing key signs: its own keys, for this ticket only."""
+    """Return the bytes that a new member's signing key signs: its keys, for this ticket only."""
     return guest_key + keys.curve + keys.signing + keys.sealing
 
 
 def keys_digest(keys: PublicKeys) -> str:
-    """Return what an Ack of new keys names them by: SHA-256 of all three (hex)."""
+    """Return the digest that an Ack of new keys names: SHA-256 of all three (hex)."""
     return hashlib.sha256(keys.curve + keys.signing + keys.sealing).hexdigest()
 
 
@@ -177,10 +177,10 @@ def _check(body: bytes) -> bytes:
 
 
 def check_address(address: str, action: str) -> None:
-    """Check that an address can stand in a ticket.
+    """Check that an address has the form that a ticket requires.
 
     Raises:
-        BadTicket: it is no HOST:PORT with a port; ``action`` says what to do.
+        BadTicket: it is no HOST:PORT with a valid port; ``action`` is the remedy in the error.
     """
     match = _ADDRESS.fullmatch(address)
     if match is None or not 0 < int(match[2]) < 65536:

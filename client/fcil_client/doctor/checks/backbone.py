@@ -1,4 +1,4 @@
-"""Lines about the backbone: which, whether it is the right one here, and how fast."""
+"""Lines about the backbone: its name, its digest, its features and its speed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fcil_client.doctor.checks.line import Line, failure, fault, ok, skipped, wa
 from fcil_protocol.errors import BackboneMismatch, FcilError
 
 NAMES = ("backbone.which", "backbone.digest", "backbone.features", "backbone.speed")
-SLOW_PASS_S = 600.0  # a pass over all images that takes longer is worth a warning
+SLOW_PASS_S = 600.0  # a longer pass over all images brings a warning
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Loaded:
     """A backbone that was loaded here.
 
     Attributes:
-        engine: ``torch`` or ``onnx``. device: in words.
+        engine: ``torch`` or ``onnx``. device: as text.
         probe: features of the shipped images, (4, d).
-        loaded_s: until it was ready. images_per_s: of frozen passes.
-        peak_bytes: memory of the process that had it. size: of its images, pixels.
+        loaded_s: time until it was ready. images_per_s: of frozen passes.
+        peak_bytes: peak memory of its process. size: of its images, pixels.
     """
 
     engine: str
@@ -39,7 +39,7 @@ class Loaded:
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Loaded:
-        """Read what the child process said."""
+        """Read the child process's answer."""
         return cls(
             engine=fields["engine"],
             digest=fields["info"]["digest"],
@@ -57,11 +57,11 @@ class Wanted:
     """The backbone that a client is to use.
 
     Attributes:
-        digest: of its weights; empty: not known.
-        source: who says so, in words.
+        digest: of its weights; empty: unknown.
+        source: source of these facts, as text.
         needed: the run's method uses one.
         gradient: it trains, which needs torch.
-        weights: the file that they were taken from the last time, if one was given.
+        weights: the file last used for them, if one was given.
     """
 
     name: str
@@ -74,14 +74,14 @@ class Wanted:
 
 @dataclass(frozen=True)
 class BackboneFacts:
-    """What is asked of the backbone, and what came of it.
+    """The expected backbone, and the result of loading it.
 
     Attributes:
         loaded: None if it was not, or could not be, loaded.
-        error: why it could not.
-        skipped: why nobody tried.
-        reference: features of the shipped images as they must be, (4, d); None: not known here.
-        images: for training, in the folder.
+        error: reason why it could not be loaded.
+        skipped: reason why loading was not tried.
+        reference: expected features of the shipped images, (4, d); None: unknown here.
+        images: number of training images in the folder.
     """
 
     expected: Wanted
@@ -93,7 +93,7 @@ class BackboneFacts:
 
 
 def lines(facts: BackboneFacts) -> list[Line]:
-    """Say which backbone it is and how it does here."""
+    """Return the lines about the backbone and its results here."""
     if not facts.expected.needed:
         text = f"the method uses no backbone ({facts.expected.source})"
         return [ok(NAMES[0], text), *(skipped(n, "no backbone is needed") for n in NAMES[1:])]

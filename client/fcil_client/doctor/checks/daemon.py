@@ -1,4 +1,4 @@
-"""Lines about a client's daemon: whether it runs, how it is, and its systemd unit."""
+"""Lines about a client's daemon: its state, version and notes, and its systemd unit."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ NAMES = ("daemon.running", "daemon.version", "daemon.notes")
 
 @dataclass(frozen=True)
 class DaemonFacts:
-    """What a client's daemon says.
+    """Facts about a client's daemon.
 
     Attributes:
-        status: its own; None: it does not run, or does not answer.
-        hangs: it runs and does not answer.
-        installed: version of fcil that this doctor is of.
+        status: its own status; None: it is not running, or does not answer.
+        hangs: it is running and does not answer.
+        installed: this doctor's version of fcil.
         data: the client's folder.
     """
 
@@ -31,12 +31,12 @@ class DaemonFacts:
 
 
 def lines(facts: DaemonFacts) -> list[Line]:
-    """Say whether a client's daemon runs and how it is."""
+    """Return the lines about a client's daemon."""
     return [_running(facts), _version(facts), _notes(facts)]
 
 
 def no_client() -> list[Line]:
-    """Say that there is no client that could run."""
+    """Return the lines for a device without a client."""
     return [skipped(name, "there is no client here yet") for name in NAMES]
 
 
@@ -79,7 +79,7 @@ def _notes(facts: DaemonFacts) -> Line:
 
 @dataclass(frozen=True)
 class UnitFacts:
-    """What systemd says of units that are called fcil-client.
+    """Facts about the systemd units named fcil-client.
 
     Attributes:
         units: name -> its properties ActiveState, SubState, Result, NRestarts, UnitFileState.
@@ -91,7 +91,7 @@ class UnitFacts:
 
 
 def unit_lines(facts: UnitFacts) -> list[Line]:
-    """Say how the systemd units of clients are."""
+    """Return the lines about the systemd units of clients."""
     name = "daemon.unit"
     if not facts.asked:
         return [skipped(name, "there is no systemd to ask")]
@@ -118,7 +118,7 @@ def _unit(name: str, unit: str, fields: Mapping[str, str]) -> Line:
 
 
 def parse_units(text: str) -> dict[str, dict[str, str]]:
-    """Return unit -> properties from what ``systemctl show`` prints."""
+    """Return unit -> properties from the output of ``systemctl show``."""
     found: dict[str, dict[str, str]] = {}
     for block in text.strip().split("\n\n"):
         rows = (row.partition("=") for row in block.splitlines())

@@ -1,4 +1,4 @@
-"""Lines about the disk under a client's state."""
+"""Lines about the disk of a client's state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAMES = (
     "disk.space", "disk.inodes", "disk.writable", "disk.filesystem", "disk.sync",
     "disk.temporary", "disk.caches", "disk.outbox",
 )  # fmt: skip
-LEAST_BYTES = 50_000_000  # below, an update or a part may not fit any more
+LEAST_BYTES = 50_000_000  # below this, an update or a part may not fit any more
 ENOUGH_BYTES = 500_000_000
 LEAST_INODES = 1000
 SLOW_SYNC_S = 0.25  # a round syncs a few times; cards of this sort take seconds for it
@@ -22,14 +22,14 @@ NO_RIGHTS = frozenset(("vfat", "exfat", "msdos", "ntfs", "fuseblk"))
 
 @dataclass(frozen=True)
 class DiskFacts:
-    """What the file systems say.
+    """Facts about the file systems.
 
     Attributes:
-        place: the directory asked about: the state's, or the nearest one above it that exists.
-        free_bytes, free_inodes: that this user may use; inodes None: it counts none.
-        kind: of the file system; empty: not known. read_only: mounted so.
-        write_error: why nothing can be written; sync_s: until a small file was kept.
-        temporary: its directory; temporary_free_bytes of it; temporary_error.
+        place: the directory examined: the state's, or the nearest existing one above it.
+        free_bytes, free_inodes: available to this user; inodes None: not counted.
+        kind: of the file system; empty: unknown. read_only: mounted so.
+        write_error: error of a test write; sync_s: seconds until a small file was on disk.
+        temporary: directory of temporary files; temporary_free_bytes there; temporary_error.
     """
 
     place: str
@@ -46,11 +46,11 @@ class DiskFacts:
 
 
 def lines(facts: DiskFacts, held_bytes: int = 0) -> list[Line]:
-    """Say whether a client can keep there what must not be lost.
+    """Return the lines about the disk of a client's state.
 
     Args:
-        facts: of the disk.
-        held_bytes: what this user's clients hold there already; as much again may come.
+        facts: facts of the disk.
+        held_bytes: size of this user's clients there already; they may grow by as much again.
     """
     return [
         _space(facts, held_bytes),
@@ -141,11 +141,11 @@ def _temporary(facts: DiskFacts) -> Line:
 
 @dataclass(frozen=True)
 class HoldingFacts:
-    """What a client's directory holds.
+    """Contents of a client's directory.
 
     Attributes:
-        sizes: bytes by what they are: parts, model, outbox, state, journal, other.
-        outbox: number of updates that wait. outbox_age_s: of the oldest.
+        sizes: bytes by type: parts, model, outbox, state, journal, other.
+        outbox: number of waiting updates. outbox_age_s: age of the oldest.
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class HoldingFacts:
 
 
 def holding_lines(facts: HoldingFacts, *, running: bool) -> list[Line]:
-    """Say what a client holds, and what waits."""
+    """Return the lines about a client's directory and its waiting updates."""
     listed = ", ".join(f"{what} {megabytes(n)}" for what, n in facts.sizes.items() if n)
     total = megabytes(sum(facts.sizes.values()))
     caches = ok("disk.caches", f"{total} in all{f': {listed}' if listed else ''}")
@@ -169,7 +169,7 @@ def holding_lines(facts: HoldingFacts, *, running: bool) -> list[Line]:
 
 
 def no_holdings() -> list[Line]:
-    """Say that there is no client whose directory could be looked at."""
+    """Return the lines for a device without a client's directory."""
     why = "there is no client here yet"
     return [skipped("disk.caches", why), skipped("disk.outbox", why)]
 
@@ -180,11 +180,11 @@ def _age(seconds: float) -> str:
     return f"{seconds / 3600:.0f} hours" if seconds >= 7200 else f"{max(0, seconds) / 60:.0f} min"
 
 
-# --- what files of the system say -----------------------------------------------------------
+# --- system files ---------------------------------------------------------------------------
 
 
 def mount_of(table: str, path: str) -> tuple[str, str, bool]:
-    """Return file system, mount point and whether it is read-only, for an absolute path.
+    """Return file system, mount point and True if it is read-only, for an absolute path.
 
     Args:
         table: the text of /proc/self/mountinfo.
@@ -198,7 +198,7 @@ def mount_of(table: str, path: str) -> tuple[str, str, bool]:
         at = _unescape(fields[4])
         behind = fields[fields.index("-") + 1 :]
         inside = path == at or path.startswith(at.rstrip("/") + "/")
-        if inside and len(at) >= len(found[1]):  # of two on one place the later one is on top
+        if inside and len(at) >= len(found[1]):  # of two on one place the later is on top
             options = {*fields[5].split(","), *(behind[2].split(",") if len(behind) > 2 else ())}
             found = (behind[0], at, "ro" in options)
     return found

@@ -1,4 +1,4 @@
-"""Lines about what computes: torch, onnxruntime, their devices and providers."""
+"""Lines about the engines: torch, onnxruntime, their devices and providers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class TorchFacts:
-    """What torch said in a process of its own.
+    """torch's report from a process of its own.
 
     Attributes:
-        cuda: the CUDA version that it was built with; empty for a CPU build.
-        why_not: why a CUDA build sees no device.
+        cuda: CUDA version of the build; empty for a CPU build.
+        why_not: reason why a CUDA build sees no device.
     """
 
     version: str
@@ -44,10 +44,10 @@ class TorchFacts:
 
 @dataclass(frozen=True)
 class OnnxFacts:
-    """What onnxruntime said in a process of its own.
+    """onnxruntime's report from a process of its own.
 
     Attributes:
-        providers: those it lists -> why one cannot be used; empty: it can.
+        providers: each listed one -> reason why it cannot be used; empty: it can.
     """
 
     version: str
@@ -55,20 +55,20 @@ class OnnxFacts:
 
     @property
     def usable(self) -> list[str]:
-        """Providers that made a session."""
+        """Providers that created a session."""
         return [name for name, why in self.providers.items() if not why]
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What is installed and what it can do here.
+    """The installed engines and their capabilities here.
 
     Attributes:
         asked: the engine given with --engine. device: that given with --device.
         installed: distribution -> version, of torch, timm and all kinds of onnxruntime.
-        torch_fault, onnx_fault: why it cannot be imported although it is installed.
-        driver: of NVIDIA's kernel driver; empty without one.
-        jetson: NVIDIA's driver is another there.
+        torch_fault, onnx_fault: reason why it cannot be imported although it is installed.
+        driver: version of NVIDIA's kernel driver; empty without one.
+        jetson: the machine is a Jetson, with another NVIDIA driver.
     """
 
     asked: str = "auto"
@@ -83,17 +83,17 @@ class EngineFacts:
 
     @property
     def runtimes(self) -> list[str]:
-        """The distributions that bring the package onnxruntime."""
+        """The distributions that provide the package onnxruntime."""
         return sorted(self.installed.keys() - {"torch", "timm"})
 
     @property
     def torch_works(self) -> bool:
-        """Whether torch can run a backbone."""
+        """True if torch can run a backbone."""
         return self.torch is not None and "timm" in self.installed
 
 
 def lines(facts: EngineFacts) -> list[Line]:
-    """Say what is installed, what works, and which device a client would get."""
+    """Return the lines about engines, and about the device that a client would use."""
     return [
         _installed(facts),
         _torch(facts),

@@ -1,4 +1,4 @@
-"""Lines about a folder of images, as a client would find it."""
+"""Lines about a folder of images, as a client would see it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ NAMES = (
     "images.folder", "images.layout", "images.unreadable", "images.classes", "images.small",
     "images.duplicates", "images.sides",
 )  # fmt: skip
-FEW = 5  # images of a class below which learning it is luck
+FEW = 5  # images of a class below which learning it is unreliable
 
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """What is in a folder.
+    """Contents of a folder.
 
     Attributes:
         path: as given. form: ``folder`` or ``zip file``.
-        error: why it cannot be used at all.
-        left_out: sentences about what the layout leaves out, names refused among them.
+        error: reason why it cannot be used at all.
+        left_out: sentences about files that the layout leaves out, and about refused names.
         unreadable: sentences about files that are no readable image.
-        files: image files that the layout takes. unlooked: of these, not read for want of time.
+        files: image files of the layout. unlooked: of these, not read for lack of time.
         counts: class -> side -> images.
         duplicates: for each image in several classes, these and the name of one file in each.
         notes: sentences about the split into sides.
-        enrolled: the split is the client's own; else the next one may fall otherwise.
+        enrolled: the split is the client's own; else the next one may differ.
     """
 
     path: str
@@ -44,12 +44,12 @@ class ImageFacts:
     enrolled: bool = False
 
     def images(self, *sides: str) -> int:
-        """Return how many images are on these sides."""
+        """Return the number of images on these sides."""
         return sum(n for counts in self.counts.values() for s, n in counts.items() if s in sides)
 
 
 def lines(facts: ImageFacts) -> list[Line]:
-    """Say what a client could do with the folder."""
+    """Return the lines about the folder."""
     if facts.error is not None:
         rest = (skipped(n, "the folder cannot be used") for n in NAMES[1:])
         return [fault(NAMES[0], facts.error), *rest]
@@ -65,7 +65,7 @@ def lines(facts: ImageFacts) -> list[Line]:
 
 
 def no_folder(*, several: bool) -> list[Line]:
-    """Say that it is not known where to look."""
+    """Return the lines for an unknown folder."""
     why = "there are several clients; name a folder" if several else "no folder was named"
     return [skipped(n, f"{why}: --data FOLDER") for n in NAMES]
 

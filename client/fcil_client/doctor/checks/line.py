@@ -1,4 +1,4 @@
-"""A line of the doctor's report: what is the case, how bad that is, and what to do about it."""
+"""A line of the doctor's report: finding, severity and remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from fcil_protocol.errors import EXIT_OK, FcilError, InternalError, all_errors
 
-# What each line is about; docs/doctor.md has the same list.
+# Subject of each line; docs/doctor.md has the same list.
 IDS: dict[str, str] = {
     "machine.system": "system, processor, Python and fcil",
     "machine.cores": "cores that this user's processes may use",
@@ -60,7 +60,7 @@ IDS: dict[str, str] = {
 
 
 class State(StrEnum):
-    """How bad a line is."""
+    """Severity of a line."""
 
     OK = "ok"
     WARNING = "warning"
@@ -74,10 +74,10 @@ class Line:
 
     Attributes:
         id: of `IDS`; stable.
-        text: what is the case.
-        action: what to do next; empty where nothing is to be done.
-        code: of a failure, the code of the error (docs/errors.md), which gives the exit code.
-        client: whose client it is about; empty for the machine.
+        text: the finding.
+        action: the next step; empty if none is needed.
+        code: of a failure, the code of the error (docs/errors.md), which sets the exit code.
+        client: name of the client concerned; empty for the machine.
     """
 
     id: str
@@ -93,7 +93,7 @@ class Line:
 
     @property
     def section(self) -> str:
-        """The part of the report that it stands in."""
+        """The part of the report that contains the line."""
         return self.id.partition(".")[0]
 
     def fields(self) -> dict[str, Any]:
@@ -102,22 +102,22 @@ class Line:
 
 
 def ok(name: str, text: str) -> Line:
-    """All is well."""
+    """Return a line without a problem."""
     return Line(name, State.OK, text)
 
 
 def warning(name: str, text: str, action: str) -> Line:
-    """It works, and something should be done."""
+    """Return a line about something that works and should be improved."""
     return Line(name, State.WARNING, text, action)
 
 
 def failure(name: str, text: str, action: str, code: str) -> Line:
-    """A client cannot work like this."""
+    """Return a line about a problem that stops a client."""
     return Line(name, State.FAILURE, text, action, code)
 
 
 def skipped(name: str, why: str) -> Line:
-    """There was nothing to look at, or no way to."""
+    """Return a line about a check without an object or a means."""
     return Line(name, State.SKIPPED, why)
 
 
@@ -128,11 +128,11 @@ def fault(name: str, error: FcilError) -> Line:
 
 
 def guarded(names: Iterable[str], check: Callable[[], list[Line]]) -> list[Line]:
-    """Return a check's lines; if it breaks, failures in their place.
+    """Return a check's lines; if it breaks, a failure in their place.
 
     Args:
-        names: the ids that it answers for.
-        check: gives its lines.
+        names: ids of its lines.
+        check: returns its lines.
     """
     try:
         return check()
@@ -146,7 +146,7 @@ def guarded(names: Iterable[str], check: Callable[[], list[Line]]) -> list[Line]
 
 
 def of_client(name: str, lines: Iterable[Line]) -> list[Line]:
-    """Return lines that say whose client they are about."""
+    """Return lines with the name of the client concerned."""
     return [replace(line, client=name) for line in lines]
 
 
@@ -160,14 +160,14 @@ def exit_code(lines: Iterable[Line]) -> int:
 
 
 def megabytes(size: float) -> str:
-    """Return a size as people read it."""
+    """Return a size for people."""
     if size >= 1e9:
         return f"{size / 1e9:.1f} GB"
     return f"{size / 1e6:.0f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
 
 
 def some(items: Iterable[str], most: int = 5) -> str:
-    """Return the first few of a list, and how many more there are."""
+    """Return the first few of a list, and the number of the others."""
     items = list(items)
     more = f"; and {len(items) - most} more" if len(items) > most else ""
     return "; ".join(items[:most]) + more

@@ -1,4 +1,4 @@
-"""Lines about the machine: system, cores, memory, a GPU that several clients share, a Jetson."""
+"""Lines about the machine: system, cores, memory, a GPU shared by several clients, a Jetson."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ SYSTEM = ("machine.system", "machine.cores", "machine.shared_gpu", "machine.jets
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """What the machine is.
+    """Facts about the machine.
 
     Attributes:
-        cores: that this process may run on.
-        quota: cores' worth of time that its cgroup grants; None: no limit.
-        available_bytes: memory that can be had without swapping.
+        cores: available to this process.
+        quota: CPU time granted by its cgroup, in cores; None: no limit.
+        available_bytes: memory available without swapping.
         limit_bytes, limit_used_bytes: of the cgroup's memory; None: no limit.
         jetson: the board's name; empty if it is none.
-        l4t: what /etc/nv_tegra_release says.
+        l4t: release from /etc/nv_tegra_release.
     """
 
     system: str
@@ -42,14 +42,14 @@ class MachineFacts:
 
     @property
     def free_bytes(self) -> int:
-        """Memory that a client can have."""
+        """Memory available to a client."""
         if self.limit_bytes is None:
             return self.available_bytes
         return max(0, min(self.available_bytes, self.limit_bytes - self.limit_used_bytes))
 
 
 def system_lines(facts: MachineFacts) -> list[Line]:
-    """Say what machine this is."""
+    """Return the line about system and versions."""
     words = f"{facts.system} {facts.release} on {facts.arch}, Python {facts.python}, fcil "
     words += facts.fcil
     if (facts.system, facts.arch) in TESTED:
@@ -60,7 +60,7 @@ def system_lines(facts: MachineFacts) -> list[Line]:
 
 
 def core_lines(facts: MachineFacts) -> list[Line]:
-    """Compare the cores with the time that a container grants."""
+    """Compare the cores with the CPU time that a container grants."""
     text = f"{facts.cores} core{'s' * (facts.cores != 1)}"
     if facts.quota is None or facts.quota >= facts.cores:
         return [ok("machine.cores", text)]
@@ -72,11 +72,11 @@ def core_lines(facts: MachineFacts) -> list[Line]:
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """What a client is going to use.
+    """Expected memory use of a client.
 
     Attributes:
         worker_bytes: of the worker with its backbone; measured, 0 if that was not possible.
-        images_bytes: of the decoded images, as far as they are kept.
+        images_bytes: of the decoded images that are kept.
     """
 
     worker_bytes: int = 0
@@ -84,7 +84,7 @@ class MemoryNeed:
 
 
 def memory_lines(facts: MachineFacts, need: MemoryNeed) -> list[Line]:
-    """Compare free memory with what the backbone and the images take."""
+    """Compare free memory with the needs of backbone and images."""
     free = facts.free_bytes
     limit = " (the container's limit)" if facts.limit_bytes is not None else ""
     total = facts.total_bytes if facts.limit_bytes is None else facts.limit_bytes
@@ -129,14 +129,14 @@ def shared_gpu_lines(on_gpu: Mapping[str, Sequence[str]]) -> list[Line]:
 
 @dataclass(frozen=True)
 class JetsonNeed:
-    """What is there for a Jetson's GPU: whether torch sees it, and onnxruntime's providers."""
+    """Support for a Jetson's GPU: True if torch sees it, and onnxruntime's providers."""
 
     torch_cuda: bool = False
     providers: Sequence[str] = field(default_factory=tuple)
 
 
 def jetson_lines(facts: MachineFacts, have: JetsonNeed) -> list[Line]:
-    """Say whether a Jetson's GPU can be used."""
+    """Return the line about a Jetson's GPU."""
     if not facts.jetson and not facts.l4t:
         return [skipped("machine.jetson", "this is no Jetson")]
     release = f", {facts.l4t}" if facts.l4t else ""
@@ -155,7 +155,7 @@ def jetson_lines(facts: MachineFacts, have: JetsonNeed) -> list[Line]:
     ]
 
 
-# --- what files of the system say -----------------------------------------------------------
+# --- system files ---------------------------------------------------------------------------
 
 
 def jetson_model(text: str) -> str:

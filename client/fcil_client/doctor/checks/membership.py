@@ -1,4 +1,4 @@
-"""Lines about who a client is: enrolment, keys, certificate, and a ticket to become one."""
+"""Lines about a client's identity: enrolment, keys, certificate, and a ticket to enrol with."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from fcil_protocol.trust.ticket import Ticket
 
 NAMES = ("membership.enrolment", "membership.keys", "membership.certificate")
 _DAY_S = 86400
-SOON_S = 30 * _DAY_S  # a certificate that ends within this time is worth a word
+SOON_S = 30 * _DAY_S  # a certificate that ends within this time brings a warning
 
 
 @dataclass(frozen=True)
 class MemberFacts:
-    """What a client's directory says of it.
+    """Facts from a client's directory.
 
     Attributes:
         directory: of the client.
-        enrolment: who it is; None if it is not, or no more, or not readably enrolled.
-        error: why client.json cannot be read.
-        former: who it was, if it has left.
-        has_keys: there is a key file. keys_error: why it cannot be used.
+        enrolment: its identity; None if it is not, no longer, or not readably enrolled.
+        error: reason why client.json cannot be read.
+        former: its name, if it has left.
+        has_keys: there is a key file. keys_error: reason why it cannot be used.
         fingerprint: of the keys.
         changing: a change of keys was begun and not finished.
-        from_s, to_s: unix seconds of the certificate; certificate_error: why it is none.
+        from_s, to_s: unix seconds of the certificate; certificate_error: why it is invalid.
         now_s: this machine's clock.
     """
 
@@ -55,12 +55,12 @@ class MemberFacts:
 
 
 def lines(facts: MemberFacts) -> list[Line]:
-    """Say whose client it is, and whether it has what it needs to be one."""
+    """Return the lines about a client's identity, keys and certificate."""
     return [_enrolment(facts), _keys(facts), _certificate(facts)]
 
 
 def not_enrolled(data: str) -> list[Line]:
-    """Say that a folder has no membership."""
+    """Return the lines for a folder that has no membership."""
     text = f"{data} is not enrolled with any federation"
     action = "Join one: fcil-client join --data FOLDER, with --ticket FILE from another machine."
     why = "the folder is not enrolled"
@@ -68,7 +68,7 @@ def not_enrolled(data: str) -> list[Line]:
 
 
 def nobody() -> list[Line]:
-    """Say that no folder of this user is enrolled, and none was named."""
+    """Return the lines for a user without an enrolled or named folder."""
     text = "no folder of this user is enrolled"
     action = "Join with: fcil-client join --data FOLDER"
     return [warning(NAMES[0], text, action), *(skipped(n, text) for n in NAMES[1:])]
@@ -132,12 +132,12 @@ def _certificate(facts: MemberFacts) -> Line:
 
 @dataclass(frozen=True)
 class TicketFacts:
-    """A ticket that was given, and what could be learned of it without using it.
+    """A given ticket, and the facts about it that do not use it.
 
     Attributes:
         ticket: None if it cannot be read; error says why.
-        asked: the server that it names answered. answer: its refusal; None: it would take it.
-        used_here: a folder of this user came in with it.
+        asked: the server that it names answered. answer: its refusal; None: it would accept it.
+        used_here: name of a client of this user that enrolled with it.
         now_s: this machine's clock.
     """
 
@@ -150,7 +150,7 @@ class TicketFacts:
 
 
 def ticket_line(facts: TicketFacts | None) -> Line:
-    """Say whether a ticket would let a client in."""
+    """Return the line about a ticket."""
     name = "membership.ticket"
     if facts is None:
         return skipped(name, "no ticket was given")
@@ -185,7 +185,7 @@ def _day(seconds: float) -> str:
 
 
 def by_device(statuses: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return GPU -> names of the clients on it, from what running clients say of their device."""
+    """Return GPU -> names of the clients on it, from the devices that running clients report."""
     found: dict[str, list[str]] = {}
     for name, device in statuses.items():
         first = device.partition(" ")[0]

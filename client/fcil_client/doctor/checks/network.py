@@ -1,4 +1,4 @@
-"""Lines about the way to the server: names, addresses, the server's answer, the clock."""
+"""Lines about the connection to the server: names, addresses, the server's answer, the clock."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fcil_client.doctor.checks.line import Line, failure, fault, ok, skipped, so
 from fcil_protocol.errors import FcilError, Unreachable
 
 NAMES = ("network.path", "network.name", "network.reach", "network.server", "network.clock")
-CLOCK_S = 60.0  # of difference that is worth a word: certificates and tickets are told by days
+CLOCK_S = 60.0  # smallest clock difference to warn about: certificates and tickets count in days
 
-# Why nobody answers, and what that usually is.
+# Reasons for a missing answer, and their usual causes.
 REASONS: dict[int, tuple[str, str]] = {
     errno.ECONNREFUSED: (
         "refused: the machine answers, and nothing listens on this port",
@@ -44,11 +44,11 @@ _OTHER = "Check the address and that the server runs."
 
 @dataclass(frozen=True)
 class AddressFacts:
-    """One HOST:PORT, as far as TCP goes.
+    """Result of one HOST:PORT at the TCP level.
 
     Attributes:
-        resolved: IP addresses of the host. name_fault: why there are none.
-        took_s: until a connection stood; None: none did. number: errno of why.
+        resolved: IP addresses of the host. name_fault: reason why there are none.
+        took_s: seconds until a connection was open; None: none was. number: errno of the failure.
     """
 
     address: str
@@ -60,15 +60,15 @@ class AddressFacts:
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What the server, or who speaks for it, said.
+    """Answer of the server, or of a process that speaks for it.
 
     Attributes:
-        how: ``hello``, ``daemon`` (the running client was asked) or ``control`` (a server of
-            this user on this machine); empty: nobody was asked.
-        told: the answer in words. error: the refusal.
-        waits: there is no session, and it may come by itself; ``told`` says why.
-        skipped: why nobody was asked.
-        clock_s: how far this clock is behind the server's, at least and at most; None: not known.
+        how: ``hello``, ``daemon`` (the running client was asked) or ``control`` (a server of this
+            user on this machine); empty: no process was asked.
+        told: the answer as text. error: the refusal.
+        waits: there is no session, but one may come by itself; ``told`` says why.
+        skipped: reason why no process was asked.
+        clock_s: lower and upper bound of this clock's lag behind the server's, s; None: unknown.
     """
 
     how: str = ""
@@ -81,7 +81,7 @@ class ServerFacts:
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """The way from one client, or one ticket, to its server."""
+    """The connection from one client, or one ticket, to its server."""
 
     addresses: Sequence[AddressFacts] = field(default_factory=tuple)
     relay: bool = False
@@ -89,7 +89,7 @@ class NetworkFacts:
 
 
 def lines(facts: NetworkFacts) -> list[Line]:
-    """Say how far one gets on the way to the server, and why no further."""
+    """Return the lines about each step of the connection to the server."""
     if not facts.addresses:
         return [skipped(n, facts.server.skipped or "no server is known") for n in NAMES]
     return [_path(facts), _names(facts), _reach(facts), _server(facts.server), _clock(facts.server)]
@@ -170,7 +170,7 @@ def _duration(seconds: float) -> str:
 
 
 def name_reason(number: int) -> str:
-    """Return why a name was not resolved, from the error of getaddrinfo."""
+    """Return the reason why a name was not resolved, from the error of getaddrinfo."""
     if number in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)):
         return "this name is not known"
     if number == socket.EAI_AGAIN:

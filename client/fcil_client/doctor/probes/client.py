@@ -1,4 +1,4 @@
-"""Read what a client's directory says of it, and ask its daemon and systemd."""
+"""Read a client's directory, and ask its daemon and systemd."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fcil_protocol.trust.certificate import Certificate
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_protocol.trust.ticket import Ticket, read_ticket
 
-DAEMON_S = 3.0  # for a daemon to say how it is
+DAEMON_S = 3.0  # for a daemon's status
 _PROPERTIES = "Id,LoadState,ActiveState,SubState,Result,NRestarts,UnitFileState"
 
 
 def look_member(home: Home) -> MemberFacts:
-    """Read who a client is; nothing is made or changed."""
+    """Read a client's identity; no file is created or changed."""
     enrolment, error = None, None
     try:
         enrolment = home.enrolment()
@@ -59,7 +59,7 @@ def _certificate(home: Home, enrolment: Enrolment | None) -> tuple[float, float,
         return 0.0, 0.0, None
     try:
         certificate = Certificate.from_bytes(bytes.fromhex(enrolment.certificate))
-        # Its signature and federation; when it is valid is told apart from that.
+        # Check its signature and federation; its validity in time is reported separately.
         certificate.verify(enrolment.federation, float(certificate.not_before))
     except ValueError:
         path = home.directory / "client.json"
@@ -71,7 +71,7 @@ def _certificate(home: Home, enrolment: Enrolment | None) -> tuple[float, float,
 
 
 def look_ticket(source: Path, stdin: BinaryIO) -> TicketFacts:
-    """Read a ticket, and look whether a folder of this user came in with it."""
+    """Read a ticket, and look for a folder of this user that enrolled with it."""
     try:
         ticket = read_ticket(source, stdin)
     except FcilError as error:
@@ -86,7 +86,7 @@ def _came_in_with(ticket: Ticket) -> str:
     for home in Home.all():
         try:
             enrolment = home.enrolment()
-        except FcilError:  # told where that client is looked at
+        except FcilError:  # reported in that client's own lines
             continue
         if enrolment is not None and enrolment.ticket == digest:
             return enrolment.name
@@ -94,7 +94,7 @@ def _came_in_with(ticket: Ticket) -> str:
 
 
 def look_daemon(home: Home, data: str) -> DaemonFacts:
-    """Ask a client's daemon how it is."""
+    """Ask a client's daemon for its status."""
     installed = version("fcil")
     try:
         status = swarm_status.ask(home, DAEMON_S)
@@ -106,7 +106,7 @@ def look_daemon(home: Home, data: str) -> DaemonFacts:
 
 
 def look_units() -> UnitFacts:
-    """Ask systemd about units that are called fcil-client, of the system and of this user."""
+    """Ask systemd about units named fcil-client, of the system and of this user."""
     systemctl = shutil.which("systemctl")
     if systemctl is None:
         return UnitFacts()

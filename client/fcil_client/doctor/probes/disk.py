@@ -1,4 +1,4 @@
-"""Ask the file systems under a client's state, and write one small file there."""
+"""Query the file systems of a client's state, and write one small file there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS = ("parts", "model", "outbox", "state", "journal", "other")
 
 
 def look() -> DiskFacts:
-    """Gather what the disk of the user's state directory says."""
+    """Gather the facts about the disk of the user's state directory."""
     place = _existing(state_home())
     status = os.statvfs(place)
     kind, mount, read_only = mount_of(_mounts(), str(place))
@@ -57,7 +57,7 @@ def _mounts() -> str:
 
 
 def _try_to_keep(place: Path) -> tuple[float | None, FcilError | None]:
-    """Write a file of 4 kB, sync it, and remove it; return the seconds, or why not."""
+    """Write a file of 4 kB, sync it, and remove it; return the seconds, or the error."""
     began = time.monotonic()
     try:
         with storage_errors("write into", place):
@@ -74,7 +74,7 @@ def _try_to_keep(place: Path) -> tuple[float | None, FcilError | None]:
 
 
 def _temporary() -> tuple[str, int, FcilError | None]:
-    place = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  asked about, not trusted
+    place = Path(os.environ.get("TMPDIR") or "/tmp")  # noqa: S108  examined, not trusted
     try:
         with storage_errors("use the directory for temporary files,", place):
             place = Path(tempfile.gettempdir())
@@ -85,7 +85,7 @@ def _temporary() -> tuple[str, int, FcilError | None]:
 
 
 def look_holding(home: Home) -> HoldingFacts:
-    """Count what a client's directory holds; what goes away meanwhile is not counted."""
+    """Sum up the files of a client's directory; files removed meanwhile are not counted."""
     sizes: dict[str, int] = dict.fromkeys(_KINDS, 0)
     for folder, _, files in os.walk(home.directory):
         for file in files:

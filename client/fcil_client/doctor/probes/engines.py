@@ -1,4 +1,4 @@
-"""Ask torch and onnxruntime what they can do, in a process that may die of it."""
+"""Ask torch and onnxruntime for their capabilities, in a process that may crash."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fcil_client.doctor.checks.engines import EngineFacts, Gpu, OnnxFacts, Torch
 from fcil_protocol.errors import FcilError, Timeout, WorkerDied, WorkerError, from_code
 from fcil_protocol.process.children import module_command
 
-IMPORT_S = 60.0  # for torch or onnxruntime to say what they see; a cold disk is slow
+IMPORT_S = 60.0  # for torch or onnxruntime to report; a cold disk is slow
 
 
 def installed() -> dict[str, str]:
-    """Return distribution -> version of all that can run a backbone, without importing any."""
+    """Return distribution -> version of all engines, without importing any."""
     here = engines.installed()
     found = {"torch": here.torch, "timm": here.timm, **here.distributions}
     if here.onnxruntime and not here.distributions:
@@ -31,7 +31,7 @@ def installed() -> dict[str, str]:
 
 
 class Bench:
-    """The child process of `bench`, started when it is first asked, and anew after its death."""
+    """The `engine_child` process, started at the first request, and restarted after its death."""
 
     def __init__(self, program: str = "fcil_client.doctor.probes.engine_child") -> None:
         self._program = program
@@ -44,11 +44,11 @@ class Bench:
         Raises:
             WorkerDied: the child ended, as a broken driver would make it.
             Timeout: it did not answer within ``limit_s`` seconds.
-            FcilError: what it raised.
+            FcilError: the child's error.
         """
         child = self._started()
         assert child.stdin is not None
-        with suppress(OSError):  # it has ended: told below, by its silence
+        with suppress(OSError):  # it has ended: reported below, as its output has ended
             child.stdin.write(json.dumps({"task": task, **fields}).encode() + b"\n")
             child.stdin.flush()
         line = self._line(child, limit_s, task)
@@ -138,7 +138,7 @@ class Bench:
 
 
 def look(bench: Bench, asked: str, device: str, driver: str, *, jetson: bool) -> EngineFacts:
-    """Gather what is installed and what it can do."""
+    """Gather the installed engines and their capabilities."""
     found = installed()
     torch, torch_fault = _ask_torch(bench, found)
     onnx, onnx_fault = _ask_onnx(bench, found)

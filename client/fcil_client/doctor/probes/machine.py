@@ -1,4 +1,4 @@
-"""Ask the system what machine this is."""
+"""Read the facts about this machine from the system."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fcil_client.doctor.checks.machine import MachineFacts
 
 
 def look(root: Path = Path("/")) -> MachineFacts:
-    """Gather what can be known without asking anybody.
+    """Gather the facts that need no other process.
 
     Args:
-        root: where the system's own files lie.
+        root: root of the system's own files.
     """
     memory = psutil.virtual_memory()
     share = limits.share(root)
@@ -48,7 +48,7 @@ def nvidia_driver(root: Path = Path("/")) -> str:
 
 
 def _text(path: Path) -> str:
-    """Return a small file's text; empty where the system has no such file."""
+    """Return a small file's text; empty if the system has no such file."""
     try:
         return path.read_text(errors="replace")
     except OSError:

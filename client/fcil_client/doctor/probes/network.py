@@ -1,8 +1,8 @@
-"""Try the way to a server as a client goes it, and disturb nobody's session.
+"""Try the connection to a server as a client makes it, without disturbing any session.
 
-A client that runs has the session; it is asked, through its control socket, how that goes. Else
-a Hello is said and taken back with a Bye, as a dry run does; with a ticket the server is asked
-by the ticket's key whether it would take it, which does not use it.
+A running client has the session; it reports it through its control socket. Else a Hello is sent and
+withdrawn with a Bye, as in a dry run; with a ticket the server is asked with the ticket's key if it
+would accept it, which does not use it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 from fcil_protocol.trust.ticket import Ticket
 
 TCP_S = 3.0  # for one address
-TICKET_S = 12.0  # for a server's word about a ticket; a link that is refused tries again after 5
+TICKET_S = 12.0  # for a server's answer about a ticket; a refused link tries again after 5
 
 
 def look_addresses(addresses: Sequence[str], limit_s: float = TCP_S) -> list[AddressFacts]:
@@ -82,10 +82,10 @@ def look_address(address: str, limit_s: float = TCP_S) -> AddressFacts:
 def say_hello(
     home: Home, enrolment: Enrolment, make: Dial = dial
 ) -> tuple[ServerFacts, Terms | None]:
-    """Say Hello to the server of an enrolled folder whose client does not run, and leave.
+    """Send Hello to the server of an enrolled folder whose client is not running, and leave.
 
     Returns:
-        What it said, and its terms if it has any for this client.
+        The server's answer, and its terms if it has any for this client.
     """
     try:
         lock = DirectoryLock.acquire(home.directory, "client")
@@ -110,7 +110,7 @@ async def _hello(home: Home, enrolment: Enrolment, make: Dial) -> tuple[ServerFa
     told += f"{welcome.run})"
     try:
         terms: Terms | None = handshake.read_terms(welcome)
-    except FcilError as error:  # it is the server, and something here does not fit it
+    except FcilError as error:  # it is the server, and something here does not match it
         return ServerFacts("hello", error=error, clock_s=line.clock_s), None
     return ServerFacts("hello", told, clock_s=line.clock_s), terms
 
@@ -119,10 +119,10 @@ async def _hello(home: Home, enrolment: Enrolment, make: Dial) -> tuple[ServerFa
 
 
 def show_ticket(ticket: Ticket, make: Dial = dial) -> tuple[bool, FcilError | None]:
-    """Ask the server whether it would take a ticket, without using it.
+    """Ask the server if it would accept a ticket, without using it.
 
     Returns:
-        Whether it answered, and its refusal; None: it would take it.
+        True if it answered, and its refusal; None: it would accept it.
     """
     for address in ticket.addresses:
         try:
@@ -133,7 +133,7 @@ def show_ticket(ticket: Ticket, make: Dial = dial) -> tuple[bool, FcilError | No
 
 
 async def _ask(ticket: Ticket, address: str, make: Dial) -> FcilError | None:
-    """Say Hello with the ticket's own key: it is no member's, and the refusal says what it is."""
+    """Send Hello with the ticket's own key, which is no member's: the refusal is the answer."""
     guest = ticket.guest_keys()
     server = PublicKeys(curve=ticket.server_key, signing=bytes(32), sealing=b"")
     channel = Channel(guest, server)
@@ -156,7 +156,7 @@ async def _ask(ticket: Ticket, address: str, make: Dial) -> FcilError | None:
                     link.send(channel.frames(hello))
                 elif news.state == "refused":
                     refused += 1
-                    # A relay may not have heard of the ticket yet, or too many come at once.
+                    # A relay may not know the ticket yet, or too many arrive at once.
                     known = news.reason in (UnknownClient.code, COME_AGAIN)
                     if not known or refused > 1:
                         return _gate(news.reason, address)
@@ -182,7 +182,7 @@ def _gate(reason: str, address: str) -> FcilError:
 
 
 def _refusal(nack: Nack) -> FcilError | None:
-    """Return why the ticket is no good; whoever may still enrol is unknown, and nothing else."""
+    """Return the ticket's fault; a guest who may still enrol is refused only as unknown."""
     if nack.code == UnknownClient.code:
         return None
     return from_code(nack.code, nack.text, nack.action)
