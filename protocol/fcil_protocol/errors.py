@@ -71,9 +71,9 @@ EXIT_INTERNAL = 5
 
 
 class FcilError(Exception):
-    """Something failed that fcil has a name for.
+    """A failure that fcil has a name for.
 
-    Read the sentence; it says what was expected, what was found and what to do.
+    Read the message: it says what was expected, what was found and what to do.
     """
 
     code: ClassVar[str] = "error"
@@ -99,7 +99,7 @@ class FcilError(Exception):
 class ConfigError(FcilError):
     """A configuration file or a ``-c key=value`` override is wrong.
 
-    Correct the named key; the message lists every fault found, and the nearest known key.
+    Correct the named key; the message lists every fault, and the nearest known key.
     """
 
     code = "config_invalid"
@@ -107,7 +107,7 @@ class ConfigError(FcilError):
 
 
 class DataError(FcilError):
-    """The image folder or archive cannot be used as it is.
+    """The image folder or archive cannot be used.
 
     Lay images out as ``FOLDER/<class>/<image>`` or ``FOLDER/train/<class>/<image>``.
     """
@@ -146,36 +146,36 @@ class PortInUse(LinkError):
 
 
 class Unreachable(LinkError):
-    """Nobody answers at the server's address.
+    """No server answers at the address.
 
-    Start the server, or correct the address; a client daemon keeps trying by itself.
+    Start the server, or correct the address; a client daemon keeps trying.
     """
 
     code = "unreachable"
 
 
 class TooManyAtOnce(LinkError):
-    """The server knows the ticket, but for a minute too many others came.
+    """The server knows the ticket, but too many others have connected in the last minute.
 
-    Try again in a minute; the ticket is still good.
+    Try again in a minute; the ticket is still valid.
     """
 
     code = "too_many_at_once"
 
 
 class CutOff(LinkError):
-    """The server does not hear this client for a while: too much of it was refused.
+    """The server ignores this client for a while, after refusing too many of its messages.
 
-    Nothing to do if it was an accident: the client comes back by itself after the pause, and is
-    a member as before. If it happens again, look for the reason of the refusals in the
-    client's log, and install the version of fcil that the server has.
+    If this was an accident, do nothing: the client reconnects after the pause and is still a
+    member. If it happens again, look for the reason of the refusals in the client's log, and
+    install the server's version of fcil.
     """
 
     code = "cut_off"
 
 
 class TrustError(FcilError):
-    """The other side is not who it should be, or may not do this.
+    """The other side does not have the expected identity, or may not do this.
 
     Compare the fingerprints on both sides before you change anything.
     """
@@ -187,24 +187,24 @@ class TrustError(FcilError):
 class UnknownClient(TrustError):
     """The server does not know this client's key.
 
-    Enrol the device with the server it should join; a client that was enrolled with a
-    federation directory that no longer exists must be enrolled again.
+    Enrol the device with the server that it should join; if the federation directory in which
+    it was enrolled no longer exists, enrol it again.
     """
 
     code = "unknown_client"
 
 
 class Revoked(TrustError):
-    """The operator took this client off the allow-list, or the client left by itself.
+    """The operator revoked this client, or the client left.
 
-    Ask the operator; to come back, join anew with a new ticket.
+    Ask the operator; to come back, join again with a new ticket.
     """
 
     code = "revoked"
 
 
 class MembershipExpired(TrustError):
-    """The time for which this client was enrolled is over.
+    """This client's enrolment has expired.
 
     Ask the operator for a new ticket and join with it.
     """
@@ -213,26 +213,26 @@ class MembershipExpired(TrustError):
 
 
 class BadTicket(TrustError):
-    """A ticket is none, was altered or cut short, or the server does not know it.
+    """A ticket is invalid, was altered or cut short, or is unknown to the server.
 
-    Copy the whole line again, or ask the operator for a new one: fcil-server enrol NAME.
+    Copy the complete line again, or ask the operator for a new one: fcil-server enrol NAME.
     """
 
     code = "bad_ticket"
 
 
 class TicketUsed(BadTicket):
-    """A ticket lets one client in, once, and another client has used this one.
+    """A ticket enrols one client, once, and another client has used this one.
 
-    Ask the operator for a new one. If you did not expect this, tell the operator: somebody
-    else may have read the ticket.
+    Ask the operator for a new one. If you did not expect this, tell the operator: another
+    person may have read the ticket.
     """
 
     code = "ticket_used"
 
 
 class TicketExpired(BadTicket):
-    """The server's clock is past the time until which the ticket was good.
+    """The ticket has expired by the server's clock.
 
     Ask the operator for a new one: fcil-server enrol NAME --expires 24h.
     """
@@ -250,19 +250,19 @@ class WrongFederation(TrustError):
 
 
 class BadSignature(TrustError):
-    """A signature does not fit the bytes it came with.
+    """A signature does not match its bytes.
 
-    The bytes were altered, or signed by somebody else; nothing of them was used.
+    The bytes were altered, or signed with another key; none of them was used.
     """
 
     code = "bad_signature"
 
 
 class WrongClock(TrustError):
-    """The server's certificate is not valid at the time that this machine's clock shows.
+    """The server's certificate is not valid at the time of this machine's clock.
 
-    Set the clock; a client daemon goes on by itself then. If the clock is right, the server needs
-    a new certificate: ``fcil-server rotate-keys``.
+    Set the clock; a client daemon then continues on its own. If the clock is right, the server
+    needs a new certificate: ``fcil-server rotate-keys``.
     """
 
     code = "wrong_clock"
@@ -271,7 +271,7 @@ class WrongClock(TrustError):
 class CannotOpen(TrustError):
     """A sealed payload cannot be opened with this key and this context.
 
-    It was sealed for somebody else, belongs to another message, or was damaged on the way.
+    It was sealed for another recipient, belongs to another message, or was damaged in transit.
     """
 
     code = "cannot_open"
@@ -287,7 +287,7 @@ class KeyFileError(TrustError):
 
 
 class WireError(FcilError):
-    """A message does not have the form that PROTOCOL.md gives it.
+    """A message does not have the format that PROTOCOL.md defines.
 
     Use the same fcil version on both sides.
     """
@@ -333,7 +333,7 @@ class EgressRefused(WireError):
 
 
 class PrivacyRefused(WireError):
-    """The client does not send what the server's terms of privacy would let leave.
+    """The client refuses to send data under the server's privacy terms.
 
     The message says which terms are too weak, or how much of the budget is spent. Ask the
     operator for stricter terms, or join with other limits; ``fcil-client privacy`` shows both.
@@ -343,7 +343,7 @@ class PrivacyRefused(WireError):
 
 
 class MethodMismatch(WireError):
-    """The client cannot run the method that the server runs.
+    """The client cannot run the server's method.
 
     Install the same version of the method's package on the client.
     """
@@ -352,7 +352,7 @@ class MethodMismatch(WireError):
 
 
 class BackboneMismatch(WireError):
-    """The client's frozen backbone computes other features than the server's.
+    """The client's frozen backbone and the server's compute different features.
 
     Use the same weights file and the same preprocessing on every device.
     """
@@ -361,9 +361,9 @@ class BackboneMismatch(WireError):
 
 
 class StaleUpdate(WireError):
-    """An update was made from a state that the round does not start from.
+    """An update was made from another state than the one the round starts from.
 
-    The client fetches the current broadcast and trains again; nothing needs to be done.
+    Do nothing: the client fetches the current broadcast and trains again.
     """
 
     code = "stale_update"
@@ -372,26 +372,26 @@ class StaleUpdate(WireError):
 class AlreadyHave(WireError):
     """The server already holds an accepted update of this client for this round.
 
-    The first one counts; the client drops the other.
+    Do nothing: the first update counts, and the client drops the other.
     """
 
     code = "already_have"
 
 
 class RoundClosed(WireError):
-    """The update came after its round had been closed.
+    """The update arrived after its round had closed.
 
-    The client drops it and takes part in the next round; raise ``[round] deadline_s``
-    if this happens often.
+    The client drops it and takes part in the next round; if this happens often, raise
+    ``[round] deadline_s``.
     """
 
     code = "round_closed"
 
 
 class Surplus(RoundClosed):
-    """The round has as many updates as it takes; others were faster.
+    """The round already has the updates that it takes; other clients were faster.
 
-    Nothing to do: the client drops the update and is asked again in the next round.
+    Do nothing: the client drops the update, and the server asks it again in the next round.
     """
 
     code = "surplus"
@@ -407,9 +407,9 @@ class StorageError(FcilError):
 
 
 class DiskFull(StorageError):
-    """There is no space left for something that must be kept.
+    """The disk has no space left for data that must be kept.
 
-    Free space on the named disk; nothing that was acknowledged is lost.
+    Free space on the named disk; no acknowledged update is lost.
     """
 
     code = "disk_full"
@@ -418,7 +418,7 @@ class DiskFull(StorageError):
 class CorruptFile(StorageError):
     """A file's content does not match its checksum or its format.
 
-    Restore it from a backup; the newest valid version, where there is one, is used.
+    Restore it from a backup; if there is an older valid version, fcil uses that one.
     """
 
     code = "corrupt_file"
@@ -437,27 +437,27 @@ class Locked(StorageError):
 class WorkerError(FcilError):
     """The worker process reported a failure of its computation.
 
-    The message names the cause; the daemon goes on.
+    The message names the cause; the daemon keeps running.
     """
 
     code = "worker_failed"
 
 
 class DoesNotFit(WorkerError):
-    """A number is too large for the form in which it is to travel.
+    """A number is too large for the precision in which it is sent.
 
     Half precision ends at 65,504; training has probably diverged. If such numbers are meant,
-    leave the kind out of ``[wire] half`` and start a new run.
+    remove the kind from ``[wire] half`` and start a new run.
     """
 
     code = "does_not_fit"
 
 
 class OutOfMemory(WorkerError):
-    """The memory of the machine, or of its GPU, does not suffice for the work.
+    """The machine or its GPU has too little memory for the work.
 
-    A client tries again with fewer images in one pass, down to one, before it says this: free
-    memory, use ``--device cpu`` or fewer threads. On a server: another device, or more memory.
+    Free memory, or use ``--device cpu`` or fewer threads: a client has already tried smaller
+    passes, down to one image. On a server: use another device, or add memory.
     """
 
     code = "out_of_memory"
@@ -475,7 +475,7 @@ class WorkerDied(WorkerError):
 class WorkerStalled(WorkerDied):
     """The worker process made no progress for too long and was ended.
 
-    Look at its log, its device and its disk. On a machine that is only slow, raise the limit:
+    Look at its log, its device and its disk. If the machine is only slow, raise the limit:
     ``fcil-client join --work-timeout``, on a server ``[run] work_timeout_s``.
     """
 
@@ -485,15 +485,15 @@ class WorkerStalled(WorkerDied):
 class NotNow(FcilError):
     """The device may not work now: on battery, in use, outside its hours, or too hot.
 
-    Nothing to do: it asks in again by itself when it may; ``fcil-client status`` on the device
-    says what it waits for.
+    Do nothing: the client announces itself again when it may work; ``fcil-client status`` on the
+    device shows what it waits for.
     """
 
     code = "not_now"
 
 
 class RunFailed(FcilError):
-    """The run cannot go on.
+    """The run cannot continue.
 
     The message names the cause; correct it and start the server again.
     """
@@ -502,9 +502,9 @@ class RunFailed(FcilError):
 
 
 class Timeout(FcilError):
-    """Nothing moved for longer than the limit.
+    """There was no progress for longer than the limit.
 
-    Look at the status of both sides; limits are about progress, never about size.
+    Look at the status of both sides; limits apply to progress, never to size.
     """
 
     code = "timeout"
@@ -512,18 +512,18 @@ class Timeout(FcilError):
 
 
 class Starting(Timeout):
-    """A daemon, or a command, works in the directory and takes no commands yet, or no more.
+    """A daemon or a command uses the directory and takes no commands yet, or is ending.
 
-    Try again in a moment; a server that computes a state again after a kill takes longer.
+    Try again in a moment; a server that recomputes a state after a kill takes longer.
     """
 
     code = "starting"
 
 
 class NotYet(FcilError):
-    """The server has just been started and has not come to the open round.
+    """The server has just started and has not reached the open round.
 
-    Nothing is to be done: the client keeps its update and offers it again.
+    Do nothing: the client keeps its update and offers it again.
     """
 
     code = "not_yet"
@@ -531,10 +531,9 @@ class NotYet(FcilError):
 
 
 class InternalError(FcilError):
-    """Something happened that should be impossible; this is a defect in fcil.
+    """Something happened that should be impossible: a defect in fcil.
 
-    Report it with the file that the sentence names, or the log; nothing that was acknowledged
-    is lost.
+    Report it with the file that the message names, or the log; no acknowledged update is lost.
     """
 
     code = "internal"

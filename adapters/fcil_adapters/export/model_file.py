@@ -1,6 +1,6 @@
 """The current global model of any method as one ONNX file: merged, checked, described (torch).
 
-What is exported is the very function that evaluates (`heads.scorer.Scorer.score`,
+It exports the very function that evaluates (`heads.scorer.Scorer.score`,
 `frozen_features.FeatureScorer.score`), from the pixels on. `exported_model` reads the file.
 """
 

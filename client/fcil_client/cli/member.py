@@ -1,4 +1,4 @@
-"""``fcil-client leave`` and ``rotate-keys``: what a member does about its membership."""
+"""``fcil-client leave`` and ``rotate-keys``: a member's commands about its membership."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def leave(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Leave the federation for good: the server is told, and keys and caches are removed.
+    """Leave the federation for good: tell the server, and remove keys and caches.
 
     Images stay, and the journal of what left this device. What the server has averaged into the
     model stays in it. To come back, join with a new ticket.

@@ -69,7 +69,7 @@ def predict(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Name images with the client's current model, or an exported one; works offline.
+    """Classify images with the client's current model, or an exported one; works offline.
 
     Images that cannot be read are named, and the others go on; the exit code is 1 then.
     """
@@ -148,7 +148,7 @@ def export(
 
 
 def find_home(data: Path | None, server: str | None, slot: int | None) -> Home:
-    """Return the client that is meant: of a folder, or the only one of this user.
+    """Return the client of a folder, or the only one of this user.
 
     Raises:
         UsageError: there is none, or several could be meant.
@@ -212,7 +212,7 @@ def _say(text: str) -> None:
 
 
 def _progress(doing: str) -> Callable[[int, int], None]:
-    """Return what tells on stderr, about once in two seconds, how far long work is."""
+    """Return a callback that reports progress on stderr about every two seconds."""
     import time
 
     last = time.monotonic()
@@ -229,7 +229,7 @@ def _progress(doing: str) -> Callable[[int, int], None]:
 def _predict(
     asked: list[str], model: Current | Path | None, means: Means, wanted: Wanted, form: Format
 ) -> int:
-    """Name images, and say how many could not be."""
+    """Classify images, and count those that cannot be read."""
     from fcil_client.predict.images import batches, find
     from fcil_client.predict.predict import answers
 
@@ -266,7 +266,7 @@ def _tell_nameless(unnamed: bool, form: Format) -> None:
 
 
 def _shower(form: Format) -> Callable[[dict[str, Any]], None]:
-    """Return what writes one row at once."""
+    """Return a function that writes one row immediately."""
 
     def show(row: dict[str, Any]) -> None:
         if form is Format.TEXT and "error" in row:
@@ -278,7 +278,7 @@ def _shower(form: Format) -> Callable[[dict[str, Any]], None]:
 
 
 def words(row: dict[str, Any]) -> str:
-    """Say a row in one line."""
+    """Return a row as one line of text."""
     top = ", ".join(
         f"{one['name'] or 'class ' + str(one['class'])} {one['probability']:.3f}"
         for one in row["top"]
@@ -295,7 +295,7 @@ def words(row: dict[str, Any]) -> str:
 def _watch(
     asked: list[str], model: Current | Path | None, means: Means, wanted: Wanted, form: Format
 ) -> None:
-    """Name images as they come, until Ctrl-C."""
+    """Classify images as they arrive, until Ctrl-C."""
     if len(asked) != 1 or not Path(asked[0]).is_dir():
         raise UsageError("--watch takes one folder.")
     if form is Format.JSON:

@@ -1,4 +1,4 @@
-"""What ``fcil-client privacy`` shows: the terms in force, what was spent, what remains."""
+"""Output of ``fcil-client privacy``: the terms in force, the budget spent and remaining."""
 
 from __future__ import annotations
 

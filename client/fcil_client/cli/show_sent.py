@@ -1,4 +1,4 @@
-"""The text forms of what would leave (`dry_run`) and of what did (`sent_journal`)."""
+"""Text output of a dry run (`dry_run`) and of the journal (`sent_journal`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``fcil-client status`` and ``journal`` say of clients, whatever state they are in."""
+"""Output of ``fcil-client status`` and ``journal``, for clients in any state."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ STATUS_S = 5.0  # for a daemon to say how it is
 
 
 def who(home: Home) -> dict[str, Any]:
-    """Return whose directory it is; one that is damaged, or of a client that left, as well.
+    """Return the enrolment of a directory, also of a damaged one or of a client that left.
 
-    ``damaged`` is what is wrong with it, empty if nothing is; ``left`` says that the client has
+    ``damaged`` describes the damage, if any; ``left`` says that the client has
     left its federation.
     """
     damaged, enrolment = "", None
@@ -44,7 +44,7 @@ def who(home: Home) -> dict[str, Any]:
 
 
 def one_status(home: Home) -> dict[str, Any]:
-    """Return what a client's daemon says, or what is known without it."""
+    """Return the status from a client's daemon, or from its files if no daemon answers."""
     model = current_model.summary(home)
     try:
         said = swarm_status.ask(home, STATUS_S)
@@ -89,7 +89,7 @@ def show_all(swarms: list[dict[str, Any]], clients: list[dict[str, Any]]) -> Non
 
 
 def check_alive(rows: list[dict[str, Any]]) -> None:
-    """Refuse anything but daemons that answer, for who watches over them.
+    """Raise unless every daemon answers, for supervisors.
 
     Raises:
         Unreachable: one does not, or there is none.

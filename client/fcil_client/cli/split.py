@@ -22,7 +22,7 @@ PROGRESS_S = 2.0
 
 
 class Kind(StrEnum):
-    """How images are divided."""
+    """Schemes that divide images."""
 
     QUANTITY = "quantity"
     DIRICHLET = "dirichlet"
@@ -31,7 +31,7 @@ class Kind(StrEnum):
 
 
 class Test(StrEnum):
-    """What becomes of the test images."""
+    """Treatment of the test images."""
 
     DEALT = "dealt"
     NONE = "none"
@@ -118,7 +118,7 @@ def split(
     form: FormatOption = Format.TEXT,
     json_flag: JsonOption = False,
 ) -> None:
-    """Divide a data set between clients and tasks, and save who has what.
+    """Divide a data set between clients and tasks, and save the partition.
 
     The same seed gives the same file. It says how to start server and clients with it.
     """
@@ -153,7 +153,7 @@ def split(
 
 
 def _commands(data: str, out: str) -> tuple[str, ...]:
-    """Return what is started with a partition; the server reads none."""
+    """Return the commands to start with a partition; the server reads none."""
     tasks = f'"tasks.classes=$(jq -c .tasks {out})"'
     return (
         f"fcil-server serve -c tasks.schedule=listed -c {tasks}",
@@ -226,7 +226,7 @@ def _make(
 
 
 def _keep(out: Path, made: Partition) -> None:
-    """Refuse to write over anything but this partition: clients may be at work by another."""
+    """Refuse to overwrite anything but this partition: clients may be using another."""
     from fcil_client.data import partition_file
     from fcil_protocol.errors import CorruptFile, DataError
 
@@ -245,7 +245,7 @@ def _keep(out: Path, made: Partition) -> None:
 
 
 def told(made: Partition, out: Path, picture: Path | None, export: Path | None) -> dict[str, Any]:
-    """Return what is said of a partition, as plain data."""
+    """Return a summary of a partition as plain data."""
     return {
         "file": str(out),
         "digest": made.digest,
@@ -281,7 +281,7 @@ MOST_ROWS = 24  # clients that the table shows
 
 
 def show(made: Partition, row: dict[str, Any]) -> None:
-    """Print who has how much."""
+    """Print the number of images per client."""
     from statistics import median
 
     from fcil_client.data.partition_picture import describe
@@ -334,7 +334,7 @@ def _span(numbers: list[int]) -> str:
 
 
 def _progress(doing: str, what: str) -> Callable[[int, int], None]:
-    """Return what tells on stderr, about once in two seconds, how far it is."""
+    """Return a callback that reports progress on stderr about every two seconds."""
     import time
 
     last = time.monotonic()

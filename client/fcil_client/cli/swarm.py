@@ -17,7 +17,7 @@ from fcil_protocol.process.terminal import Format, chosen, errors
 
 
 class Spread(StrEnum):
-    """Where a swarm's members run."""
+    """Places where a swarm's members run."""
 
     LOCAL = "local"
     RAY = "ray"

@@ -1,4 +1,4 @@
-"""``python -m fcil_client.cli.swarm_child WORDS...``: a swarm that ends with who started it.
+"""``python -m fcil_client.cli.swarm_child WORDS...``: a swarm that ends with its parent process.
 
 Standard input is the cord: the line ``stop`` asks for an orderly end, its end without one means
 that the starter is gone, and then so is the swarm, as after a kill (which loses nothing).

@@ -1,4 +1,4 @@
-"""Options that ``join`` and ``swarm`` share: what computes, what it may take, what is declined."""
+"""Options that ``join`` and ``swarm`` share: compute, resources, schedule and limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkOptions:
-    """How a client computes, how much of its machine it takes and when, and what it declines."""
+    """A client's compute settings, resource limits, working hours and privacy limits."""
 
     engine: Annotated[
         str, typer.Option(help="Runs the backbone: torch, onnx, or auto (torch if installed).")

@@ -1,4 +1,4 @@
-"""``fcil-server classes``: the class names of a run, and what an operator may change of them."""
+"""``fcil-server classes``: list and change the class names of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fcil-server enrol``, ``clients`` and ``revoke``: who may join."""
+"""``fcil-server enrol``, ``clients`` and ``revoke``: membership."""
 
 from __future__ import annotations
 
@@ -189,8 +189,8 @@ def revoke(
 
     Given the name of an open ticket, withdraws the ticket.
 
-    Its update to the open round is excluded, unless you keep it; what is averaged into
-    states cannot be taken out.
+    Its update to the open round is excluded, unless you keep it; updates that are averaged
+    into states cannot be taken out.
     """
     form = chosen(form, json_flag)
     with errors(form):

@@ -1,4 +1,4 @@
-"""Gather what ``fcil-server methods`` is asked for: methods, options, backbone, setting."""
+"""Input of ``fcil-server methods``: methods, options, backbone, setting."""
 
 from __future__ import annotations
 

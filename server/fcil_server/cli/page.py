@@ -107,9 +107,9 @@ def _leading_to(url: str) -> Iterator[Path]:
 
 
 def show_first_link(context: ServerContext) -> None:
-    """Print the first link of a server that serves a page, if somebody sits at a terminal.
+    """Print the first sign-in link of a server with a dashboard, if stderr is a terminal.
 
-    It goes there directly: a link in a log would let in whoever reads the log.
+    It goes there directly: a link in a log would let in every reader of the log.
     """
     from fcil_protocol.errors import FcilError
     from fcil_server.daemon.page_access import page_link

@@ -98,7 +98,7 @@ def _order(
     json_flag: bool,
     **fields: Any,
 ) -> None:
-    """Give the running server an order, and show what it says of it."""
+    """Send a command to the running server, and show its answer."""
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_protocol.process import control_socket

@@ -1,4 +1,4 @@
-"""The options of ``fcil-server serve`` that open a door: for Prometheus, and for browsers."""
+"""Options of ``fcil-server serve`` that open HTTP listeners: metrics and dashboard."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ KeyOption = Annotated[Path | None, typer.Option(help="PEM key of the certificate
 
 
 class ServeCommand(TyperCommand):
-    """A command of which some options may stand without a value."""
+    """A command with options that may be given without a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give such an option its default value where nothing, or another option, follows it."""
+        """Give such an option its default value if nothing, or another option, follows it."""
         given: list[str] = []
         for place, word in enumerate(args):
             bare = word in _BARE and (not args[place + 1 :] or args[place + 1].startswith("-"))
@@ -52,7 +52,7 @@ class ServeCommand(TyperCommand):
 def metrics_settings(
     address: str | None, certificate: Path | None, key: Path | None
 ) -> tuple[str, ...]:
-    """Return the overrides of the configuration that the options of figures stand for.
+    """Return the configuration overrides of the metrics options.
 
     Raises:
         ConfigError: the address is empty.
@@ -63,7 +63,7 @@ def metrics_settings(
 def page_settings(
     address: str | None, certificate: Path | None, key: Path | None, *, read_only: bool
 ) -> tuple[str, ...]:
-    """Return the overrides of the configuration that the page's options stand for.
+    """Return the configuration overrides of the dashboard's options.
 
     Raises:
         ConfigError: the address is empty.

@@ -1,4 +1,4 @@
-"""What ``fcil-server methods`` says of a method: plain data, and its text form."""
+"""Output of ``fcil-server methods``: plain data and its text form."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def show_methods(rows: list[dict[str, Any]]) -> None:
 
 
 def _of(rows: list[dict[str, Any]]) -> str:
-    """Say what the numbers of some methods are numbers of."""
+    """Print the setting for which the methods' numbers hold."""
     own = next((row["setting"] for row in rows if row["setting"]["backbone"]), rows[0]["setting"])
     on = f" on {own['backbone']} (width {own['dim']})" if own["backbone"] else ""
     classes = f"{own['classes']} class{'es' if own['classes'] != 1 else ''}"
@@ -132,7 +132,7 @@ def _of(rows: list[dict[str, Any]]) -> str:
 
 
 def show_method(row: dict[str, Any]) -> None:
-    """Print all that is known of one method."""
+    """Print all details of one method."""
     out = console()
     out.print(f"{row['name']} {row['version']}: {row['title']}", style="bold")
     out.print(row["citation"])

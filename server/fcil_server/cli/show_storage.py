@@ -1,4 +1,4 @@
-"""The text form of what ``check`` and ``restore`` say."""
+"""Text output of ``check`` and ``restore``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIGNS = {Level.OK: "ok     ", Level.WARNING: "warning", Level.FAILURE: "FAILURE
 
 
 def show_findings(found: Sequence[Finding]) -> None:
-    """Print what a check found, a line each, with the next action under what is wrong."""
+    """Print a check's findings, one per line, with the remedy below each fault."""
     for finding in found:
         about, text = printable(finding.about), printable(finding.text)
         typer.echo(f"{_SIGNS[finding.level]}  {about}: {text}")
@@ -31,7 +31,7 @@ def show_findings(found: Sequence[Finding]) -> None:
 
 
 def show_restored(done: Restored, directory: Path, *, fresh: bool) -> None:
-    """Print what was restored, and what the operator must know of it."""
+    """Print what was restored, and notes for the operator."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(done.manifest.created_at))
     typer.echo(f"{directory} is the federation {done.manifest.federation} as of {when}")
     if done.fork is not None:

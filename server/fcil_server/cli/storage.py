@@ -1,4 +1,4 @@
-"""``fcil-server check``, ``backup``, ``restore`` and ``run rollback``: what the server keeps."""
+"""``fcil-server check``, ``backup``, ``restore`` and ``run rollback``: the server's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run came to, as tables for terminals."""
+"""Results of a run as tables for terminals."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def show_rounds(rows: list[dict[str, Any]]) -> None:
 
 
 def _remarks(row: dict[str, Any]) -> list[str]:
-    """Return what did not go to plan in a round."""
+    """Return the deviations of a round from its plan."""
     remarks = [CLOSED_BY[row["closed_by"]]] if row["closed_by"] in CLOSED_BY else []
     if row["reopened"]:
         remarks.append(f"reopened {row['reopened']} x")
@@ -266,7 +266,7 @@ def _remarks(row: dict[str, Any]) -> list[str]:
 
 
 def rounds_csv(rows: list[dict[str, Any]]) -> None:
-    """Write rounds as CSV to stdout; what is a list in JSON is its length."""
+    """Write rounds as CSV to stdout; a list in JSON becomes its length."""
     lines = csv.writer(sys.stdout, lineterminator="\n")
     names = list(rows[0]) if rows else ["seq"]
     lines.writerow(names)
@@ -275,7 +275,7 @@ def rounds_csv(rows: list[dict[str, Any]]) -> None:
 
 
 def show_comparison(runs: comparison.Named, folder: Path) -> None:
-    """Print the headline numbers of several runs, and where the page is."""
+    """Print the headline numbers of several runs, and the path of the page."""
     shown = table(*HEAD, right=HEAD[2:])
     for line in comparison.rows(runs):
         shown.add_row(*map(printable, line))
@@ -285,7 +285,7 @@ def show_comparison(runs: comparison.Named, folder: Path) -> None:
 
 
 def show_report(ledger: Ledger, run: RunId, folder: Path) -> None:
-    """Print a run's numbers and where its files are."""
+    """Print a run's numbers and the path of its files."""
     out = console()
     for part in summary_tables(ledger, run):
         out.print(part)

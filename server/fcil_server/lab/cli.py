@@ -1,4 +1,4 @@
-"""``scripts/reproduce``: run an experiment, go on with it, list it, or write its report anew."""
+"""``scripts/reproduce``: run or resume an experiment, list it, or rewrite its report."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def reproduce(
 
 
 def _list(engine: Engine, jobs: int) -> None:
-    """Print all cells, and which of them have a result as far as that is known here."""
+    """Print all cells, and which of them have a result as far as known here."""
     cells, kept = engine.chosen, engine.results
     done: set[str] = set()
     if (kept.folder / PLAN).exists():
@@ -107,7 +107,7 @@ def _numbers(text: str) -> list[int]:
 def _command(
     experiment: Path, data_path: Path | None, results: Path | None, only: Sequence[str], seeds: str
 ) -> str:
-    """Return the command that goes on with this experiment; no path of this machine in it."""
+    """Return the command that resumes this experiment, without paths of this machine."""
     apart = ("not-run/",) if experiment.parent.name == "not-run" else ()
     words = [PROGRAM, "".join(("experiments/", *apart, experiment.name))]
     if data_path or os.environ.get(data.VARIABLE):

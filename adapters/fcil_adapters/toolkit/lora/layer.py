@@ -2,7 +2,7 @@
 
 Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022,
 https://arxiv.org/abs/2106.09685. `qv_layer` covers q and v alone and sums of factors; here each of
-q, v, fc1 and fc2 can be adapted, and what has been added to the weight so far may be dense.
+q, v, fc1 and fc2 can be adapted, and the accumulated change of the weight may be dense.
 """
 
 from __future__ import annotations
