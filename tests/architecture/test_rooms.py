@@ -121,8 +121,6 @@ KNOWN_SMALL = {
     "fcil_adapters.numerics.update_list",
     "fcil_adapters.toolkit.gaussians.noised",
     "fcil_adapters.toolkit.heads.scorer",
-    "fcil_adapters.toolkit.lora.aggregator",
-    "fcil_adapters.toolkit.lora.model",
     "fcil_adapters.toolkit.lora.views",
     "fcil_adapters.toolkit.prototypes.model",
     "fcil_adapters.toolkit.training.prefetch",

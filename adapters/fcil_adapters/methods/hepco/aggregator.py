@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.contract import Array, Context, Kind, Part, Payload, State, Updates
 from fcil_adapters.methods.hepco.consolidation import (
     Model,
     Source,
@@ -29,8 +29,6 @@ from fcil_adapters.toolkit.heads.distances import draw_linear, mean_row
 from fcil_adapters.toolkit.prompts.initial import draw_uniform_pools
 from fcil_adapters.toolkit.prompts.parts import HEAD, POOLS, pool_names
 from fcil_protocol.errors import ConfigError
-from fcil_protocol.payloads.payload import Array, Payload
-from fcil_protocol.payloads.schema import Kind
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fcil_adapters.backbones.backbone import Backbone
-from fcil_adapters.contract import Context, Predictor
+from fcil_adapters.contract import Context, Payload, Predictor
 from fcil_adapters.methods.hepco.parts import read_parts
 from fcil_adapters.toolkit.prompts.client import pool_scorer
-from fcil_protocol.payloads.payload import Payload
 
 
 class Model:

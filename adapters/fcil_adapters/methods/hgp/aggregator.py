@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.contract import Array, Context, Kind, Part, State, Updates
 from fcil_adapters.methods.hgp.options import HgpHparams
 from fcil_adapters.methods.hgp.parts import pool_names
 from fcil_adapters.numerics.averaging import average
@@ -26,8 +26,6 @@ from fcil_adapters.toolkit.gaussians.store import (
 from fcil_adapters.toolkit.heads.distances import draw_linear, mean_row
 from fcil_adapters.toolkit.prompts.initial import draw_pool
 from fcil_adapters.toolkit.prompts.parts import HEAD
-from fcil_protocol.payloads.payload import Array
-from fcil_protocol.payloads.schema import Kind
 
 F32 = NDArray[np.float32]
 Head = tuple[F32, F32]  # weight (C, d), bias (C,)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fcil_adapters.backbones.backbone import Backbone
-from fcil_adapters.contract import Context, ImageSet, Progress, State
+from fcil_adapters.contract import Array, Context, ImageSet, Payload, Progress, State
 from fcil_adapters.methods.hgp.options import HgpHparams
 from fcil_adapters.methods.hgp.parts import read_parts
 from fcil_adapters.methods.hgp.pools import Pools
@@ -25,7 +25,6 @@ from fcil_adapters.toolkit.prompts.parts import PromptModel
 from fcil_adapters.toolkit.prompts.prefix import PromptedView, Queries, with_pixels
 from fcil_adapters.toolkit.training.optimise import I64, Batch, class_counts, optimise
 from fcil_adapters.toolkit.training.prefetch import plain_batches
-from fcil_protocol.payloads.payload import Array, Payload
 
 
 class Learner:

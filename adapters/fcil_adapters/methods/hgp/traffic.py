@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fcil_adapters.contract import BackboneInfo, TaskInfo
-from fcil_adapters.contract.traffic import Largest
+from fcil_adapters.contract import BackboneInfo, Largest, TaskInfo
 from fcil_adapters.methods.hgp.options import HgpHparams
 
 

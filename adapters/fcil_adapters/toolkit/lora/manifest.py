@@ -1,7 +1,7 @@
 """The room for methods that train LoRA and a linear head: what travels, and reading it.
 
-A method's manifest calls `lora_method`; what its learner, aggregator and model share with the
-others is in `lora.client`, `lora.server` and `lora.model`, which use torch.
+A method's manifest calls `lora_method`, which names the halves in `lora.halves` where a method has
+none of its own; what they are made of is in `lora.client` and `lora.server`. All three use torch.
 This module does not. What each of them does in its way it says in its options' properties
 (`options.LoraHparams`) and by what it adds to the schemas here.
 
@@ -41,6 +41,11 @@ TASK_META = (MetaSpec("task", "int"),)
 # Few rounds on a small backbone, whose features a larger step has to move
 # (docs/methods/README.md, "Short schedules").
 SHORT: Mapping[str, Any] = {"epochs": 3, "batch_size": 16, "lr_lora": 1e-2, "lr_head": 0.1}
+# Where a method has no half of its own.
+_LEARNER = "fcil_adapters.toolkit.lora.halves:LoraLearner"
+_AGGREGATOR = "fcil_adapters.toolkit.lora.halves:LoraAggregator"
+_MODEL = "fcil_adapters.toolkit.lora.halves:LinearModel"
+
 LORA_ECONOMIES = (
     Economy("q and v alone", "the LoRA of the MLPs", {"modules": ["q", "v"]}),
     Economy("rank 2", "half of each LoRA's rank", {"rank": 2}),
@@ -166,15 +171,26 @@ def lora_averagings(h: LoraHparams) -> tuple[AveragingRule, ...]:
 
 
 def lora_method(
-    name: str, title: str, citation: str, hparams: type[LoraHparams], **more: Any
+    name: str,
+    title: str,
+    citation: str,
+    hparams: type[LoraHparams],
+    *,
+    learner: str = _LEARNER,
+    aggregator: str = _AGGREGATOR,
+    model: str = _MODEL,
+    **more: Any,
 ) -> Method:
-    """Return the manifest of a method in the folder ``methods/<name>``.
+    """Return the manifest of a method.
 
     Args:
         name: the method's.
         title: for people.
         citation: of its paper.
         hparams: its options.
+        learner: ``package.module:Class``; by default cross-entropy alone (`lora.halves`).
+        aggregator: likewise; by default plain averages.
+        model: likewise; by default the head as it is trained.
         more: fields of `Method` that differ; ``cadence`` adds to that of the room's parts,
             which are those of the default options.
     """
@@ -189,10 +205,6 @@ def lora_method(
         "half": (Kind.LORA, Kind.HEAD),
         "presets": {"short": SHORT},
         "economies": LORA_ECONOMIES,
-        **{
-            half: f"fcil_adapters.methods.{name}.{half}:{half.capitalize()}"
-            for half in ("learner", "aggregator", "model")
-        },
     }
     plain = hparams()
     usual = {
@@ -204,6 +216,7 @@ def lora_method(
     cadence = stated | dict(more.pop("cadence", {}))
     return Method(
         name=name, title=title, citation=citation, hparams=hparams,
+        learner=learner, aggregator=aggregator, model=model,
         **{**common, **more, "cadence": cadence},
     )  # fmt: skip
 
