@@ -19,6 +19,7 @@ from fcil_adapters.contract import (
     Cadence,
     Claim,
     Exchange,
+    Largest,
     MetaSpec,
     Method,
     PayloadSchema,
@@ -28,7 +29,6 @@ from fcil_adapters.contract import (
 )
 from fcil_adapters.methods.hgp.options import ECONOMIES, PRESETS, HgpHparams
 from fcil_adapters.methods.hgp.parts import check_upload, pool_names
-from fcil_adapters.methods.hgp.traffic import largest
 from fcil_adapters.numerics.class_reports import count_spec
 from fcil_adapters.toolkit.gaussians.gaussian import gaussian_specs, max_factor_rows, triangle_size
 from fcil_adapters.toolkit.prompts.manifest import TRAINED_KINDS, head_specs, prompt_specs
@@ -92,6 +92,13 @@ def statistics(hparams: HgpHparams, _kind: str, _task: TaskInfo) -> tuple[Statis
         Statistic("class means", ("gauss.mean",)),
         Statistic("class covariances", covariance),
     )
+
+
+def largest(h: HgpHparams, _backbone: BackboneInfo, task: TaskInfo, _clients: int) -> Largest:
+    """Return that a full covariance is a triangle or a factor, which is never the larger."""
+    if h.cov != "full":
+        return Largest()
+    return Largest({"rows": 0, "tall": len(task.classes)})
 
 
 def _half(name: str) -> str:
