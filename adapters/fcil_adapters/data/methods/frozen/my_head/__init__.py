@@ -37,7 +37,7 @@ def statistics(rows: str) -> tuple[TensorSpec, ...]:
     """Describe what is known of a task: class means, and the features' squares."""
     return (
         TensorSpec("mean", Kind.PROTOTYPE, (rows, "d")),
-        TensorSpec("square", Kind.GAUSSIAN, (1, "d"), non_negative=True),
+        TensorSpec("square", Kind.GAUSSIAN, (1, "d"), max_abs=1e8, non_negative=True),
         count_spec("classes", rows),
         count_spec("count", rows),
     )
