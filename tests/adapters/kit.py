@@ -1,98 +1,37 @@
-"""Toy backbone, toy images and a federation in one process, for the tests of methods."""
+"""What the tests of methods share: the federation of `fcil_adapters.testing`, on one thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from fcil_adapters.backbones.backbone import Backbone, VisionTransformer, wrap_backbone
-from fcil_adapters.contract import (
-    Context,
-    Exchange,
-    Method,
-    Predictor,
-    Preprocessing,
-    Progress,
-    State,
-    TaskInfo,
-    Update,
+from fcil_adapters.testing import (
+    DIM,
+    SIZE,
+    Federation,
+    Images,
+    client_id,
+    make_tasks,
+    toy_backbone,
+    toy_images,
 )
-from fcil_adapters.contract.averaging import PLAIN, Averaging
-from fcil_adapters.contract.half_precision import EXACT, Forms
-from fcil_adapters.contract.privacy import OFF, Privacy
-from fcil_adapters.contract.registry import in_forms, load_half, load_method, make_hparams
-from fcil_adapters.numerics.update_list import UpdateList
-from fcil_protocol.ids import ClientId
-from fcil_protocol.payloads.payload import Payload, pack, unpack
+from fcil_protocol.payloads.payload import Payload
+
+__all__ = [
+    "DIM",
+    "SIZE",
+    "Federation",
+    "Images",
+    "client_id",
+    "make_tasks",
+    "now",
+    "toy_backbone",
+    "toy_images",
+]
 
 torch.set_num_threads(1)
-
-SIZE, DIM = 16, 16
-
-
-def toy_backbone(seed: int = 0) -> Backbone:
-    """A two-block transformer with seeded random weights; its features tell colours apart."""
-    module = VisionTransformer(
-        img_size=SIZE, patch_size=8, embed_dim=DIM, depth=2, num_heads=2, num_classes=0
-    )
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            start = 1.0 if "norm" in name and name.endswith("weight") else 0.0
-            parameter.copy_(start + 0.3 * torch.randn(parameter.shape, generator=generator))
-    preprocessing = Preprocessing(SIZE, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    return wrap_backbone(module, "toy", preprocessing)
-
-
-@dataclass(frozen=True)
-class Images:
-    """The `ImageSet` of the tests."""
-
-    pictures: NDArray[np.uint8]  # (N, S, S, 3)
-    labels: NDArray[np.int64]  # (N,)
-
-    @property
-    def size(self) -> int:
-        return int(self.pictures.shape[1])
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def take(self, index: NDArray[np.int64]) -> NDArray[np.uint8]:
-        return self.pictures[index]
-
-    def of(self, classes: Sequence[int]) -> Images:
-        chosen = np.isin(self.labels, classes)
-        return Images(self.pictures[chosen], self.labels[chosen])
-
-
-def toy_images(counts: Mapping[int, int], seed: int = 0) -> Images:
-    """Noisy pictures; each class has its own pattern of four colours."""
-    rng = np.random.default_rng(seed)
-    pictures, labels = [], []
-    for c, count in counts.items():
-        pattern = np.random.default_rng(1000 + c).integers(30, 226, (2, 2, 3))
-        base = pattern.repeat(SIZE // 2, axis=0).repeat(SIZE // 2, axis=1)
-        noise = rng.normal(0, 8, (count, SIZE, SIZE, 3))
-        pictures.append(np.clip(base + noise, 0, 255).astype(np.uint8))
-        labels.append(np.full(count, c, dtype=np.int64))
-    if not labels:
-        return Images(np.zeros((0, SIZE, SIZE, 3), np.uint8), np.zeros(0, np.int64))
-    return Images(np.concatenate(pictures), np.concatenate(labels))
-
-
-def make_tasks(*tasks: Sequence[int]) -> list[TaskInfo]:
-    past: tuple[int, ...] = ()
-    made = []
-    for index, classes in enumerate(tasks):
-        made.append(TaskInfo(index, tuple(classes), past))
-        past += tuple(classes)
-    return made
 
 
 def now(parts: Mapping[str, Payload]) -> dict[str, Any]:
@@ -100,123 +39,3 @@ def now(parts: Mapping[str, Payload]) -> dict[str, Any]:
     task = parts["current"].meta["task"]
     chosen = [p for n, p in parts.items() if "/" not in n or n == f"task/{task}"]
     return {name: array for part in chosen for name, array in part.tensors.items()}
-
-
-def client_id(k: int) -> ClientId:
-    return ClientId(f"{'abcdefghij'[k]}" * 26)
-
-
-@dataclass
-class Federation:
-    """Clients and a server in one process; every payload passes its schema and its bytes."""
-
-    method: Method
-    hparams: Any
-    backbone: Backbone
-    clients: Sequence[Images]
-    seed: int = 0
-    micro_batch: int | None = None
-    max_weight_share: float = 1.0
-    averaging: Averaging = PLAIN
-    privacy: Privacy = OFF
-    forms: Forms = EXACT
-    state: State = field(init=False)
-    progress: list[Progress] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.method = in_forms(self.method, self.forms)
-        self.learner = load_half(self.method.learner)
-        self.aggregator = load_half(self.method.aggregator)
-        self.model = load_half(self.method.model)
-        self.task = TaskInfo(0, ())
-        self.state = self.aggregator.init(self.context("train"))
-
-    @classmethod
-    def of(
-        cls, name: str, clients: Sequence[Images], backbone: Backbone | None = None, /, **kw: Any
-    ) -> Federation:
-        settings = ("seed", "micro_batch", "max_weight_share", "averaging", "privacy", "forms")
-        extra = {k: kw.pop(k) for k in settings if k in kw}
-        method = load_method(name)
-        return cls(method, make_hparams(method, kw), backbone or toy_backbone(), clients, **extra)
-
-    def context(self, kind: str, round_: int = 0, rounds: int = 1) -> Context:
-        return Context(
-            kind=kind,
-            task=self.task,
-            round=round_,
-            rounds=rounds,
-            hparams=self.hparams,
-            backbone_info=self.backbone.info,
-            seed=(self.seed,),
-            backbone=self.backbone,
-            micro_batch=self.micro_batch,
-            max_weight_share=self.max_weight_share,
-            averaging=self.averaging,
-            privacy=self.privacy,
-            forms=self.forms,
-            progress=self.progress.append,
-        )
-
-    @property
-    def dims(self) -> dict[str, int]:
-        return self.method.dims(self.hparams, self.backbone.info, self.task)
-
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return self.method.exchanges(self.hparams, self.backbone.info)
-
-    def open(self, task: TaskInfo) -> None:
-        self.task = task
-        self.state = self.aggregator.open_task(self.context("train"), self.state)
-
-    def parts(self) -> dict[str, Payload]:
-        """The broadcast as a client gets it: through bytes, and as its schema says."""
-        schemas = self.method.broadcast(self.hparams, self.backbone.info)
-        received = {}
-        for part in self.aggregator.broadcast(self.context("train"), self.state):
-            schema = schemas[part.kind]
-            payload = unpack(pack(self.forms.narrow_exactly(part.payload, schema)))
-            assert schema.check(payload, self.dims) == []
-            received[part.name] = self.forms.widen(payload)
-        return received
-
-    def upload(self, kind: str, k: int, round_: int = 0, rounds: int = 1) -> Payload:
-        """What client k sends, checked by the exchange's schema and rules."""
-        own = self.clients[k].of(self.task.classes)
-        ctx = replace(self.context(kind, round_, rounds), seed=(self.seed, k))
-        _, sent = self.learner.run(ctx, State(), self.parts(), own)
-        exchange = next(e for e in self.exchanges if e.kind == kind)
-        payload = unpack(pack(self.forms.narrow(sent, exchange.upload)))
-        assert exchange.upload.check(payload, self.dims) == []
-        assert exchange.check(payload, self.task) == []
-        return self.forms.widen(payload)
-
-    def aggregate(self, kind: str, updates: UpdateList, round_: int = 0, rounds: int = 1) -> State:
-        return self.aggregator.aggregate(self.context(kind, round_, rounds), self.state, updates)
-
-    def round(
-        self,
-        kind: str = "train",
-        round_: int = 0,
-        rounds: int = 1,
-        alter: Callable[[Payload], Payload] = lambda payload: payload,
-    ) -> None:
-        """One exchange with all clients; the state stays if nobody has a sample."""
-        sent = [
-            Update(client_id(k), alter(self.upload(kind, k, round_, rounds)))
-            for k in range(len(self.clients))
-        ]
-        updates = UpdateList.of(sent)
-        if len(updates):
-            self.state = self.aggregate(kind, updates, round_, rounds)
-
-    def run(self, task: TaskInfo, rounds: int = 1) -> None:
-        """Open a task and run all its exchanges."""
-        self.open(task)
-        for exchange in self.exchanges:
-            for r in range(exchange.rounds or rounds):
-                self.round(exchange.kind, r, exchange.rounds or rounds)
-
-    def predictor(self) -> Predictor:
-        return self.model.compose(self.context("evaluate"), self.parts(), self.backbone)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from adapters import hepco_reference, hgp_reference
+from fcil_adapters.contract import Method
 
 PROTOTYPES = {"rank": 2, "epochs": 1, "batch_size": 4, "lr_prototype": 1e-2, "lr_lora": 1e-2}
 COMPONENTS = {
@@ -47,3 +48,11 @@ SMALL: dict[str, dict[str, Any]] = {
     "plora": {**PROTOTYPES, "blocks": [0, 1]},
     "running_mean": {},
 }  # fmt: skip
+
+# Options that methods of other packages share with built-in ones.
+COMMON = {**LORA, "pool_size": 3, "prompt_length": 4}
+
+
+def small_options(method: Method) -> dict[str, Any]:
+    """Return options for a method of another package: the common ones that it has."""
+    return {name: value for name, value in COMMON.items() if name in method.hparams.model_fields}

@@ -77,6 +77,7 @@ STEPS = [
     home("fcil-server methods", "FedNCM"),
     home("fcil-server methods hgp --backbone vit_base_patch16_224.dino", "HGP"),
     home('fcil-server methods --budget "2 MB"', "budget 2.00 MB"),
+    home("fcil-server methods --new my_idea", "It runs as it is"),
     Step("", "fcil-server clients", "home", "camera-2"),
     home("fcil-server check", "0 failures", "docs/storage.md"),
     home("fcil-server check --json", '"failure": 0', "docs/storage.md"),

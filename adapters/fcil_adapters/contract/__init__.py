@@ -22,6 +22,9 @@ The smallest method, whole (counts samples, needs no backbone)::
         def broadcast(self, ctx, state):
             return (Part("current", state),)
 
+An author imports from here alone, beside the shared modules of `fcil_adapters.toolkit` and
+`fcil_adapters.numerics`; what the daemons and workers need of methods is in the modules below.
+
 The way of one round: the server's worker calls ``broadcast(state)``; each asked client
 fetches the parts it lacks, its worker calls ``Learner.run``; the payload is checked against
 the exchange's upload schema on both sides; the server's worker calls ``aggregate`` with the
@@ -30,8 +33,17 @@ accepted updates in ClientId order.
 
 from __future__ import annotations
 
+from fcil_adapters.contract.averaging import AveragingRule, every_rule, mean_only
 from fcil_adapters.contract.backbone_info import BackboneInfo, Preprocessing
 from fcil_adapters.contract.context import Context, Hparams, Progress, State, TaskInfo
+from fcil_adapters.contract.exemplars import (
+    Exemplars,
+    Joined,
+    class_share,
+    herd,
+    with_exemplars,
+)
+from fcil_adapters.contract.forgetting import separable
 from fcil_adapters.contract.halves import (
     Aggregator,
     Learner,
@@ -43,23 +55,48 @@ from fcil_adapters.contract.halves import (
 )
 from fcil_adapters.contract.image_set import ImageSet
 from fcil_adapters.contract.manifest import Exchange, Method
+from fcil_adapters.contract.privacy import Privacy, Statistic
+from fcil_adapters.contract.traffic import Cadence, Claim, Economy, Largest
+from fcil_protocol.payloads.payload import Array, Payload
+from fcil_protocol.payloads.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
 
 __all__ = [
     "Aggregator",
+    "Array",
+    "AveragingRule",
     "BackboneInfo",
+    "Cadence",
+    "Claim",
     "Context",
+    "Economy",
     "Exchange",
+    "Exemplars",
     "Hparams",
     "ImageSet",
+    "Joined",
+    "Kind",
+    "Largest",
     "Learner",
+    "MetaSpec",
     "Method",
     "Model",
     "Part",
+    "Payload",
+    "PayloadSchema",
     "Predictor",
     "Preprocessing",
+    "Privacy",
     "Progress",
     "State",
+    "Statistic",
     "TaskInfo",
+    "TensorSpec",
     "Update",
     "Updates",
+    "class_share",
+    "every_rule",
+    "herd",
+    "mean_only",
+    "separable",
+    "with_exemplars",
 ]

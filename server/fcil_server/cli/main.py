@@ -27,6 +27,7 @@ from fcil_server.cli import (
 from fcil_server.cli import (
     forget,
     members,
+    methods_command,
     relay,
     storage,
 )
@@ -42,7 +43,6 @@ from fcil_server.cli.options import (
     DirOption,
     RunOption,
     SetOption,
-    read_budget,
     with_budget,
 )
 from fcil_server.cli.serve_options import (
@@ -339,46 +339,6 @@ def run_stop(
 
 
 @app.command()
-def methods(
-    name: Annotated[str | None, typer.Argument(help="One method, in full detail.")] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="timm name of a ViT, or 'embedded'.", show_default="embedded")
-    ] = None,
-    classes: Annotated[int, typer.Option(min=1, max=100_000, help="Classes per task.")] = 10,
-    past: Annotated[int, typer.Option(min=0, max=100_000, help="Classes of earlier tasks.")] = 0,
-    clients: Annotated[int, typer.Option(min=1, help="Clients per round.")] = 10,
-    directory: Annotated[
-        Path | None, typer.Option("--dir", help="Take options and backbone from this federation.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("-c", "--set", help="method.rank=8, round.rounds_per_task=30 and the like."),
-    ] = None,
-    budget: BudgetOption = None,
-    form: FormatOption = Format.TEXT,
-    json_flag: JsonOption = False,
-) -> None:
-    """List the installed methods: citation, what they send and its size, presets and options."""
-    form = chosen(form, json_flag)
-    with errors(form):
-        from fcil_server.cli.methods import describe_methods
-        from fcil_server.cli.show_methods import show_method, show_methods
-
-        rows = describe_methods(
-            name,
-            directory=directory,
-            overrides=tuple(settings or ()),
-            backbone=backbone,
-            classes=classes,
-            past=past,
-            clients=clients,
-            budget=None if budget is None else read_budget(budget),
-        )
-        show = show_methods if name is None else lambda rows: show_method(rows[0])
-        emit({"methods": rows}, form, lambda: show(rows), rows=rows)
-
-
-@app.command()
 def demo(
     clients: Annotated[int, typer.Option("-n", "--clients", min=1, max=64)] = 3,
     directory: Annotated[Path, typer.Option("--dir", help="The demo's directory.")] = Path(
@@ -398,6 +358,7 @@ def demo(
         show_demo(run_demo(directory, clients, with_budget(settings, budget)), form)
 
 
+app.add_typer(methods_command.app)
 app.add_typer(members.app)
 app.add_typer(cli_page.app)
 app.add_typer(forget.app)

@@ -1,7 +1,7 @@
 """What every method must keep, whatever it computes; run over all built-in methods.
 
 Installed third-party methods are checked as well if FCIL_METHODS names them (separated by
-spaces), with their default options.
+spaces), with small options where they share those of built-in ones.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from adapters.kit import Federation, client_id, make_tasks, toy_backbone, toy_images
-from adapters.small import SMALL
+from adapters.small import SMALL, small_options
 from fcil_adapters.backbones.backbone import backbone_digest
 from fcil_adapters.contract import State, Update
 from fcil_adapters.contract.forgetting import classes_with_images
-from fcil_adapters.contract.registry import load_half, make_hparams, method_names
+from fcil_adapters.contract.registry import load_half, load_method, make_hparams, method_names
 from fcil_adapters.contract.traffic import Cadence
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_protocol.payloads.payload import pack, unpack
@@ -37,13 +37,14 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("analytic", {"projection": 40, "truncate": 3}),
     ("gaussian_head", {"cov": "full", "head": "lda"}),
 ]
+NAMED = os.environ.get("FCIL_METHODS", "").split()
 CASES = [
     *SMALL.items(),
     *((name, {**SMALL[name], **options}) for name, options in VARIANTS),
-    *((name, {}) for name in os.environ.get("FCIL_METHODS", "").split()),
+    *((name, small_options(load_method(name))) for name in NAMED),
 ]
 # One of each kind; methods of third parties that are named to be checked always are.
-QUICK = (*OF_EACH_KIND, "plora", "hepco", "l2p", "ewc", *os.environ.get("FCIL_METHODS", "").split())
+QUICK = (*OF_EACH_KIND, "plora", "hepco", "l2p", "ewc")
 # Task 1 has one class; nobody has class 6; client 2 misses task 1, client 3 has nothing at all.
 TASKS = make_tasks([1, 0], [4], [6, 2])
 ROUNDS = (2, 2, 1)  # of training, in each
@@ -57,11 +58,11 @@ CLIENTS = [
 IDS = [
     *SMALL,
     *(f"{name}-{'-'.join(str(v) for v in options.values())}" for name, options in VARIANTS),
-    *os.environ.get("FCIL_METHODS", "").split(),
+    *NAMED,
 ]
 pytestmark = pytest.mark.parametrize(
     ("name", "options"),
-    sampled(CASES, lambda n, o: n in QUICK and o in ({}, SMALL.get(n))),
+    sampled(CASES, lambda n, o: n in NAMED or (n in QUICK and o in ({}, SMALL.get(n)))),
     ids=IDS,
 )
 

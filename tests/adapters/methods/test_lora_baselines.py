@@ -11,10 +11,10 @@ import torch
 from adapters.kit import Federation, client_id, make_tasks, toy_backbone, toy_images
 from adapters.lora_reference import cross_entropy, parameters, plain
 from fcil_adapters.contract import State, Update
-from fcil_adapters.methods.fedavg_lora.options import FedavgLoraHparams
 from fcil_adapters.numerics.update_list import UpdateList
 from fcil_adapters.toolkit.lora.client import Bench, Teacher, train
 from fcil_adapters.toolkit.lora.manifest import lora_method, read_parts
+from fcil_adapters.toolkit.lora.options import CrossEntropyHparams
 from fcil_protocol.errors import SchemaMismatch
 from fcil_protocol.payloads.payload import pack
 
@@ -139,7 +139,7 @@ class TestTeacher:
     """The last task's model as clients see it, whatever becomes of past rows."""
 
     def method(self, rows):
-        class WithTeacher(FedavgLoraHparams):
+        class WithTeacher(CrossEntropyHparams):
             @property
             def past_rows(self):
                 return rows
@@ -148,8 +148,7 @@ class TestTeacher:
             def keeps_teacher(self):
                 return True
 
-        # The halves are FedAvg-LoRA's; its name finds them.
-        return lora_method("fedavg_lora", "t", "c", WithTeacher), WithTeacher(**FAST)
+        return lora_method("with_teacher", "t", "c", WithTeacher), WithTeacher(**FAST)
 
     @pytest.mark.parametrize("rows", ["frozen", "together", "none"])
     def test_scores_past_classes_as_the_last_tasks_end_did(self, rows, backbone):

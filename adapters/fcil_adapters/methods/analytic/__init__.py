@@ -12,10 +12,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
-from fcil_adapters.contract.forgetting import separable
-from fcil_adapters.contract.privacy import Statistic
-from fcil_adapters.contract.traffic import Cadence, Economy, Largest
+from fcil_adapters.contract import (
+    BackboneInfo,
+    Cadence,
+    Economy,
+    Exchange,
+    Kind,
+    Largest,
+    Method,
+    PayloadSchema,
+    Statistic,
+    TaskInfo,
+    TensorSpec,
+    separable,
+)
 from fcil_adapters.methods.analytic.forms import (
     FACTOR,
     REST,
@@ -27,7 +37,6 @@ from fcil_adapters.methods.analytic.lift import SEED_WORDS
 from fcil_adapters.methods.analytic.options import AnalyticHparams
 from fcil_adapters.methods.analytic.sums import LOW, triangle_size
 from fcil_adapters.numerics.class_reports import count_spec
-from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
 # The length of phi is about 1 and at most some tens; images are at most 10^9.
 _LARGEST_SUM = 1e12

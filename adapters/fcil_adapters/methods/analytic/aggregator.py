@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.contract import Array, Context, Part, State, Updates
 from fcil_adapters.methods.analytic.forms import read_upload
 from fcil_adapters.methods.analytic.lift import SEED_WORDS
 from fcil_adapters.methods.analytic.options import AnalyticHparams
@@ -16,7 +16,6 @@ from fcil_adapters.methods.analytic.solving import solve
 from fcil_adapters.methods.analytic.sums import Sums
 from fcil_adapters.numerics.client_weights import allowed_counts
 from fcil_adapters.numerics.task_parts import CURRENT
-from fcil_protocol.payloads.payload import Array
 
 _TOTAL = "total"
 _SEED = 1  # purpose of the random stream

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fcil_adapters.contract import TaskInfo
+from fcil_adapters.contract import Payload, TaskInfo
 from fcil_adapters.methods.analytic.options import AnalyticHparams
 from fcil_adapters.methods.analytic.sums import F64, LOW, Sums, joined, pack_triangle
 from fcil_adapters.numerics.class_reports import count_faults
-from fcil_protocol.payloads.payload import Payload
 
 TRIANGLE, FACTOR, REST = "triangle", "factor", "rest"
 

@@ -7,15 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from fcil_adapters.backbones.frozen_features import feature_batches
-from fcil_adapters.contract import Context, ImageSet, State
-from fcil_adapters.contract.privacy import Privacy
+from fcil_adapters.contract import Array, Context, ImageSet, Payload, Privacy, State
 from fcil_adapters.methods.analytic import forms
 from fcil_adapters.methods.analytic.lift import make_lift
 from fcil_adapters.methods.analytic.options import AnalyticHparams
 from fcil_adapters.methods.analytic.parts import read_seed
 from fcil_adapters.methods.analytic.sums import F64, LOW, pack_triangle, split
 from fcil_adapters.numerics.class_means import class_sums
-from fcil_protocol.payloads.payload import Array, Payload
 
 
 class Learner:

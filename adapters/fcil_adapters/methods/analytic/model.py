@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from fcil_adapters.backbones.frozen_features import Extractor, FeatureScorer
-from fcil_adapters.contract import Context, Predictor
+from fcil_adapters.contract import Context, Payload, Predictor
 from fcil_adapters.methods.analytic.lift import lift, lift_matrices
 from fcil_adapters.methods.analytic.parts import read_seed
 from fcil_adapters.numerics.task_parts import CURRENT, find_part
-from fcil_protocol.payloads.payload import Payload
 
 
 class Model:

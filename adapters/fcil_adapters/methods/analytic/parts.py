@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fcil_adapters.contract import Payload
 from fcil_adapters.methods.analytic.lift import I64
 from fcil_adapters.numerics.task_parts import find_part
-from fcil_protocol.payloads.payload import Payload
 
 PROJECTION = "projection"  # the part with the seed of the random projection
 

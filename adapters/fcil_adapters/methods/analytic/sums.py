@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_protocol.payloads.payload import Array
+from fcil_adapters.contract import Array
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

@@ -12,9 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
-from fcil_adapters.contract.privacy import Statistic
-from fcil_adapters.contract.traffic import Cadence, Largest
+from fcil_adapters.contract import (
+    BackboneInfo,
+    Cadence,
+    Exchange,
+    Largest,
+    PayloadSchema,
+    Statistic,
+    TaskInfo,
+)
 from fcil_adapters.methods.ccvr.options import ECONOMIES, PRESETS, CcvrHparams
 from fcil_adapters.methods.ccvr.parts import CALIBRATED
 from fcil_adapters.numerics.task_parts import CURRENT
@@ -33,7 +39,6 @@ from fcil_adapters.toolkit.lora.manifest import (
     lora_statistics,
     train_exchange,
 )
-from fcil_protocol.payloads.schema import PayloadSchema
 
 NAME = "ccvr"
 _FACTORS = "factors"  # symbol of the covariances' rows; ``rows`` are the head's
@@ -73,6 +78,9 @@ METHOD = lora_method(
     "M. Luo, F. Chen, D. Hu, Y. Zhang, J. Liang, J. Feng. NeurIPS 2021. "
     "https://arxiv.org/abs/2106.05001",
     CcvrHparams,
+    learner="fcil_adapters.methods.ccvr.learner:Learner",
+    aggregator="fcil_adapters.methods.ccvr.aggregator:Aggregator",
+    model="fcil_adapters.methods.ccvr.model:Model",
     exchanges=exchanges,
     broadcast=broadcast,
     dims=dims,

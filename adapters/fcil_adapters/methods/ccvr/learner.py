@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fcil_adapters.backbones.backbone import cls_features
-from fcil_adapters.contract import Context, ImageSet, State
+from fcil_adapters.contract import Context, ImageSet, Payload, State
 from fcil_adapters.methods.ccvr.options import CcvrHparams
 from fcil_adapters.toolkit.gaussians.reports import report_gaussians
 from fcil_adapters.toolkit.lora.client import Bench, train_round
 from fcil_adapters.toolkit.lora.manifest import Received, read_parts
 from fcil_adapters.toolkit.lora.views import merged_view
 from fcil_adapters.toolkit.training.optimise import all_features
-from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

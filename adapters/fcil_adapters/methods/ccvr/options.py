@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fcil_adapters.contract.traffic import Economy
+from fcil_adapters.contract import Economy
 from fcil_adapters.toolkit.lora.manifest import LORA_ECONOMIES, SHORT
 from fcil_adapters.toolkit.lora.options import LoraHparams, PastRows
 

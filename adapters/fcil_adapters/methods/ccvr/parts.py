@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fcil_adapters.contract import Context, Part, State
+from fcil_adapters.contract import Context, Part, Payload, State
 from fcil_adapters.toolkit.heads.rows import HEAD_TENSORS, HeadRows
-from fcil_protocol.payloads.payload import Payload
 
 CALIBRATED = "calibrated"  # the part, and the prefix of its tensors in the state
 

@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fcil_adapters.backbones.blocks import check_blocks
-from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
-from fcil_adapters.contract.traffic import Claim
-from fcil_adapters.methods.coda_prompt.options import ECONOMIES, PRESETS, CodaPromptHparams
+from fcil_adapters.contract import BackboneInfo, Claim, Exchange, PayloadSchema, TaskInfo
+from fcil_adapters.methods.coda_prompt.options import ECONOMIES, PRESETS
 from fcil_adapters.toolkit.prompts.manifest import (
     PROMPT_CADENCE,
     head_schemas,
@@ -25,11 +24,11 @@ from fcil_adapters.toolkit.prompts.manifest import (
     sizes,
     train_exchange,
 )
+from fcil_adapters.toolkit.prompts.options import ComponentHparams
 from fcil_adapters.toolkit.prompts.parts import component_names
-from fcil_protocol.payloads.schema import PayloadSchema
 
 
-def exchanges(hparams: CodaPromptHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
+def exchanges(hparams: ComponentHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
     """Return the only exchange of a task, ``train``.
 
     Raises:
@@ -39,7 +38,7 @@ def exchanges(hparams: CodaPromptHparams, backbone: BackboneInfo) -> tuple[Excha
     return train_exchange(component_names(hparams.blocks), "m")
 
 
-def broadcast(hparams: CodaPromptHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
+def broadcast(hparams: ComponentHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
     """Return the schemas of the head's rows, task by task, and of a task's components.
 
     Raises:
@@ -49,7 +48,7 @@ def broadcast(hparams: CodaPromptHparams, backbone: BackboneInfo) -> Mapping[str
     return {**head_schemas(), **prompts_schema(component_names(hparams.blocks))}
 
 
-def dims(hparams: CodaPromptHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
+def dims(hparams: ComponentHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
     """Return components m, their length L, width d, and the task's and past classes."""
     return sizes({"m": hparams.components}, hparams.length, backbone.dim, task)
 
@@ -58,7 +57,10 @@ METHOD = prompt_method(
     name="coda_prompt",
     title="CODA-Prompt with FedAvg: prompt components with attention, added by each task",
     citation="J. S. Smith et al. CVPR 2023. https://arxiv.org/abs/2211.13218",
-    hparams=CodaPromptHparams,
+    hparams=ComponentHparams,
+    learner="fcil_adapters.methods.coda_prompt.learner:Learner",
+    aggregator="fcil_adapters.methods.coda_prompt.aggregator:Aggregator",
+    model="fcil_adapters.toolkit.prompts.halves:ComponentModel",
     exchanges=exchanges,
     broadcast=broadcast,
     dims=dims,

@@ -1,4 +1,4 @@
-"""CODA-Prompt's hyper-parameters and presets (torch-free)."""
+"""CODA-Prompt's presets, and how it sends less (torch-free)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from fcil_adapters.contract.traffic import Economy
-from fcil_adapters.toolkit.prompts.options import ComponentHparams
-
-
-class CodaPromptHparams(ComponentHparams):
-    """The options of a client with components."""
-
+from fcil_adapters.contract import Economy
 
 # The paper's letter; the federated code as run; few rounds on a small backbone (NOTES.md).
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(

@@ -10,8 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
-from fcil_adapters.contract.traffic import Cadence, Largest
+from fcil_adapters.contract import (
+    BackboneInfo,
+    Cadence,
+    Exchange,
+    Kind,
+    Largest,
+    Payload,
+    PayloadSchema,
+    TaskInfo,
+    TensorSpec,
+)
 from fcil_adapters.methods.ewc.options import EwcHparams
 from fcil_adapters.methods.ewc.parts import IMPORTANCE, LARGEST, fisher_name
 from fcil_adapters.numerics.class_reports import count_faults, count_spec
@@ -25,8 +34,6 @@ from fcil_adapters.toolkit.lora.manifest import (
     trained_names,
 )
 from fcil_adapters.toolkit.lora.tensors import lora_specs
-from fcil_protocol.payloads.payload import Payload
-from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
 
 def exchanges(h: EwcHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
@@ -77,6 +84,8 @@ METHOD = lora_method(
     "J. Kirkpatrick, R. Pascanu, N. Rabinowitz, J. Veness et al. PNAS 2017. "
     "https://arxiv.org/abs/1612.00796",
     EwcHparams,
+    learner="fcil_adapters.methods.ewc.learner:Learner",
+    aggregator="fcil_adapters.methods.ewc.aggregator:Aggregator",
     exchanges=exchanges,
     broadcast=broadcast,
     largest=largest,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.contract import Context, Part, Payload, State, Updates
 from fcil_adapters.methods.ewc.options import EwcHparams
 from fcil_adapters.methods.ewc.parts import IMPORTANCE, LARGEST, fisher_name
 from fcil_adapters.numerics.averaging import average
@@ -17,7 +17,6 @@ from fcil_adapters.toolkit.lora.server import (
     open_task,
     parts_of,
 )
-from fcil_protocol.payloads.payload import Payload
 
 
 class Aggregator:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fcil_adapters.contract import Context, ImageSet, Progress, State
+from fcil_adapters.contract import Array, Context, ImageSet, Payload, Progress, State
 from fcil_adapters.methods.ewc.fisher import squared_gradients
 from fcil_adapters.methods.ewc.options import EwcHparams
 from fcil_adapters.methods.ewc.parts import IMPORTANCE, fisher_name
@@ -20,7 +20,6 @@ from fcil_adapters.toolkit.lora.client import Bench, lora_tensors, train_round
 from fcil_adapters.toolkit.lora.manifest import Received, read_parts
 from fcil_adapters.toolkit.training.optimise import class_counts, schedule_factor
 from fcil_adapters.toolkit.training.prefetch import plain_batches
-from fcil_protocol.payloads.payload import Array, Payload
 
 
 class Learner:

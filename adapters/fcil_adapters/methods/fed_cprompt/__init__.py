@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fcil_adapters.backbones.blocks import check_blocks
-from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
-from fcil_adapters.contract.traffic import Cadence, Largest
+from fcil_adapters.contract import BackboneInfo, Cadence, Exchange, Largest, PayloadSchema, TaskInfo
 from fcil_adapters.methods.fed_cprompt.options import ECONOMIES, FIRST, PRESETS, FedCPromptHparams
 from fcil_adapters.toolkit.prompts.manifest import (
     PROMPT_CADENCE,
@@ -26,7 +25,6 @@ from fcil_adapters.toolkit.prompts.manifest import (
     train_exchange,
 )
 from fcil_adapters.toolkit.prompts.parts import component_names
-from fcil_protocol.payloads.schema import PayloadSchema
 
 
 def exchanges(hparams: FedCPromptHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
@@ -67,6 +65,9 @@ METHOD = prompt_method(
     title="Fed-CPrompt: components with a contrast of server and previous task (HePCo's form)",
     citation="G. Bagwe, X. Yuan, M. Pan, L. Zhang. 2023. https://arxiv.org/abs/2307.04869",
     hparams=FedCPromptHparams,
+    learner="fcil_adapters.methods.fed_cprompt.learner:Learner",
+    aggregator="fcil_adapters.methods.fed_cprompt.aggregator:Aggregator",
+    model="fcil_adapters.toolkit.prompts.halves:ComponentModel",
     exchanges=exchanges,
     broadcast=broadcast,
     dims=dims,

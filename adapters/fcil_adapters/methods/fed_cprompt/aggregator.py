@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.contract import Context, Part, Payload, State, Updates
 from fcil_adapters.methods.fed_cprompt.options import FIRST, FedCPromptHparams
 from fcil_adapters.numerics.task_parts import current_task
 from fcil_adapters.toolkit.prompts.parts import HEAD, component_names, head_parts, prompt_parts
@@ -12,7 +12,6 @@ from fcil_adapters.toolkit.prompts.server import (
     with_new_components,
     with_new_rows,
 )
-from fcil_protocol.payloads.payload import Payload
 
 
 class Aggregator:

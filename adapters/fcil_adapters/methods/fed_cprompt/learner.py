@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.contract import Context, ImageSet, State
+from fcil_adapters.contract import Context, ImageSet, Payload, State
 from fcil_adapters.methods.fed_cprompt.contrast import Contrast
 from fcil_adapters.methods.fed_cprompt.options import FIRST, FedCPromptHparams
 from fcil_adapters.numerics.task_parts import find_part
@@ -16,7 +16,6 @@ from fcil_adapters.toolkit.prompts.client import (
 )
 from fcil_adapters.toolkit.prompts.parts import HEAD, read_parts, upload
 from fcil_adapters.toolkit.training.optimise import class_counts
-from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from fcil_adapters.contract.traffic import Economy
+from fcil_adapters.contract import Economy
 from fcil_adapters.toolkit.prompts.options import ComponentHparams
 
 FIRST = "first"  # the part with the first head rows of the current task's classes

@@ -11,9 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
-from fcil_adapters.contract.averaging import AveragingRule, mean_only
-from fcil_adapters.contract.traffic import Cadence, Claim
+from fcil_adapters.contract import (
+    AveragingRule,
+    BackboneInfo,
+    Cadence,
+    Claim,
+    Exchange,
+    Kind,
+    MetaSpec,
+    PayloadSchema,
+    TaskInfo,
+    TensorSpec,
+    mean_only,
+)
 from fcil_adapters.methods.fed_talora.options import ECONOMIES, PRESETS, FedTaloraHparams
 from fcil_adapters.methods.fed_talora.traffic import largest
 from fcil_adapters.toolkit.lora.manifest import (
@@ -26,7 +36,6 @@ from fcil_adapters.toolkit.lora.manifest import (
     train_exchange,
 )
 from fcil_adapters.toolkit.lora.tensors import module_of, module_shape
-from fcil_protocol.payloads.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
 
 NAME = "fed_talora"
 _VERSION = MetaSpec("version", "int")
@@ -87,6 +96,9 @@ METHOD = lora_method(
     "Fed-TaLoRA: Federated Task-agnostic Low-rank Residual Adaptation",
     "F. Yu, J. Hu, G. Min. 2025. https://arxiv.org/abs/2505.12318",
     FedTaloraHparams,
+    learner="fcil_adapters.methods.fed_talora.learner:Learner",
+    aggregator="fcil_adapters.methods.fed_talora.aggregator:Aggregator",
+    model="fcil_adapters.methods.fed_talora.model:Model",
     exchanges=exchanges,
     broadcast=broadcast,
     dims=dims,

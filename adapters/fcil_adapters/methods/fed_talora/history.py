@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fcil_adapters.contract import BackboneInfo, Part, State
+from fcil_adapters.contract import BackboneInfo, Part, Payload, State
 from fcil_adapters.methods.fed_talora.options import FedTaloraHparams
 from fcil_adapters.methods.fed_talora.parts import (
     F32,
@@ -22,7 +22,6 @@ from fcil_adapters.methods.fed_talora.parts import (
 from fcil_adapters.methods.fed_talora.residuals import Residual
 from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
 from fcil_adapters.toolkit.lora.manifest import places
-from fcil_protocol.payloads.payload import Payload
 
 
 def position(state: State) -> tuple[int, int]:

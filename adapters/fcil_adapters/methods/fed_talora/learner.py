@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.contract import Context, ImageSet, State
+from fcil_adapters.contract import Context, ImageSet, Payload, State
 from fcil_adapters.methods.fed_talora.parts import read_parts
 from fcil_adapters.methods.fed_talora.views import training_view
 from fcil_adapters.toolkit.lora.client import Bench, train_round
-from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

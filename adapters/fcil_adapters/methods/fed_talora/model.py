@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fcil_adapters.backbones.backbone import Backbone
-from fcil_adapters.contract import Context, Predictor
+from fcil_adapters.contract import Context, Payload, Predictor
 from fcil_adapters.methods.fed_talora.parts import read_parts
 from fcil_adapters.methods.fed_talora.views import merged_view
 from fcil_adapters.toolkit.heads.rows import HeadRows
-from fcil_adapters.toolkit.lora.model import linear_scorer
-from fcil_protocol.payloads.payload import Payload
+from fcil_adapters.toolkit.lora.halves import linear_scorer
 
 
 class Model:

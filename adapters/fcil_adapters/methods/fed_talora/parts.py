@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.contract import BackboneInfo
+from fcil_adapters.contract import BackboneInfo, Payload
 from fcil_adapters.methods.fed_talora.options import FedTaloraHparams
 from fcil_adapters.numerics.task_parts import CURRENT, find_part, meta_number
 from fcil_adapters.toolkit.lora import manifest as lora_head
 from fcil_adapters.toolkit.lora.manifest import places
 from fcil_adapters.toolkit.lora.tensors import module_of, module_shape
-from fcil_protocol.payloads.payload import Payload
 
 F32 = NDArray[np.float32]
 FLOAT_BYTES = 4

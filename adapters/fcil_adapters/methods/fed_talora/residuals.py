@@ -18,10 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fcil_adapters.contract import Updates
+from fcil_adapters.contract import Array, Updates
 from fcil_adapters.methods.fed_talora.parts import is_wide
 from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
-from fcil_protocol.payloads.payload import Array
 
 Tensors = Mapping[str, Array]
 F32 = NDArray[np.float32]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fcil_adapters.contract import BackboneInfo, TaskInfo
-from fcil_adapters.contract.traffic import Largest
+from fcil_adapters.contract import BackboneInfo, Largest, TaskInfo
 from fcil_adapters.methods.fed_talora.options import FedTaloraHparams
 from fcil_adapters.methods.fed_talora.parts import is_wide
 from fcil_adapters.toolkit.lora.manifest import places

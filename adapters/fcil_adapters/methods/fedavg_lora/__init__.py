@@ -9,14 +9,14 @@ Manifest (no torch). NOTES.md leads from the equations to the functions.
 
 from __future__ import annotations
 
-from fcil_adapters.methods.fedavg_lora.options import FedavgLoraHparams
 from fcil_adapters.toolkit.lora.manifest import SHORT, lora_method
+from fcil_adapters.toolkit.lora.options import CrossEntropyHparams
 
 METHOD = lora_method(
     "fedavg_lora",
     "FedAvg-LoRA: federated averaging of LoRA and a linear head",
     "B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Aguera y Arcas. AISTATS 2017. "
     "https://arxiv.org/abs/1602.05629",
-    FedavgLoraHparams,
+    CrossEntropyHparams,
     presets={"short": SHORT, "all_columns": {"head_loss": "all"}},
 )

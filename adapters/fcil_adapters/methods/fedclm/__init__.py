@@ -10,9 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
-from fcil_adapters.contract.privacy import Statistic
-from fcil_adapters.contract.traffic import Cadence
+from fcil_adapters.contract import (
+    BackboneInfo,
+    Cadence,
+    Exchange,
+    PayloadSchema,
+    Statistic,
+    TaskInfo,
+)
 from fcil_adapters.methods.fedclm.options import FedclmHparams
 from fcil_adapters.numerics.task_parts import CURRENT
 from fcil_adapters.toolkit.lora.class_means import (
@@ -27,7 +32,6 @@ from fcil_adapters.toolkit.lora.manifest import (
     lora_statistics,
     train_exchange,
 )
-from fcil_protocol.payloads.schema import PayloadSchema
 
 NAME = "fedclm"
 
@@ -52,6 +56,9 @@ METHOD = lora_method(
     "FedCLM: cross-entropy in training, nearest class mean at inference",
     "H. Guo, F. Zhu, W. Liu, X.-Y. Zhang, C.-L. Liu. ECCV 2024. https://arxiv.org/abs/2401.02094",
     FedclmHparams,
+    learner="fcil_adapters.methods.fedclm.learner:Learner",
+    aggregator="fcil_adapters.methods.fedclm.aggregator:Aggregator",
+    model="fcil_adapters.methods.fedclm.model:Model",
     exchanges=exchanges,
     broadcast=broadcast,
     statistics=statistics,

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fcil_adapters.backbones.backbone import Backbone
-from fcil_adapters.contract import Context, Predictor
+from fcil_adapters.contract import Context, Payload, Predictor
 from fcil_adapters.methods.fedclm.options import FedclmHparams
 from fcil_adapters.toolkit.lora.class_means import read_means
 from fcil_adapters.toolkit.lora.manifest import read_parts
 from fcil_adapters.toolkit.lora.nearest_mean import nearest_scorer
 from fcil_adapters.toolkit.lora.views import merged_view
-from fcil_protocol.payloads.payload import Payload
 
 
 class Model:

@@ -11,13 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
-from fcil_adapters.contract.forgetting import separable
-from fcil_adapters.contract.privacy import Statistic
-from fcil_adapters.contract.traffic import Cadence
+from fcil_adapters.contract import (
+    BackboneInfo,
+    Cadence,
+    Exchange,
+    Kind,
+    Method,
+    PayloadSchema,
+    Statistic,
+    TaskInfo,
+    TensorSpec,
+    separable,
+)
 from fcil_adapters.methods.fedncm.options import FedncmHparams
 from fcil_adapters.numerics.class_reports import count_faults, count_spec
-from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
 
 def exchanges(_hparams: FedncmHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.contract import Array, Context, Part, State, Updates
 from fcil_adapters.numerics.class_means import merge_means
 from fcil_adapters.numerics.client_weights import class_weights
 from fcil_adapters.numerics.task_parts import (
@@ -17,7 +17,6 @@ from fcil_adapters.numerics.task_parts import (
     task_part,
     with_task,
 )
-from fcil_protocol.payloads.payload import Array
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from fcil_adapters.backbones.frozen_features import feature_batches
-from fcil_adapters.contract import Context, ImageSet, State
+from fcil_adapters.contract import Context, ImageSet, Payload, State
 from fcil_adapters.numerics.class_means import class_means, class_sums
-from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from fcil_adapters.backbones.frozen_features import Extractor, FeatureScorer
-from fcil_adapters.contract import Context, Predictor
+from fcil_adapters.contract import Context, Payload, Predictor
 from fcil_adapters.methods.fedncm.options import FedncmHparams
 from fcil_adapters.numerics.scores import cosines, negative_distances
 from fcil_adapters.numerics.task_parts import CURRENT, find_part, task_part
-from fcil_protocol.payloads.payload import Payload
 
 
 class Model:

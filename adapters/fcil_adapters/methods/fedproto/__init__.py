@@ -11,10 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
-from fcil_adapters.contract.averaging import mean_only
-from fcil_adapters.contract.privacy import Statistic
-from fcil_adapters.contract.traffic import Cadence
+from fcil_adapters.contract import (
+    BackboneInfo,
+    Cadence,
+    Exchange,
+    Kind,
+    Payload,
+    PayloadSchema,
+    Statistic,
+    TaskInfo,
+    TensorSpec,
+    mean_only,
+)
 from fcil_adapters.methods.fedproto.options import FedprotoHparams
 from fcil_adapters.methods.fedproto.parts import PROTO
 from fcil_adapters.numerics.class_reports import count_spec
@@ -24,8 +32,6 @@ from fcil_adapters.toolkit.lora.manifest import (
     lora_statistics,
     train_exchange,
 )
-from fcil_protocol.payloads.payload import Payload
-from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
 
 def exchanges(h: FedprotoHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
@@ -68,6 +74,9 @@ METHOD = lora_method(
     "Y. Tan, G. Long, L. Liu, T. Zhou, Q. Lu, J. Jiang, C. Zhang. AAAI 2022. "
     "https://arxiv.org/abs/2105.00243",
     FedprotoHparams,
+    learner="fcil_adapters.methods.fedproto.learner:Learner",
+    aggregator="fcil_adapters.methods.fedproto.aggregator:Aggregator",
+    model="fcil_adapters.methods.fedproto.model:Model",
     exchanges=exchanges,
     broadcast=broadcast,
     statistics=statistics,

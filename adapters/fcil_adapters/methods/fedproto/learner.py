@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fcil_adapters.contract import Context, ImageSet, State
+from fcil_adapters.contract import Context, ImageSet, Payload, State
 from fcil_adapters.methods.fedproto.options import FedprotoHparams
 from fcil_adapters.methods.fedproto.parts import read_prototypes
 from fcil_adapters.numerics.torch_numpy import to_torch
@@ -17,7 +17,6 @@ from fcil_adapters.toolkit.heads.rows import F32
 from fcil_adapters.toolkit.lora.client import Bench, Pass, cross_entropy, train_round
 from fcil_adapters.toolkit.lora.manifest import read_parts
 from fcil_adapters.toolkit.training.optimise import FeatureSums, sum_features
-from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

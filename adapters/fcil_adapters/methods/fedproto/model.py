@@ -7,14 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from fcil_adapters.backbones.backbone import Backbone
-from fcil_adapters.contract import Context, Predictor
+from fcil_adapters.contract import Context, Payload, Predictor
 from fcil_adapters.methods.fedproto.parts import read_prototypes
 from fcil_adapters.toolkit.lora.class_means import ClassMeans
+from fcil_adapters.toolkit.lora.halves import LinearModel
 from fcil_adapters.toolkit.lora.manifest import read_parts
-from fcil_adapters.toolkit.lora.model import LinearModel
 from fcil_adapters.toolkit.lora.nearest_mean import nearest_scorer
 from fcil_adapters.toolkit.lora.views import merged_view
-from fcil_protocol.payloads.payload import Payload
 
 
 class Model(LinearModel):

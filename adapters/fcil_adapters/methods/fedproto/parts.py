@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from fcil_adapters.contract import Payload
 from fcil_adapters.numerics.task_parts import CURRENT, current_task, find_part
-from fcil_protocol.payloads.payload import Payload
 
 PROTO = "proto"  # parts with a task's prototypes
 NAMES = ("proto", "classes", "seen")

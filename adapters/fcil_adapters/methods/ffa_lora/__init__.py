@@ -8,8 +8,18 @@ Manifest (no torch). NOTES.md leads from the equations to the functions.
 
 from __future__ import annotations
 
-from fcil_adapters.methods.ffa_lora.options import FfaLoraHparams
 from fcil_adapters.toolkit.lora.manifest import SHORT, lora_method
+from fcil_adapters.toolkit.lora.options import CrossEntropyHparams
+
+
+class FfaLoraHparams(CrossEntropyHparams):
+    """FedAvg-LoRA's options, so that the two methods differ in the trained factors alone."""
+
+    @property
+    def trained_factors(self) -> str:
+        """A stays as the server drew it."""
+        return "B"
+
 
 METHOD = lora_method(
     "ffa_lora",

@@ -12,10 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
-from fcil_adapters.contract.forgetting import separable
-from fcil_adapters.contract.privacy import Statistic
-from fcil_adapters.contract.traffic import Cadence, Economy, Largest
+from fcil_adapters.contract import (
+    BackboneInfo,
+    Cadence,
+    Economy,
+    Exchange,
+    Kind,
+    Largest,
+    Method,
+    PayloadSchema,
+    Statistic,
+    TaskInfo,
+    TensorSpec,
+    separable,
+)
 from fcil_adapters.methods.gaussian_head.options import GaussianHeadHparams
 from fcil_adapters.numerics.class_reports import count_spec
 from fcil_adapters.toolkit.gaussians.reports import (
@@ -24,7 +34,6 @@ from fcil_adapters.toolkit.gaussians.reports import (
     gaussian_largest,
     gaussian_statistics,
 )
-from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
 _LARGEST = 1e12  # of a head: classes with nearly equal images have steep posteriors
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.contract import Array, Context, Part, State, Updates
 from fcil_adapters.methods.gaussian_head.discriminant import discriminant
 from fcil_adapters.methods.gaussian_head.options import GaussianHeadHparams
 from fcil_adapters.numerics.task_parts import CURRENT, current_task, tagged
@@ -18,7 +18,6 @@ from fcil_adapters.toolkit.gaussians.store import (
     read_entries,
     sent_entries,
 )
-from fcil_protocol.payloads.payload import Array
 
 _SAMPLES, _ORDER = 1, 2  # purposes of the random streams
 _HEAD = ("weight", "bias", "classes")

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from fcil_adapters.backbones.frozen_features import feature_batches
-from fcil_adapters.contract import Context, ImageSet, State
+from fcil_adapters.contract import Context, ImageSet, Payload, State
 from fcil_adapters.methods.gaussian_head.options import GaussianHeadHparams
 from fcil_adapters.toolkit.gaussians.reports import report_gaussians
-from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from fcil_adapters.backbones.frozen_features import Extractor, FeatureScorer
-from fcil_adapters.contract import Context, Predictor
+from fcil_adapters.contract import Context, Payload, Predictor
 from fcil_adapters.numerics.scores import linear
 from fcil_adapters.numerics.task_parts import CURRENT, find_part
-from fcil_protocol.payloads.payload import Payload
 
 
 class Model:

@@ -14,8 +14,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fcil_adapters.backbones.blocks import check_blocks
-from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
-from fcil_adapters.contract.traffic import Cadence, Claim
+from fcil_adapters.contract import (
+    BackboneInfo,
+    Cadence,
+    Claim,
+    Exchange,
+    MetaSpec,
+    PayloadSchema,
+    TaskInfo,
+    TensorSpec,
+)
 from fcil_adapters.methods.hepco.options import ECONOMIES, PRESETS, HepcoHparams
 from fcil_adapters.methods.hepco.parts import check_upload
 from fcil_adapters.numerics.class_reports import count_spec
@@ -26,7 +34,6 @@ from fcil_adapters.toolkit.prompts.manifest import (
     prompt_specs,
 )
 from fcil_adapters.toolkit.prompts.parts import POOLS, pool_names
-from fcil_protocol.payloads.schema import MetaSpec, PayloadSchema, TensorSpec
 
 
 def exchanges(hparams: HepcoHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
@@ -80,6 +87,9 @@ METHOD = prompt_method(
     title="HePCo: Continual Adaptation of Vision Transformers for Federated Learning",
     citation="S. Halbe, J. S. Smith, J. Tian, Z. Kira. TMLR 2024. https://arxiv.org/abs/2306.09970",
     hparams=HepcoHparams,
+    learner="fcil_adapters.methods.hepco.learner:Learner",
+    aggregator="fcil_adapters.methods.hepco.aggregator:Aggregator",
+    model="fcil_adapters.methods.hepco.model:Model",
     exchanges=exchanges,
     broadcast=broadcast,
     dims=dims,

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from fcil_adapters.contract import Context, Progress
+from fcil_adapters.contract import Array, Context, Progress
 from fcil_adapters.methods.hepco.distillation import Pools, distill_head, distill_pools
 from fcil_adapters.methods.hepco.generation import Objective, PoolGap
 from fcil_adapters.methods.hepco.generator import (
@@ -23,7 +23,6 @@ from fcil_adapters.methods.hepco.options import HepcoHparams
 from fcil_adapters.methods.hepco.teachers import Head, Teachers
 from fcil_adapters.numerics.torch_numpy import to_numpy, to_torch
 from fcil_adapters.toolkit.prompts.parts import HEAD
-from fcil_protocol.payloads.payload import Array
 
 Model = Mapping[str, Array]  # pools, keys and head of one model, by `parts` names
 

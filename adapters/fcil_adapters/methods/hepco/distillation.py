@@ -97,7 +97,7 @@ def distill_pools(
         z: (S, B, d).
         shares: (S, B, K).
         h: ``lr_distillation`` and ``mse_reduction``.
-        tick: told the loss of each step.
+        tick: receives the loss of each step.
     """
     server = Pools(_leaf(start.keys), _leaf(start.prompts))
     scale = 1 / start.prompts.shape[-1] if h.mse_reduction == "mean" else 1.0

@@ -1,4 +1,4 @@
-"""What a generator is trained for: latents that teachers recognise and the server does not.
+"""Objective of a generator: latents that the teachers recognise and the server does not.
 
 Halbe et al., equations 2 to 5; the order and the weights of the terms are in NOTES.md.
 """
@@ -17,7 +17,7 @@ from fcil_adapters.methods.hepco.teachers import Head, Teachers
 
 @dataclass(frozen=True)
 class PoolGap:
-    """How far the teachers' prompts in one block are from the server's, for any query.
+    """Distance of the teachers' prompts in one block from the server's, for any query.
 
     The squared distance of two mixed prompts is a quadratic form in the cosines, with the
     inner products of all pool prompts as its matrix; so no prompt is ever built.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.contract import Context, ImageSet, State
+from fcil_adapters.contract import Context, ImageSet, Payload, State
 from fcil_adapters.methods.hepco.options import HepcoHparams
 from fcil_adapters.methods.hepco.parts import read_parts
 from fcil_adapters.toolkit.prompts.client import learn_pools
 from fcil_adapters.toolkit.prompts.parts import upload
 from fcil_adapters.toolkit.training.optimise import class_counts
-from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

@@ -1,14 +1,13 @@
-"""How HePCo's broadcast becomes a classifier over the seen classes (torch)."""
+"""HePCo's broadcast as a classifier over the seen classes (torch)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from fcil_adapters.backbones.backbone import Backbone
-from fcil_adapters.contract import Context, Predictor
+from fcil_adapters.contract import Context, Payload, Predictor
 from fcil_adapters.methods.hepco.parts import read_parts
 from fcil_adapters.toolkit.prompts.client import pool_scorer
-from fcil_protocol.payloads.payload import Payload
 
 
 class Model:

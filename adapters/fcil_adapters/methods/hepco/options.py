@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fcil_adapters.contract.traffic import Economy
+from fcil_adapters.contract import Economy
 from fcil_adapters.toolkit.prompts.options import PoolHparams
 
 

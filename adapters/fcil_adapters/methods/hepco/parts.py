@@ -7,11 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.contract import TaskInfo
+from fcil_adapters.contract import Payload, TaskInfo
 from fcil_adapters.numerics.class_reports import count_faults
 from fcil_adapters.numerics.task_parts import CURRENT, current_task, find_part, task_part
 from fcil_adapters.toolkit.prompts.parts import POOLS, PromptModel, prompts_of
-from fcil_protocol.payloads.payload import Payload
 
 F64 = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""Whose prediction counts how much for which label, and which labels latents get (torch).
+"""Weights of the teachers' predictions for each label, and the labels of latents (torch).
 
 ``a_{k,y}``, the weight of teacher k for label y, enters every loss of the server. A
 client that never saw y has an untrained row for it and must not pull latents there.
@@ -63,8 +63,8 @@ def label_shares(
 
     Args:
         counts: (K, c), images by client and class in this round.
-        recent: (c,), a class's images in the last round in which somebody had it, before
-            this one; 0: nobody ever had it.
+        recent: (c,), a class's images in the last round in which a client had it, before
+            this one; 0: no client ever had it.
         others: classes of the run beside the task's, each of which adds 1 to the one total
             of ``weights = "repo"``.
         h: ``weights`` and ``labels``.
@@ -72,7 +72,7 @@ def label_shares(
 
     Returns:
         Shares (K + 1, c); the last row is the server as the round began, the sole teacher of
-        classes that nobody has in this round but somebody had before. Frequencies (c,); a
+        classes that no client has in this round but one had before. Frequencies (c,); a
         class that no teacher shapes has none.
     """
     totals = counts.sum(0)  # (c,)

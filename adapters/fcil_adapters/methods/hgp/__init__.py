@@ -14,17 +14,24 @@ from collections.abc import Mapping
 from functools import partial
 
 from fcil_adapters.backbones.blocks import check_blocks
-from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
-from fcil_adapters.contract.averaging import every_rule
-from fcil_adapters.contract.privacy import Statistic
-from fcil_adapters.contract.traffic import Cadence, Claim
+from fcil_adapters.contract import (
+    BackboneInfo,
+    Cadence,
+    Claim,
+    Exchange,
+    Largest,
+    MetaSpec,
+    Method,
+    PayloadSchema,
+    Statistic,
+    TaskInfo,
+    every_rule,
+)
 from fcil_adapters.methods.hgp.options import ECONOMIES, PRESETS, HgpHparams
 from fcil_adapters.methods.hgp.parts import check_upload, pool_names
-from fcil_adapters.methods.hgp.traffic import largest
 from fcil_adapters.numerics.class_reports import count_spec
 from fcil_adapters.toolkit.gaussians.gaussian import gaussian_specs, max_factor_rows, triangle_size
 from fcil_adapters.toolkit.prompts.manifest import TRAINED_KINDS, head_specs, prompt_specs
-from fcil_protocol.payloads.schema import MetaSpec, PayloadSchema
 
 
 def exchanges(hparams: HgpHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
@@ -85,6 +92,13 @@ def statistics(hparams: HgpHparams, _kind: str, _task: TaskInfo) -> tuple[Statis
         Statistic("class means", ("gauss.mean",)),
         Statistic("class covariances", covariance),
     )
+
+
+def largest(h: HgpHparams, _backbone: BackboneInfo, task: TaskInfo, _clients: int) -> Largest:
+    """Return that a full covariance is a triangle or a factor, which is never the larger."""
+    if h.cov != "full":
+        return Largest()
+    return Largest({"rows": 0, "tall": len(task.classes)})
 
 
 def _half(name: str) -> str:

@@ -1,18 +1,17 @@
-"""How HGP's broadcast becomes a classifier: a frozen pass for the query, then a prompted one."""
+"""HGP's broadcast as a classifier: a frozen pass for the query, then a prompted one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from fcil_adapters.backbones.backbone import Backbone
-from fcil_adapters.contract import Context, Predictor
+from fcil_adapters.contract import Context, Payload, Predictor
 from fcil_adapters.methods.hgp.options import HgpHparams
 from fcil_adapters.methods.hgp.parts import read_parts
 from fcil_adapters.methods.hgp.pools import Pools
 from fcil_adapters.toolkit.prompts.client import scorer
 from fcil_adapters.toolkit.prompts.pools import Prompted
 from fcil_adapters.toolkit.prompts.prefix import with_pixels
-from fcil_protocol.payloads.payload import Payload
 
 
 class Model:

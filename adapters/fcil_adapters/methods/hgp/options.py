@@ -9,8 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from fcil_adapters.backbones.blocks import Blocks
-from fcil_adapters.contract import Hparams
-from fcil_adapters.contract.traffic import Economy
+from fcil_adapters.contract import Economy, Hparams
 
 SHARED = "shared"  # name of the one pool of ``pool_sharing = "shared"``
 

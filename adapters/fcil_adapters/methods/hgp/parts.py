@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.contract import TaskInfo
+from fcil_adapters.contract import Payload, TaskInfo
 from fcil_adapters.methods.hgp.options import HgpHparams
 from fcil_adapters.numerics.class_reports import count_faults
 from fcil_adapters.numerics.task_parts import CURRENT, current_task, find_part, task_part
 from fcil_adapters.toolkit.gaussians.gaussian import gaussian_faults
 from fcil_adapters.toolkit.prompts.parts import PromptModel, prompts_of
-from fcil_protocol.payloads.payload import Payload
 
 
 def pool_names(pools: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,16 +12,22 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
-from fcil_adapters.contract.averaging import mean_only
-from fcil_adapters.contract.traffic import Cadence
+from fcil_adapters.contract import (
+    BackboneInfo,
+    Cadence,
+    Exchange,
+    Kind,
+    Payload,
+    PayloadSchema,
+    TaskInfo,
+    TensorSpec,
+    mean_only,
+)
 from fcil_adapters.methods.icarl.options import IcarlHparams
 from fcil_adapters.methods.icarl.parts import MEANS
 from fcil_adapters.numerics.class_reports import count_faults, count_spec
 from fcil_adapters.numerics.task_parts import CURRENT
 from fcil_adapters.toolkit.lora.manifest import broadcast_schemas, lora_method, train_exchange
-from fcil_protocol.payloads.payload import Payload
-from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
 
 _LONGEST = 1.001  # length 1 with float32's rounding
 
@@ -89,6 +95,9 @@ METHOD = lora_method(
     "S.-A. Rebuffi, A. Kolesnikov, G. Sperl, C. H. Lampert. CVPR 2017. "
     "https://arxiv.org/abs/1611.07725",
     IcarlHparams,
+    learner="fcil_adapters.methods.icarl.learner:Learner",
+    aggregator="fcil_adapters.methods.icarl.aggregator:Aggregator",
+    model="fcil_adapters.methods.icarl.model:Model",
     exchanges=exchanges,
     broadcast=broadcast,
     averagings=mean_only,

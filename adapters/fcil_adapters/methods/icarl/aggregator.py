@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.contract import Array, Context, Part, Payload, State, Updates
 from fcil_adapters.methods.icarl.parts import MEANS
 from fcil_adapters.numerics.class_means import class_positions
 from fcil_adapters.numerics.client_weights import class_weights
-from fcil_adapters.toolkit.lora.aggregator import LoraAggregator
-from fcil_protocol.payloads.payload import Array, Payload
+from fcil_adapters.toolkit.lora.halves import LoraAggregator
 
 
 class Aggregator(LoraAggregator):

@@ -10,8 +10,18 @@ import torch
 from numpy.typing import NDArray
 
 from fcil_adapters.backbones.backbone import cls_features
-from fcil_adapters.contract import Context, ImageSet, Progress, State
-from fcil_adapters.contract.exemplars import Joined, class_share, herd, with_exemplars
+from fcil_adapters.contract import (
+    Array,
+    Context,
+    ImageSet,
+    Joined,
+    Payload,
+    Progress,
+    State,
+    class_share,
+    herd,
+    with_exemplars,
+)
 from fcil_adapters.methods.icarl.options import IcarlHparams
 from fcil_adapters.numerics.scores import unit_rows
 from fcil_adapters.numerics.torch_numpy import to_numpy
@@ -21,7 +31,6 @@ from fcil_adapters.toolkit.lora.manifest import read_parts
 from fcil_adapters.toolkit.lora.views import merged_view
 from fcil_adapters.toolkit.training.optimise import class_counts
 from fcil_adapters.toolkit.training.prefetch import plain_batches
-from fcil_protocol.payloads.payload import Array, Payload
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]

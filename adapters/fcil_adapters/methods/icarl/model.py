@@ -7,13 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from fcil_adapters.backbones.backbone import Backbone
-from fcil_adapters.contract import Context, Predictor
+from fcil_adapters.contract import Context, Payload, Predictor
 from fcil_adapters.methods.icarl.parts import MEANS
 from fcil_adapters.toolkit.lora.class_means import ClassMeans
 from fcil_adapters.toolkit.lora.manifest import read_parts
 from fcil_adapters.toolkit.lora.nearest_mean import nearest_scorer
 from fcil_adapters.toolkit.lora.views import merged_view
-from fcil_protocol.payloads.payload import Payload
 
 
 class Model:

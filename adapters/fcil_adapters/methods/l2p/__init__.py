@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.contract import BackboneInfo, Exchange, TaskInfo
-from fcil_adapters.contract.traffic import Claim
+from fcil_adapters.contract import BackboneInfo, Claim, Exchange, PayloadSchema, TaskInfo
 from fcil_adapters.methods.l2p.options import ECONOMIES, NAMES, PRESETS, L2pHparams
 from fcil_adapters.toolkit.prompts.manifest import (
     POOL_CADENCE,
@@ -23,7 +22,6 @@ from fcil_adapters.toolkit.prompts.manifest import (
     sizes,
     train_exchange,
 )
-from fcil_protocol.payloads.schema import PayloadSchema
 
 
 def exchanges(_hparams: L2pHparams, _backbone: BackboneInfo) -> tuple[Exchange, ...]:
@@ -46,6 +44,9 @@ METHOD = prompt_method(
     title="L2P with FedAvg: the nearest prompts of a pool lead an image's tokens",
     citation="Z. Wang et al. CVPR 2022. https://arxiv.org/abs/2112.08654",
     hparams=L2pHparams,
+    learner="fcil_adapters.methods.l2p.learner:Learner",
+    aggregator="fcil_adapters.methods.l2p.aggregator:Aggregator",
+    model="fcil_adapters.methods.l2p.model:Model",
     exchanges=exchanges,
     broadcast=broadcast,
     dims=dims,

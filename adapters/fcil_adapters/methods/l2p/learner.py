@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from fcil_adapters.contract import Context, ImageSet, State
+from fcil_adapters.contract import Context, ImageSet, Payload, State
 from fcil_adapters.methods.l2p.options import L2pHparams
 from fcil_adapters.methods.l2p.pool import Pool
 from fcil_adapters.numerics.torch_numpy import to_torch
@@ -14,7 +14,6 @@ from fcil_adapters.toolkit.prompts.client import Bench, learn, own_cross_entropy
 from fcil_adapters.toolkit.prompts.parts import read_parts, upload
 from fcil_adapters.toolkit.prompts.prefix import Queries, with_pixels
 from fcil_adapters.toolkit.training.optimise import Batch, class_counts
-from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

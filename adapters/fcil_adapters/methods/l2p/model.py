@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fcil_adapters.backbones.backbone import Backbone
-from fcil_adapters.contract import Context, Predictor
+from fcil_adapters.contract import Context, Payload, Predictor
 from fcil_adapters.methods.l2p.options import L2pHparams
 from fcil_adapters.methods.l2p.pool import Pool
 from fcil_adapters.numerics.torch_numpy import to_torch
 from fcil_adapters.toolkit.prompts.client import scorer
 from fcil_adapters.toolkit.prompts.parts import read_parts
 from fcil_adapters.toolkit.prompts.prefix import with_pixels
-from fcil_protocol.payloads.payload import Payload
 
 
 class Model:

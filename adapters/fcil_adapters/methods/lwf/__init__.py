@@ -15,4 +15,5 @@ METHOD = lora_method(
     "LwF+FL: learning without forgetting, on LoRA",
     "Z. Li, D. Hoiem. ECCV 2016. https://arxiv.org/abs/1606.09282",
     LwfHparams,
+    learner="fcil_adapters.methods.lwf.learner:Learner",
 )

@@ -8,14 +8,13 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional
 
-from fcil_adapters.contract import Context, ImageSet, State
+from fcil_adapters.contract import Context, ImageSet, Payload, State
 from fcil_adapters.methods.lwf.options import LwfHparams
 from fcil_adapters.numerics.class_means import class_positions
 from fcil_adapters.numerics.torch_numpy import to_torch
 from fcil_adapters.toolkit.lora.client import Bench, Pass, Teacher, cross_entropy, train_round
 from fcil_adapters.toolkit.lora.distillation import softened
 from fcil_adapters.toolkit.lora.manifest import read_parts
-from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

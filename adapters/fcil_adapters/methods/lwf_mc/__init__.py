@@ -18,4 +18,5 @@ METHOD = lora_method(
     "S.-A. Rebuffi, A. Kolesnikov, G. Sperl, C. H. Lampert. CVPR 2017. "
     "https://arxiv.org/abs/1611.07725",
     LwfMcHparams,
+    learner="fcil_adapters.methods.lwf_mc.learner:Learner",
 )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fcil_adapters.contract import Context, ImageSet, State
+from fcil_adapters.contract import Context, ImageSet, Payload, State
 from fcil_adapters.toolkit.lora.client import Bench, train_round
 from fcil_adapters.toolkit.lora.distillation import SigmoidTargets
 from fcil_adapters.toolkit.lora.manifest import read_parts
-from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

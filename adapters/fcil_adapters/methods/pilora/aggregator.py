@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.contract import Context, Kind, Part, State, Updates
 from fcil_adapters.methods.pilora.options import PiloraHparams
 from fcil_adapters.numerics.averaging import average
 from fcil_adapters.numerics.client_weights import sample_weights
@@ -23,7 +23,6 @@ from fcil_adapters.toolkit.lora.tensors import draw_lora, lora_names, lora_place
 from fcil_adapters.toolkit.prototypes.rows import ROW_TENSORS, PrototypeRows, draw_prototypes
 from fcil_adapters.toolkit.prototypes.server import combine, committed, start_at_means
 from fcil_protocol.errors import ConfigError
-from fcil_protocol.payloads.schema import Kind
 
 F32 = NDArray[np.float32]
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fcil_adapters.backbones.backbone import Backbone, cls_features
-from fcil_adapters.contract import Context, ImageSet, State
+from fcil_adapters.contract import Context, ImageSet, Payload, State
 from fcil_adapters.methods.pilora.composition import training_view
 from fcil_adapters.methods.pilora.losses import l1_norm, orthogonality
 from fcil_adapters.methods.pilora.options import PiloraHparams
@@ -20,7 +20,6 @@ from fcil_adapters.toolkit.lora.qv_layer import adapter_params
 from fcil_adapters.toolkit.lora.tensors import lora_places
 from fcil_adapters.toolkit.prototypes.client import Trainee, answer
 from fcil_adapters.toolkit.prototypes.rows import known
-from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

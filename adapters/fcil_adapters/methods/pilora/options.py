@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fcil_adapters.backbones.blocks import Blocks
-from fcil_adapters.contract.traffic import Economy
+from fcil_adapters.contract import Economy
 from fcil_adapters.toolkit.prototypes.options import PrototypeHparams
 
 Compose = Literal["sum_of_products", "product_of_sums", "task0_plus_current", "task0_only"]

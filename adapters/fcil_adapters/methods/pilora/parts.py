@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fcil_adapters.contract import Payload
 from fcil_adapters.numerics.task_parts import CURRENT, current_task, find_part, task_part
 from fcil_adapters.toolkit.lora.tensors import lora_of
 from fcil_adapters.toolkit.prototypes.rows import PrototypeRows
-from fcil_protocol.payloads.payload import Payload
 
 F32 = NDArray[np.float32]
 

@@ -12,9 +12,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fcil_adapters.backbones.blocks import check_blocks
-from fcil_adapters.contract import BackboneInfo, Exchange, Method, TaskInfo
-from fcil_adapters.contract.averaging import every_rule
-from fcil_adapters.contract.traffic import Cadence, Claim
+from fcil_adapters.contract import (
+    BackboneInfo,
+    Cadence,
+    Claim,
+    Exchange,
+    Kind,
+    MetaSpec,
+    Method,
+    PayloadSchema,
+    TaskInfo,
+    TensorSpec,
+    every_rule,
+)
 from fcil_adapters.methods.plora.options import ECONOMIES, PRESETS, PloraHparams
 from fcil_adapters.toolkit.lora.tensors import lora_names, lora_places, lora_specs
 from fcil_adapters.toolkit.prototypes.rows import (
@@ -22,7 +32,6 @@ from fcil_adapters.toolkit.prototypes.rows import (
     prototype_statistics,
     row_specs,
 )
-from fcil_protocol.payloads.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
 
 
 def exchanges(hparams: PloraHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:

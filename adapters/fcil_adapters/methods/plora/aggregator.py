@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fcil_adapters.contract import Context, Part, State, Updates
+from fcil_adapters.contract import Context, Part, Payload, State, Updates
 from fcil_adapters.methods.plora.options import PloraHparams
 from fcil_adapters.methods.plora.parts import lora_part
 from fcil_adapters.numerics.averaging import average
@@ -19,7 +19,6 @@ from fcil_adapters.numerics.task_parts import (
 from fcil_adapters.toolkit.lora.tensors import draw_lora, lora_names, lora_places
 from fcil_adapters.toolkit.prototypes.rows import ROW_TENSORS, PrototypeRows, draw_prototypes
 from fcil_adapters.toolkit.prototypes.server import combine, committed, start_at_means
-from fcil_protocol.payloads.payload import Payload
 
 _LORA, _PROTOTYPES = 1, 2  # purposes of the random streams
 

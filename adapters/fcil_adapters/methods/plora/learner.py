@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fcil_adapters.backbones.backbone import Backbone
-from fcil_adapters.contract import Context, ImageSet, State
+from fcil_adapters.contract import Context, ImageSet, Payload, State
 from fcil_adapters.methods.plora.options import PloraHparams
 from fcil_adapters.methods.plora.parts import Received, read_parts
 from fcil_adapters.methods.plora.views import Student, Teacher, training_view
@@ -16,7 +16,6 @@ from fcil_adapters.numerics.torch_numpy import to_torch
 from fcil_adapters.toolkit.lora.qv_layer import adapter_params
 from fcil_adapters.toolkit.prototypes.client import Trainee, answer
 from fcil_adapters.toolkit.prototypes.rows import known
-from fcil_protocol.payloads.payload import Payload
 
 
 class Learner:

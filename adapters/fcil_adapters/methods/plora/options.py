@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from fcil_adapters.backbones.blocks import Blocks
-from fcil_adapters.contract.traffic import Economy
+from fcil_adapters.contract import Economy
 from fcil_adapters.toolkit.prototypes.options import PrototypeHparams
 
 

@@ -12,12 +12,21 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from fcil_adapters.contract import BackboneInfo, Exchange, Hparams, Method, TaskInfo
-from fcil_adapters.contract.forgetting import separable
-from fcil_adapters.contract.privacy import Statistic
-from fcil_adapters.contract.traffic import Cadence, Economy
-from fcil_protocol.payloads.payload import Payload
-from fcil_protocol.payloads.schema import Kind, PayloadSchema, TensorSpec
+from fcil_adapters.contract import (
+    BackboneInfo,
+    Cadence,
+    Economy,
+    Exchange,
+    Hparams,
+    Kind,
+    Method,
+    Payload,
+    PayloadSchema,
+    Statistic,
+    TaskInfo,
+    TensorSpec,
+    separable,
+)
 
 
 class RunningMeanHparams(Hparams):

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fcil_adapters.contract import Context, ImageSet, Progress, State
+from fcil_adapters.contract import Context, ImageSet, Payload, Progress, State
 from fcil_adapters.methods.running_mean.thumbnails import thumbnails
 from fcil_adapters.numerics.class_means import class_means, class_sums
-from fcil_protocol.payloads.payload import Payload
 
 _BATCH = 256  # images in memory at a time
 

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from fcil_adapters.backbones.frozen_features import FeatureScorer
-from fcil_adapters.contract import Context, Predictor
+from fcil_adapters.contract import Context, Payload, Predictor
 from fcil_adapters.methods.running_mean.thumbnails import area_weights, grey_areas
 from fcil_adapters.numerics.scores import negative_distances
-from fcil_protocol.payloads.payload import Payload
 
 
 class Model:

@@ -1,16 +1,9 @@
 """Manifests of methods that train LoRA and a linear head: schemas of their tensors, and readers.
 
-A method's manifest calls `lora_method`; `lora.client`, `lora.server` and `lora.model`, which use
-torch, hold the shared parts of learner, aggregator and model. This module does not use torch. A
-method states its differences in its options' properties (`options.LoraHparams`) and adds to the
-schemas here.
-
-Parts of a broadcast:
-
-    current    LoRA that is trained, the head's rows of the task (or of all seen classes)
-    task/<t>   rows of a finished task, where past rows are ``frozen``
-    fixed      the A's that no client trains
-    teacher    LoRA, and rows unless parts of their own have them, as the last task left them
+A method's manifest calls `lora_method`, which names the shared halves in `lora.halves` where a
+method has none of its own; `lora.client` and `lora.server` hold their parts. All three use torch,
+this module does not. A method states its differences in its options' properties
+(`options.LoraHparams`) and adds to the schemas here.
 """
 
 from __future__ import annotations
@@ -41,6 +34,11 @@ TASK_META = (MetaSpec("task", "int"),)
 # Few rounds on a small backbone, whose features only a larger step moves (docs/methods/README.md,
 # "Short schedules").
 SHORT: Mapping[str, Any] = {"epochs": 3, "batch_size": 16, "lr_lora": 1e-2, "lr_head": 0.1}
+# Where a method has no half of its own.
+_LEARNER = "fcil_adapters.toolkit.lora.halves:LoraLearner"
+_AGGREGATOR = "fcil_adapters.toolkit.lora.halves:LoraAggregator"
+_MODEL = "fcil_adapters.toolkit.lora.halves:LinearModel"
+
 LORA_ECONOMIES = (
     Economy("q and v alone", "the LoRA of the MLPs", {"modules": ["q", "v"]}),
     Economy("rank 2", "half of each LoRA's rank", {"rank": 2}),
@@ -166,17 +164,28 @@ def lora_averagings(h: LoraHparams) -> tuple[AveragingRule, ...]:
 
 
 def lora_method(
-    name: str, title: str, citation: str, hparams: type[LoraHparams], **more: Any
+    name: str,
+    title: str,
+    citation: str,
+    hparams: type[LoraHparams],
+    *,
+    learner: str = _LEARNER,
+    aggregator: str = _AGGREGATOR,
+    model: str = _MODEL,
+    **more: Any,
 ) -> Method:
-    """Return the manifest of a method in the folder ``methods/<name>``.
+    """Return the manifest of a method.
 
     Args:
         name: the method's.
         title: for people.
         citation: of its paper.
         hparams: its options.
-        more: fields of `Method` that differ; ``cadence`` adds to that of the shared parts, which
-            are those of the default options.
+        learner: ``package.module:Class``; by default cross-entropy alone (`lora.halves`).
+        aggregator: likewise; by default plain averages.
+        model: likewise; by default the head as it is trained.
+        more: fields of `Method` that differ; ``cadence`` adds to that of the room's parts,
+            which are those of the default options.
     """
     common: dict[str, Any] = {
         "version": "1",
@@ -189,10 +198,6 @@ def lora_method(
         "half": (Kind.LORA, Kind.HEAD),
         "presets": {"short": SHORT},
         "economies": LORA_ECONOMIES,
-        **{
-            half: f"fcil_adapters.methods.{name}.{half}:{half.capitalize()}"
-            for half in ("learner", "aggregator", "model")
-        },
     }
     plain = hparams()
     usual = {
@@ -204,6 +209,7 @@ def lora_method(
     cadence = stated | dict(more.pop("cadence", {}))
     return Method(
         name=name, title=title, citation=citation, hparams=hparams,
+        learner=learner, aggregator=aggregator, model=model,
         **{**common, **more, "cadence": cadence},
     )  # fmt: skip
 

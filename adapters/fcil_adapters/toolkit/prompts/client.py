@@ -159,14 +159,18 @@ def _set_mean_row(ctx: Context, bench: Bench, data: ImageSet) -> None:
 
 
 def learn_pools(
-    ctx: Context, h: PoolHparams, start: PromptModel, data: ImageSet
+    ctx: Context,
+    h: PoolHparams,
+    start: PromptModel,
+    data: ImageSet,
+    objective: Objective = plain_objective,
 ) -> dict[str, Array]:
     """Train one pool of prompts per block, and the task's head rows (HePCo, section 5.1)."""
     backbone = with_pixels(ctx.backbone, h.pixels)
     (first,) = start.prompts
     pools = {n: nn.Parameter(to_torch(array, backbone.device)) for n, array in first.items()}
     features = Prompted(backbone, h.blocks).features(from_pools(pools, h.blocks))
-    return learn(ctx, Bench.of(ctx, backbone, features, pools, start), data)
+    return learn(ctx, Bench.of(ctx, backbone, features, pools, start), data, objective)
 
 
 def pool_scorer(ctx: Context, h: PoolHparams, model: PromptModel, backbone: Backbone) -> Scorer:

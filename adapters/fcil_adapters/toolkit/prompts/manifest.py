@@ -5,19 +5,47 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fcil_adapters.contract import Exchange, Hparams, Method, TaskInfo
-from fcil_adapters.contract.averaging import every_rule
-from fcil_adapters.contract.privacy import Statistic
-from fcil_adapters.contract.traffic import Cadence
+from fcil_adapters.backbones.blocks import check_blocks
+from fcil_adapters.contract import (
+    BackboneInfo,
+    Cadence,
+    Economy,
+    Exchange,
+    Hparams,
+    Kind,
+    MetaSpec,
+    Method,
+    PayloadSchema,
+    Statistic,
+    TaskInfo,
+    TensorSpec,
+    every_rule,
+)
 from fcil_adapters.numerics.class_reports import count_faults, count_spec
-from fcil_adapters.toolkit.prompts.parts import POOLS, PROMPTS
-from fcil_protocol.payloads.schema import Kind, MetaSpec, PayloadSchema, TensorSpec
+from fcil_adapters.toolkit.prompts.options import PoolHparams
+from fcil_adapters.toolkit.prompts.parts import POOLS, PROMPTS, pool_names
 
 TRAINED_KINDS = (Kind.PROMPT, Kind.KEY, Kind.HEAD)  # committed by an aggregator
 POOL_CADENCE = {POOLS: Cadence.TRAINED, "task": Cadence.TASK}
 PROMPT_CADENCE = {PROMPTS: Cadence.OWN, "task": Cadence.TASK}
 
+# Few rounds on a small backbone (docs/methods/README.md, "Short schedules").
+POOL_SHORT: Mapping[str, Any] = {
+    "pixels": "normalised",
+    "pool_size": 20,
+    "prompt_length": 8,
+    "epochs": 3,
+    "batch_size": 16,
+    "lr": 1e-2,
+}
+POOL_ECONOMIES = (
+    Economy("50 prompts in a pool", "prompts", {"pool_size": 50}),
+    Economy("20 prompts in a pool", "prompts", {"pool_size": 20}),
+    Economy("8 rows in a prompt", "most of a prompt's length", {"prompt_length": 8}),
+)
+
 _TASK = (MetaSpec("task", "int"),)
+_HALVES = "fcil_adapters.toolkit.prompts.halves"
 
 
 def prompt_specs(names: Iterable[str], rows: str) -> tuple[TensorSpec, ...]:
@@ -78,15 +106,26 @@ def lone_class_statistics(_hparams: Any, _kind: str, task: TaskInfo) -> tuple[St
 
 
 def prompt_method(
-    name: str, title: str, citation: str, hparams: type[Hparams], **more: Any
+    name: str,
+    title: str,
+    citation: str,
+    hparams: type[Hparams],
+    *,
+    learner: str,
+    aggregator: str,
+    model: str,
+    **more: Any,
 ) -> Method:
-    """Return the manifest of a method in the folder ``methods/<name>``.
+    """Return the manifest of a method.
 
     Args:
         name: the method's.
         title: for people.
         citation: of its paper.
         hparams: its options.
+        learner: ``package.module:Class``; some halves are in `prompts.halves`.
+        aggregator: likewise.
+        model: likewise.
         more: fields of `Method` that are its own, or differ.
     """
     common: dict[str, Any] = {
@@ -94,9 +133,52 @@ def prompt_method(
         "averagings": every_rule,
         "statistics": lone_class_statistics,
         "half": TRAINED_KINDS,
-        **{
-            half: f"fcil_adapters.methods.{name}.{half}:{half.capitalize()}"
-            for half in ("learner", "aggregator", "model")
-        },
     }
-    return Method(name=name, title=title, citation=citation, hparams=hparams, **(common | more))
+    return Method(
+        name=name, title=title, citation=citation, hparams=hparams,
+        learner=learner, aggregator=aggregator, model=model, **(common | more),
+    )  # fmt: skip
+
+
+def pool_method(
+    name: str,
+    title: str,
+    citation: str,
+    hparams: type[PoolHparams],
+    *,
+    learner: str = f"{_HALVES}:PoolLearner",
+    **more: Any,
+) -> Method:
+    """Return the manifest of a method with one pool of prompts in each block for all tasks.
+
+    Args:
+        name: the method's.
+        title: for people.
+        citation: of its paper.
+        hparams: its options.
+        learner: ``package.module:Class`` of its own; by default cross-entropy alone.
+        more: fields of `Method` that are its own, or differ.
+    """
+
+    def exchanges(h: PoolHparams, backbone: BackboneInfo) -> tuple[Exchange, ...]:
+        check_blocks(name, h.blocks, backbone)
+        return train_exchange(pool_names(h.blocks), "M")
+
+    def broadcast(h: PoolHparams, backbone: BackboneInfo) -> Mapping[str, PayloadSchema]:
+        check_blocks(name, h.blocks, backbone)
+        return {**head_schemas(), **pool_schema(pool_names(h.blocks))}
+
+    def dims(h: PoolHparams, backbone: BackboneInfo, task: TaskInfo) -> dict[str, int]:
+        return sizes({"M": h.pool_size}, h.prompt_length, backbone.dim, task)
+
+    common: dict[str, Any] = {
+        "aggregator": f"{_HALVES}:PoolAggregator",
+        "model": f"{_HALVES}:PoolModel",
+        "exchanges": exchanges,
+        "broadcast": broadcast,
+        "dims": dims,
+        "presets": {"short": POOL_SHORT},
+        "cadence": POOL_CADENCE,
+        "economies": POOL_ECONOMIES,
+    }
+    return prompt_method(name, title, citation, hparams, learner=learner, **(common | more))
