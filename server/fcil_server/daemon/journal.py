@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from fcil_protocol.errors import FcilError
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.daemon.note_budget import NoteBudget
-from fcil_server.ledger.forget import as_word
+from fcil_server.ledger.clients import as_word
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import NewEvent, NewRefusal
 

@@ -41,8 +41,8 @@ Value = str | int | float | bytes | None
 Args = Sequence[Value] | Mapping[str, Value]
 
 
-class LedgerFile:
-    """One open ledger file.
+class Database:
+    """One open ledger file: its connection, its transactions and its log.
 
     Used by one thread. The server writes; any number of readers open with ``read_only``
     while it runs or after.
@@ -62,7 +62,7 @@ class LedgerFile:
     ) -> None:
         self.path = path
         self.read_only = read_only
-        self._clock = clock
+        self.clock = clock
         self._depth = 0
         self._durable = False
         self._unsynced: StorageError | None = None  # what the disk has lost for good
@@ -105,7 +105,6 @@ class LedgerFile:
 
         Raises:
             CorruptFile: the ledger is damaged.
-            DiskFull, StorageError, Locked.
         """
         _create_private(target)
         with named_errors(self.path):
@@ -125,7 +124,7 @@ class LedgerFile:
         Raises:
             CorruptFile: it is damaged.
         """
-        verdict = str(self._number("PRAGMA integrity_check(1)"))
+        verdict = str(self.number("PRAGMA integrity_check(1)"))
         if verdict != "ok":
             raise damaged(self.path, verdict.splitlines()[-1])
 
@@ -146,7 +145,7 @@ class LedgerFile:
 
     def empty_log(self) -> None:
         """Bring what the write-ahead log holds into the file, and leave the log empty."""
-        self._execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def emptied_beside(self) -> bool:
         """Do as `empty_log`, for any thread; False if a reader still needs the log."""
@@ -156,8 +155,8 @@ class LedgerFile:
 
     def checkpoint_by_hand(self) -> None:
         """Let no commit bring the log into the file by itself: it would wait for the disk."""
-        self._execute("PRAGMA wal_autocheckpoint = 0")
-        self._execute(f"PRAGMA journal_size_limit = {KEPT_LOG_BYTES}")
+        self.execute("PRAGMA wal_autocheckpoint = 0")
+        self.execute(f"PRAGMA journal_size_limit = {KEPT_LOG_BYTES}")
 
     @property
     def long_log(self) -> bool:
@@ -217,8 +216,8 @@ class LedgerFile:
 
     def faults(self) -> list[str]:
         """Return what SQLite finds damaged or dangling in the file, a sentence each."""
-        found = [str(row[0]) for row in self._rows("PRAGMA integrity_check(20)")]
-        dangling = {str(row["table"]) for row in self._rows("PRAGMA foreign_key_check")}
+        found = [str(row[0]) for row in self.rows("PRAGMA integrity_check(20)")]
+        dangling = {str(row["table"]) for row in self.rows("PRAGMA foreign_key_check")}
         texts = [f"rows of {name} refer to rows that do not exist" for name in sorted(dangling)]
         return [text for text in found if text != "ok"] + texts
 
@@ -236,20 +235,20 @@ class LedgerFile:
             undo = [f"ROLLBACK TO level{self._depth}", commit]
         else:
             now = durable and waits
-            self._execute(f"PRAGMA synchronous = {'FULL' if now else 'NORMAL'}")
+            self.execute(f"PRAGMA synchronous = {'FULL' if now else 'NORMAL'}")
             self._durable = durable
             self._commits += 1
             begin, commit, undo = "BEGIN IMMEDIATE", "COMMIT", ["ROLLBACK"]
-        self._execute(begin)
+        self.execute(begin)
         self._depth += 1
         try:
             yield
-            self._execute(commit)
+            self.execute(commit)
         except BaseException:
             # SQLite itself ends the transaction on some failures, such as a full disk.
             if self._db.in_transaction:
                 for statement in undo:
-                    self._execute(statement)
+                    self.execute(statement)
             raise
         finally:
             self._depth -= 1
@@ -257,26 +256,68 @@ class LedgerFile:
     @contextmanager
     def moment(self) -> Iterator[None]:
         """Let everything inside see the ledger as it is now; nobody waits for it."""
-        self._execute("BEGIN")
+        self.execute("BEGIN")
         try:
             yield
         finally:
-            self._execute("COMMIT")
+            self.execute("COMMIT")
 
     @property
-    def _in_durable(self) -> bool:
+    def in_durable(self) -> bool:
+        """Whether a durable transaction is open."""
         return self._depth > 0 and self._durable
 
     @property
     def now(self) -> float:
         """The ledger's clock, unix seconds."""
-        return self._clock()
+        return self.clock()
+
+    def execute(self, sql: str, args: Args = ()) -> sqlite3.Cursor:
+        """Execute one statement within the transaction that is open."""
+        with named_errors(self.path):
+            return self._db.execute(sql, args)
+
+    def execute_each(self, sql: str, rows: Sequence[Args]) -> None:
+        """Execute one statement for each of the rows."""
+        with named_errors(self.path):
+            self._db.executemany(sql, rows)
+
+    def write(self, sql: str, args: Args = (), *, durable: bool = True) -> int:
+        """Execute one changing statement, return how many rows it changed."""
+        with self.transaction(durable=durable):
+            return self.execute(sql, args).rowcount
+
+    def insert(self, table: str, values: dict[str, Value], *, durable: bool = True) -> None:
+        """Insert one row: column -> value."""
+        columns, marks = ", ".join(values), ", ".join("?" * len(values))
+        sql = f"INSERT INTO {table} ({columns}) VALUES ({marks})"  # noqa: S608 - names are ours
+        self.write(sql, tuple(values.values()), durable=durable)
+
+    def all(self, cls: type[T], sql: str, args: Args = ()) -> list[T]:
+        """Return the rows of a query as dataclasses."""
+        return [build(cls, row) for row in self.rows(sql, args)]
+
+    def rows(self, sql: str, args: Args = ()) -> list[sqlite3.Row]:
+        """Return the rows of a query."""
+        with named_errors(self.path):
+            return self._db.execute(sql, args).fetchall()
+
+    def one(self, cls: type[T], sql: str, args: Args = ()) -> T | None:
+        """Return the first row of a query as a dataclass, None when there is no row."""
+        rows = self.all(cls, sql, args)
+        return rows[0] if rows else None
+
+    def number(self, sql: str, args: Args = ()) -> Any:
+        """Return the first column of the first row, None when there is no row."""
+        with named_errors(self.path):
+            row = self._db.execute(sql, args).fetchone()
+        return None if row is None else row[0]
 
     def _prepare(self) -> None:
         """Check owner and version, and bring an older or new file to this version."""
-        version = int(self._number("PRAGMA user_version") or 0)
-        owner = int(self._number("PRAGMA application_id") or 0)
-        tables = int(self._number("SELECT count(*) FROM sqlite_master") or 0)
+        version = int(self.number("PRAGMA user_version") or 0)
+        owner = int(self.number("PRAGMA application_id") or 0)
+        tables = int(self.number("SELECT count(*) FROM sqlite_master") or 0)
         if owner != APPLICATION_ID and (owner or version or tables):
             raise CorruptFile(
                 f"{self.path} is a database, but not an fcil ledger.",
@@ -296,8 +337,8 @@ class LedgerFile:
                 )
             return
         self.refuse_damage()
-        self._execute("PRAGMA foreign_keys = ON")
-        if self._number("PRAGMA journal_mode = WAL") != "wal":
+        self.execute("PRAGMA foreign_keys = ON")
+        if self.number("PRAGMA journal_mode = WAL") != "wal":
             raise StorageError(
                 f"{self.path} cannot use a write-ahead log on its file system.",
                 action="Put the federation directory on a local disk.",
@@ -309,41 +350,6 @@ class LedgerFile:
                     f"BEGIN IMMEDIATE; PRAGMA application_id = {APPLICATION_ID};"
                     f"{script} PRAGMA user_version = {number}; COMMIT;"
                 )
-
-    def _execute(self, sql: str, args: Args = ()) -> sqlite3.Cursor:
-        with named_errors(self.path):
-            return self._db.execute(sql, args)
-
-    def _execute_each(self, sql: str, rows: Sequence[Args]) -> None:
-        with named_errors(self.path):
-            self._db.executemany(sql, rows)
-
-    def _write(self, sql: str, args: Args = (), *, durable: bool = True) -> int:
-        """Execute one changing statement, return how many rows it changed."""
-        with self.transaction(durable=durable):
-            return self._execute(sql, args).rowcount
-
-    def _insert(self, table: str, values: dict[str, Value], *, durable: bool = True) -> None:
-        columns, marks = ", ".join(values), ", ".join("?" * len(values))
-        sql = f"INSERT INTO {table} ({columns}) VALUES ({marks})"  # noqa: S608 - names are ours
-        self._write(sql, tuple(values.values()), durable=durable)
-
-    def _all(self, cls: type[T], sql: str, args: Args = ()) -> list[T]:
-        return [build(cls, row) for row in self._rows(sql, args)]
-
-    def _rows(self, sql: str, args: Args = ()) -> list[sqlite3.Row]:
-        with named_errors(self.path):
-            return self._db.execute(sql, args).fetchall()
-
-    def _one(self, cls: type[T], sql: str, args: Args = ()) -> T | None:
-        rows = self._all(cls, sql, args)
-        return rows[0] if rows else None
-
-    def _number(self, sql: str, args: Args = ()) -> Any:
-        """Return the first column of the first row, None when there is no row."""
-        with named_errors(self.path):
-            row = self._db.execute(sql, args).fetchone()
-        return None if row is None else row[0]
 
 
 def _create_private(path: Path) -> None:

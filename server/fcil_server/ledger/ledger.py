@@ -1,312 +1,252 @@
-"""The server's memory: one SQLite file in the federation directory.
+"""The ledger: one SQLite file in the federation directory, and its tables by name.
 
-`Ledger` is the whole of it; its tables live in four modules: here clients, runs, states and
-parts; in `ledger.tickets` tickets; in `ledger.history` what was learned; in `ledger.byte_counts`
-what it cost. `ledger.fork` begins a run with another one's history, `ledger.forget` takes
-somebody out. Rows are the dataclasses of `ledger.rows`, in the words of `ledger.enums`. After a
-kill at any moment, `Ledger.open_round` and `Ledger.accepted` say where to go on.
+After a kill at any moment, `RoundTable.current` and `UpdateTable.accepted` say where to go on.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
-from fcil_protocol.errors import UsageError
-from fcil_protocol.ids import ClientId, Digest, RoundKey, RunId
-from fcil_protocol.trust.keys import PublicKeys
-from fcil_server.ledger.byte_counts import AccountTables
-from fcil_server.ledger.database import LEDGER_NAME
-from fcil_server.ledger.enums import OPENING, Role, RunStatus
-from fcil_server.ledger.forget import ForgetTables
-from fcil_server.ledger.fork import ForkTables
-from fcil_server.ledger.history import HistoryTables
-from fcil_server.ledger.rows import Client, PartRow, Run, StateRow
-from fcil_server.ledger.tickets import TrustTables
+from fcil_server.ledger.byte_counts import ByteTable
+from fcil_server.ledger.clients import ClientTable, TicketTable
+from fcil_server.ledger.database import LEDGER_NAME, Database
+from fcil_server.ledger.events import AuditTable, EventTable, RefusalTable
+from fcil_server.ledger.rounds import AnswerTable, RoundTable, UpdateTable
+from fcil_server.ledger.rows import Run
+from fcil_server.ledger.runs import Forks, PartTable, RunTable, StateTable
+from fcil_server.ledger.tasks import ClassTable, EvaluationTable, TaskTable
 
 __all__ = ["LEDGER_NAME", "Ledger", "run_named"]
 
+# BEGIN old names: callers come to the tables in a commit of their own.
+_OLD = {
+    "add_client": ("clients", "add"),
+    "client": ("clients", "get"),
+    "client_by_curve": ("clients", "by_curve"),
+    "client_by_name": ("clients", "by_name"),
+    "refuse_taken": ("clients", "refuse_taken"),
+    "clients_via": ("clients", "via"),
+    "free_name": ("clients", "free_name"),
+    "touch": ("clients", "touch"),
+    "touch_all": ("clients", "touch_all"),
+    "set_address": ("clients", "set_address"),
+    "revoke_client": ("clients", "revoke"),
+    "replace_keys": ("clients", "replace_keys"),
+    "erase_client": ("clients", "erase"),
+    "refuse_erased_key": ("clients", "refuse_erased_key"),
+    "add_ticket": ("tickets", "add"),
+    "ticket": ("tickets", "get"),
+    "tickets_via": ("tickets", "via"),
+    "use_ticket": ("tickets", "use"),
+    "withdraw_tickets": ("tickets", "withdraw"),
+    "new_run": ("runs", "add"),
+    "run": ("runs", "get"),
+    "newest_run": ("runs", "newest"),
+    "set_run_status": ("runs", "set_status"),
+    "empty_run": ("runs", "empty"),
+    "emptied_runs": ("runs", "emptied"),
+    "fork_run": ("forks", "begin"),
+    "forget_in": ("forks", "leave_out"),
+    "lineage": ("forks", "lineage"),
+    "add_state": ("states", "add"),
+    "newest_state": ("states", "newest"),
+    "newest_combined": ("states", "newest_combined"),
+    "add_part": ("parts", "add"),
+    "part": ("parts", "get"),
+    "part_by_plain": ("parts", "by_plain"),
+    "remove_part": ("parts", "remove"),
+    "add_class": ("classes", "add"),
+    "place_class": ("classes", "place"),
+    "rename_class": ("classes", "rename"),
+    "hide_class": ("classes", "hide"),
+    "admit_class": ("classes", "admit"),
+    "remove_class": ("classes", "remove"),
+    "add_alias": ("classes", "add_alias"),
+    "move_aliases": ("classes", "move_aliases"),
+    "aliases": ("classes", "aliases"),
+    "alias_rows": ("classes", "alias_rows"),
+    "new_task": ("tasks", "open"),
+    "close_task": ("tasks", "close"),
+    "add_evaluation": ("evaluations", "add"),
+    "evaluated": ("evaluations", "tasks"),
+    "new_round": ("rounds", "open"),
+    "set_asked": ("rounds", "set_asked"),
+    "set_remaining": ("rounds", "set_remaining"),
+    "reopen_round": ("rounds", "reopen"),
+    "close_round": ("rounds", "close"),
+    "round": ("rounds", "get"),
+    "open_round": ("rounds", "current"),
+    "was_closed_by": ("rounds", "was_closed_by"),
+    "was_learned": ("rounds", "was_learned"),
+    "void_rounds": ("rounds", "count_void"),
+    "closed_rounds": ("rounds", "count_closed"),
+    "seq_before": ("rounds", "seq_before"),
+    "accept_update": ("updates", "accept"),
+    "update_of": ("updates", "get"),
+    "accepted": ("updates", "accepted"),
+    "updates_of": ("updates", "of_client"),
+    "last_judged": ("updates", "last_judged"),
+    "exclude_update": ("updates", "exclude"),
+    "count_updates": ("updates", "mark_counted"),
+    "counted_tasks": ("updates", "counted_tasks"),
+    "counted_ids": ("updates", "counted_ids"),
+    "counts_of": ("updates", "counted_by_run"),
+    "forgotten": ("updates", "forgotten"),
+    "rounds_by_client": ("updates", "rounds_by_client"),
+    "set_answer": ("answers", "set"),
+    "add_byte_counts": ("bytes", "add"),
+    "byte_counts": ("bytes", "all"),
+    "byte_counts_of": ("bytes", "of_round"),
+    "bytes_by_client": ("bytes", "by_client"),
+    "add_event": ("events", "add"),
+    "add_notes": ("events", "add_all"),
+    "add_refusal": ("refusals", "add"),
+    "refusals_of": ("refusals", "of_client"),
+    "refusal_counts": ("refusals", "counts"),
+    "add_audit": ("audit", "add"),
+    "copy_to": ("database", "copy_to"),
+    "refuse_damage": ("database", "refuse_damage"),
+    "refuse_if_gone": ("database", "refuse_if_gone"),
+    "empty_log": ("database", "empty_log"),
+    "emptied_beside": ("database", "emptied_beside"),
+    "checkpoint_by_hand": ("database", "checkpoint_by_hand"),
+    "faults": ("database", "faults"),
+    "moment": ("database", "moment"),
+    "read_only": ("database", "read_only"),
+    "_execute": ("database", "execute"),
+    "_execute_each": ("database", "execute_each"),
+    "_write": ("database", "write"),
+    "_insert": ("database", "insert"),
+    "_rows": ("database", "rows"),
+    "_all": ("database", "all"),
+    "_one": ("database", "one"),
+    "_number": ("database", "number"),
+    "_clock": ("database", "clock"),
+    "_in_durable": ("database", "in_durable"),
+    "_commits": ("database", "_commits"),
+    "_db": ("database", "_db"),
+}
+# END old names
 
-class Ledger(HistoryTables, AccountTables, TrustTables, ForkTables, ForgetTables):
-    """Everything the server must know after a restart. See `LedgerFile` for how it is opened."""
 
-    # Clients.
+class Ledger:
+    """Everything that the server must know after a restart.
 
-    def add_client(
+    All tables write through one connection, so a `transaction` holds whatever is written
+    inside it, to however many tables.
+
+    Attributes:
+        database: the open file; what concerns it as a whole is done there.
+
+    Raises:
+        As `Database`.
+    """
+
+    def __init__(
         self,
-        client_id: ClientId,
-        name: str,
+        path: Path,
         *,
-        curve: bytes,
-        signing: bytes,
-        sealing: bytes,
-        not_after: float | None = None,
-        device: str = "",
-        role: Role = Role.CLIENT,
-        via: ClientId | None = None,
+        read_only: bool = False,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """Enrol a client with its public keys.
+        self.database = Database(path, read_only=read_only, clock=clock)
+        self.clients = ClientTable(self.database)
+        self.tickets = TicketTable(self.database)
+        self.runs = RunTable(self.database)
+        self.forks = Forks(self.database)
+        self.states = StateTable(self.database)
+        self.parts = PartTable(self.database)
+        self.classes = ClassTable(self.database)
+        self.tasks = TaskTable(self.database)
+        self.evaluations = EvaluationTable(self.database)
+        self.rounds = RoundTable(self.database)
+        self.updates = UpdateTable(self.database)
+        self.answers = AnswerTable(self.database)
+        self.bytes = ByteTable(self.database)
+        self.events = EventTable(self.database)
+        self.refusals = RefusalTable(self.database)
+        self.audit = AuditTable(self.database)
 
-        Raises:
-            UsageError: the name or the key belongs to another client, or to an erased one.
-        """
-        with self.transaction():
-            self.refuse_erased_key(curve)
-            self.refuse_taken(name)
-            holder = self.client_by_curve(curve)
-            if holder is not None:
-                raise UsageError(
-                    f"this key belongs to the enrolled client {holder.name!r}.",
-                    action="Let every device make its own keys; do not copy state directories.",
-                )
-            self._insert(
-                "clients",
-                {
-                    "client_id": client_id,
-                    "name": name,
-                    "curve": curve,
-                    "signing": signing,
-                    "sealing": sealing,
-                    "enrolled_at": self.now,
-                    "not_after": not_after,
-                    "device": device,
-                    "role": role.value,
-                    "via": via,
-                },
-            )
+    @property
+    def path(self) -> Path:
+        """Where the file is."""
+        return self.database.path
 
-    def client(self, client_id: ClientId) -> Client | None:
-        """Return one client, revoked ones too."""
-        return self._one(Client, "SELECT * FROM clients WHERE client_id = ?", (client_id,))
+    @property
+    def now(self) -> float:
+        """The ledger's clock, unix seconds."""
+        return self.database.now
 
-    def client_by_curve(self, key: bytes) -> Client | None:
-        """Return the client that a 32-byte CURVE public key belongs to, revoked ones too."""
-        sql = "SELECT * FROM clients WHERE curve = ? AND length(curve) > 0"
-        return self._one(Client, sql, (key,))
+    def close(self) -> None:
+        """Close the file; open transactions are rolled back."""
+        self.database.close()
 
-    def client_by_name(self, name: str) -> Client | None:
-        """Return the client that bears the name now; a revoked one has given it free."""
-        sql = "SELECT * FROM clients WHERE name = ? AND revoked_at IS NULL"
-        return self._one(Client, sql, (name,))
+    def __enter__(self) -> Self:
+        return self
 
-    def refuse_taken(self, name: str) -> None:
-        """Refuse a name for somebody new that a client bears.
-
-        Raises:
-            UsageError: one is called so.
-        """
-        if self.client_by_name(name) is not None:
-            raise UsageError(
-                f"a client named {name!r} is enrolled.",
-                action="Choose another name, or revoke that client first.",
-            )
-
-    def clients(self) -> list[Client]:
-        """Return all clients in the order of their enrolment."""
-        return self._all(Client, "SELECT * FROM clients ORDER BY enrolled_at, rowid")
-
-    def free_name(self, wanted: str) -> str:
-        """Return ``wanted``, or ``wanted-2``, ``wanted-3`` ... if a client bears it."""
-        name, number = wanted, 1
-        while self.client_by_name(name) is not None:
-            number += 1
-            name = f"{wanted}-{number}"
-        return name
-
-    def touch(self, client_id: ClientId, *, device: str | None = None) -> None:
-        """Note that a client, if it is not erased, was seen now, and the device text it gave."""
-        self._write(
-            "UPDATE clients SET last_seen = ?, device = ifnull(?, device) "
-            "WHERE client_id = ? AND length(curve) > 0",
-            (self.now, device, client_id),
-            durable=False,
-        )
-
-    def touch_all(self, clients: Sequence[ClientId]) -> None:
-        """Note that these clients are connected now; losing the last note costs seconds only."""
-        self._write(
-            "UPDATE clients SET last_seen = ? "
-            "WHERE client_id IN (SELECT value FROM json_each(?)) AND length(curve) > 0",
-            (self.now, json.dumps(list(clients))),
-            durable=False,
-        )
-
-    def revoke_client(self, client_id: ClientId, why: str = "") -> None:
-        """Bar a client from now on; the first revocation's time and reason stay."""
-        self._write(
-            "UPDATE clients SET revoked_at = ?, revoked_why = ? "
-            "WHERE client_id = ? AND revoked_at IS NULL",
-            (self.now, why, client_id),
-        )
-
-    def replace_keys(self, client_id: ClientId, keys: PublicKeys) -> None:
-        """Take over a client's new public keys."""
-        self._write(
-            "UPDATE clients SET curve = ?, signing = ?, sealing = ? WHERE client_id = ?",
-            (keys.curve, keys.signing, keys.sealing, client_id),
-        )
-
-    # Runs.
-
-    def new_run(
+    def __exit__(
         self,
-        run_id: RunId,
-        *,
-        method: str,
-        method_version: str,
-        config: str,
-        hparams: Mapping[str, Any],
-        backbone: Mapping[str, Any],
-        schema_digest: str,
-        seed: int,
-        environment: Mapping[str, Any] | None = None,
-        parent: tuple[RunId, int] | None = None,
-    ) -> Run:
-        """Start a run.
-
-        ``config`` is the TOML text that it runs with; ``hparams``, ``backbone`` and
-        ``environment`` are JSON objects; ``parent`` is the run and state it was forked from.
-        """
-        parent_run, parent_state = parent or (None, None)
-        self._insert(
-            "runs",
-            {
-                "run_id": run_id,
-                "created_at": self.now,
-                "method": method,
-                "method_version": method_version,
-                "config": config,
-                "hparams": json.dumps(dict(hparams), allow_nan=False),
-                "backbone": json.dumps(dict(backbone), allow_nan=False),
-                "schema_digest": schema_digest,
-                "seed": seed,
-                "status": RunStatus.RUNNING,
-                "parent_run": parent_run,
-                "parent_state": parent_state,
-                "environment": json.dumps(dict(environment or {}), allow_nan=False),
-            },
-        )
-        row = self.run(run_id)
-        assert row is not None, "the run was just written"
-        return row
-
-    def run(self, run_id: RunId) -> Run | None:
-        """Return one run."""
-        return self._one(Run, "SELECT * FROM runs WHERE run_id = ?", (run_id,))
-
-    def runs(self) -> list[Run]:
-        """Return all runs, oldest first."""
-        return self._all(Run, "SELECT * FROM runs ORDER BY rowid")
-
-    def newest_run(self) -> Run | None:
-        """Return the run that was started last, whatever the clock said then and since."""
-        return self._one(Run, "SELECT * FROM runs ORDER BY rowid DESC LIMIT 1")
-
-    def set_run_status(self, run_id: RunId, status: RunStatus) -> None:
-        """Say where a run stands."""
-        self._write("UPDATE runs SET status = ? WHERE run_id = ?", (status.value, run_id))
-
-    # States and parts.
-
-    def add_state(self, key: RoundKey, state: int, digest: Digest, parent: Digest | None) -> None:
-        """Record a state that `StateStore.save` has put on disk; ``key`` is what made it."""
-        self._insert(
-            "states",
-            {
-                **key._asdict(),
-                "state": state,
-                "digest": digest,
-                "parent": parent,
-                "created_at": self.now,
-            },
-        )
-
-    def states(self, run: RunId) -> list[StateRow]:
-        """Return the run's committed states in order, pruned files too."""
-        return self._all(StateRow, "SELECT * FROM states WHERE run = ? ORDER BY state", (run,))
-
-    def newest_state(self, run: RunId) -> StateRow | None:
-        """Return the state that was committed last."""
-        sql = "SELECT * FROM states WHERE run = ? ORDER BY state DESC LIMIT 1"
-        return self._one(StateRow, sql, (run,))
-
-    def newest_combined(self, run: RunId) -> StateRow | None:
-        """Return the state that was last made of a round's updates."""
-        sql = "SELECT * FROM states WHERE run = ? AND kind <> ? ORDER BY state DESC LIMIT 1"
-        return self._one(StateRow, sql, (run, OPENING))
-
-    def add_part(
-        self,
-        run: RunId,
-        name: str,
-        *,
-        plain_digest: Digest,
-        digest: Digest,
-        file: str,
-        plain_bytes: int,
-        sealed_bytes: int,
-        wrapped: bytes,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        """Record a sealed part whose file was written.
+        self.close()
 
-        It may be lost in a power cut, like the file: the part is then sealed anew.
-        """
-        self._insert(
-            "parts",
-            {
-                "run": run,
-                "name": name,
-                "plain_digest": plain_digest,
-                "digest": digest,
-                "file": file,
-                "plain_bytes": plain_bytes,
-                "sealed_bytes": sealed_bytes,
-                "wrapped": wrapped,
-                "created_at": self.now,
-            },
-            durable=False,
-        )
+    def transaction(
+        self, *, durable: bool = True, waits: bool = True
+    ) -> AbstractContextManager[None]:
+        """Make everything inside atomic, in all tables. See `Database.transaction`."""
+        return self.database.transaction(durable=durable, waits=waits)
 
-    def part(self, run: RunId, digest: Digest) -> PartRow | None:
-        """Return a part by the digest that clients ask for."""
-        return self._one(PartRow, "SELECT * FROM parts WHERE run = ? AND digest = ?", (run, digest))
+    def sync(self) -> None:
+        """Return when everything committed so far is on the disk. See `Database.sync`."""
+        self.database.sync()
 
-    def part_by_plain(self, run: RunId, name: str, plain_digest: Digest) -> PartRow | None:
-        """Return the part that already holds this content, so that it is sealed once."""
-        sql = "SELECT * FROM parts WHERE run = ? AND name = ? AND plain_digest = ?"
-        return self._one(PartRow, sql, (run, name, plain_digest))
+    @property
+    def long_log(self) -> bool:
+        """Whether it is time for a `checkpoint`."""
+        return self.database.long_log
 
-    def parts(self, run: RunId) -> list[PartRow]:
-        """Return the run's parts in the order in which they were sealed."""
-        sql = "SELECT * FROM parts WHERE run = ? ORDER BY rowid"
-        return self._all(PartRow, sql, (run,))
+    def checkpoint(self) -> None:
+        """Bring what the log holds into the file. See `Database.checkpoint`."""
+        self.database.checkpoint()
 
-    def remove_part(self, run: RunId, digest: Digest) -> None:
-        """Forget a part that no client needs any more; its file is the caller's to remove."""
-        sql = "DELETE FROM parts WHERE run = ? AND digest = ?"
-        self._write(sql, (run, digest), durable=False)
+    # BEGIN old names
+    def __getattr__(self, name: str) -> Any:
+        table, new = _OLD.get(name) or _refused(name)
+        return getattr(getattr(self, table), new)
+
+
+def _refused(name: str) -> tuple[str, str]:
+    raise AttributeError(name)
 
 
 def run_named(ledger: Ledger, run: str | None) -> Run:
-    """Return the run that a command means: the newest, or the one with this id or prefix.
+    """Return the run that a command means."""
+    return ledger.runs.named(run)
 
-    Raises:
-        UsageError: there is none, or the prefix fits several.
-    """
-    rows = ledger.runs()
-    if run is not None:
-        rows = [r for r in rows if r.run_id.startswith(run)]
-    if not rows or (run is not None and len(rows) > 1):
-        known = [r.run_id for r in ledger.runs()]
-        if not known:
-            raise UsageError(
-                "the federation has no run yet.", action="Begin one with: fcil-server serve"
-            )
-        listed = ", ".join([r.run_id for r in rows] or known[-5:])
-        begins = f"{len(rows)} runs begin" if rows else "no run's id begins"
-        raise UsageError(
-            f"{begins} with {run!r}; {'they' if rows else 'the newest'} are {listed}.",
-            action="Give more of the id; list all with: fcil-server run ls",
-        )
-    return rows[-1]
+
+_CALLED: tuple[tuple[Any, str], ...] = (
+    (ClientTable, "all"),
+    (TicketTable, "all"),
+    (RunTable, "all"),
+    (StateTable, "all"),
+    (PartTable, "all"),
+    (ClassTable, "all"),
+    (TaskTable, "all"),
+    (EvaluationTable, "all"),
+    (RoundTable, "all"),
+    (UpdateTable, "of_round"),
+    (AnswerTable, "of_round"),
+    (EventTable, "newest"),
+    (RefusalTable, "newest"),
+    (AuditTable, "newest"),
+)
+for _table, _new in _CALLED:
+    _table.__call__ = getattr(_table, _new)
+# END old names

@@ -14,7 +14,7 @@ from fcil_protocol.storage.spool import Spool
 from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
 from fcil_server.aggregation.store import StateStore
 from fcil_server.federation.roster import Roster
-from fcil_server.ledger.forget import as_word
+from fcil_server.ledger.clients import as_word
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import Client, Erased, Run
 from fcil_server.reports import run_directory

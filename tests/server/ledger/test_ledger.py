@@ -23,7 +23,8 @@ from fcil_protocol.errors import (
     UsageError,
 )
 from fcil_protocol.ids import ClientId, RoundKey, RunId, UpdateId
-from fcil_server.ledger import byte_counts, database
+from fcil_server.ledger import database
+from fcil_server.ledger import events as event_tables
 from fcil_server.ledger.enums import (
     Answer,
     Cause,
@@ -506,8 +507,8 @@ class TestAccounts:
     def test_refusals_are_counted_without_end_but_kept_with_one(
         self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(byte_counts, "KEPT_REFUSALS", 10)
-        monkeypatch.setattr(byte_counts, "_TRIM_EVERY", 4)
+        monkeypatch.setattr(event_tables, "KEPT_REFUSALS", 10)
+        monkeypatch.setattr(event_tables, "_TRIM_EVERY", 4)
         with ledger.transaction():
             for i in range(100):
                 ledger.add_refusal(None, "malformed", f"{i} " + "x" * 10_000)
@@ -527,8 +528,8 @@ class TestAccounts:
     def test_events_have_an_end_in_number_and_length(
         self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(byte_counts, "KEPT_EVENTS", 5)
-        monkeypatch.setattr(byte_counts, "_TRIM_EVERY", 1)
+        monkeypatch.setattr(event_tables, "KEPT_EVENTS", 5)
+        monkeypatch.setattr(event_tables, "_TRIM_EVERY", 1)
         for i in range(9):
             ledger.add_event("error", "test", f"{i}" * 5000)
         assert [(e.text[0], len(e.text)) for e in ledger.events()] == [
@@ -538,9 +539,9 @@ class TestAccounts:
     def test_nobody_pushes_out_what_others_caused(
         self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(byte_counts, "KEPT_EVENTS", 100)
-        monkeypatch.setattr(byte_counts, "_TRIM_EVERY", 10)
-        monkeypatch.setattr(byte_counts, "KEPT_REFUSALS", 100)
+        monkeypatch.setattr(event_tables, "KEPT_EVENTS", 100)
+        monkeypatch.setattr(event_tables, "_TRIM_EVERY", 10)
+        monkeypatch.setattr(event_tables, "KEPT_REFUSALS", 100)
         for i in range(30):
             ledger.add_event("info", "test", f"{i} of the server")
             ledger.add_event("info", "test", f"{i} of bob", client=BOB)
@@ -563,7 +564,7 @@ class TestAccounts:
         [([5, 5, 900], 100, 90), ([50, 60, 70], 100, 33), ([1, 2], 100, 2), ([9] * 20, 10, 1)],
     )
     def test_who_has_most_gives_most_away(self, held: list[int], room: int, share: int) -> None:
-        assert byte_counts.even_share(held, room) == share
+        assert event_tables.even_share(held, room) == share
 
     @pytest.mark.parametrize("sql", ["UPDATE audit SET actor = 'x'", "DELETE FROM audit"])
     def test_the_audit_log_refuses_changes_even_to_other_programs(

@@ -25,9 +25,9 @@ from fcil_protocol.payloads.payload import pack
 from fcil_server.aggregation.kept_updates import KeptUpdates, kept_folder
 from fcil_server.aggregation.store import states_folder
 from fcil_server.cli.forget import _erase
-from fcil_server.ledger.database import LedgerFile
+from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import RunStatus, UpdateStatus
-from fcil_server.ledger.forget import FORGOTTEN
+from fcil_server.ledger.rounds import FORGOTTEN
 from fcil_server.runs import forget_offline
 from fcil_server.runs.forget import Forgetting, finish_emptying
 from fcil_server.storage.check import check
@@ -307,7 +307,7 @@ def _plant(point: int, *, commits: bool) -> None:
 
         return call
 
-    def execute(self, sql, args=(), real=LedgerFile._execute):
+    def execute(self, sql, args=(), real=Database.execute):
         if sql != "COMMIT":
             return real(self, sql, args)
         step()
@@ -315,7 +315,7 @@ def _plant(point: int, *, commits: bool) -> None:
         step()
         return result
 
-    LedgerFile._execute = execute
+    Database.execute = execute
     for name in () if commits else _CALLS:
         setattr(os, name, planted(getattr(os, name)))
 

@@ -12,6 +12,7 @@ from fcil_server.aggregation.store import kept_states
 from fcil_server.ledger.enums import OPENING, RunStatus
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import Run
+from fcil_server.ledger.runs import Forks
 from fcil_server.runs import fork as module
 from fcil_server.runs.fork import choose_state, fork
 from fcil_server.storage.check import check
@@ -153,7 +154,7 @@ def test_a_state_that_is_not_whole_is_never_forked(built: Built, how: str) -> No
 def test_a_kill_between_files_and_ledger_changes_no_run(
     built: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ledger, "fork_run", lambda *_: (_ for _ in ()).throw(DiskFull("full.")))
+    monkeypatch.setattr(Forks, "begin", lambda *_: (_ for _ in ()).throw(DiskFull("full.")))
     with built.ledger() as ledger:
         with pytest.raises(DiskFull):
             fork(ledger, built.directory, built.run, 4, actor="me", action="rollback")

@@ -27,6 +27,7 @@ from fcil_protocol.trust import passphrase
 from fcil_protocol.trust.certificate import Certificate, RootKey
 from fcil_protocol.trust.keys import PrivateKeys
 from fcil_server.federation.directory import Federation
+from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import Cause, Direction, RunStatus
 from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.storage import backup as backup_module
@@ -164,9 +165,9 @@ class TestBackup:
         self, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """At each try it makes a state and removes the one that the copied ledger names."""
-        copy_to, made = Ledger.copy_to, [OPEN_STATE]
+        copy_to, made = Database.copy_to, [OPEN_STATE]
 
-        def outrun(self: Ledger, target: Path) -> None:
+        def outrun(self: Database, target: Path) -> None:
             copy_to(self, target)
             built.state(made[-1]).unlink(missing_ok=True)
             made.append(made[-1] + 1)
@@ -174,7 +175,7 @@ class TestBackup:
                 key = RoundKey(built.run, 2, "train", made[-1])
                 ledger.add_state(key, made[-1], Digest("0" * 64), None)
 
-        monkeypatch.setattr(Ledger, "copy_to", outrun)
+        monkeypatch.setattr(Database, "copy_to", outrun)
         with pytest.raises(StorageError, match="the server was faster") as caught:
             backup(built.directory, tmp_path / "b.tar", passphrase=None)
         assert "fcil-server pause" in caught.value.action
@@ -186,8 +187,8 @@ class TestBackup:
     ) -> None:
         """Sealing is slow, and a fast server removes meanwhile what is to be copied."""
         done: list[str] = []
-        copy_to, seal = Ledger.copy_to, backup_module.seal_with_passphrase
-        monkeypatch.setattr(Ledger, "copy_to", lambda *a: (done.append("copied"), copy_to(*a))[1])
+        copy_to, seal = Database.copy_to, backup_module.seal_with_passphrase
+        monkeypatch.setattr(Database, "copy_to", lambda *a: (done.append("copied"), copy_to(*a))[1])
         monkeypatch.setattr(
             backup_module, "seal_with_passphrase", lambda *a: (done.append("sealed"), seal(*a))[1]
         )

@@ -9,9 +9,9 @@ from functools import cached_property
 
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.ledger.byte_counts import IN_INDEX
+from fcil_server.ledger.database import Database
 from fcil_server.ledger.decoding import build
 from fcil_server.ledger.enums import Direction
-from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import ByteCount, ClassRow, Round
 from fcil_server.reports.results.run_data import Bytes
 
@@ -45,16 +45,15 @@ class ClientRound:
         return Bytes.total(f for f in self.flows if f.direction is Direction.DOWN)
 
 
-class ClientReader(Ledger):
-    """A ledger reader for one client at a time; its cost grows with the client's rounds."""
+class ClientReader:
+    """A ledger reader for one client at a time; its cost grows with the client's rounds.
 
-    def is_invited(self, name: str) -> bool:
-        """Return True if there is an open ticket for a name."""
-        sql = (
-            "SELECT count(*) FROM tickets WHERE name = ? AND used_at IS NULL "
-            "AND withdrawn_at IS NULL AND expires_at > ?"
-        )
-        return bool(self._number(sql, (name, self.now)))
+    Args:
+        database: of an open ledger.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
 
     def counted(self, client: ClientId) -> int:
         """Return the number of rounds of all runs that counted its update; copies count once."""
@@ -64,7 +63,7 @@ class ClientReader(Ledger):
             "(u.run, u.task, u.kind, u.round) "
             "WHERE u.status = 'counted' AND r.seq >= runs.inherited"
         )
-        return int(self._number(sql, (client,)))
+        return int(self._db.number(sql, (client,)))
 
     def became(self, run: RunId, client: ClientId) -> dict[str, int]:
         """Return the client's results in a run's rounds, with their numbers."""
@@ -74,7 +73,7 @@ class ClientReader(Ledger):
                 f"SELECT {word} AS word, count(*) AS n FROM {table} "  # noqa: S608 - ours
                 f"WHERE run = ? AND client = ? GROUP BY {word}"
             )
-            for row in self._rows(sql, (run, client)):
+            for row in self._db.rows(sql, (run, client)):
                 found[row["word"]] += int(row["n"])
         return dict(found)
 
@@ -90,13 +89,13 @@ class ClientReader(Ledger):
             "OR a.client IS NOT NULL OR r.closed_at IS NULL AND instr(r.asked, ?)) "
             "ORDER BY r.seq DESC LIMIT ?"
         )
-        found = self._rows(sql, (client, client, run, f'"{client}"', limit))
+        found = self._db.rows(sql, (client, client, run, f'"{client}"', limit))
         return [self._client_round(row, client) for row in found]
 
     def _client_round(self, row: sqlite3.Row, client: ClientId) -> ClientRound:
         one = build(Round, row)
         sql = f"SELECT * FROM bytes WHERE {_OF_CLIENT_IN_ROUND}"  # noqa: S608 - ours
-        flows = self._all(ByteCount, sql, (*one.key, client))
+        flows = self._db.all(ByteCount, sql, (*one.key, client))
         return ClientRound(one, row["became"], row["because"], tuple(flows))
 
     def counted_tasks_of(self, run: RunId, client: ClientId) -> set[int]:
@@ -104,9 +103,9 @@ class ClientReader(Ledger):
         sql = (
             "SELECT DISTINCT task FROM updates WHERE run = ? AND client = ? AND status = 'counted'"
         )
-        return {row["task"] for row in self._rows(sql, (run, client))}
+        return {row["task"] for row in self._db.rows(sql, (run, client))}
 
     def brought(self, run: RunId, client: ClientId, limit: int) -> list[ClassRow]:
         """Return the class names that it was the first to bring, in that order."""
         sql = "SELECT * FROM classes WHERE run = ? AND first_seen_by = ? ORDER BY seen_at LIMIT ?"
-        return self._all(ClassRow, sql, (run, client, limit))
+        return self._db.all(ClassRow, sql, (run, client, limit))

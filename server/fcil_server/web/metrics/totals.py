@@ -13,12 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from sqlite3 import Row
-from typing import TypeVar
+from typing import Self, TypeVar
 
-from fcil_server.ledger.byte_counts import IN_INDEX, LEVELS, SUMS, AccountTables
+from fcil_server.ledger.byte_counts import IN_INDEX, LEVELS, SUMS
+from fcil_server.ledger.database import Database, log_path
 from fcil_server.ledger.enums import CENTRAL, Cause, Direction, Role, Source
-from fcil_server.ledger.history import IN_ROUND, HistoryTables
+from fcil_server.ledger.events import RefusalTable
+from fcil_server.ledger.rounds import IN_ROUND
 from fcil_server.ledger.rows import Run
+from fcil_server.ledger.runs import RunTable
+from fcil_server.ledger.tasks import EvaluationTable, TaskTable
 from fcil_server.reports.results import metrics
 
 # Counts of a closed round may still be on their way to the ledger: `daemon.server.FLUSH_S` and
@@ -111,45 +115,62 @@ class Totals:
     size_bytes: int
 
 
-class TotalsReader(HistoryTables, AccountTables):
+class TotalsReader:
     """A reader of totals; it remembers totals that cannot change any more.
 
     Args:
         path: of the ledger.
         clients: number of members with counts of their own, the first to be enrolled.
 
+    Attributes:
+        database: the ledger's file, read-only.
+
     Raises:
-        As `LedgerFile`.
+        As `Database`.
     """
 
     def __init__(self, path: Path, *, clients: int = 0) -> None:
-        super().__init__(path, read_only=True)
+        self.database = Database(path, read_only=True)
+        self._runs = RunTable(self.database)
+        self._tasks = TaskTable(self.database)
+        self._evaluations = EvaluationTable(self.database)
+        self._refusals = RefusalTable(self.database)
         self._told_apart = clients
         self._settled = Counts()
         self._past = 0  # rowid of the newest round in it
         self._accuracy: tuple[object, metrics.Metrics | None] = (None, None)
 
+    def close(self) -> None:
+        """Close the ledger."""
+        self.database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def read(self) -> Totals:
         """Return the ledger as it is now."""
-        with self.moment():
+        with self.database.moment():
             counts = self._counts()
-            run = self._one(Run, "SELECT * FROM runs ORDER BY rowid DESC LIMIT 1")
+            run = self._runs.newest()
             own = (run.run_id if run else "",)
-            tasks = self.tasks(run.run_id) if run else []
+            tasks = self._tasks.all(run.run_id) if run else []
             return Totals(
                 run=run,
-                state=self._number("SELECT max(state) FROM states WHERE run = ?", own),
+                state=self.database.number("SELECT max(state) FROM states WHERE run = ?", own),
                 tasks=len(tasks),
                 tasks_done=sum(t.closed_at is not None for t in tasks),
-                classes=self._number(
+                classes=self.database.number(
                     "SELECT count(*) FROM classes WHERE run = ? AND task IS NOT NULL", own
                 ),
-                waiting=self._number(
+                waiting=self.database.number(
                     "SELECT count(*) FROM classes WHERE run = ? AND task IS NULL AND NOT hidden",
                     own,
                 ),
                 members=self._members(),
-                refusals=self.refusal_counts(),
+                refusals=self._refusals.counts(),
                 accuracy=self._accuracy_of(run, sum(counts.rounds.values())),
                 counts=counts,
                 named=self._named(),
@@ -161,21 +182,25 @@ class TotalsReader(HistoryTables, AccountTables):
             "SELECT role, count(*) AS n FROM clients WHERE revoked_at IS NULL "
             "AND (not_after IS NULL OR not_after > ?) GROUP BY role"
         )
-        found = {row["role"]: int(row["n"]) for row in self._rows(sql, (self.now,))}
+        found = {
+            row["role"]: int(row["n"]) for row in self.database.rows(sql, (self.database.now,))
+        }
         return {role.value: found.get(role.value, 0) for role in Role}
 
     def _size(self) -> int:
-        paths = (self.path, self.path.with_name(f"{self.path.name}-wal"))
+        paths = (self.database.path, log_path(self.database.path))
         return sum(p.stat().st_size for p in paths if p.exists())
 
     def _accuracy_of(self, run: Run | None, rounds: int) -> metrics.Metrics | None:
         if run is None:
             return None
-        newest = self._number("SELECT max(rowid) FROM evaluations WHERE run = ?", (run.run_id,))
+        newest = self.database.number(
+            "SELECT max(rowid) FROM evaluations WHERE run = ?", (run.run_id,)
+        )
         key = (run.run_id, newest, rounds)
         if self._accuracy[0] != key:
-            rows = self.evaluations(run.run_id)
-            increments = [t.class_ids for t in self.tasks(run.run_id)]
+            rows = self._evaluations.all(run.run_id)
+            increments = [t.class_ids for t in self._tasks.all(run.run_id)]
             own = [r for r in rows if r.client != CENTRAL]
             self._accuracy = (key, metrics.compute(own or rows, increments))
         return self._accuracy[1]
@@ -189,17 +214,17 @@ class TotalsReader(HistoryTables, AccountTables):
             "r.reopened, r.phases FROM rounds AS r JOIN runs ON runs.run_id = r.run "
             "WHERE r.rowid > ? AND r.seq >= runs.inherited ORDER BY r.rowid"
         )
-        for row in self._rows(sql, (self._past,)):
+        for row in self.database.rows(sql, (self._past,)):
             one = self._one_round(row)
             closed = row["closed_at"]
-            settling &= closed is not None and closed < self.now - SETTLED_S
+            settling &= closed is not None and closed < self.database.now - SETTLED_S
             if settling:
                 self._settled.add(one)
                 self._past = row["id"]
             else:
                 total.add(one)
         total.add(self._settled)
-        for run in ["", *(r["run_id"] for r in self._rows("SELECT run_id FROM runs"))]:
+        for run in ["", *(r["run_id"] for r in self.database.rows("SELECT run_id FROM runs"))]:
             self._add_flows(total, (run, -1, "", -1))
         return total
 
@@ -208,7 +233,7 @@ class TotalsReader(HistoryTables, AccountTables):
             "SELECT client_id, name FROM clients WHERE revoked_at IS NULL "
             "ORDER BY enrolled_at, rowid LIMIT ?"
         )
-        return {r["client_id"]: r["name"] for r in self._rows(sql, (self._told_apart,))}
+        return {r["client_id"]: r["name"] for r in self.database.rows(sql, (self._told_apart,))}
 
     def _one_round(self, row: Row) -> Counts:
         found = Counts()
@@ -220,16 +245,16 @@ class TotalsReader(HistoryTables, AccountTables):
             for phase, seconds in json.loads(row["phases"]).items():
                 found.seconds[kind, phase.removesuffix("_s")] += seconds
             sql = f"SELECT answer, count(*) AS n FROM answers WHERE {IN_ROUND} GROUP BY answer"  # noqa: S608
-            for line in self._rows(sql, key):
+            for line in self.database.rows(sql, key):
                 found.answers[line["answer"]] += line["n"]
         sql = f"SELECT status, count(*) AS n FROM updates WHERE {IN_ROUND} GROUP BY status"  # noqa: S608
-        for line in self._rows(sql, key):
+        for line in self.database.rows(sql, key):
             found.updates[kind, "accepted"] += line["n"]
             if line["status"] != "accepted":
                 found.updates[kind, line["status"]] += line["n"]
         if self._told_apart:
             sql = f"SELECT client FROM updates WHERE {IN_ROUND} AND status = 'counted'"  # noqa: S608
-            for line in self._rows(sql, key):
+            for line in self.database.rows(sql, key):
                 found.add_client(line["client"], (1, 0, 0))
         self._add_flows(found, key)
         return found
@@ -239,7 +264,7 @@ class TotalsReader(HistoryTables, AccountTables):
             f"SELECT direction, cause, source, {SUMS} FROM bytes WHERE {IN_INDEX} "  # noqa: S608
             "GROUP BY direction, cause, source"
         )
-        for row in self._rows(sql, key):
+        for row in self.database.rows(sql, key):
             flow = (Direction(row["direction"]), Cause(row["cause"]), Source(row["source"]))
             counts.add_flow(flow, tuple(int(row[level]) for level in LEVELS))
         if not self._told_apart:
@@ -249,5 +274,5 @@ class TotalsReader(HistoryTables, AccountTables):
             f"sum(wire * (direction = 'down')) AS down FROM bytes WHERE {IN_INDEX} "
             "AND client IS NOT NULL AND source = 'predicted' GROUP BY client"
         )
-        for row in self._rows(sql, key):
+        for row in self.database.rows(sql, key):
             counts.add_client(row["client"], (0, row["up"], row["down"]))

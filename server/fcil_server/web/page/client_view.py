@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from fcil_protocol.ids import ClientId
 from fcil_server.ledger.labels import ANSWERS
+from fcil_server.ledger.ledger import Ledger
 from fcil_server.ledger.rows import Client, Refusal, Run, Task
 from fcil_server.reports.charts.charts import figure
 from fcil_server.reports.charts.history import History
@@ -79,14 +80,16 @@ def client_html(
         FcilError: the ledger cannot be read.
     """
     member = next((m for m in history.members if m.client == client), None)
-    with ClientReader(ledger, read_only=True) as reader:
-        known = reader.client(ClientId(client))
+    with Ledger(ledger, read_only=True) as opened:
+        known = opened.clients.get(ClientId(client))
         if member is None or known is None:
             return None
         row = row_of(member, live)
         peer = (live or {}).get("peers", {}).get(client, {})
-        refusals = reader.refusals_of(known.client_id, limit=MAX_REFUSALS)
-        context = _in_run(reader, history, known) if history.run else _NOTHING
+        refusals = opened.refusals.of_client(known.client_id, limit=MAX_REFUSALS)
+        context = (
+            _in_run(ClientReader(opened.database), history, known) if history.run else _NOTHING
+        )
     became = context["became"]
     return template(
         "client.html",

@@ -12,14 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from sqlite3 import Row
+from typing import Self
 
 from fcil_protocol.errors import UsageError
 from fcil_protocol.ids import ClientId, RunId
 from fcil_server.federation.eligibility import gone
-from fcil_server.ledger.byte_counts import AccountTables
+from fcil_server.ledger.database import Database
 from fcil_server.ledger.enums import HARMLESS, Direction
-from fcil_server.ledger.history import HistoryTables
 from fcil_server.ledger.rows import Event, Run
+from fcil_server.ledger.runs import RunTable
+from fcil_server.ledger.tasks import ClassTable, EvaluationTable, TaskTable
 from fcil_server.reports.charts.history import History, Member, OpenTicket, RunName
 from fcil_server.reports.results import metrics
 from fcil_server.reports.results.metrics import Metrics
@@ -75,7 +77,7 @@ class _Known:
     history: History = field(default_factory=History)
 
 
-class Reader(HistoryTables, AccountTables):
+class Reader:
     """A reader of histories, for one thread.
 
     Args:
@@ -83,12 +85,19 @@ class Reader(HistoryTables, AccountTables):
         patience_s: after this many seconds, `read` returns a partial result, and continues with the
             older rounds the next time.
 
+    Attributes:
+        database: the ledger's file, read-only.
+
     Raises:
-        As `LedgerFile`.
+        As `Database`.
     """
 
     def __init__(self, path: Path, *, patience_s: float = math.inf) -> None:
-        super().__init__(path, read_only=True)
+        self.database = Database(path, read_only=True)
+        self._runs = RunTable(self.database)
+        self._classes = ClassTable(self.database)
+        self._tasks = TaskTable(self.database)
+        self._evaluations = EvaluationTable(self.database)
         self._patience_s = patience_s
         self._known: OrderedDict[RunId | None, _Known] = OrderedDict()
         self._written: dict[RunId | None, int] = {}  # SQLite's counter at the time of reading
@@ -97,6 +106,16 @@ class Reader(HistoryTables, AccountTables):
         self._refusals: tuple[object, Mapping[str, Row]] = (None, {})
         self._version = 0
 
+    def close(self) -> None:
+        """Close the ledger."""
+        self.database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def read(self, run: RunId | None = None) -> History:
         """Return a run as it is now; by default the newest.
 
@@ -104,14 +123,14 @@ class Reader(HistoryTables, AccountTables):
             UsageError: there is no such run.
             CorruptFile: the ledger is damaged.
         """
-        written = int(self._number("PRAGMA data_version"))
+        written = int(self.database.number("PRAGMA data_version"))
         wanted = run or self._newest
         known = self._known.get(wanted)
         # An up-to-date run need not still be the newest.
         fresh = self._written.get(wanted) == written and (run or self._looked == written)
-        if known is not None and fresh and not known.tally.is_due(self.now):
+        if known is not None and fresh and not known.tally.is_due(self.database.now):
             return known.history
-        with self.moment():
+        with self.database.moment():
             row = self._run(run)
             if run is None:
                 self._newest, self._looked = row.run_id if row else None, written
@@ -119,8 +138,8 @@ class Reader(HistoryTables, AccountTables):
 
     def _run(self, run: RunId | None) -> Run | None:
         if run is None:
-            return self._one(Run, "SELECT * FROM runs ORDER BY rowid DESC LIMIT 1")
-        row = self._one(Run, "SELECT * FROM runs WHERE run_id = ?", (run,))
+            return self._runs.newest()
+        row = self._runs.get(run)
         if row is None:
             raise UsageError(
                 f"there is no run {run[:40]!r} in this federation.",
@@ -146,15 +165,15 @@ class Reader(HistoryTables, AccountTables):
         known = self._known_of(run)
         people = self._people()
         names = {ClientId(row["client_id"]): row["name"] for row in people}
-        tallied = known.tally.read(names, self.now, self._patience_s)
-        tasks = tuple(self.tasks(run.run_id))
+        tallied = known.tally.read(names, self.database.now, self._patience_s)
+        tasks = tuple(self._tasks.all(run.run_id))
         self._test(known, run.run_id, len(tallied.rounds), [t.class_ids for t in tasks])
         self._take_events(known, run.run_id)
-        outside = of_place(counts(self._rows, no_round(None)))
+        outside = of_place(counts(self.database.rows, no_round(None)))
         found = History(
             run=run,
             tasks=tasks,
-            classes=tuple(self.classes(run.run_id)),
+            classes=tuple(self._classes.all(run.run_id)),
             rounds=tallied.rounds,
             open=tallied.open,
             unread=tallied.unread,
@@ -167,7 +186,7 @@ class Reader(HistoryTables, AccountTables):
             events=known.events,
             older=self._older(known),
             paper=known.paper,
-            runs=tuple(self._runs()),
+            runs=tuple(self._run_names()),
         )
         self._remember(run.run_id, known, written)
         return self._keep(known, found)
@@ -179,13 +198,16 @@ class Reader(HistoryTables, AccountTables):
         known = self._known.pop(name, None)
         if known is None or known.forgotten != forgotten or known.tally.reopened():
             history = known.history if known else History()
-            tally, paper = Tally(name or RunId(""), self._rows), paper_of(run) if run else Paper()
+            tally, paper = (
+                Tally(name or RunId(""), self.database.rows),
+                paper_of(run) if run else Paper(),
+            )
             known = _Known(tally, paper, forgotten, history=history)
         return known
 
     def _erased(self) -> int:
         """Return the number of erased members: if it grows, everything with names is read again."""
-        return int(self._number("SELECT count(*) FROM erased"))
+        return int(self.database.number("SELECT count(*) FROM erased"))
 
     def _remember(self, run: RunId | None, known: _Known, written: int) -> None:
         """Keep complete data; data of a failed read is read from scratch the next time."""
@@ -212,17 +234,17 @@ class Reader(HistoryTables, AccountTables):
 
     # --- read again each time -----------------------------------------------------------------
 
-    def _runs(self) -> Iterator[RunName]:
+    def _run_names(self) -> Iterator[RunName]:
         sql = "SELECT run_id, method, status FROM runs ORDER BY rowid DESC LIMIT ?"
-        for row in self._rows(sql, (_SHOWN_RUNS,)):
+        for row in self.database.rows(sql, (_SHOWN_RUNS,)):
             yield RunName(row["run_id"], row["method"], row["status"])
 
     def _test(
         self, known: _Known, run: RunId, rounds: int, increments: Sequence[Sequence[int]]
     ) -> None:
-        key = (*self._rows(_NEWEST_TEST)[0], rounds)
+        key = (*self.database.rows(_NEWEST_TEST)[0], rounds)
         if key != known.tested:
-            rows = self.evaluations(run)
+            rows = self._evaluations.all(run)
             known.pooled = metrics.pooled(rows, increments)
             known.central = metrics.central(rows, increments)
             known.tested = key
@@ -232,11 +254,11 @@ class Reader(HistoryTables, AccountTables):
         ours = "(run IS NULL OR run = ?)"
         after = known.events[0].id if known.events else 0
         sql = f"SELECT * FROM events WHERE id > ? AND {ours} ORDER BY id DESC LIMIT ?"  # noqa: S608
-        new = self._all(Event, sql, (after, run, KEPT_EVENTS))
+        new = self.database.all(Event, sql, (after, run, KEPT_EVENTS))
         known.events = (*new, *known.events)[:KEPT_EVENTS]
         if new:
             count = f"SELECT count(*) FROM events WHERE id > ? AND {ours}"  # noqa: S608
-            known.all_events += int(self._number(count, (after, run)))
+            known.all_events += int(self.database.number(count, (after, run)))
 
     @staticmethod
     def _older(known: _Known) -> int:
@@ -247,7 +269,7 @@ class Reader(HistoryTables, AccountTables):
             "SELECT name, expires_at FROM tickets WHERE used_at IS NULL AND withdrawn_at IS NULL "
             "AND expires_at > ? ORDER BY issued_at DESC, rowid DESC"
         )
-        for row in self._rows(sql, (self.now,)):
+        for row in self.database.rows(sql, (self.database.now,)):
             yield OpenTicket(row["name"], row["expires_at"])
 
     def _people(self) -> list[Row]:
@@ -256,12 +278,12 @@ class Reader(HistoryTables, AccountTables):
             "revoked_at, revoked_why, last_seen, device, role, via FROM clients "
             "ORDER BY enrolled_at, rowid"
         )
-        return self._rows(sql)
+        return self.database.rows(sql)
 
     def _members(
         self, people: Sequence[Row], names: Mapping[ClientId, str], tallied: Tallied
     ) -> Iterator[Member]:
-        refusals, now = self._newest_refusals(), self.now
+        refusals, now = self._newest_refusals(), self.database.now
         for row in people:
             client = ClientId(row["client_id"])
             refused = refusals.get(client)
@@ -286,13 +308,13 @@ class Reader(HistoryTables, AccountTables):
 
     def _newest_refusals(self) -> Mapping[str, Row]:
         """Return client -> its newest refusal, and the number of its refusals in the ledger."""
-        key = (*self._rows("SELECT count(*), max(id) FROM refusals")[0], self._erased())
+        key = (*self.database.rows("SELECT count(*), max(id) FROM refusals")[0], self._erased())
         if key != self._refusals[0]:
             sql = (
                 "SELECT client, max(id), at, reason, count(*) AS n FROM refusals "  # noqa: S608
                 f"WHERE client IS NOT NULL AND code NOT IN {HARMLESS} GROUP BY client"
-            )  # for a bare column SQLite takes the row with the maximum
-            self._refusals = (key, {row["client"]: row for row in self._rows(sql)})
+            )  # of a bare column SQLite takes the row that has the maximum
+            self._refusals = (key, {row["client"]: row for row in self.database.rows(sql)})
         return self._refusals[1]
 
 

@@ -19,8 +19,8 @@ from fcil_protocol.errors import CorruptFile
 from fcil_protocol.ids import ClientId, RoundKey, RunId
 from fcil_server.ledger.byte_counts import IN_INDEX, LEVELS, SUMS
 from fcil_server.ledger.enums import Cause, Direction, Outcome, Source, UpdateStatus
-from fcil_server.ledger.history import IN_ROUND
 from fcil_server.ledger.labels import ANSWERS
+from fcil_server.ledger.rounds import IN_ROUND
 from fcil_server.ledger.rows import ByteCount
 from fcil_server.reports.charts.history import EXCLUDED, NAMED, Away, RoundLine, Totals, by_cause
 from fcil_server.reports.results.run_data import Bytes

@@ -12,9 +12,10 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from byte_counts import add_bytes
+from fcil_protocol.errors import StorageError
 from fcil_protocol.ids import RoundKey, RunId
-from fcil_server.ledger.byte_counts import AccountTables
 from fcil_server.ledger.enums import Cause, Direction, Source, UpdateStatus
+from fcil_server.ledger.events import RefusalTable
 from fcil_server.ledger.ledger import Ledger
 from fcil_server.web.metrics.exposition import CATALOGUE, PHASES, Snapshot, Usage, render
 from fcil_server.web.metrics.totals import SETTLED_S, TotalsReader
@@ -186,7 +187,7 @@ def test_what_is_remembered_of_old_rounds_is_what_is_read_anew(tmp_path: Path) -
     clock = Clock()
     with build(tmp_path / "ledger.sqlite", clock=clock) as ledger:
         with TotalsReader(ledger.path, clients=3) as reader:
-            reader._clock = clock
+            reader.database.clock = clock
             fresh = reader.read().counts
             clock.now += 2 * SETTLED_S
             assert reader.read().counts == fresh  # the time at which all of it is remembered
@@ -221,7 +222,7 @@ def test_a_round_that_has_just_closed_may_still_cost_more(tmp_path: Path) -> Non
     clock = Clock()
     path = tmp_path / "ledger.sqlite"
     with build(path, clock=clock) as ledger, TotalsReader(path) as reader:
-        reader._clock = clock
+        reader.database.clock = clock
         reader.read()
         late = ledger.rounds(RUN)[-1].key
         add_bytes(ledger, Direction.UP, Cause.CONTROL, round_key=late, client=BOB, wire=7)
@@ -230,17 +231,18 @@ def test_a_round_that_has_just_closed_may_still_cost_more(tmp_path: Path) -> Non
 
 def test_a_reading_sees_one_moment_and_leaves_no_lock(ledger: Ledger) -> None:
     with TotalsReader(ledger.path) as reader:
-        with reader.moment():
-            assert reader.refusal_counts() == {}
+        with reader.database.moment():
+            assert RefusalTable(reader.database).counts() == {}
             ledger.add_refusal(ALICE, "stale", "one round late")  # nobody waits for the reader
-            assert reader.refusal_counts() == {}
+            assert RefusalTable(reader.database).counts() == {}
         assert reader.read().refusals == {"stale": 1}
 
 
-def test_the_reader_is_one_of_accounts_and_cannot_write(ledger: Ledger) -> None:
+def test_the_reader_cannot_write(ledger: Ledger) -> None:
     with TotalsReader(ledger.path) as reader:
-        assert isinstance(reader, AccountTables)
-        assert reader.read_only
+        assert reader.database.read_only
+        with pytest.raises(StorageError):
+            RefusalTable(reader.database).add(ALICE, "stale", "one round late")
 
 
 # --- the rules of Prometheus ----------------------------------------------------------------

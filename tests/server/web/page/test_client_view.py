@@ -169,9 +169,9 @@ def test_names_and_reasons_of_clients_are_text(crowd: Seen) -> None:
 
 
 def test_the_chart_has_its_bytes_up_and_down_as_the_ledger_counts_them(small: Seen) -> None:
-    with ClientReader(small.path, read_only=True) as reader:
-        rounds = reader.newest_rounds(RUN, ALICE, 200)[::-1]
-        counts = [c for c in reader.byte_counts(RUN) if c.client == ALICE and c.round is not None]
+    with Ledger(small.path, read_only=True) as ledger:
+        rounds = ClientReader(ledger.database).newest_rounds(RUN, ALICE, 200)[::-1]
+        counts = [c for c in ledger.byte_counts(RUN) if c.client == ALICE and c.round is not None]
     chart = bytes_chart(rounds)
     for series in chart.series:
         kernel = sum(c.wire for c in counts if c.direction == series.name and c.source == "kernel")
@@ -194,7 +194,8 @@ def test_of_many_rounds_only_the_newest_are_shown(
     shown = [int(n) for n in re.findall(r'<tr id="client-round-(\d+)"', html)]
     assert len(shown) == 20
     assert shown == sorted(shown, reverse=True)
-    with ClientReader(path, read_only=True) as reader:
+    with Ledger(path, read_only=True) as ledger:
+        reader = ClientReader(ledger.database)
         took_part = [r.round.seq for r in reader.newest_rounds(page_kit.LONG_RUN, client, 999)]
         assert sum(reader.became(page_kit.LONG_RUN, client).values()) == len(took_part)
     assert shown == took_part[:20]
@@ -217,5 +218,6 @@ def test_rounds_that_a_fork_copied_are_counted_once(tmp_path: Path) -> None:
         assert newest is not None
         with ledger.transaction():
             ledger.fork_run(RUN, newest.state, RunId("r20260102-040000-f0f0"))
-    with ClientReader(path, read_only=True) as reader:
+    with Ledger(path, read_only=True) as ledger:
+        reader = ClientReader(ledger.database)
         assert {client: reader.counted(client) for client in before} == before

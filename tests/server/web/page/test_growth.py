@@ -243,7 +243,7 @@ def follow(path: Path, seed: int, steps: int) -> None:
     """Read a ledger at each step of its growth; every second seed reads it in small pieces."""
     clock, patience_s = Clock(), 0.0 if seed % 2 else math.inf
     with Ledger(path, clock=clock) as ledger, Reader(path, patience_s=patience_s) as reader:
-        reader._clock = clock
+        reader.database.clock = clock
         sample_run.add_clients(ledger)
         growth = Growth(ledger, clock, seed)
         before = whole(reader, None)
@@ -253,7 +253,7 @@ def follow(path: Path, seed: int, steps: int) -> None:
             for run in growth.dice.sample((chosen, None), 2):
                 found = whole(reader, run)
                 with Reader(path) as other:
-                    other._clock = clock
+                    other.database.clock = clock
                     fresh = shown(other.read(run))
                 late = {name for name, value in shown(found).items() if value != fresh[name]}
                 if late and late <= COUNTED:  # bytes that came after a round's end

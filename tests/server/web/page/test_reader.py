@@ -16,6 +16,7 @@ from fcil_protocol.errors import CorruptFile, StorageError, UsageError
 from fcil_protocol.ids import ClientId, RoundKey, RunId
 from fcil_server.ledger.enums import Cause, Direction, RunStatus
 from fcil_server.ledger.ledger import Ledger
+from fcil_server.ledger.tasks import TaskTable
 from fcil_server.reports.charts.history import History, frozen
 from fcil_server.reports.results.run_data import collect
 from fcil_server.web.page import tally
@@ -39,7 +40,7 @@ def ledger(tmp_path: Path, clock: Clock) -> Iterator[Ledger]:
 @pytest.fixture
 def reader(ledger: Ledger, clock: Clock) -> Iterator[Reader]:
     with Reader(ledger.path) as opened:
-        opened._clock = clock
+        opened.database.clock = clock
         yield opened
 
 
@@ -59,19 +60,20 @@ def test_it_has_them_at_every_moment_of_a_run(tmp_path: Path, clock: Clock) -> N
     """What is remembered of closed rounds never stands in the way of what is new."""
     path = tmp_path / "ledger.sqlite"
     readers: list[Reader] = []
-    real = Ledger.close_task
+    real = TaskTable.close
 
-    def close_task(self: Ledger, run: RunId, task: int) -> None:
+    def close_task(self: TaskTable, run: RunId, task: int) -> None:
         real(self, run, task)
         if not readers:
             readers.append(Reader(path))
-            readers[0]._clock = clock
+            readers[0].database.clock = clock
         for passed in (0, 10, 200):
             clock.now += passed
-            assert numbers(readers[0].read()) == numbers(frozen(collect(self, run)))
+            with Ledger(path, read_only=True, clock=clock) as ledger:
+                assert numbers(readers[0].read()) == numbers(frozen(collect(ledger, run)))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ledger, "close_task", close_task)
+        patch.setattr(TaskTable, "close", close_task)
         sample_run.build(path, clock=clock).close()
     (reader,) = readers
     assert len(reader.read().rounds) == 12
@@ -88,11 +90,11 @@ def test_what_did_not_change_is_the_same_object(ledger: Ledger, reader: Reader) 
 @pytest.mark.parametrize(
     ("write", "names"),
     [
-        (lambda led: led.touch(ALICE), {"clients"}),
-        (lambda led: led.add_event("info", "x", "hello", run=RUN), {"events"}),
-        (lambda led: led.add_refusal(BOB, "schema", "no"), {"clients"}),
-        (lambda led: led.add_class(RUN, "fox", "fox", first_seen_by=BOB), {"tasks"}),
-        (lambda led: led.set_run_status(RUN, RunStatus.FAILED), None),
+        (lambda ledger: ledger.touch(ALICE), {"clients"}),
+        (lambda ledger: ledger.add_event("info", "x", "hello", run=RUN), {"events"}),
+        (lambda ledger: ledger.add_refusal(BOB, "schema", "no"), {"clients"}),
+        (lambda ledger: ledger.add_class(RUN, "fox", "fox", first_seen_by=BOB), {"tasks"}),
+        (lambda ledger: ledger.set_run_status(RUN, RunStatus.FAILED), None),
     ],
 )
 def test_a_change_names_the_sections_that_show_it(
@@ -131,7 +133,7 @@ def test_a_settled_round_is_not_read_again(
 ) -> None:
     clock.now += 10_000
     with Reader(ledger.path) as reader:
-        reader._clock = clock
+        reader.database.clock = clock
         reader.read()
         taken: list[Any] = []
         monkeypatch.setattr(tally.Tally, "_take", lambda self, row, *_: taken.append(row["seq"]))
@@ -143,7 +145,7 @@ def test_a_settled_round_is_not_read_again(
 def test_a_round_that_goes_on_is_open_again(tmp_path: Path, clock: Clock) -> None:
     key = RoundKey(RUN, 3, "train", 0)
     with sample_run.build(tmp_path / "l", clock=clock) as ledger, Reader(tmp_path / "l") as reader:
-        reader._clock = clock
+        reader.database.clock = clock
         ledger.new_task(RUN, 3, [6])
         ledger.new_round(key, asked=(ALICE, BOB), base_state=9)
         opened = reader.read()
@@ -163,7 +165,7 @@ def test_a_long_history_is_read_in_pieces_the_newest_first(
 ) -> None:
     whole = numbers(reader.read())
     with Reader(ledger.path, patience_s=0.0) as hasty:
-        hasty._clock = clock
+        hasty.database.clock = clock
         for left in range(11, -1, -1):
             found = hasty.read()  # goes on though nobody writes
             assert found.unread == left
@@ -177,7 +179,7 @@ def test_a_round_that_goes_on_while_it_is_young_is_read_alone(
 ) -> None:
     key = RoundKey(RUN, 3, "train", 0)
     with sample_run.build(tmp_path / "l", clock=clock) as ledger, Reader(tmp_path / "l") as reader:
-        reader._clock = clock
+        reader.database.clock = clock
         ledger.new_task(RUN, 3, [6])
         ledger.new_round(key, asked=(ALICE, BOB), base_state=9)
         clock.now += 1_000
@@ -263,7 +265,7 @@ def test_a_missing_or_damaged_ledger_is_named_and_read_again_once_it_is_mended(
     phases = ledger._number("SELECT phases FROM rounds WHERE seq = 3")
     ledger._write("UPDATE rounds SET phases = 'x' WHERE seq = 3")
     with Reader(ledger.path) as reader:
-        reader._clock = clock
+        reader.database.clock = clock
         for _ in range(2):
             with pytest.raises(CorruptFile, match="column phases"):
                 reader.read()

@@ -25,7 +25,7 @@ from fcil_server.federation.operator_text import (
 )
 from fcil_server.federation.roster import MAX_WHY, check_name, named
 from fcil_server.ledger.enums import Role
-from fcil_server.ledger.ledger import LEDGER_NAME
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.rows import Client
 from fcil_server.reports.results.client_history import ClientReader
 from fcil_server.web.page.access.sessions import Session
@@ -116,10 +116,10 @@ class Acts:
         live = self._ask("live")  # raises if the server does not run
         act = request["act"]
         if act == "enrol":
-            with ClientReader(self._ledger, read_only=True) as ledger:
+            with Ledger(self._ledger, read_only=True) as ledger:
                 return _plan_enrol(ledger, request)
         if act == "revoke":
-            with ClientReader(self._ledger, read_only=True) as ledger:
+            with Ledger(self._ledger, read_only=True) as ledger:
                 return _plan_revoke(ledger, request, live)
         if act == "close_round":
             return _plan_close(request, live)
@@ -150,9 +150,9 @@ def _checked(fields: Fields) -> dict[str, Any]:
     return request
 
 
-def _plan_enrol(ledger: ClientReader, request: Fields) -> Plan:
+def _plan_enrol(ledger: Ledger, request: Fields) -> Plan:
     name = check_name(request["name"])
-    ledger.refuse_taken(name)
+    ledger.clients.refuse_taken(name)
     lasts_s = check_lasts(seconds(request["lasts"]))
     relay = request["relay"]
     fields: dict[str, Any] = {"name": name, "lasts_s": lasts_s, "relay": relay}
@@ -161,7 +161,7 @@ def _plan_enrol(ledger: ClientReader, request: Fields) -> Plan:
         fields["via"] = request["via"]
         named(ledger, request["via"])  # the server decides if it can take one
         way = f" through the relay {request['via']!r}"
-    older = " The open ticket of this name becomes useless." if ledger.is_invited(name) else ""
+    older = " The open ticket of this name becomes useless." if ledger.tickets.is_open(name) else ""
     says = (
         f"Makes a ticket that lets one new {'relay' if relay else 'client'} join as {name!r}"
         f"{way}, once, within {request['lasts']}. It holds a secret and is shown once: hand it "
@@ -170,9 +170,9 @@ def _plan_enrol(ledger: ClientReader, request: Fields) -> Plan:
     return Plan("enrol", "enrol", fields, (), says)
 
 
-def _plan_revoke(ledger: ClientReader, request: Fields, live: Fields) -> Plan:
+def _plan_revoke(ledger: Ledger, request: Fields, live: Fields) -> Plan:
     name = request["client"] or request["name"]
-    if ledger.client_by_name(name) is None and ledger.is_invited(name):
+    if ledger.clients.by_name(name) is None and ledger.tickets.is_open(name):
         says = f"Withdraws the open ticket for {name!r}: nobody can join with it any more."
         return Plan("revoke", "revoke", {"name": name}, ("ticket", name), says)
     row = named(ledger, name)
@@ -186,13 +186,13 @@ def _plan_revoke(ledger: ClientReader, request: Fields, live: Fields) -> Plan:
     return Plan("revoke", "revoke", fields, ("client", row.client_id), says)
 
 
-def _who(ledger: ClientReader, row: Client) -> str:
+def _who(ledger: Ledger, row: Client) -> str:
     """Return a member in words: name, id, and its part in rounds."""
     known = f"{row.name!r} (id {row.client_id[:8]}"
     if row.role is Role.RELAY:
-        behind = sum(c.may_join(ledger.now) for c in ledger.clients_via(row.client_id))
+        behind = sum(c.may_join(ledger.now) for c in ledger.clients.via(row.client_id))
         return f"the relay {known}), through which {behind} clients connect"
-    rounds = ledger.counted(row.client_id)
+    rounds = ClientReader(ledger.database).counted(row.client_id)
     return f"{known}, counted in {rounds} round{'' if rounds == 1 else 's'})"
 
 

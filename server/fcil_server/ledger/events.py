@@ -1,0 +1,162 @@
+"""What happened: events, refused messages, and the audit log of operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+from fcil_protocol.ids import ClientId, RunId
+from fcil_server.ledger.database import Database
+from fcil_server.ledger.enums import HARMLESS
+from fcil_server.ledger.rows import AuditEntry, Event, NewEvent, NewRefusal, Refusal
+
+# Whoever sends garbage may not fill the disk, nor push out what others caused: of whoever has
+# most rows the newest are kept, and all are counted.
+KEPT_REFUSALS = 10_000
+KEPT_EVENTS = 100_000
+_TRIM_EVERY = 256
+_TEXT_LIMIT = 2_000  # characters of a reason or an event that are stored
+
+
+class EventTable:
+    """What an operator may want to read. Table ``events``."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def add(
+        self,
+        level: str,
+        code: str,
+        text: str,
+        *,
+        run: RunId | None = None,
+        client: ClientId | None = None,
+    ) -> None:
+        """Record something for the operator; level is ``info``, ``warning`` or ``error``."""
+        self.add_all([NewEvent(self._db.now, level, run, client, code, text)])
+
+    def newest(
+        self, run: RunId | None = None, *, after: int = 0, limit: int = 1_000
+    ) -> list[Event]:
+        """Return the newest ``limit`` events with id > ``after``, oldest first."""
+        sql = (
+            "SELECT * FROM (SELECT * FROM events WHERE id > ? AND (? IS NULL OR run = ?) "
+            "ORDER BY id DESC LIMIT ?) ORDER BY id"
+        )
+        return self._db.all(Event, sql, (after, run, run, limit))
+
+    def add_all(
+        self,
+        events: Sequence[NewEvent],
+        refusals: Sequence[NewRefusal] = (),
+        refused: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """Record many events and refusals in one commit.
+
+        ``refused``: how many more messages were refused with each code. They may be more than
+        ``refusals`` has rows: one row may stand for many that were alike.
+        """
+        with self._db.transaction(durable=False):
+            self._db.execute_each(
+                "INSERT INTO events (at, level, run, client, code, text) VALUES (?, ?, ?, ?, ?, ?)",
+                [e._replace(text=e.text[:_TEXT_LIMIT]) for e in events],
+            )
+            self._db.execute_each(
+                "INSERT INTO refusals (at, client, code, reason) VALUES (?, ?, ?, ?)",
+                [r._replace(reason=r.reason[:_TEXT_LIMIT]) for r in refusals],
+            )
+            self._db.execute_each(
+                "INSERT INTO refusal_counts VALUES (?, ?) "
+                "ON CONFLICT (code) DO UPDATE SET count = count + excluded.count",
+                list(refused.items()),
+            )
+            self._trim("events", len(events), KEPT_EVENTS)
+            self._trim("refusals", len(refusals), KEPT_REFUSALS)
+
+    def _trim(self, table: str, added: int, kept: int) -> None:
+        """Remove the oldest rows of whoever has most, once there are too many.
+
+        Called after ``added`` rows were written. A twentieth more than must go is removed, so
+        that the rows are not counted anew each time.
+        """
+        newest = int(self._db.number(f"SELECT ifnull(max(id), 0) FROM {table}"))  # noqa: S608
+        if newest // _TRIM_EVERY == (newest - added) // _TRIM_EVERY:
+            return
+        oldest = int(self._db.number(f"SELECT ifnull(min(id), 0) FROM {table}"))  # noqa: S608
+        if newest - oldest < kept:
+            return
+        rows = self._db.rows(f"SELECT client, count(*) AS n FROM {table} GROUP BY client")  # noqa: S608
+        held = {row["client"]: int(row["n"]) for row in rows}
+        if sum(held.values()) <= kept:
+            return
+        most = even_share(held.values(), kept - kept // 20)
+        for client, count in held.items():
+            if count > most:
+                self._db.execute(
+                    f"DELETE FROM {table} WHERE id IN "  # noqa: S608
+                    f"(SELECT id FROM {table} WHERE client IS ? ORDER BY id LIMIT ?)",
+                    (client, count - most),
+                )
+
+
+class RefusalTable:
+    """Refused messages. Tables ``refusals`` and ``refusal_counts``."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def add(self, client: ClientId | None, code: str, reason: str) -> None:
+        """Record a refused message; the newest are kept, all are counted by code."""
+        refusal = NewRefusal(self._db.now, client, code, reason)
+        EventTable(self._db).add_all([], [refusal], {code: 1})
+
+    def newest(self, *, limit: int = 100) -> list[Refusal]:
+        """Return the newest refusals, newest first."""
+        return self._db.all(Refusal, "SELECT * FROM refusals ORDER BY id DESC LIMIT ?", (limit,))
+
+    def of_client(self, client: ClientId, *, limit: int) -> list[Refusal]:
+        """Return the newest refusals of one client's messages, newest first, but the harmless."""
+        sql = (
+            f"SELECT * FROM refusals WHERE client = ? AND code NOT IN {HARMLESS} "  # noqa: S608
+            "ORDER BY id DESC LIMIT ?"
+        )
+        return self._db.all(Refusal, sql, (client, limit))
+
+    def counts(self) -> dict[str, int]:
+        """Return code -> how many messages were ever refused with it."""
+        rows = self._db.rows("SELECT code, count FROM refusal_counts ORDER BY code")
+        return {row["code"]: row["count"] for row in rows}
+
+
+class AuditTable:
+    """Operator actions; SQLite refuses to change them. Table ``audit``."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def add(self, actor: str, action: str, detail: str = "") -> None:
+        """Record an operator action; it can never be changed or removed."""
+        self._db.insert(
+            "audit", {"at": self._db.now, "actor": actor, "action": action, "detail": detail}
+        )
+
+    def newest(self, *, limit: int = 1_000) -> list[AuditEntry]:
+        """Return the newest operator actions, oldest first."""
+        sql = "SELECT * FROM (SELECT * FROM audit ORDER BY id DESC LIMIT ?) ORDER BY id"
+        return self._db.all(AuditEntry, sql, (limit,))
+
+
+def even_share(held: Iterable[int], room: int) -> int:
+    """Return how many rows each may keep so that all together have at most ``room``.
+
+    Who has fewer keeps all of them, and what it leaves is shared by the others: so whoever
+    writes most loses most, and nobody's rows are pushed out by somebody else's.
+    """
+    counts = sorted(held)
+    for number, count in enumerate(counts):
+        share = room // (len(counts) - number)
+        if count > share:
+            return max(1, share)
+        room -= count
+    return max(counts, default=0)

@@ -1,0 +1,313 @@
+"""Rounds, the updates that clients sent to them, and why others sent none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fcil_protocol.errors import AlreadyHave, InternalError
+from fcil_protocol.ids import ClientId, RoundKey, RunId, UpdateId
+from fcil_protocol.payloads.builtin import EVALUATE
+from fcil_server.ledger.database import Database
+from fcil_server.ledger.enums import Answer, Outcome, UpdateStatus
+from fcil_server.ledger.rows import AnswerRow, Round, UpdateRow
+
+FORGOTTEN = "the client was forgotten"
+IN_ROUND = "run = ? AND task = ? AND kind = ? AND round = ?"
+# Not one of the rounds that a forked run copied from its parent.
+OWN_ROUND = (
+    "NOT EXISTS (SELECT 1 FROM rounds AS r JOIN runs ON runs.run_id = r.run "
+    "WHERE r.run = {table}.run AND r.task = {table}.task AND r.kind = {table}.kind "
+    "AND r.round = {table}.round AND r.seq < runs.inherited)"
+)
+_COUNTED = "status = 'counted' GROUP BY client"
+
+
+class RoundTable:
+    """The exchanges of the runs; at most one of a run is open. Table ``rounds``."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def open(
+        self,
+        key: RoundKey,
+        *,
+        asked: Sequence[ClientId],
+        base_state: int,
+        remaining_s: float | None = None,
+    ) -> Round:
+        """Open a round; it gets the run's next ordinal. One round of a run is open at a time."""
+        seq = self._db.number(
+            "SELECT ifnull(max(seq) + 1, 0) FROM rounds WHERE run = ?", (key.run,)
+        )
+        self._db.insert(
+            "rounds",
+            {
+                **key._asdict(),
+                "seq": seq,
+                "opened_at": self._db.now,
+                "remaining_s": remaining_s,
+                "asked": json.dumps(list(asked)),
+                "base_state": base_state,
+            },
+        )
+        return self._must_round(key)
+
+    def set_asked(self, key: RoundKey, asked: Sequence[ClientId]) -> None:
+        """Record whom the open round asks, after somebody declined or joined late."""
+        self._write_open(key, "asked = ?", (json.dumps(list(asked)),))
+
+    def set_remaining(self, key: RoundKey, remaining_s: float) -> None:
+        """Record how much server uptime is left; losing the last value costs seconds only."""
+        self._write_open(key, "remaining_s = ?", (remaining_s,), durable=False)
+
+    def reopen(
+        self, key: RoundKey, *, asked: Sequence[ClientId], remaining_s: float | None
+    ) -> None:
+        """Let a round that came up short go on; updates already accepted stay accepted."""
+        columns = "closed_at = NULL, outcome = 'reopened', reopened = reopened + 1"
+        sql = (
+            f"UPDATE rounds SET {columns}, asked = ?, remaining_s = ? "  # noqa: S608
+            f"WHERE {IN_ROUND} AND new_state IS NULL"
+        )
+        changed = self._db.write(sql, (json.dumps(list(asked)), remaining_s, *key))
+        if not changed:
+            raise InternalError(f"{_in_words(key)} has made a state and cannot be reopened.")
+
+    def close(
+        self,
+        key: RoundKey,
+        outcome: str,
+        *,
+        why: str = "",
+        new_state: int | None = None,
+        phases: Mapping[str, float] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Close an open round as ``done``, ``short`` or ``skipped``.
+
+        ``why`` is what closed it (`rounds.events.Why`);
+        ``new_state`` is what the round made, already in `StateStore` and `StateTable`;
+        ``phases`` maps names to seconds, ``metrics`` names to further finite numbers.
+        """
+        end = Outcome(outcome)
+        assert end is not Outcome.REOPENED, "`reopen` keeps a round open"
+        columns = "closed_at = ?, outcome = ?, why = ?, new_state = ?, phases = ?, metrics = ?"
+        texts = [json.dumps(dict(m or {}), allow_nan=False) for m in (phases, metrics)]
+        self._write_open(key, columns, (self._db.now, end.value, why, new_state, *texts))
+
+    def get(self, key: RoundKey) -> Round | None:
+        """Return one round."""
+        return self._db.one(Round, f"SELECT * FROM rounds WHERE {IN_ROUND}", key)  # noqa: S608
+
+    def all(self, run: RunId, since: int = 0) -> list[Round]:
+        """Return the run's rounds in order, from this number on."""
+        sql = "SELECT * FROM rounds WHERE run = ? AND seq >= ? ORDER BY seq"
+        return self._db.all(Round, sql, (run, since))
+
+    def current(self, run: RunId) -> Round | None:
+        """Return the round to go on with after a restart, None between rounds."""
+        sql = "SELECT * FROM rounds WHERE run = ? AND closed_at IS NULL"
+        return self._db.one(Round, sql, (run,))
+
+    def was_closed_by(self, run: RunId, task: int, why: str) -> bool:
+        """Say whether this closed some round of a task (`rounds.events.Why`)."""
+        sql = "SELECT 1 FROM rounds WHERE run = ? AND task = ? AND why = ? LIMIT 1"
+        return bool(self._db.rows(sql, (run, task, why)))
+
+    def was_learned(self, run: RunId, task: int) -> bool:
+        """Say whether some round of a task made a new state."""
+        sql = "SELECT 1 FROM rounds WHERE run = ? AND task = ? AND new_state IS NOT NULL LIMIT 1"
+        return bool(self._db.rows(sql, (run, task)))
+
+    def count_void(self, run: RunId) -> int:
+        """Return how many void rounds have ended since the last one that made a state."""
+        sql = (
+            "SELECT count(*) FROM rounds WHERE run = ? AND why = 'void' AND seq > "
+            "(SELECT ifnull(max(seq), -1) FROM rounds WHERE run = ? AND new_state IS NOT NULL)"
+        )
+        return int(self._db.number(sql, (run, run)))
+
+    def count_closed(self, run: RunId, task: int) -> int:
+        """Return how many rounds of a task are closed."""
+        sql = "SELECT count(*) FROM rounds WHERE run = ? AND task = ? AND closed_at IS NOT NULL"
+        return int(self._db.number(sql, (run, task)))
+
+    def seq_before(self, row: Round) -> int | None:
+        """Return the number of the round that closed before this one; None: it is the first."""
+        sql = "SELECT max(seq) FROM rounds WHERE run = ? AND seq < ?"
+        found = self._db.number(sql, (row.run, row.seq))
+        return None if found is None else int(found)
+
+    def _must_round(self, key: RoundKey) -> Round:
+        row = self.get(key)
+        assert row is not None, f"round {key} was just written"
+        return row
+
+    def _write_open(
+        self, key: RoundKey, columns: str, values: tuple[Any, ...], *, durable: bool = True
+    ) -> None:
+        sql = f"UPDATE rounds SET {columns} WHERE {IN_ROUND} AND closed_at IS NULL"  # noqa: S608
+        if not self._db.write(sql, (*values, *key), durable=durable):
+            raise InternalError(f"{_in_words(key)} is not open.")
+
+
+class UpdateTable:
+    """The updates that were accepted, and what became of each. Table ``updates``."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def accept(
+        self,
+        key: RoundKey,
+        client: ClientId,
+        *,
+        update_id: UpdateId,
+        samples: int,
+        tensor_bytes: int,
+        sealed_bytes: int,
+    ) -> None:
+        """Record an update, inside the transaction that the caller commits before the Ack.
+
+        Raises:
+            AlreadyHave: this client's update for this round was accepted earlier.
+        """
+        assert self._db.in_durable, "an update is accepted in a durable transaction"
+        held = self._db.number(
+            f"SELECT update_id FROM updates WHERE {IN_ROUND} AND client = ?",  # noqa: S608
+            (*key, client),
+        )
+        if held is not None:
+            raise AlreadyHave(
+                f"an update of this client for task {key.task}, {key.kind} round {key.round} "
+                f"was accepted before ({held[:16]}), got {update_id[:16]}.",
+                action="The first one counts; drop the other.",
+            )
+        self._db.insert(
+            "updates",
+            {
+                **key._asdict(),
+                "client": client,
+                "update_id": update_id,
+                "accepted_at": self._db.now,
+                "samples": samples,
+                "tensor_bytes": tensor_bytes,
+                "sealed_bytes": sealed_bytes,
+                "status": UpdateStatus.ACCEPTED,
+            },
+        )
+        # Whoever was given up and answered after all has not failed this round.
+        sql = f"DELETE FROM answers WHERE {IN_ROUND} AND client = ?"  # noqa: S608
+        self._db.write(sql, (*key, client))
+
+    def of_round(self, key: RoundKey) -> list[UpdateRow]:
+        """Return all updates of a round in ClientId order, excluded ones too."""
+        # The plus: else SQLite walks all updates of the run, to have them in order.
+        sql = f"SELECT * FROM updates WHERE {IN_ROUND} ORDER BY +client"  # noqa: S608
+        return self._db.all(UpdateRow, sql, key)
+
+    def get(self, key: RoundKey, client: ClientId) -> UpdateRow | None:
+        """Return one client's update of a round."""
+        sql = f"SELECT * FROM updates WHERE {IN_ROUND} AND client = ?"  # noqa: S608
+        return self._db.one(UpdateRow, sql, (*key, client))
+
+    def accepted(self, key: RoundKey) -> list[UpdateRow]:
+        """Return the updates that aggregation takes, in ClientId order."""
+        return [u for u in self.of_round(key) if u.status is not UpdateStatus.EXCLUDED]
+
+    def of_client(self, run: RunId, client: ClientId) -> list[UpdateRow]:
+        """Return a client's updates in the order of acceptance."""
+        sql = "SELECT * FROM updates WHERE run = ? AND client = ? ORDER BY rowid"
+        return self._db.all(UpdateRow, sql, (run, client))
+
+    def last_judged(self, run: RunId, client: ClientId) -> UpdateRow | None:
+        """Return a client's last update whose round is closed."""
+        own = "SELECT {} FROM updates WHERE run = ? AND client = ? AND status <> 'accepted'"
+        task = self._db.number(f"{own.format('task')} ORDER BY task DESC LIMIT 1", (run, client))
+        sql = f"{own.format('*')} AND task = ? ORDER BY rowid DESC LIMIT 1"
+        return self._db.one(UpdateRow, sql, (run, client, task))
+
+    def exclude(self, key: RoundKey, client: ClientId, reason: str) -> None:
+        """Take an accepted update out of aggregation, with the reason that its sender is told."""
+        self._db.write(
+            f"UPDATE updates SET status = 'excluded', reason = ? WHERE {IN_ROUND} AND client = ?",  # noqa: S608
+            (reason, *key, client),
+        )
+
+    def mark_counted(self, key: RoundKey) -> None:
+        """Mark every update of the round that was not excluded as counted."""
+        self._db.write(
+            f"UPDATE updates SET status = 'counted' WHERE {IN_ROUND} AND status = 'accepted'",  # noqa: S608
+            key,
+        )
+
+    def counted_tasks(self, run: RunId) -> dict[ClientId, set[int]]:
+        """Return the tasks in which an update of a client was counted."""
+        sql = "SELECT DISTINCT client, task FROM updates WHERE run = ? AND status = 'counted'"
+        found: dict[ClientId, set[int]] = {}
+        for row in self._db.rows(sql, (run,)):
+            found.setdefault(ClientId(row["client"]), set()).add(int(row["task"]))
+        return found
+
+    def counted_ids(self, run: RunId) -> set[str]:
+        """Return the ids of the updates that are in the run's states."""
+        sql = (
+            "SELECT update_id FROM updates WHERE run = ? AND status = 'counted' "
+            "AND kind <> ? AND samples > 0"
+        )
+        return {str(row["update_id"]) for row in self._db.rows(sql, (run, EVALUATE))}
+
+    def counted_by_run(self, client: ClientId) -> dict[RunId, int]:
+        """Return in which runs, and how often, a client's updates are in the states."""
+        sql = (
+            "SELECT run, count(*) AS n FROM updates JOIN runs ON run_id = run "
+            "WHERE client = ? AND updates.status = 'counted' AND kind <> ? AND samples > 0 "
+            "AND emptied_at IS NULL GROUP BY run ORDER BY runs.rowid"
+        )
+        return {RunId(row["run"]): int(row["n"]) for row in self._db.rows(sql, (client, EVALUATE))}
+
+    def forgotten(self, run: RunId) -> frozenset[tuple[ClientId, int]]:
+        """Return the clients that a run has forgotten, each with the tasks of its updates."""
+        sql = (
+            "SELECT DISTINCT client, task FROM updates "
+            "WHERE run = ? AND status = 'excluded' AND reason = ?"
+        )
+        rows = self._db.rows(sql, (run, FORGOTTEN))
+        return frozenset((ClientId(row["client"]), int(row["task"])) for row in rows)
+
+    def rounds_by_client(self) -> dict[ClientId, int]:
+        """Return client -> in how many rounds of all runs its update was counted.
+
+        What a forked run copied from its parent counts once.
+        """
+        own = OWN_ROUND.format(table="updates")
+        sql = f"SELECT client, count(*) AS n FROM updates WHERE {own} AND {_COUNTED}"  # noqa: S608
+        return {row["client"]: row["n"] for row in self._db.rows(sql)}
+
+
+class AnswerTable:
+    """Why asked clients gave no update. Table ``answers``."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def set(self, key: RoundKey, client: ClientId, answer: str, reason: str) -> None:
+        """Record why an asked client gave no update (an `Answer`); the latest stands."""
+        self._db.write(
+            "INSERT INTO answers (run, task, kind, round, client, answer, reason, at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+            "answer = excluded.answer, reason = excluded.reason, at = excluded.at",
+            (*key, client, Answer(answer).value, reason, self._db.now),
+        )
+
+    def of_round(self, key: RoundKey) -> list[AnswerRow]:
+        """Return who gave no update to a round, and why, in ClientId order."""
+        sql = f"SELECT * FROM answers WHERE {IN_ROUND} ORDER BY client"  # noqa: S608
+        return self._db.all(AnswerRow, sql, key)
+
+
+def _in_words(key: RoundKey) -> str:
+    return f"task {key.task} {key.kind} round {key.round} of run {key.run}"

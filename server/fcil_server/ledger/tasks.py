@@ -1,0 +1,177 @@
+"""Classes and tasks of the runs, and how well each task was learned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from fcil_protocol.errors import InternalError
+from fcil_protocol.ids import ClientId, RunId
+from fcil_server.ledger.database import Database
+from fcil_server.ledger.enums import CENTRAL
+from fcil_server.ledger.rows import AliasRow, ClassRow, Evaluation, Task
+
+
+class ClassTable:
+    """Class names and their aliases; `rounds.classes` holds the rules.
+
+    Tables ``classes`` and ``class_aliases``.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def add(
+        self,
+        run: RunId,
+        key: str,
+        name: str,
+        *,
+        class_id: int | None = None,
+        planned_task: int | None = None,
+        first_seen_by: ClientId | None = None,
+        admitted: bool = True,
+    ) -> None:
+        """Add a name, with an id (listed) or waiting for one (discovered)."""
+        self._db.insert(
+            "classes",
+            {
+                "run": run,
+                "key": key,
+                "name": name,
+                "class_id": class_id,
+                "planned_task": planned_task,
+                "first_seen_by": first_seen_by,
+                "seen_at": self._db.now,
+                "admitted": int(admitted),
+            },
+        )
+
+    def all(self, run: RunId) -> list[ClassRow]:
+        """Return the run's names: those with ids in order of ids, then the waiting ones."""
+        sql = "SELECT * FROM classes WHERE run = ? ORDER BY class_id IS NULL, class_id, key"
+        return self._db.all(ClassRow, sql, (run,))
+
+    def place(self, run: RunId, key: str, *, class_id: int, task: int) -> None:
+        """Put a name into a task under its id, for ever."""
+        self._db.write(
+            "UPDATE classes SET class_id = ?, task = ? WHERE run = ? AND key = ?",
+            (class_id, task, run, key),
+        )
+
+    def rename(self, run: RunId, key: str, new_key: str, name: str) -> None:
+        """Change how a class is called and matched; its id stays, aliases follow."""
+        self._db.write(
+            "UPDATE classes SET key = ?, name = ? WHERE run = ? AND key = ?",
+            (new_key, name, run, key),
+        )
+
+    def hide(self, run: RunId, key: str, *, hidden: bool) -> None:
+        """Hide a name from clients and from coming tasks, or show it again."""
+        self._db.write(
+            "UPDATE classes SET hidden = ? WHERE run = ? AND key = ?", (int(hidden), run, key)
+        )
+
+    def admit(self, run: RunId, key: str) -> None:
+        """Let a task take a name that waited for an operator's word."""
+        self._db.write("UPDATE classes SET admitted = 1 WHERE run = ? AND key = ?", (run, key))
+
+    def remove(self, run: RunId, key: str) -> None:
+        """Remove a name that never got an id (it became an alias of another)."""
+        self._db.write(
+            "DELETE FROM classes WHERE run = ? AND key = ? AND class_id IS NULL", (run, key)
+        )
+
+    def add_alias(self, run: RunId, key: str, name: str, target: str) -> None:
+        """Let a further name stand for the class with key ``target``."""
+        self._db.insert("class_aliases", {"run": run, "key": key, "name": name, "target": target})
+
+    def move_aliases(self, run: RunId, target: str, new_target: str) -> None:
+        """Let all aliases of one class stand for another."""
+        self._db.write(
+            "UPDATE class_aliases SET target = ? WHERE run = ? AND target = ?",
+            (new_target, run, target),
+        )
+
+    def aliases(self, run: RunId) -> dict[str, str]:
+        """Return alias key -> class key."""
+        sql = "SELECT key, target FROM class_aliases WHERE run = ?"
+        return {row["key"]: row["target"] for row in self._db.rows(sql, (run,))}
+
+    def alias_rows(self, run: RunId) -> list[AliasRow]:
+        """Return the further names of classes, in order of their keys."""
+        sql = "SELECT * FROM class_aliases WHERE run = ? ORDER BY key"
+        return self._db.all(AliasRow, sql, (run,))
+
+
+class TaskTable:
+    """The class increments of the runs. Table ``tasks``."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def open(self, run: RunId, task: int, class_ids: Sequence[int]) -> Task:
+        """Open a task; tasks are numbered without gaps."""
+        expected = self._db.number("SELECT count(*) FROM tasks WHERE run = ?", (run,))
+        if task != expected:
+            raise InternalError(f"expected task {expected} to open next, got {task}.")
+        self._db.insert(
+            "tasks",
+            {
+                "run": run,
+                "task": task,
+                "class_ids": json.dumps(list(class_ids)),
+                "opened_at": self._db.now,
+            },
+        )
+        return self.all(run)[-1]
+
+    def close(self, run: RunId, task: int) -> None:
+        """Mark a task as learned."""
+        self._db.write(
+            "UPDATE tasks SET closed_at = ? WHERE run = ? AND task = ?", (self._db.now, run, task)
+        )
+
+    def all(self, run: RunId) -> list[Task]:
+        """Return the run's tasks in order."""
+        return self._db.all(Task, "SELECT * FROM tasks WHERE run = ? ORDER BY task", (run,))
+
+
+class EvaluationTable:
+    """Test results by task, evaluator and class. Table ``evaluations``."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def add(
+        self, run: RunId, task: int, client: str, counts: Mapping[int, tuple[int, int]]
+    ) -> None:
+        """Record one evaluator's test after a task; a repeated evaluation replaces the first.
+
+        ``client`` is a ClientId or `enums.CENTRAL`; ``counts`` maps class ids to
+        (correct, total).
+        """
+        with self._db.transaction():
+            self._db.execute(
+                "DELETE FROM evaluations WHERE run = ? AND task = ? AND client = ?",
+                (run, task, client),
+            )
+            for class_id, (correct, total) in counts.items():
+                self._db.execute(
+                    "INSERT INTO evaluations VALUES (?, ?, ?, ?, ?, ?)",
+                    (run, task, client, class_id, correct, total),
+                )
+
+    def all(self, run: RunId) -> list[Evaluation]:
+        """Return all evaluation counts of a run."""
+        sql = "SELECT * FROM evaluations WHERE run = ? ORDER BY task, client, class_id"
+        return self._db.all(Evaluation, sql, (run,))
+
+    def tasks(self, run: RunId, since: int, *, central: bool) -> list[int]:
+        """Return the tasks from ``since`` on that were evaluated: centrally, or by clients."""
+        sql = (
+            "SELECT task FROM tasks WHERE run = ? AND task >= ? AND EXISTS (SELECT 1 FROM "
+            "evaluations e WHERE e.run = tasks.run AND e.task = tasks.task AND "
+        )
+        sql += f"e.client {'=' if central else '<>'} ?) ORDER BY task"
+        return [int(row["task"]) for row in self._db.rows(sql, (run, since, CENTRAL))]
