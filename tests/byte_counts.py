@@ -36,4 +36,4 @@ def add_bytes(
         source=source,
         **{**dict.fromkeys(SIZES, 0), **sizes},
     )
-    ledger.add_byte_counts([count])
+    ledger.bytes.add([count])

@@ -52,34 +52,34 @@ def small(path: Path, *, running: bool = True) -> Ledger:
     """
     clock = Clock(NOW)
     ledger = sample_run.build(path, clock=clock)
-    ledger.add_refusal(GONE, "bad_signature", "the update's signature does not match.")
-    ledger.add_refusal(None, "unknown_client", "no client has this key.")
-    ledger.add_refusal(BOB, "schema", "expected tensor head (10, 192), got (9, 192).")
+    ledger.refusals.add(GONE, "bad_signature", "the update's signature does not match.")
+    ledger.refusals.add(None, "unknown_client", "no client has this key.")
+    ledger.refusals.add(BOB, "schema", "expected tensor head (10, 192), got (9, 192).")
     for level, code, text, client in (
         ("info", "task", "task 2 is learned", None),
         ("warning", "lost", "gone is away for 30 s. Look at its log; it may come back.", GONE),
         ("error", "worker", "the worker ended by signal 9. It is started again.", None),
     ):
         clock.now += 1
-        ledger.add_event(level, code, text, run=RUN, client=client)
-    ledger.add_audit("uid 1000", "pause")
-    ledger.add_audit("uid 1000, page", "resume")
+        ledger.events.add(level, code, text, run=RUN, client=client)
+    ledger.audit.add("uid 1000", "pause")
+    ledger.audit.add("uid 1000, page", "resume")
     if running:
         _open_round(ledger, clock)
     return ledger
 
 
 def _open_round(ledger: Ledger, clock: Clock) -> None:
-    ledger.set_run_status(RUN, RunStatus.RUNNING)
+    ledger.runs.set_status(RUN, RunStatus.RUNNING)
     registry = ClassRegistry(ledger, RUN)
     registry.announce(BOB, ["fox", "owl"])
     clock.now += 1
     registry.open_task(3)
     registry.announce(ALICE, ["<b>walrus</b>"])
-    ledger.new_round(OPEN_KEY, asked=(ALICE, BOB, GONE), base_state=9, remaining_s=600.0)
+    ledger.rounds.open(OPEN_KEY, asked=(ALICE, BOB, GONE), base_state=9, remaining_s=600.0)
     clock.now += 2
     with ledger.transaction():
-        ledger.accept_update(
+        ledger.updates.accept(
             OPEN_KEY,
             ALICE,
             update_id=UpdateId(digest("open alice")),
@@ -87,9 +87,9 @@ def _open_round(ledger: Ledger, clock: Clock) -> None:
             tensor_bytes=600_000,
             sealed_bytes=601_500,
         )
-    ledger.set_answer(OPEN_KEY, GONE, Answer.DECLINED, "on battery")
+    ledger.answers.set(OPEN_KEY, GONE, Answer.DECLINED, "on battery")
     for client in (ALICE, BOB):
-        ledger.touch(client)
+        ledger.clients.touch(client)
 
 
 def live(now: float = NOW + 100) -> dict[str, Any]:
@@ -368,7 +368,7 @@ def crowd(path: Path, *, members: int = 1_000) -> Ledger:
     ClassRegistry(ledger, RUN).open_task(0)
     key = RoundKey(RUN, 0, "train", 0)
     asked = [c for k, c in enumerate(ids) if k % 20]
-    ledger.new_round(key, asked=asked, base_state=1, remaining_s=600.0)
+    ledger.rounds.open(key, asked=asked, base_state=1, remaining_s=600.0)
     answered = [c for k, c in enumerate(asked) if k % 2]
     with ledger.transaction():
         _fill(ledger, "updates", [u for u in _updates(key, 0, asked) if u["client"] in answered])
@@ -381,7 +381,7 @@ def crowd(path: Path, *, members: int = 1_000) -> Ledger:
             "refusals",
             [{"at": NOW, "client": c, "code": "schema", "reason": f"no: {c}"} for c in ids[:100]],
         )
-        ledger.add_event("error", "<b>", HOSTILE_NAMES[1], run=RUN, client=ids[0])
+        ledger.events.add("error", "<b>", HOSTILE_NAMES[1], run=RUN, client=ids[0])
     return ledger
 
 
@@ -413,4 +413,4 @@ def _fill(ledger: Ledger, table: str, rows: Sequence[Mapping[str, Any]]) -> None
     if rows:
         columns, marks = ", ".join(rows[0]), ", ".join("?" * len(rows[0]))
         sql = f"INSERT INTO {table} ({columns}) VALUES ({marks})"
-        ledger._execute_each(sql, [tuple(row.values()) for row in rows])
+        ledger.database.execute_each(sql, [tuple(row.values()) for row in rows])

@@ -69,14 +69,14 @@ def add_clients(ledger: Ledger) -> None:
     """Enrol three clients."""
     for client, name in zip(CLIENTS, ("alice", "bob", "gone"), strict=True):
         key = digest(name).encode()[:32]
-        ledger.add_client(
+        ledger.clients.add(
             client, name, curve=key, signing=key[::-1], sealing=key * 38, device="x86-64, 8 cores"
         )
 
 
 def add_run(ledger: Ledger, run: RunId = RUN) -> None:
     """Start a run."""
-    ledger.new_run(
+    ledger.runs.add(
         run,
         method="pilora",
         method_version="1",
@@ -105,26 +105,26 @@ def build(path: Path, *, clock: Clock | None = None) -> Ledger:
         for kind, number in STEPS:
             state = _round(ledger, clock, RoundKey(RUN, task, kind, number), state)
         _evaluate(
-            ledger, task, [c for t in range(task + 1) for c in ledger.tasks(RUN)[t].class_ids]
+            ledger, task, [c for t in range(task + 1) for c in ledger.tasks.all(RUN)[t].class_ids]
         )
         assert info.index == task
-        ledger.close_task(RUN, task)
-    ledger.set_run_status(RUN, RunStatus.DONE)
+        ledger.tasks.close(RUN, task)
+    ledger.runs.set_status(RUN, RunStatus.DONE)
     return ledger
 
 
 def _round(ledger: Ledger, clock: Clock, key: RoundKey, state: int) -> int:
-    ledger.new_round(key, asked=CLIENTS, base_state=state, remaining_s=600.0)
+    ledger.rounds.open(key, asked=CLIENTS, base_state=state, remaining_s=600.0)
     senders = list(CLIENTS)
     if key.task == 1 and key.kind == "train":
         senders.remove(GONE)
         answer = (Answer.DECLINED, "on battery") if key.round == 0 else (Answer.LOST, "gone 30 s")
-        ledger.set_answer(key, GONE, *answer)
+        ledger.answers.set(key, GONE, *answer)
     tensor = {"prepare": 24_000, "train": 310_000, "evaluate": 96}[key.kind] * (key.task + 2) // 2
     for i, client in enumerate(senders):
         clock.now += 2
         with ledger.transaction():
-            ledger.accept_update(
+            ledger.updates.accept(
                 key,
                 client,
                 update_id=UpdateId(digest(f"{key}{client}")),
@@ -146,16 +146,16 @@ def _round(ledger: Ledger, clock: Clock, key: RoundKey, state: int) -> int:
                 retransmitted=40 if way is Direction.DOWN else 0,
             )  # fmt: skip
     if (key.task, key.kind, key.round) == (2, "train", 1):
-        ledger.exclude_update(key, BOB, "its norm is 40 times the round's median")
+        ledger.updates.exclude(key, BOB, "its norm is 40 times the round's median")
     new_state = None
     with ledger.transaction():
-        ledger.count_updates(key)
+        ledger.updates.mark_counted(key)
         if key.kind != "evaluate":
             new_state = state + 1
             parent = digest(f"state {state}") if state else None
-            ledger.add_state(key, new_state, digest(f"state {new_state}"), parent)
+            ledger.states.add(key, new_state, digest(f"state {new_state}"), parent)
         phases = {"collect_s": 2.0 * len(senders), "aggregate_s": 0.25}
-        ledger.close_round(key, Outcome.DONE, new_state=new_state, phases=phases)
+        ledger.rounds.close(key, Outcome.DONE, new_state=new_state, phases=phases)
     return state if new_state is None else new_state
 
 
@@ -169,7 +169,7 @@ def _evaluate(ledger: Ledger, task: int, seen: list[int]) -> None:
             c: (_even(task, i, client, right), n)
             for i, (c, (right, n)) in enumerate(counts.items())
         }
-        ledger.add_evaluation(RUN, task, client, counts)
+        ledger.evaluations.add(RUN, task, client, counts)
 
 
 def _even(task: int, i: int, client: ClientId, right: int) -> int:

@@ -139,8 +139,8 @@ class Town:
 
     def closed(self) -> int:
         with Ledger(self._ledger, read_only=True) as ledger:
-            run = ledger.newest_run()
-            return ledger.closed_rounds(run.run_id, 0) if run is not None else 0
+            run = ledger.runs.newest()
+            return ledger.rounds.count_closed(run.run_id, 0) if run is not None else 0
 
     def until_closed(self, count: int) -> bool:
         ends = time.monotonic() + PATIENCE_S
@@ -185,13 +185,15 @@ class Town:
 
     def _rounds(self, first: int, began: float) -> tuple[int, int, list[str], float]:
         with Ledger(self._ledger, read_only=True) as ledger:
-            run = ledger.newest_run()
+            run = ledger.runs.newest()
             assert run is not None
-            honest = {c.client_id for c in ledger.clients() if c.name.endswith(HONEST)}
-            rows = [r for r in ledger.rounds(run.run_id) if r.closed_at is not None][first:]
+            honest = {c.client_id for c in ledger.clients.all() if c.name.endswith(HONEST)}
+            rows = [r for r in ledger.rounds.all(run.run_id) if r.closed_at is not None][first:]
             both, other = 0, []
             for row in rows:
-                updates = {u.client: u for u in ledger.updates(row.key) if u.client in honest}
+                updates = {
+                    u.client: u for u in ledger.updates.of_round(row.key) if u.client in honest
+                }
                 counted = [u for u in updates.values() if u.status is UpdateStatus.COUNTED]
                 both += row.outcome is Outcome.DONE and len(counted) == len(HONEST)
                 other += [u.status.value for u in updates.values() if u not in counted]

@@ -119,9 +119,9 @@ def measure(kilobytes: float, rounds: int, prefix: list[str], directory: Path) -
             raise SystemExit(federation.last_words("server"))
     after = device_bytes("v0")
     with Ledger(federation.federation / LEDGER_NAME, read_only=True) as ledger:
-        run = ledger.newest_run()
+        run = ledger.runs.newest()
         assert run is not None
-        flows = [*ledger.byte_counts(run.run_id), *ledger.byte_counts(None)]
+        flows = [*ledger.bytes.all(run.run_id), *ledger.bytes.all(None)]
     return [
         row(kilobytes, d, Bytes.total(f for f in flows if f.direction is d), after[i] - before[i])
         for i, d in enumerate((Direction.UP, Direction.DOWN))

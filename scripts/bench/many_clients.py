@@ -316,10 +316,10 @@ def measure(args: argparse.Namespace, directory: Path) -> None:
         said.append(json.loads(process.stdout.read() or b"{}"))
         process.wait()
     with Ledger(federation.federation / LEDGER_NAME, read_only=True) as ledger:
-        run = ledger.newest_run()
+        run = ledger.runs.newest()
         assert run is not None
-        rows = ledger.rounds(run.run_id)
-        counted = [len(ledger.updates(r.key)) for r in rows]
+        rows = ledger.rounds.all(run.run_id)
+        counted = [len(ledger.updates.of_round(r.key)) for r in rows]
     seconds = [(r.closed_at or 0) - r.opened_at for r in rows]
     lag = [f"{r.metrics[k] * 1e3:.0f}" for k in LAG for r in rows if k in r.metrics]
     print(f"clients {args.clients}, {args.kilobytes:g} kB each, {args.rounds} rounds")

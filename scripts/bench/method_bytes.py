@@ -136,7 +136,7 @@ def run(case: Case, weights: Path, directory: Path, extra: Sequence[str]) -> tup
         memory = peak_mb(*daemons, *(c for pid in daemons for c in children(pid)))
         federation.check_clients()
     with Ledger(federation.federation / LEDGER_NAME, read_only=True) as ledger:
-        row = ledger.newest_run()
+        row = ledger.runs.newest()
         assert row is not None
         return collect(ledger, row.run_id), memory
 

@@ -46,7 +46,7 @@ def measure(kilobytes: float, tensors: int, rounds: int, directory: Path) -> lis
         if federation.server.wait(900) != 0:
             raise SystemExit(federation.last_words("server"))
     with Ledger(federation.federation / LEDGER_NAME, read_only=True) as ledger:
-        run = ledger.newest_run()
+        run = ledger.runs.newest()
         assert run is not None
         views = collect(ledger, run.run_id).rounds[1:]
     cells = []

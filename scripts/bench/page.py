@@ -91,7 +91,7 @@ def weigh(doors: dict[str, kit.Door]) -> None:
 
 def frozen_report(door: kit.Door) -> bytes:
     with Ledger(door.directory / LEDGER_NAME, read_only=True) as ledger:
-        run = ledger.newest_run()
+        run = ledger.runs.newest()
         assert run is not None
         return static_page.report(collect(ledger, run.run_id)).encode()
 
@@ -257,9 +257,9 @@ class Measured:
     def rounds(self, since: float, until: float) -> list[float]:
         """Return the seconds from one round's close to the next's in a time."""
         with Ledger(self._ledger, read_only=True) as ledger:
-            run = ledger.newest_run()
+            run = ledger.runs.newest()
             assert run is not None
-            closed = [r.closed_at for r in ledger.rounds(run.run_id) if r.closed_at]
+            closed = [r.closed_at for r in ledger.rounds.all(run.run_id) if r.closed_at]
         inside = [t for t in closed if since <= t <= until]
         return [b - a for a, b in itertools.pairwise(inside)]
 

@@ -88,9 +88,9 @@ def _closed(federation: LocalFederation, killed: float) -> float:
     """When the first round since then, the one that was open, has its result in the ledger."""
     while True:
         with Ledger(federation.federation / LEDGER_NAME, read_only=True) as ledger:
-            run = ledger.newest_run()
+            run = ledger.runs.newest()
             assert run is not None
-            ends = [r.closed_at for r in ledger.rounds(run.run_id) if r.closed_at]
+            ends = [r.closed_at for r in ledger.rounds.all(run.run_id) if r.closed_at]
         later = [at for at in ends if at > killed]
         if later:
             return later[0]

@@ -78,9 +78,9 @@ def fcil(case: Case, directory: Path) -> Result:
         server = _tree_mb(federation.server.pid)
         client = max(_tree_mb(p.pid) for p in federation.clients.values())
     with Ledger(federation.federation / LEDGER_NAME, read_only=True) as ledger:
-        run = ledger.newest_run()
+        run = ledger.runs.newest()
         assert run is not None
-        opened = [r.opened_at for r in ledger.rounds(run.run_id)]
+        opened = [r.opened_at for r in ledger.rounds.all(run.run_id)]
     return Result([b - a for a, b in itertools.pairwise(opened[1:])], server, client)
 
 

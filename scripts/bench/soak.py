@@ -87,8 +87,8 @@ class Soak:
     def newest(self) -> tuple[RunId, RunStatus, int] | None:
         """The newest run, how it stands and how many rounds it has had, from the ledger."""
         with Ledger(self.federation.federation / LEDGER_NAME, read_only=True) as ledger:
-            run = ledger.newest_run()
-            rounds = 0 if run is None else len(ledger.rounds(run.run_id))
+            run = ledger.runs.newest()
+            rounds = 0 if run is None else len(ledger.rounds.all(run.run_id))
         return None if run is None else (run.run_id, run.status, rounds)
 
     def start(self, name: str) -> None:

@@ -81,9 +81,9 @@ def journal_events(federation: LocalFederation) -> list[dict[str, object]]:
 def run_faults(federation: LocalFederation, run: RunId, clients: int) -> list[str]:
     """Every client counted once in every round, and everything acknowledged counted."""
     with Ledger(federation.federation / LEDGER_NAME, read_only=True) as ledger:
-        rounds = ledger.rounds(run)
-        updates = {row.key: ledger.updates(row.key) for row in rounds}
-        answers = {row.key: ledger.answers(row.key) for row in rounds}
+        rounds = ledger.rounds.all(run)
+        updates = {row.key: ledger.updates.of_round(row.key) for row in rounds}
+        answers = {row.key: ledger.answers.of_round(row.key) for row in rounds}
     faults = []
     for row in rounds:
         name = f"{run} task {row.task} {row.kind} {row.round}"
@@ -113,7 +113,7 @@ def run_faults(federation: LocalFederation, run: RunId, clients: int) -> list[st
 def final_state(federation: LocalFederation, run: RunId) -> tuple[int, str]:
     """Number and digest of the newest state; the digest covers every byte."""
     with Ledger(federation.federation / LEDGER_NAME, read_only=True) as ledger:
-        newest = ledger.newest_state(run)
+        newest = ledger.states.newest(run)
     assert newest is not None, "the run is done"
     return newest.state, newest.digest
 

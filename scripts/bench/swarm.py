@@ -122,10 +122,10 @@ def measure(args: argparse.Namespace, directory: Path, *, joins: bool) -> None:
         clients.end()
         server.end()
     with Ledger(federation.federation / LEDGER_NAME, read_only=True) as ledger:
-        run = ledger.newest_run()
+        run = ledger.runs.newest()
         assert run is not None
-        rows = ledger.rounds(run.run_id)
-        counted = [len(ledger.updates(r.key)) for r in rows]
+        rows = ledger.rounds.all(run.run_id)
+        counted = [len(ledger.updates.of_round(r.key)) for r in rows]
     what = f"{args.clients} joins" if joins else f"a swarm of {args.clients}"
     print(f"{what}, {args.method}: {took:.0f} s in all; {len(rows)} rounds, counted {counted}")
     print(f"  all connected and the first round open after {rows[0].opened_at - began:.1f} s")

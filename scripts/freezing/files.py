@@ -71,12 +71,12 @@ def story(ledger: Ledger) -> str:
     other = named_client_id("another")
     for client, keys in ((CLIENT, CLIENT_KEYS), (other, RELAY)):
         public = keys.public
-        ledger.add_client(
+        ledger.clients.add(
             client, client[:5], curve=public.curve,
             signing=public.signing, sealing=public.sealing[:40],
             device="x86-64",
         )  # fmt: skip
-    ledger.new_run(
+    ledger.runs.add(
         RUN, method="running_mean", method_version="1", config='[method]\nname = "running_mean"\n',
         hparams={"rank": 4}, backbone={}, schema_digest=SCHEMA, seed=1993,
         environment={"python": "3.11"},
@@ -85,11 +85,11 @@ def story(ledger: Ledger) -> str:
     registry.announce(CLIENT, ["Käse", "oak"])
     registry.open_task(0)
     made = hashlib.sha256(pack(payload_of(STATE["tensors"], STATE["meta"]))).hexdigest()
-    ledger.add_state(RoundKey(RUN, 0, "open", 0), 0, Digest(SCHEMA), None)
+    ledger.states.add(RoundKey(RUN, 0, "open", 0), 0, Digest(SCHEMA), None)
     done, going = RoundKey(RUN, 0, "train", 0), RoundKey(RUN, 0, "train", 1)
-    ledger.new_round(done, asked=(CLIENT, other), base_state=0, remaining_s=600.0)
+    ledger.rounds.open(done, asked=(CLIENT, other), base_state=0, remaining_s=600.0)
     with ledger.transaction():
-        ledger.accept_update(
+        ledger.updates.accept(
             done,
             CLIENT,
             update_id=UpdateId("1" * 64),
@@ -97,19 +97,19 @@ def story(ledger: Ledger) -> str:
             tensor_bytes=900,
             sealed_bytes=1000,
         )
-    ledger.set_answer(done, other, Answer.DECLINED, "not_now")
+    ledger.answers.set(done, other, Answer.DECLINED, "not_now")
     with ledger.transaction():
-        ledger.count_updates(done)
-        ledger.add_state(done, 1, Digest(made), Digest(SCHEMA))
-        ledger.close_round(done, Outcome.DONE, new_state=1, phases={"collect_s": 2.0})
-    ledger.new_round(going, asked=(CLIENT,), base_state=1)
+        ledger.updates.mark_counted(done)
+        ledger.states.add(done, 1, Digest(made), Digest(SCHEMA))
+        ledger.rounds.close(done, Outcome.DONE, new_state=1, phases={"collect_s": 2.0})
+    ledger.rounds.open(going, asked=(CLIENT,), base_state=1)
     sizes = {"tensor": 900, "sealed": 1000, "application": 0, "wire": 1100}
     flow = (Direction.UP, Cause.UPDATE, Source.PREDICTED)
-    ledger.add_byte_counts([ByteCount(*done, CLIENT, *flow, **sizes)])
-    ledger.add_evaluation(RUN, 0, CLIENT, {0: (3, 4), 1: (4, 4)})
-    ledger.add_event("info", "test", "an event", run=RUN)
-    ledger.add_refusal(CLIENT, "stale_update", "made from state 0, expected 1.")
-    ledger.add_audit("somebody", "enrol", "camera 1")
+    ledger.bytes.add([ByteCount(*done, CLIENT, *flow, **sizes)])
+    ledger.evaluations.add(RUN, 0, CLIENT, {0: (3, 4), 1: (4, 4)})
+    ledger.events.add("info", "test", "an event", run=RUN)
+    ledger.refusals.add(CLIENT, "stale_update", "made from state 0, expected 1.")
+    ledger.audit.add("somebody", "enrol", "camera 1")
     return made
 
 
@@ -172,7 +172,7 @@ def ledgers(folder: Folder) -> None:
             if version == SCHEMA_VERSION:
                 with Ledger(path, clock=lambda: float(NOW)) as ledger:
                     story(ledger)
-                    ledger.empty_log()
+                    ledger.database.empty_log()
             else:
                 db = sqlite3.connect(path)
                 db.executescript("".join(MIGRATIONS[:version]) + FIRST)

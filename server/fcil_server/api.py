@@ -30,7 +30,7 @@ from fcil_server.lab.experiment import load as load_toml
 from fcil_server.lab.plan import Cell
 from fcil_server.lab.progress import Show
 from fcil_server.lab.summary import Content, Entry, entries
-from fcil_server.ledger.ledger import LEDGER_NAME, Ledger, run_named
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports import run_directory
 from fcil_server.reports.results.run_data import RunData, collect
 from fcil_server.reports.results.run_paths import where
@@ -315,4 +315,4 @@ def open_run(place: AnyPath, run: str | None = None) -> Run:
     directory, named = where(_path("place", place).resolve())
     with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
         wanted = str(run) if run else named
-        return Run(collect(ledger, run_named(ledger, wanted).run_id))
+        return Run(collect(ledger, ledger.runs.named(wanted).run_id))

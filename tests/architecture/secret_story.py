@@ -239,9 +239,9 @@ def collect_content_keys(story):
     """Open every wrap that lies around, with the keys of whom it is for."""
     server = PrivateKeys.load(story.directory / "federation" / "keys" / "server.json")
     with open_ledger(LocalFederation(story.directory)) as ledger:
-        run = ledger.newest_run().run_id
+        run = ledger.runs.newest().run_id
         parts = PartStore(story.directory / "federation" / "runs" / run / "parts")
-        for row in ledger.parts(run):
+        for row in ledger.parts.all(run):
             header = StoredEnvelope.from_bytes(parts.get(Digest(row.digest))).header
             key = unwrap_key(row.wrapped, header, server)
             story.needles.add(f"content key of part {row.name}", key.value)

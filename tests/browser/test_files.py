@@ -16,7 +16,7 @@ def frozen(folder: Path, build) -> str:
     """Write a run's directory and return the address of its report."""
     folder.mkdir()
     with build(folder / "ledger.sqlite") as ledger:
-        run = ledger.newest_run().run_id
+        run = ledger.runs.newest().run_id
         run_directory.write(ledger, run, folder / "run", plots=False)
     return (folder / "run" / "report.html").as_uri()
 

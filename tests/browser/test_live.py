@@ -112,7 +112,7 @@ def close(visit: kit.Visit) -> None:
 def audited(federation: LocalFederation, action: str) -> list[str]:
     """Return who did something, by the audit log."""
     with open_ledger(federation) as ledger:
-        return [e.actor for e in ledger.audit() if e.action == action]
+        return [e.actor for e in ledger.audit.newest() if e.action == action]
 
 
 def test_a_federation_is_seen_at_work(chromium, tmp_path):

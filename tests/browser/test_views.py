@@ -153,9 +153,9 @@ def test_what_the_ledger_gains_is_seen_without_a_reload_and_what_was_open_stays_
         link = visit.section("clients").locator("a[data-client]").first
         link.focus()
         with Ledger(tmp_path / LEDGER_NAME) as ledger:
-            ledger.add_event("warning", "heard", "somebody knocked", run=page_kit.OPEN_KEY.run)
+            ledger.events.add("warning", "heard", "somebody knocked", run=page_kit.OPEN_KEY.run)
             key = page_kit.OPEN_KEY
-            ledger.close_round(key, "short", why="deadline", phases={"collect_s": 4.0})
+            ledger.rounds.close(key, "short", why="deadline", phases={"collect_s": 4.0})
         expect(visit.section("events")).to_contain_text("somebody knocked")
         expect(visit.section("rounds")).to_contain_text("short")
         expect(table).to_have_attribute("open", "")

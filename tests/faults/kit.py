@@ -168,7 +168,7 @@ class Keeper:
 
 def final_digest(federation) -> str:
     with open_ledger(federation) as ledger:
-        return ledger.newest_state(ledger.newest_run().run_id).digest
+        return ledger.states.newest(ledger.runs.newest().run_id).digest
 
 
 def client_homes(federation) -> list[Path]:
@@ -190,16 +190,16 @@ def keeps_its_promises(federation, expected: str, *, excluded: bool = False) -> 
         excluded: an update may be left out, if the ledger says so with a reason.
     """
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run()
+        run = ledger.runs.newest()
         assert run.status is RunStatus.DONE
-        rounds = ledger.rounds(run.run_id)
-        updates = {u.update_id: u for row in rounds for u in ledger.updates(row.key)}
+        rounds = ledger.rounds.all(run.run_id)
+        updates = {u.update_id: u for row in rounds for u in ledger.updates.of_round(row.key)}
         openly = any(u.status is UpdateStatus.EXCLUDED and u.reason for u in updates.values())
         for row in rounds:
-            clients = [u.client for u in ledger.updates(row.key)]
+            clients = [u.client for u in ledger.updates.of_round(row.key)]
             assert len(set(clients)) == len(clients), f"{row.key}: a client counts twice"
-            openly |= row.outcome is not Outcome.DONE or bool(ledger.answers(row.key))
-        final = ledger.newest_state(run.run_id)
+            openly |= row.outcome is not Outcome.DONE or bool(ledger.answers.of_round(row.key))
+        final = ledger.states.newest(run.run_id)
     for home in client_homes(federation):
         nothing_acknowledged_is_lost(home, updates)
     path = federation.federation / "runs" / run.run_id / "states" / f"{final.state:06d}.safetensors"

@@ -49,7 +49,7 @@ def fill(disk: Path) -> Path:
 
 def closed(federation) -> int:
     with open_ledger(federation) as ledger:
-        return sum(r.closed_at is not None for r in ledger.rounds(ledger.newest_run().run_id))
+        return sum(r.closed_at is not None for r in ledger.rounds.all(ledger.runs.newest().run_id))
 
 
 class EndsOnADisk(Keeper):

@@ -109,13 +109,13 @@ class Story:
     def _enrol(self, ledger: Ledger) -> None:
         for k, name in enumerate(NAMES):
             keys = PrivateKeys.generate().public
-            ledger.add_client(
+            ledger.clients.add(
                 client_id(k), name, curve=keys.curve, signing=keys.signing, sealing=keys.sealing
             )
 
     def _begin_run(self, ledger: Ledger) -> None:
         config, method = self.config, self.method
-        ledger.new_run(
+        ledger.runs.add(
             self.run,
             method=method.method.name,
             method_version=method.method.version,
@@ -141,7 +141,7 @@ class Story:
         self._save(ledger, states, RoundKey(self.run, task.index, OPENING, 0))
         sent = {k: p for (t, k), p in sorted(self.uploads.items()) if t == task.index}
         key = RoundKey(self.run, task.index, "train", 0)
-        ledger.new_round(key, asked=[client_id(k) for k in sent], base_state=2 * task.index)
+        ledger.rounds.open(key, asked=[client_id(k) for k in sent], base_state=2 * task.index)
         self._accept(ledger, key, sent)
         if sent:
             updates = UpdateList.of(Update(client_id(k), p) for k, p in sent.items())
@@ -150,18 +150,18 @@ class Story:
             )
         self._save(ledger, states, key)
         with ledger.transaction():
-            ledger.count_updates(key)
-            ledger.close_round(key, Outcome.DONE, new_state=2 * task.index + 1)
+            ledger.updates.mark_counted(key)
+            ledger.rounds.close(key, Outcome.DONE, new_state=2 * task.index + 1)
         for k in sent:
-            ledger.add_evaluation(self.run, task.index, client_id(k), {0: (1, 2)})
-        ledger.close_task(self.run, task.index)
+            ledger.evaluations.add(self.run, task.index, client_id(k), {0: (1, 2)})
+        ledger.tasks.close(self.run, task.index)
 
     def _accept(self, ledger: Ledger, key: RoundKey, sent: dict[int, Payload]) -> None:
         for k, payload in sent.items():
             data = pack(payload)
             name = hashlib.sha256(f"{key}{k}".encode() + data).hexdigest()
             with ledger.transaction():
-                ledger.accept_update(
+                ledger.updates.accept(
                     key,
                     client_id(k),
                     update_id=UpdateId(name),
@@ -173,11 +173,11 @@ class Story:
                 KeptUpdates(kept_folder(self.directory, self.run)).put([(name, data)])
 
     def _save(self, ledger: Ledger, states: StateStore, key: RoundKey) -> None:
-        newest = ledger.newest_state(self.run)
+        newest = ledger.states.newest(self.run)
         number = newest.state + 1 if newest else 0
         parent = newest.digest if newest else None
         digest = states.save(number, self.method.state, parent, key.task)
-        ledger.add_state(key, number, digest, parent)
+        ledger.states.add(key, number, digest, parent)
 
     def ledger(self) -> Ledger:
         return Ledger(self.directory / LEDGER_NAME)

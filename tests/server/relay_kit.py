@@ -87,7 +87,7 @@ class Center:
         """Enrol somebody with a ticket; return keys and id."""
         keys = PrivateKeys.generate()
         ticket = self.roster.issue(name, 3600, (ADDRESS,), "test", via=via, role=role)
-        row = self.ledger.ticket(ticket.guest_keys().public.curve)
+        row = self.ledger.tickets.get(ticket.guest_keys().public.curve)
         return keys, self.roster.redeem(row, keys.public, "test")
 
     def publish(self, name="dense", size=9 * CHUNK - 1000):
@@ -146,7 +146,7 @@ class Center:
         received = parse(incoming.frames)
         message = received.message
         if isinstance(message, Hello):
-            row = self.ledger.client_by_curve(incoming.key)
+            row = self.ledger.clients.by_curve(incoming.key)
             channel = Channel(self.federation.keys, row.public_keys)
             channel.peer_nonce = message.nonce
             channel.check(received)

@@ -113,10 +113,10 @@ def _fill(federation: Federation, config: str, *, listed: bool) -> Built:
     clients = {client: PrivateKeys.generate() for client in (ALICE, BOB)}
     for client, keys in clients.items():
         public = keys.public
-        ledger.add_client(
+        ledger.clients.add(
             client, client[:1], curve=public.curve, signing=public.signing, sealing=public.sealing
         )
-    ledger.new_run(
+    ledger.runs.add(
         run, method="running_mean", method_version="1", config=config, hparams={}, backbone={},
         schema_digest="0" * 64, seed=1,
     )  # fmt: skip
@@ -131,7 +131,7 @@ def _fill(federation: Federation, config: str, *, listed: bool) -> Built:
         made = Payload({"w": np.full(100, len(digests), np.float32)}, {})
         digests.append(states.save(len(digests), made, parent, task))
         key = RoundKey(run, task, kind, number)
-        ledger.add_state(key, len(digests) - 1, digests[-1], parent)
+        ledger.states.add(key, len(digests) - 1, digests[-1], parent)
         return len(digests) - 1
 
     for task, names in enumerate(TASKS):
@@ -147,8 +147,8 @@ def _fill(federation: Federation, config: str, *, listed: bool) -> Built:
 def _learn(ledger: Ledger, run: RunId, task: int, state) -> None:
     for kind, number in (("train", 0), ("train", 1), ("evaluate", 0)):
         key = RoundKey(run, task, kind, number)
-        newest = ledger.newest_state(run).state
-        ledger.new_round(key, asked=(ALICE, BOB), base_state=newest)
+        newest = ledger.states.newest(run).state
+        ledger.rounds.open(key, asked=(ALICE, BOB), base_state=newest)
         for client in (ALICE, BOB):
             _accept(ledger, key, client, Digest(f"{task}{number}{client[:1] * 62}"), kind)
             for direction in Direction:
@@ -162,17 +162,17 @@ def _learn(ledger: Ledger, run: RunId, task: int, state) -> None:
                     tensor=900,
                 )
         with ledger.transaction():
-            ledger.count_updates(key)
+            ledger.updates.mark_counted(key)
             made = state(task, kind, number) if kind == "train" else None
-            ledger.close_round(key, Outcome.DONE, new_state=made)
-    ledger.add_evaluation(run, task, ALICE, dict.fromkeys(range(2 * task + 2), (3, 4)))
-    ledger.close_task(run, task)
+            ledger.rounds.close(key, Outcome.DONE, new_state=made)
+    ledger.evaluations.add(run, task, ALICE, dict.fromkeys(range(2 * task + 2), (3, 4)))
+    ledger.tasks.close(run, task)
 
 
 def _accept(ledger: Ledger, key: RoundKey, client: ClientId, digest: str, kind: str) -> None:
     name = digest.replace("b", "c") if kind == "train" else digest[::-1].replace("b", "d")
     with ledger.transaction():
-        ledger.accept_update(
+        ledger.updates.accept(
             key, client, update_id=UpdateId(name), samples=5, tensor_bytes=900, sealed_bytes=950
         )
 
@@ -180,7 +180,7 @@ def _accept(ledger: Ledger, key: RoundKey, client: ClientId, digest: str, kind: 
 def _open_round(federation: Federation, run: RunId, keys: PrivateKeys) -> str:
     ledger = federation.ledger
     key = RoundKey(run, len(TASKS) - 1, "train", 0)
-    ledger.new_round(key, asked=(ALICE, BOB), base_state=OPEN_STATE)
+    ledger.rounds.open(key, asked=(ALICE, BOB), base_state=OPEN_STATE)
     core = Core(
         protocol=1, federation=federation.id, run=run, direction="update", sender=ALICE,
         sender_key=keys.public.fingerprint, recipient="server", method="running_mean",
@@ -193,7 +193,7 @@ def _open_round(federation: Federation, run: RunId, keys: PrivateKeys) -> str:
     spool.append(digest, stored.to_bytes())
     spool.close()
     with ledger.transaction():
-        ledger.accept_update(
+        ledger.updates.accept(
             key, ALICE, update_id=UpdateId(digest), samples=5, tensor_bytes=200, sealed_bytes=900
         )
     return digest

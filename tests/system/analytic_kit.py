@@ -42,7 +42,7 @@ def options(tasks, clients):
 def outcome(federation, folders):
     """Return the classifier of the newest run and that of one machine with all train images."""
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run()
+        run = ledger.runs.newest()
         data = collect(ledger, run.run_id)
     store = StateStore(states_folder(federation.federation, run.run_id))
     state = store.load(store.numbers()[-1])

@@ -117,9 +117,9 @@ def main(directory, kilobytes, loss, delay_s):
         host.started.wait()
         code = federation.server.wait(250)
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run().run_id
-        (row,) = ledger.rounds(run)
-        updates = ledger.updates(row.key)
+        run = ledger.runs.newest().run_id
+        (row,) = ledger.rounds.all(run)
+        updates = ledger.updates.of_round(row.key)
         up = collect(ledger, run).bytes_of(Direction.UP).wire
     said = {
         "code": code,

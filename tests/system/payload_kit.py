@@ -75,10 +75,10 @@ def course(tmp_path, kilobytes, link, *, during=None, **extra):
         federation.check_clients()
         growth = peak_mb(federation.server.pid) - before
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run()
+        run = ledger.runs.newest()
         assert run.status is RunStatus.DONE
-        (row,) = ledger.rounds(run.run_id)
-        updates = ledger.updates(row.key)
+        (row,) = ledger.rounds.all(run.run_id)
+        updates = ledger.updates.of_round(row.key)
         assert all(u.status is UpdateStatus.COUNTED for u in updates)
     ratio = {side: count / (kilobytes * 1000) for side, count in bad.carried.items()}
     return Course(ratio[UP], ratio[DOWN], bad.cuts, bad.connections, growth, len(updates))

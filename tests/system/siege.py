@@ -54,7 +54,7 @@ class Siege:
         for i, name in enumerate(HONEST):
             federation.join(name, write_client(folder / name, range(2), offset=12 * i))
         with open_ledger(federation) as ledger:
-            self.run = ledger.newest_run().run_id
+            self.run = ledger.runs.newest().run_id
         self._until_closed(3)
 
     # --- rounds -----------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class Siege:
     def closed(self):
         """Return how many rounds are closed."""
         with open_ledger(self.federation) as ledger:
-            return ledger.closed_rounds(self.run, 0)
+            return ledger.rounds.count_closed(self.run, 0)
 
     def _until_closed(self, count):
         while self.closed() < count:
@@ -79,21 +79,23 @@ class Siege:
     def _check(self, first):
         self.federation.check_clients()
         with open_ledger(self.federation) as ledger:
-            names = {c.client_id: c.name for c in ledger.clients()}
-            for row in ledger.rounds(self.run)[first : first + MORE_ROUNDS]:
+            names = {c.client_id: c.name for c in ledger.clients.all()}
+            for row in ledger.rounds.all(self.run)[first : first + MORE_ROUNDS]:
                 assert row.outcome is Outcome.DONE
-                counted = [u for u in ledger.updates(row.key) if u.status is UpdateStatus.COUNTED]
+                counted = [
+                    u for u in ledger.updates.of_round(row.key) if u.status is UpdateStatus.COUNTED
+                ]
                 who = {names[u.client].rpartition(":")[2] for u in counted}
                 assert who == set(HONEST), "both are counted and nobody else"
 
     def check_all(self):
         """Check that every closed round counted both honest clients, each once."""
         with open_ledger(self.federation) as ledger:
-            names = {c.client_id: c.name for c in ledger.clients()}
-            for row in ledger.rounds(self.run):
+            names = {c.client_id: c.name for c in ledger.clients.all()}
+            for row in ledger.rounds.all(self.run):
                 if row.outcome is not Outcome.DONE:
                     continue
-                found = ledger.updates(row.key)
+                found = ledger.updates.of_round(row.key)
                 counted = [u.client for u in found if u.status is UpdateStatus.COUNTED]
                 assert sorted(names[c].rpartition(":")[2] for c in counted) == sorted(HONEST)
 
@@ -141,7 +143,7 @@ class Siege:
         self._written()
         found = {}
         with open_ledger(self.federation) as ledger:
-            for row in ledger.refusals(limit=10_000):
+            for row in ledger.refusals.newest(limit=10_000):
                 if row.client == client:
                     assert row.reason
                     found[row.code] = found.get(row.code, 0) + 1
@@ -151,4 +153,4 @@ class Siege:
         """Return how many messages were ever refused."""
         self._written()
         with open_ledger(self.federation) as ledger:
-            return sum(ledger.refusal_counts().values())
+            return sum(ledger.refusals.counts().values())

@@ -93,7 +93,7 @@ def stored(federation, order):
     """Return client -> digest of what the ledger holds for the order's round."""
     with open_ledger(federation) as ledger:
         key = RoundKey(order.run, order.task, order.kind, order.round)
-        return {u.client: u.update_id for u in ledger.updates(key)}
+        return {u.client: u.update_id for u in ledger.updates.of_round(key)}
 
 
 async def refused(client, *frames):

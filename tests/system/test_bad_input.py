@@ -60,8 +60,8 @@ def test_a_class_folder_with_one_image_takes_part(tmp_path):
         federation.join("b", write_client(tmp_path / "b", [1, 2, 3], offset=12))
         assert federation.server.wait(120) == 0, federation.last_words("server")
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run().run_id
-        assert all(r.outcome.value == "done" for r in ledger.rounds(run))
+        run = ledger.runs.newest().run_id
+        assert all(r.outcome.value == "done" for r in ledger.rounds.all(run))
 
 
 @pytest.mark.full
@@ -72,8 +72,8 @@ def test_a_client_without_a_class_of_the_task_is_not_asked_and_the_others_go_on(
         federation.join("b", write_client(tmp_path / "b", [2, 3], offset=12))
         assert federation.server.wait(120) == 0, federation.last_words("server")
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run().run_id
-        asked = [len(r.asked) for r in ledger.rounds(run) if r.kind == "train"]
+        run = ledger.runs.newest().run_id
+        asked = [len(r.asked) for r in ledger.rounds.all(run) if r.kind == "train"]
         assert asked == [1, 2]
 
 

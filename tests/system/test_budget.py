@@ -42,10 +42,10 @@ def test_a_budget_is_kept_over_a_restart_and_by_the_bytes_of_every_round(tmp_pat
             federation.join(name, write_client(tmp_path / name, range(4), offset=offset))
         assert federation.server.wait(120) == 0, federation.last_words("server")
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run()
-        codes = Counter(e.code for e in ledger.events())
+        run = ledger.runs.newest()
+        codes = Counter(e.code for e in ledger.events.newest())
         spent: Counter[tuple[object, ...]] = Counter()
-        for c in ledger.byte_counts(run.run_id):
+        for c in ledger.bytes.all(run.run_id):
             if c.client and c.task and c.cause not in NO_ROUND and c.source is Source.PREDICTED:
                 spent[c.client, c.task, c.kind, c.round] += c.wire
     assert run.hparams["side"] == 4

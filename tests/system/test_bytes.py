@@ -35,8 +35,8 @@ def test_every_byte_that_the_kernel_counted_has_a_cause(tmp_path):
         federation.join("b", write_client(tmp_path / "b", range(4), offset=12))
         assert federation.server.wait(120) == 0, federation.last_words("server")
     with open_ledger(federation) as ledger:
-        data = collect(ledger, ledger.newest_run().run_id)
-        clients = {c.client_id for c in ledger.clients()}
+        data = collect(ledger, ledger.runs.newest().run_id)
+        clients = {c.client_id for c in ledger.clients.all()}
     counted = by_client(data)
     assert set(counted) == {(c, d) for c in clients for d in Direction}
     for total in counted.values():
@@ -66,7 +66,7 @@ def test_counts_go_on_over_a_killed_client_and_a_killed_server(tmp_path):
         federation.join("b", write_client(tmp_path / "b", range(2), offset=12))
         assert federation.server.wait(120) == 0, federation.last_words("server")
     with open_ledger(federation) as ledger:
-        data = collect(ledger, ledger.newest_run().run_id)
+        data = collect(ledger, ledger.runs.newest().run_id)
     for total in by_client(data).values():
         assert total.wire > 1000
         assert abs(total.rest) <= 3 * ON_ITS_WAY
@@ -83,6 +83,6 @@ def test_heartbeats_are_the_rest(tmp_path):
         federation.join("b", write_client(tmp_path / "b", range(4), offset=12))
         assert federation.server.wait(120) == 0, federation.last_words("server")
     with open_ledger(federation) as ledger:
-        data = collect(ledger, ledger.newest_run().run_id)
+        data = collect(ledger, ledger.runs.newest().run_id)
     for direction in Direction:
         assert data.bytes_of(direction).rest > 40  # about one heartbeat; b starts slower than one

@@ -32,7 +32,7 @@ def test_a_dry_run_foretells_what_the_journal_and_the_ledger_then_say(tmp_path):
         federation.serve("--until-done", *settings())
         foretold = ask(federation, "join", "--data", str(folders["a"]), "--dry-run")
         with open_ledger(federation) as ledger:
-            assert ledger.clients() == [], "nobody was enrolled"
+            assert ledger.clients.all() == [], "nobody was enrolled"
         for name, folder in folders.items():
             federation.join(name, folder)
         assert federation.server.wait(120) == 0, federation.last_words("server")
@@ -46,10 +46,10 @@ def test_a_dry_run_foretells_what_the_journal_and_the_ledger_then_say(tmp_path):
     }
     assert set(sizes) == {(t, k) for t in (0, 1) for k in ("train", "evaluate")}
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run().run_id
-        rounds = ledger.rounds(run)
-        counts = ledger.byte_counts(run)
-        updates = [u for row in rounds for u in ledger.updates(row.key)]
+        run = ledger.runs.newest().run_id
+        rounds = ledger.rounds.all(run)
+        counts = ledger.bytes.all(run)
+        updates = [u for row in rounds for u in ledger.updates.of_round(row.key)]
     assert {u.status for u in updates} == {UpdateStatus.COUNTED}
 
     assert len(journals) == 2

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.processes
 
 def summary_of(federation):
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run()
+        run = ledger.runs.newest()
     return json.loads((federation.federation / "runs" / run.run_id / "summary.json").read_text())
 
 
@@ -41,10 +41,10 @@ def test_a_run_of_two_tasks_ends_with_all_its_results(tmp_path):
     ):  # fmt: skip
         assert (run / name).stat().st_size > 0, name
     with open_ledger(federation) as ledger:
-        for row in ledger.rounds(data["run"]):
+        for row in ledger.rounds.all(data["run"]):
             assert row.outcome is Outcome.DONE
-            assert len(ledger.updates(row.key)) == 2
-            assert {u.status for u in ledger.updates(row.key)} == {UpdateStatus.COUNTED}
+            assert len(ledger.updates.of_round(row.key)) == 2
+            assert {u.status for u in ledger.updates.of_round(row.key)} == {UpdateStatus.COUNTED}
 
 
 @pytest.mark.full
@@ -82,9 +82,9 @@ def test_a_client_killed_in_the_middle_is_done_without_and_can_come_back(tmp_pat
         federation.join("c", folders["c"])  # the next round waits for three again
         assert federation.server.wait(120) == 0, federation.last_words("server")
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run()
+        run = ledger.runs.newest()
         assert run.status is RunStatus.DONE
-        assert len(ledger.clients()) == 3  # the same client came back, not a fourth
+        assert len(ledger.clients.all()) == 3  # the same client came back, not a fourth
 
 
 def test_a_server_killed_in_a_round_goes_on_with_it(tmp_path):
@@ -98,12 +98,12 @@ def test_a_server_killed_in_a_round_goes_on_with_it(tmp_path):
         federation.serve("--until-done", *arguments)
         assert federation.server.wait(120) == 0, federation.last_words("server")
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run()
-        assert len(ledger.runs()) == 1
-        rounds = ledger.rounds(run.run_id)
+        run = ledger.runs.newest()
+        assert len(ledger.runs.all()) == 1
+        rounds = ledger.rounds.all(run.run_id)
         assert [r.kind for r in rounds] == ["train"] * 3 + ["evaluate"]
         for row in rounds:
-            updates = ledger.updates(row.key)
+            updates = ledger.updates.of_round(row.key)
             assert len({u.client for u in updates}) == len(updates) == 2
 
 
@@ -115,7 +115,7 @@ def test_everybody_who_is_here_is_asked_not_only_the_first(tmp_path):
             federation.join(name, write_client(tmp_path / name, range(4), offset=12 * k))
         assert federation.server.wait(120) == 0, federation.last_words("server")
     with open_ledger(federation) as ledger:
-        last = ledger.rounds(ledger.newest_run().run_id)[-1]
+        last = ledger.rounds.all(ledger.runs.newest().run_id)[-1]
         assert len(last.asked) == 4
 
 
@@ -131,7 +131,7 @@ def test_a_second_run_with_another_method_takes_its_clients_along(tmp_path):
         assert federation.server.wait(120) == 0, federation.last_words("server")
         federation.check_clients()  # the daemons are still those of the first run
     with open_ledger(federation) as ledger:
-        assert [r.status for r in ledger.runs()] == [RunStatus.DONE, RunStatus.DONE]
+        assert [r.status for r in ledger.runs.all()] == [RunStatus.DONE, RunStatus.DONE]
 
 
 @pytest.mark.full
@@ -230,7 +230,7 @@ def test_where_nobody_has_a_test_image_the_evaluation_is_skipped(tmp_path):
         federation.join("b", write_client(tmp_path / "b", [0, 1], per_class=1, offset=12))
         assert federation.server.wait(120) == 0, federation.last_words("server")
     with open_ledger(federation) as ledger:
-        rounds = ledger.rounds(ledger.newest_run().run_id)
+        rounds = ledger.rounds.all(ledger.runs.newest().run_id)
     assert [(r.kind, r.outcome) for r in rounds] in (
         [("train", Outcome.DONE), ("evaluate", Outcome.SKIPPED)],
         [("train", Outcome.DONE), ("evaluate", Outcome.DONE)],  # the hash gave one to test
@@ -247,5 +247,5 @@ def test_an_operator_can_close_a_round_that_nobody_can_answer(tmp_path):
         control_socket.ask(federation.federation, "close_round")
         assert federation.server.wait(60) == 0, federation.last_words("server")
     with open_ledger(federation) as ledger:
-        [row] = ledger.rounds(ledger.newest_run().run_id)
+        [row] = ledger.rounds.all(ledger.runs.newest().run_id)
         assert row.outcome is Outcome.SKIPPED

@@ -96,9 +96,9 @@ def rows(siege, client):
     """Return how many lines the ledger has of a client: code -> events, code -> refusals."""
     control_socket.ask(siege.federation.federation, "status")  # what waits to be written is written
     with open_ledger(siege.federation) as ledger:
-        events = Counter(e.code for e in ledger.events(limit=100_000) if e.client == client)
-        refusals = Counter(r.code for r in ledger.refusals_of(client, limit=100_000))
-        audit = [a.detail for a in ledger.audit() if a.action == "cut_off"]
+        events = Counter(e.code for e in ledger.events.newest(limit=100_000) if e.client == client)
+        refusals = Counter(r.code for r in ledger.refusals.of_client(client, limit=100_000))
+        audit = [a.detail for a in ledger.audit.newest() if a.action == "cut_off"]
     return events, refusals, audit
 
 

@@ -29,7 +29,7 @@ def command(federation, *arguments):
 def member(federation, folder):
     """Return the name under which a folder's client is enrolled."""
     with open_ledger(federation) as ledger:
-        (name,) = [c.name for c in ledger.clients() if c.name.endswith(f":{folder.name}")]
+        (name,) = [c.name for c in ledger.clients.all() if c.name.endswith(f":{folder.name}")]
     return name
 
 
@@ -81,8 +81,8 @@ def test_a_run_goes_on_as_if_a_client_had_never_been_there(tmp_path):
         assert_exact(federation, [a, b])
         federation.check_clients()
         with open_ledger(federation) as ledger:
-            run = ledger.newest_run().run_id
-            tested = {(e.task, e.client) for e in ledger.evaluations(run)}
+            run = ledger.runs.newest().run_id
+            tested = {(e.task, e.client) for e in ledger.evaluations.all(run)}
         assert {t for t, who in tested if who == done["client"]} == {2}, "it is still a member"
         erased = command(federation, "erase", name, "--yes", "--json")
         federation.until("left", text=erased["pseudonym"])

@@ -27,8 +27,8 @@ LEARNER = {
 def newest(federation):
     """Return the newest run, and its tensor bytes up and down."""
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run()
-        assert {r.outcome for r in ledger.rounds(run.run_id)} == {Outcome.DONE}
+        run = ledger.runs.newest()
+        assert {r.outcome for r in ledger.rounds.all(run.run_id)} == {Outcome.DONE}
         data = collect(ledger, run.run_id)
         return data, {d: data.bytes_of(d).tensor for d in Direction}
 

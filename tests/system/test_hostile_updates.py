@@ -179,8 +179,8 @@ def test_the_second_update_of_a_round_gets_already_have(tmp_path):
         federation.serve(*settings(**ONE_CLIENT | {"round__min_clients": 2}))
         asyncio.run(story(federation))
         with open_ledger(federation) as ledger:
-            row = ledger.open_round(ledger.newest_run().run_id)
-            assert len(ledger.updates(row.key)) == 1
+            row = ledger.rounds.current(ledger.runs.newest().run_id)
+            assert len(ledger.updates.of_round(row.key)) == 1
 
 
 def test_a_key_that_was_never_enrolled_hears_that_it_is_refused(federation):

@@ -54,10 +54,10 @@ def run(directory, sent, **extra):
         verdicts = asyncio.run(take_part(federation, sent))
         assert federation.server.wait(60) == 0, federation.last_words("server")
     with open_ledger(federation) as ledger:
-        newest = ledger.newest_run()
-        (row,) = ledger.rounds(newest.run_id)
-        names = {c.client_id: c.name for c in ledger.clients()}
-        updates = {names[u.client]: u for u in ledger.updates(row.key)}
+        newest = ledger.runs.newest()
+        (row,) = ledger.rounds.all(newest.run_id)
+        names = {c.client_id: c.name for c in ledger.clients.all()}
+        updates = {names[u.client]: u for u in ledger.updates.of_round(row.key)}
     final = federation.federation / "runs" / newest.run_id / "final.safetensors"
     command = ["fcil_server", "rounds", "--json", "--dir", str(federation.federation)]
     said = subprocess.run([sys.executable, "-m", *command], capture_output=True, check=True)

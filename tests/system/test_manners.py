@@ -142,8 +142,10 @@ def test_a_second_signal_ends_at_once_and_costs_no_acknowledged_update(tmp_path)
         for process in stopped:
             assert process.wait(120) in (128 + signal.SIGINT, 128 + signal.SIGTERM)
         with open_ledger(federation) as ledger:
-            run = ledger.newest_run().run_id
-            accepted = {u.update_id for r in ledger.rounds(run) for u in ledger.updates(r.key)}
+            run = ledger.runs.newest().run_id
+            accepted = {
+                u.update_id for r in ledger.rounds.all(run) for u in ledger.updates.of_round(r.key)
+            }
         assert accepted
         federation.serve("--until-done", *arguments)
         federation.join("a", tmp_path / "a")
@@ -151,8 +153,8 @@ def test_a_second_signal_ends_at_once_and_costs_no_acknowledged_update(tmp_path)
     with open_ledger(federation) as ledger:
         counted = [
             u.update_id
-            for r in ledger.rounds(run)
-            for u in ledger.updates(r.key)
+            for r in ledger.rounds.all(run)
+            for u in ledger.updates.of_round(r.key)
             if u.status.value == "counted"
         ]
     assert accepted <= set(counted)

@@ -97,16 +97,16 @@ class Result:
 
 def result(federation):
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run()
+        run = ledger.runs.newest()
         data = collect(ledger, run.run_id)
         names = {k: c.name.rpartition(":")[2] for k, c in data.clients.items()}
         rounds = [
             (r.round.task, r.round.kind, "".join(sorted(names[c] for c in r.counted)))
             for r in data.rounds
         ]
-        for row in ledger.rounds(run.run_id):
+        for row in ledger.rounds.all(run.run_id):
             assert row.outcome is Outcome.DONE
-            assert {u.status for u in ledger.updates(row.key)} == {UpdateStatus.COUNTED}
+            assert {u.status for u in ledger.updates.of_round(row.key)} == {UpdateStatus.COUNTED}
     classes = [[data.class_names[c] for c in task.class_ids] for task in data.tasks]
     return Result(data.headline[0], data.headline[2], classes, rounds)
 

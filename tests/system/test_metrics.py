@@ -135,10 +135,10 @@ def _grows(seen: list[dict[tuple[str, ...], float]]) -> None:
 
 def _is_the_ledgers(federation: LocalFederation, found: dict[tuple[str, ...], float]) -> None:
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run()
-        rounds = ledger.rounds(run.run_id)
-        flows = [*ledger.byte_counts(run.run_id), *ledger.byte_counts(None)]
-        updates = [u for r in rounds for u in ledger.updates(r.key)]
+        run = ledger.runs.newest()
+        rounds = ledger.rounds.all(run.run_id)
+        flows = [*ledger.bytes.all(run.run_id), *ledger.bytes.all(None)]
+        updates = [u for r in rounds for u in ledger.updates.of_round(r.key)]
     counted = sum(u.status is UpdateStatus.COUNTED for u in updates)
     kinds = ("train", "evaluate")
     assert sum(found["fcil_updates_counted_total", f"kind={k}"] for k in kinds) == counted == 8

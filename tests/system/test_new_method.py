@@ -40,8 +40,8 @@ def test_a_federation_learns_two_tasks_with_it(kind, options, least, tmp_path):
         assert federation.server.wait(200) == 0, federation.last_words("server")
         federation.check_clients()
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run()
-        assert {row.outcome for row in ledger.rounds(run.run_id)} == {Outcome.DONE}
+        run = ledger.runs.newest()
+        assert {row.outcome for row in ledger.rounds.all(run.run_id)} == {Outcome.DONE}
     folder = federation.federation / "runs" / run.run_id
     data = json.loads((folder / "summary.json").read_text())["data"]
     assert data["faa"] > least  # chance is 20

@@ -48,10 +48,12 @@ def test_a_laptop_on_battery_is_not_waited_for_and_takes_part_again_on_mains(tmp
         power.write_text("mains")
         assert federation.server.wait(120) == 0, federation.last_words("server")
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run().run_id
-        names = {c.client_id: c.name.rpartition(":")[2] for c in ledger.clients()}
-        train = [row for row in ledger.rounds(run) if row.kind == "train"]
-        took = [sorted(names[u.client] for u in ledger.updates(row.key)) for row in train]
-        silent = [(names[a.client], a.answer, a.reason) for a in ledger.answers(train[0].key)]
+        run = ledger.runs.newest().run_id
+        names = {c.client_id: c.name.rpartition(":")[2] for c in ledger.clients.all()}
+        train = [row for row in ledger.rounds.all(run) if row.kind == "train"]
+        took = [sorted(names[u.client] for u in ledger.updates.of_round(row.key)) for row in train]
+        silent = [
+            (names[a.client], a.answer, a.reason) for a in ledger.answers.of_round(train[0].key)
+        ]
     assert took == [["desk"], ["desk", "laptop"]]
     assert silent == [("laptop", Answer.DECLINED, "not_now")]

@@ -118,14 +118,14 @@ async def way_of_one_update(tmp_path):
 
     # 8: frames -> verified, opened, checked payload
     ledger = Ledger(tmp_path / "ledger.sqlite")
-    ledger.add_client(client, "c", **client_keys.public.to_fields())
-    ledger.new_run(
+    ledger.clients.add(client, "c", **client_keys.public.to_fields())
+    ledger.runs.add(
         run, method=METHOD.name, method_version=METHOD.version, config="", hparams={},
         backbone={}, schema_digest=DIGEST, seed=1,
     )  # fmt: skip
-    ledger.new_task(run, 0, [0, 1])
+    ledger.tasks.open(run, 0, [0, 1])
     round_key = RoundKey(run, 0, "train", 0)
-    ledger.new_round(round_key, asked=[client], base_state=0)
+    ledger.rounds.open(round_key, asked=[client], base_state=0)
     spool = Spool(tmp_path / "spool")
     first = await router.recv()
     peer = Peer(client, "c", client_keys.public, first.route, first.conn, theirs)
@@ -136,7 +136,7 @@ async def way_of_one_update(tmp_path):
     def stored(item):
         accepted.append(item)
         with ledger.transaction():
-            ledger.accept_update(
+            ledger.updates.accept(
                 round_key, client, update_id=item.digest, samples=item.samples,
                 tensor_bytes=item.tensor_bytes, sealed_bytes=item.sealed_bytes,
             )  # fmt: skip
@@ -183,9 +183,9 @@ async def way_of_one_update(tmp_path):
     states = StateStore(tmp_path / "states")
     state_digest = states.save(0, new_state, None, 0)
     with ledger.transaction():
-        ledger.add_state(round_key, 0, state_digest, None)
-        ledger.count_updates(round_key)
-        ledger.close_round(round_key, close.outcome, new_state=0)
+        ledger.states.add(round_key, 0, state_digest, None)
+        ledger.updates.mark_counted(round_key)
+        ledger.rounds.close(round_key, close.outcome, new_state=0)
     # 13: state -> sealed parts
     publisher = Publisher(
         federation=root.federation, run=run, keys=server_keys, ledger=ledger,

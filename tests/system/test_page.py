@@ -85,9 +85,9 @@ def test_rounds_go_on_with_too_many_pages_and_kills_and_sessions_outlive_both_pr
         federation.until("run_done")
 
         with open_ledger(federation) as ledger:
-            run = ledger.newest_run()
-            rounds = ledger.rounds(run.run_id)
-            updates = [u.status for r in rounds for u in ledger.updates(r.key)]
+            run = ledger.runs.newest()
+            rounds = ledger.rounds.all(run.run_id)
+            updates = [u.status for r in rounds for u in ledger.updates.of_round(r.key)]
         assert {r.outcome for r in rounds} == {Outcome.DONE}
         assert set(updates) == {UpdateStatus.COUNTED}
         shown = see(federation, cookie)

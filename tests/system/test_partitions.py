@@ -35,7 +35,7 @@ def test_two_slots_of_one_zip_learn_and_test_what_is_theirs(tmp_path):
             )
         federation.until("run_done")
         with open_ledger(federation) as ledger:
-            names = {client.name.rpartition(":")[2] for client in ledger.clients()}
+            names = {client.name.rpartition(":")[2] for client in ledger.clients.all()}
     assert names == {"digits.zip-000", "digits.zip-001"}
     server = federation.log("server").read_text()
     for slot in (0, 1):

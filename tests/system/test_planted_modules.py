@@ -60,7 +60,7 @@ def test_server_page_figures_sink_and_clients(tmp_path, standing):
         assert status.returncode == 0, status.stderr
         federation.stop()
         with open_ledger(federation) as ledger:
-            run = ledger.newest_run().run_id
+            run = ledger.runs.newest().run_id
     assert events(tmp_path / "curves" / run)
     assert list((federation.federation / "runs" / run).rglob("*.png"))
 

@@ -75,7 +75,7 @@ def home_of(federation, name):
 
 def last_state(federation):
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run()
+        run = ledger.runs.newest()
     return StateStore(states_folder(federation.federation, run.run_id)).numbers()[-1]
 
 
@@ -105,7 +105,7 @@ def test_it_names_as_the_evaluation_did_image_by_image(federation):
     """The last evaluation counted, over both clients' test images, what predict gets right."""
     counted = {}
     with open_ledger(federation) as ledger:
-        for row in ledger.evaluations(ledger.newest_run().run_id):
+        for row in ledger.evaluations.all(ledger.runs.newest().run_id):
             if row.task == 1:
                 right, total = counted.get(row.class_id, (0, 0))
                 counted[row.class_id] = right + row.correct, total + row.total

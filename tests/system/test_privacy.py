@@ -54,10 +54,10 @@ def test_noise_is_charged_and_shown_on_both_sides_and_a_clients_own_budget_ends_
     assert states[str(folders["b"])]["privacy"]["own"]["max_epsilon"] > 0
 
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run().run_id
-        names = {c.name for c in ledger.classes(run)}
-        trained = [r for r in ledger.rounds(run) if r.kind == "train"]
-        reasons = [a.reason for r in ledger.rounds(run) for a in ledger.answers(r.key)]
+        run = ledger.runs.newest().run_id
+        names = {c.name for c in ledger.classes.all(run)}
+        trained = [r for r in ledger.rounds.all(run) if r.kind == "train"]
+        reasons = [a.reason for r in ledger.rounds.all(run) for a in ledger.answers.of_round(r.key)]
     assert names == {"0", "1", "2", "3"}
     assert reasons.count("privacy_refused") == 2
     ends = [(r.outcome, r.why, r.new_state is None) for r in trained]

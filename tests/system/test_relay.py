@@ -108,13 +108,13 @@ def test_a_broadcast_crosses_the_uplink_once_and_the_relay_learns_nothing_of_it(
         status = control_socket.ask(federation.federation, "status")
         assert Counter(c["state"] for c in status["clients"]) == {"ready": 5}
         with open_ledger(federation) as ledger:
-            run = ledger.newest_run().run_id
-            rows = {c.name: c for c in ledger.clients()}
+            run = ledger.runs.newest().run_id
+            rows = {c.name: c for c in ledger.clients.all()}
             behind = {c.client_id for c in rows.values() if c.via == rows["site"].client_id}
-            rounds = ledger.rounds(run)
-            counted = [{u.client for u in ledger.updates(r.key)} for r in rounds]
-            flows = ledger.byte_counts(run)
-            kept = ledger.parts(run)
+            rounds = ledger.rounds.all(run)
+            counted = [{u.client for u in ledger.updates.of_round(r.key)} for r in rounds]
+            flows = ledger.bytes.all(run)
+            kept = ledger.parts.all(run)
     assert len(behind) == 3
     assert [r.kind for r in rounds] == ["train", "evaluate"]
     assert counted == [{c.client_id for n, c in rows.items() if n != "site"}] * 2
@@ -176,12 +176,12 @@ def test_a_relay_and_then_its_server_are_killed_and_the_rounds_go_on(tmp_path):
         assert federation.server.wait(120) == 0, federation.last_words("server")
         federation.check_clients()
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run()
+        run = ledger.runs.newest()
         assert run.status is RunStatus.DONE
-        rounds = ledger.rounds(run.run_id)
+        rounds = ledger.rounds.all(run.run_id)
         assert [r.kind for r in rounds] == ["train"] * 3 + ["evaluate"]
         for row in rounds:
-            updates = ledger.updates(row.key)
+            updates = ledger.updates.of_round(row.key)
             assert len({u.client for u in updates}) == len(updates) == 3
 
 
@@ -346,5 +346,5 @@ def test_a_relay_cannot_speak_for_a_client_or_send_its_ciphertext_as_its_own(tmp
         key, digest, relay = asyncio.run(story(federation))
         federation.until("left")
         with open_ledger(federation) as ledger:
-            assert [u.update_id for u in ledger.updates(key)] == [digest]
+            assert [u.update_id for u in ledger.updates.of_round(key)] == [digest]
         assert "Traceback" not in federation.log("server").read_text()

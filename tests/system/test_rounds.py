@@ -57,7 +57,7 @@ def ends(federation, code=0):
 def table(federation):
     """Return the rows of `fcil-server rounds`, with clients by the letter they joined as."""
     with open_ledger(federation) as ledger:
-        rows = round_rows(ledger, ledger.newest_run().run_id)
+        rows = round_rows(ledger, ledger.runs.newest().run_id)
     for row in rows:
         row["silent"] = {a["name"].rpartition(":")[2]: a["answer"] for a in row["answers"]}
     return rows
@@ -108,8 +108,8 @@ def test_stragglers_are_told_and_a_round_without_quorum_is_reopened_then_closed_
     assert [(r["outcome"], r["counted"]) for r in rows[2:]] == [("done", 3)] * 2
     assert "task 0 train round 0: closed at its deadline" in told
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run().run_id
-        assert ledger.answers(ledger.rounds(run)[0].key)[0].answer is Answer.STRAGGLER
+        run = ledger.runs.newest().run_id
+        assert ledger.answers.of_round(ledger.rounds.all(run)[0].key)[0].answer is Answer.STRAGGLER
 
 
 @pytest.mark.full
@@ -243,8 +243,8 @@ def test_a_drained_server_ends_at_once_where_nobody_was_asked_and_pause_ends_wit
         federation.serve("--until-done", *settings(tasks__classes=[["0", "1"]]))
         ends(federation)
     with open_ledger(federation) as ledger:
-        assert ledger.newest_run().status is RunStatus.DONE
-        actions = [a.action for a in ledger.audit()]
+        assert ledger.runs.newest().status is RunStatus.DONE
+        actions = [a.action for a in ledger.audit.newest()]
     assert [a for a in actions if a in ("pause", "resume", "drain")] == ["pause", "drain"]
 
 
@@ -282,8 +282,8 @@ def test_names_wait_for_a_word_and_a_latecomer_is_told_what_was_learned_before(t
         assert client["missed_tasks"] == [0]
         assert "rue: learned in an earlier task" in federation.log("c").read_text()
         with open_ledger(federation) as ledger:
-            last = ledger.rounds(ledger.newest_run().run_id)[-1]
-            [update] = ledger.updates(last.key)
+            last = ledger.rounds.all(ledger.runs.newest().run_id)[-1]
+            [update] = ledger.updates.of_round(last.key)
             assert (update.client, update.status) == (client["id"], UpdateStatus.COUNTED)
             # Twelve images of each class; how many of them are for testing is chance.
             assert update.samples <= 12, "images of the learned class were not trained"
@@ -326,14 +326,14 @@ def test_a_client_alone_in_a_task_still_yields_a_good_model(method, tmp_path):
         federation.join("b", more, "--threads", "1")
         ends(federation)
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run().run_id
-        last = [r for r in ledger.rounds(run) if (r.task, r.kind) == (1, "train")]
+        run = ledger.runs.newest().run_id
+        last = [r for r in ledger.rounds.all(run) if (r.task, r.kind) == (1, "train")]
         assert {(r.outcome, len(r.asked)) for r in last} == {(Outcome.DONE, 1)}
         data = collect(ledger, run)
     assert data.headline[0] > 60, "chance is 25 %"
     totals = {}
     with open_ledger(federation) as ledger:
-        for row in ledger.evaluations(run):
+        for row in ledger.evaluations.all(run):
             if row.task == 1:
                 right, n = totals.get(row.class_id > 1, (0, 0))
                 totals[row.class_id > 1] = (right + row.correct, n + row.total)

@@ -47,8 +47,8 @@ def test_killed_servers_and_sinks_leave_whole_curves(tmp_path):
         sink = f"sinks.tensorboard.log_dir={tmp_path / 'curves'}"
         learn(federation, tmp_path, "-c", sink, between=trouble)
         with open_ledger(federation) as ledger:
-            run = ledger.newest_run()
-            rounds = {row.seq: row.closed_at for row in ledger.rounds(run.run_id)}
+            run = ledger.runs.newest()
+            rounds = {row.seq: row.closed_at for row in ledger.rounds.all(run.run_id)}
     found = events(tmp_path / "curves" / run.run_id)
     asked = {step: at for (tag, step), (_, at) in found.items() if tag == "round/asked"}
     assert asked == rounds
@@ -78,7 +78,7 @@ def test_mlflow_has_one_run_with_all_metrics_and_reports(tmp_path, monkeypatch):
         sink = f"sinks.mlflow={{tracking_uri={json.dumps(where)}, files=true}}"
         learn(federation, tmp_path, "-c", sink, between=trouble)
         with open_ledger(federation) as ledger:
-            run = ledger.newest_run()
+            run = ledger.runs.newest()
         assert "sink" not in federation.log("server").read_text()
     client = mlflow.MlflowClient(where)
     (found,) = client.search_runs([client.get_experiment_by_name("fcil").experiment_id])

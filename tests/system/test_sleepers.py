@@ -54,14 +54,14 @@ def ends(federation, code=0):
 def history(federation):
     """Return (kind, round, outcome, {client: counted, or the code that it declined with})."""
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run()
-        names = {c.client_id: c.name.rpartition(":")[2] for c in ledger.clients()}
+        run = ledger.runs.newest()
+        names = {c.client_id: c.name.rpartition(":")[2] for c in ledger.clients.all()}
         rows = []
-        for row in ledger.rounds(run.run_id):
-            who = {names[u.client]: u.status.value for u in ledger.updates(row.key)}
+        for row in ledger.rounds.all(run.run_id):
+            who = {names[u.client]: u.status.value for u in ledger.updates.of_round(row.key)}
             who |= {
                 names[a.client]: a.reason
-                for a in ledger.answers(row.key)
+                for a in ledger.answers.of_round(row.key)
                 if a.answer is Answer.DECLINED
             }
             rows.append((row.kind, row.round, row.outcome, who))
@@ -136,7 +136,7 @@ def test_an_update_at_which_the_servers_worker_hangs_is_left_out_and_named(tmp_p
         control_socket.ask(federation.federation, "pause")
         together(federation, tmp_path, range(2), start=False)
         with open_ledger(federation) as ledger:
-            (culprit,) = [c.client_id for c in ledger.clients() if c.name.endswith(":b")]
+            (culprit,) = [c.client_id for c in ledger.clients.all() if c.name.endswith(":b")]
         (tmp_path / "aggregator").write_text(f"always aggregate hang {culprit}")
         control_socket.ask(federation.federation, "resume")
         note = federation.until("excluded")
@@ -234,7 +234,7 @@ def test_a_clock_that_jumps_back_and_forth_loses_nothing_and_locks_nobody_out(tm
     assert len(rows) == 8
     assert {outcome for _, _, outcome, _ in rows} == {Outcome.DONE}
     with open_ledger(federation) as ledger:
-        times = [row.closed_at for row in ledger.rounds(ledger.newest_run().run_id)]
+        times = [row.closed_at for row in ledger.rounds.all(ledger.runs.newest().run_id)]
     assert (times == sorted(times)) == (who == "client"), "the clock did jump"
     for _, _, _, who_sent in rows:
         assert who_sent == {"a": UpdateStatus.COUNTED.value, "b": UpdateStatus.COUNTED.value}

@@ -25,8 +25,8 @@ def start(federation, tmp_path, *serve, joined=True, **extra):
 def newest_state(federation):
     """Return the newest run's newest committed state and its file."""
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run().run_id
-        row = ledger.newest_state(run)
+        run = ledger.runs.newest().run_id
+        row = ledger.states.newest(run)
     return row, federation.federation / "runs" / run / "states" / f"{row.state:06d}.safetensors"
 
 
@@ -73,14 +73,14 @@ def test_a_damaged_newest_state_is_computed_again_or_else_the_run_is_forked(tmp_
         assert federation.server.wait(120) == 0, federation.last_words("server")
         federation.check_clients()
     with open_ledger(federation) as ledger:
-        old, new = ledger.runs()
+        old, new = ledger.runs.all()
         assert old.run_id == row.run
         assert new.run_id in note["text"]
         assert (old.status, new.status) == (RunStatus.STOPPED, RunStatus.DONE)
         assert new.parent_run == old.run_id
         assert new.parent_state < row.state
-        assert [t.closed_at is not None for t in ledger.tasks(new.run_id)] == [True, True]
-        kinds = [r.kind for r in ledger.rounds(new.run_id)]
+        assert [t.closed_at is not None for t in ledger.tasks.all(new.run_id)] == [True, True]
+        kinds = [r.kind for r in ledger.rounds.all(new.run_id)]
         assert kinds == ["train", "train", "evaluate"] * 2
 
 
@@ -143,15 +143,15 @@ def test_clients_go_on_with_a_restored_and_with_a_rolled_back_federation(tmp_pat
         assert command(federation, "check", *place, "--json")["data"]["count"]["failure"] == 0
     assert rolled_back.run == back["run"] != restored.run == answer["run"]
     with open_ledger(federation) as ledger:
-        assert [r.status for r in ledger.runs()] == [
+        assert [r.status for r in ledger.runs.all()] == [
             RunStatus.STOPPED, RunStatus.DONE, RunStatus.DONE,
         ]  # fmt: skip
         for run in (restored.run, rolled_back.run):
-            assert [r.kind for r in ledger.rounds(run)] == ["train", "evaluate"] * 3
-            assert all(len(ledger.updates(r.key)) == 2 for r in ledger.rounds(run))
-        actions = [a.action for a in ledger.audit()]
+            assert [r.kind for r in ledger.rounds.all(run)] == ["train", "evaluate"] * 3
+            assert all(len(ledger.updates.of_round(r.key)) == 2 for r in ledger.rounds.all(run))
+        actions = [a.action for a in ledger.audit.newest()]
         assert [actions.count(a) for a in ("restore", "restore_fork", "rollback")] == [1, 1, 1]
-        kinds = {s.kind for s in ledger.states(rolled_back.run)}
+        kinds = {s.kind for s in ledger.states.all(rolled_back.run)}
         assert kinds == {OPENING, "train"}
     # The same images, and all clients in every round: the same to the byte.
     assert (rolled_back.state, rolled_back.digest) == (restored.state, restored.digest)

@@ -60,11 +60,11 @@ def test_a_lying_folder_goes_alone_and_a_swarm_that_is_killed_goes_on_where_it_w
     assert "none of the 1 images" in first["failed"]["lab-0-liar"]
     assert late["done"]
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run()
+        run = ledger.runs.newest()
         assert run.status == "done"
-        rounds = ledger.rounds(run.run_id)
-        assert [len(ledger.updates(r.key)) for r in rounds] == [3] * 2
-        names = {row.name.rpartition(":")[2] for row in ledger.clients()}
+        rounds = ledger.rounds.all(run.run_id)
+        assert [len(ledger.updates.of_round(r.key)) for r in rounds] == [3] * 2
+        names = {row.name.rpartition(":")[2] for row in ledger.clients.all()}
     assert names == {"lab-a", "lab-b", "lab-c", "lab-0-liar"}
 
 

@@ -79,9 +79,9 @@ def test_groups_learn_together_and_one_that_is_killed_goes_on_from_its_homes(tmp
     assert "group 1 (slots 2-3) was killed; it is started again." in said
     assert "all 2 groups have ended, exit code 0" in said
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run().run_id
-        assert [len(ledger.updates(r.key)) for r in ledger.rounds(run)] == [4, 4]
-        assert len(list(ledger.clients())) == 4, "nobody enrolled twice"
+        run = ledger.runs.newest().run_id
+        assert [len(ledger.updates.of_round(r.key)) for r in ledger.rounds.all(run)] == [4, 4]
+        assert len(list(ledger.clients.all())) == 4, "nobody enrolled twice"
 
 
 def test_ctrl_c_ends_all_groups_and_the_cluster_that_was_made_for_them(tmp_path, divided):

@@ -57,9 +57,9 @@ def test_a_federation_learns_three_tasks_with_it(tmp_path, sites):
         assert federation.server.wait(200) == 0, federation.last_words("server")
         federation.check_clients()
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run()
-        rounds = ledger.rounds(run.run_id)
-        updates = [len(ledger.updates(row.key)) for row in rounds]
+        run = ledger.runs.newest()
+        rounds = ledger.rounds.all(run.run_id)
+        updates = [len(ledger.updates.of_round(row.key)) for row in rounds]
     assert [row.kind for row in rounds] == ["prepare", "train", "evaluate"] * 3
     assert {row.outcome for row in rounds} == {Outcome.DONE}
     assert updates == [2, 2, 2, 2, 2, 2, 1, 1, 2]  # b has no image of the class 5
@@ -132,7 +132,7 @@ def test_a_client_with_a_method_that_does_not_fit_hears_why_and_joins_when_it_do
     )  # fmt: skip
     assert sentence in shown.stdout
     with open_ledger(federation) as ledger:
-        mine = [r for r in ledger.refusals() if r.client == clients[name]["id"]]
+        mine = [r for r in ledger.refusals.newest() if r.client == clients[name]["id"]]
     assert [r.code for r in mine] == [MethodMismatch.code]  # it asked once
     assert sentence in mine[0].reason
 

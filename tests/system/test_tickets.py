@@ -64,9 +64,9 @@ def test_two_devices_with_tickets_run_a_whole_federation(tmp_path):
         assert federation.server.wait(120) == 0, federation.last_words("server")
         federation.check_clients()
     with open_ledger(federation) as ledger:
-        assert ledger.newest_run().status is RunStatus.DONE
-        assert [c.name for c in ledger.clients()] == ["camera-1", "camera-2"]
-        assert all(t.client is not None for t in ledger.tickets())
+        assert ledger.runs.newest().status is RunStatus.DONE
+        assert [c.name for c in ledger.clients.all()] == ["camera-1", "camera-2"]
+        assert all(t.client is not None for t in ledger.tickets.all())
     rows = json.loads(command(federation, "fcil_server", "clients", "--json").stdout)["data"]
     assert [(c["name"], c["state"], c["rounds"]) for c in rows["clients"]] == [
         ("camera-1", "away", 4), ("camera-2", "away", 4),
@@ -102,7 +102,7 @@ def test_every_way_in_which_a_ticket_is_no_good_is_said_in_a_sentence(tmp_path):
             assert f"[{code}]" in said, (case, said)
             assert "Traceback" not in said
         with open_ledger(federation) as ledger:
-            assert [c.name for c in ledger.clients()] == ["camera"]
+            assert [c.name for c in ledger.clients.all()] == ["camera"]
 
 
 def _at(text, port):
@@ -120,7 +120,7 @@ def test_an_expired_ticket_is_judged_by_the_servers_clock(tmp_path):
         federation.serve(*settings())
         ticket = enrol(federation, "camera")
         with _ledger_to_write(federation) as ledger:
-            ledger._write("UPDATE tickets SET expires_at = ?", (ledger.now - 1,))
+            ledger.database.write("UPDATE tickets SET expires_at = ?", (ledger.now - 1,))
         join(federation, tmp_path / "device", data, ticket)
         code, said = words(federation, "device")
         assert (code, "[ticket_expired]" in said) == (2, True), said
@@ -157,12 +157,12 @@ def test_a_revoked_client_is_cut_told_why_and_left_out_and_comes_back_with_a_new
         assert federation.server.wait(120) == 0, federation.last_words("server")
         federation.kill_client("c")
     with open_ledger(federation) as ledger:
-        [first] = ledger.rounds(ledger.newest_run().run_id)
-        states = [(u.status, u.reason) for u in ledger.updates(first.key)]
+        [first] = ledger.rounds.all(ledger.runs.newest().run_id)
+        states = [(u.status, u.reason) for u in ledger.updates.of_round(first.key)]
         assert states.count((UpdateStatus.COUNTED, "")) == 1
         [(_, reason)] = [s for s in states if s[0] is UpdateStatus.EXCLUDED]
         assert "revoked" in reason
-        members = [(c.name, c.revoked_at is None) for c in ledger.clients()]
+        members = [(c.name, c.revoked_at is None) for c in ledger.clients.all()]
         assert members == [("a", True), ("b", False), ("c", True), ("b", True)]
 
 
@@ -197,7 +197,7 @@ def test_a_second_start_with_the_same_ticket_goes_on_as_the_same_client(tmp_path
         join(federation, tmp_path / "device", data, ticket)  # as a service file would
         federation.until("announced")
     with open_ledger(federation) as ledger:
-        assert len(ledger.clients()) == 1
+        assert len(ledger.clients.all()) == 1
     assert not list(Path(tmp_path / "device").rglob("keys.next.json"))
 
 
@@ -229,7 +229,7 @@ def test_a_client_that_leaves_is_off_the_list_and_its_device_is_clean(tmp_path):
         assert again.returncode == 4
         federation.check_clients()  # the other one goes on
     with open_ledger(federation) as ledger:
-        states = {c.name: (c.revoked_at is None, c.revoked_why) for c in ledger.clients()}
+        states = {c.name: (c.revoked_at is None, c.revoked_why) for c in ledger.clients.all()}
     assert states == {"a": (True, ""), "b": (False, "the client left by itself")}
 
 
@@ -267,8 +267,8 @@ def test_keys_change_on_both_sides_and_a_sleeper_finds_the_way_back(tmp_path):
         federation.until("task_done", text="task 1")
         federation.check_clients()
     with open_ledger(federation) as ledger:
-        assert [c.name for c in ledger.clients()] == ["a", "b"]
-        assert [e.action for e in ledger.audit()].count("rotate_keys") == 2
+        assert [c.name for c in ledger.clients.all()] == ["a", "b"]
+        assert [e.action for e in ledger.audit.newest()].count("rotate_keys") == 2
     serials = {_serial(tmp_path / name / "state") for name in "ab"}
     assert len(serials) == 1  # both know the new certificate
     certificate = (federation.federation / "keys" / "certificate").read_bytes()
@@ -277,7 +277,7 @@ def test_keys_change_on_both_sides_and_a_sleeper_finds_the_way_back(tmp_path):
 
 def _public_keys(federation):
     with open_ledger(federation) as ledger:
-        return {c.name: (c.curve, c.signing, c.sealing) for c in ledger.clients()}
+        return {c.name: (c.curve, c.signing, c.sealing) for c in ledger.clients.all()}
 
 
 def _serial(state):
@@ -320,7 +320,7 @@ def test_a_change_of_keys_whose_answer_was_lost_is_finished_the_next_time(tmp_pa
         federation.until("announced")
         assert path.read_bytes() == new
         with open_ledger(federation) as ledger:
-            assert len(ledger.clients()) == 1
+            assert len(ledger.clients.all()) == 1
 
 
 @pytest.mark.full
@@ -334,7 +334,7 @@ def test_what_is_there_is_not_overwritten_and_no_ticket_is_issued_for_it(tmp_pat
             assert done.returncode == 4, done.stderr
         assert there.read_text() == "precious"
         with open_ledger(federation) as ledger:
-            assert ledger.tickets() == []
+            assert ledger.tickets.all() == []
 
 
 @pytest.mark.full
@@ -386,6 +386,6 @@ def test_a_revocation_while_the_server_is_stopped_leaves_the_stored_update_out(t
         done = command(federation, "fcil_server", "revoke", "b", "--why", "stolen")
         assert done.returncode == 0, done.stderr
         with open_ledger(federation) as ledger:
-            [row] = ledger.rounds(ledger.newest_run().run_id)
-            states = sorted(u.status.value for u in ledger.updates(row.key))
+            [row] = ledger.rounds.all(ledger.runs.newest().run_id)
+            states = sorted(u.status.value for u in ledger.updates.of_round(row.key))
             assert states == ["accepted", "excluded"]

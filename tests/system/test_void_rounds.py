@@ -56,8 +56,8 @@ def join(federation, env):
 
 def rounds_of(federation):
     with open_ledger(federation) as ledger:
-        run = ledger.newest_run().run_id
-        return [(row, ledger.updates(row.key)) for row in ledger.rounds(run)]
+        run = ledger.runs.newest().run_id
+        return [(row, ledger.updates.of_round(row.key)) for row in ledger.rounds.all(run)]
 
 
 def test_a_method_that_cannot_combine_anything_pauses_the_run_until_it_is_mended(tmp_path, right):
@@ -112,7 +112,7 @@ def test_a_server_killed_while_it_looks_for_the_culprit_names_it_afterwards(tmp_
         federation.until("run_done")
         federation.check_clients()
     with open_ledger(federation) as ledger:
-        names = {c.client_id: c.name.rpartition(":")[2] for c in ledger.clients()}
+        names = {c.client_id: c.name.rpartition(":")[2] for c in ledger.clients.all()}
     for row, updates in rounds_of(federation):
         assert row.outcome is Outcome.DONE
         excluded = [names[u.client] for u in updates if u.status is UpdateStatus.EXCLUDED]

@@ -82,9 +82,9 @@ class Publisher:
         """
         refs = [await self._reference(part, stamp) for part in parts]
         kept = {ref.digest for ref in refs} | set(self._private)
-        for row in self._ledger.parts(self._run):
+        for row in self._ledger.parts.all(self._run):
             if row.digest not in kept:
-                self._ledger.remove_part(self._run, row.digest)
+                self._ledger.parts.remove(self._run, row.digest)
                 self._cache.pop(row.digest, None)
                 self._tensor_bytes.pop(row.digest, None)
         self._store.keep_only(Digest(d) for d in kept)
@@ -93,15 +93,15 @@ class Publisher:
     async def _reference(self, part: Part, stamp: Stamp) -> PartRef:
         plain = pack(part.payload)
         plain_digest = Digest(hashlib.sha256(plain).hexdigest())
-        known = self._ledger.part_by_plain(self._run, part.name, plain_digest)
+        known = self._ledger.parts.by_plain(self._run, part.name, plain_digest)
         if known is not None and self._intact(known.digest):
             self._tensor_bytes[known.digest] = part.payload.tensor_bytes
             return PartRef(name=part.name, digest=known.digest, sealed_bytes=known.sealed_bytes)
         if known is not None:  # its file is gone or damaged: seal it again, under a new digest
-            self._ledger.remove_part(self._run, known.digest)
+            self._ledger.parts.remove(self._run, known.digest)
         stored = await asyncio.to_thread(self._seal, plain, part.name, stamp)
         digest = Digest(hashlib.sha256(stored.header).hexdigest())
-        self._ledger.add_part(
+        self._ledger.parts.add(
             self._run,
             part.name,
             plain_digest=plain_digest,
@@ -176,7 +176,7 @@ class Publisher:
 
         It may ask for ``credit`` bytes at a time; the rest is not sent.
         """
-        row = self._ledger.part(self._run, Digest(want.digest))
+        row = self._ledger.parts.get(self._run, Digest(want.digest))
         private = row is not None and row.name == REGISTRY
         if row is None or (private and peer.client not in self._private.get(want.digest, ())):
             raise WireError(f"no part for this client has the digest {want.digest[:16]}.")

@@ -360,7 +360,7 @@ def kept_states(ledger: Ledger, directory: Path, run: RunId) -> list[StateRow]:
     folder = states_folder(directory, run)
     if not folder.is_dir():
         return []
-    store, rows = StateStore(folder), ledger.states(run)
+    store, rows = StateStore(folder), ledger.states.all(run)
     digests = {row.state: row.digest for row in rows}
     held = set(store.numbers())
     return [row for row in rows if row.state in held and is_whole(store, row.state, digests)]
@@ -369,6 +369,6 @@ def kept_states(ledger: Ledger, directory: Path, run: RunId) -> list[StateRow]:
 def new_id(ledger: Ledger) -> RunId:
     """Draw the id of a new run."""
     run = new_run_id()
-    while ledger.run(run) is not None:
+    while ledger.runs.get(run) is not None:
         run = new_run_id()
     return run

@@ -31,11 +31,11 @@ def ls(
     with errors(form):
         from fcil_server.cli.show_classes import show_classes
         from fcil_server.federation.directory import find_directory
-        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger, run_named
+        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
         from fcil_server.rounds.class_changes import class_list
 
         with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
-            found = run_named(ledger, run).run_id
+            found = ledger.runs.named(run).run_id
             rows = class_list(ledger, found)
         emit({"run": found, "classes": rows}, form, lambda: show_classes(rows), rows=rows)
 
@@ -127,7 +127,7 @@ def _apply(directory: Path, fields: dict[str, Any]) -> dict[str, Any]:
     from fcil_protocol.process import control_socket
     from fcil_protocol.storage.atomic_files import DirectoryLock
     from fcil_server.federation.directory import find_directory
-    from fcil_server.ledger.ledger import LEDGER_NAME, Ledger, run_named
+    from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
     from fcil_server.rounds.class_changes import apply_change
     from fcil_server.rounds.classes import ClassRegistry
 
@@ -139,8 +139,8 @@ def _apply(directory: Path, fields: dict[str, Any]) -> dict[str, Any]:
             DirectoryLock.acquire(directory, "federation"),
             Ledger(directory / LEDGER_NAME) as ledger,
         ):
-            registry = ClassRegistry(ledger, run_named(ledger, None).run_id)
+            registry = ClassRegistry(ledger, ledger.runs.named(None).run_id)
             names = apply_change(registry, fields)
             action = f"classes_{fields['change']}"
-            ledger.add_audit(f"uid {os.getuid()}", action, ", ".join(names))
+            ledger.audit.add(f"uid {os.getuid()}", action, ", ".join(names))
             return {"names": names}

@@ -51,14 +51,14 @@ def export(
     form = chosen(form, json_flag)
     with errors(form):
         from fcil_server.federation.directory import find_directory
-        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger, run_named
+        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
         from fcil_server.runs.export import choose, export_state
 
         options: dict[str, Any] = {"precision": precision, "force": force}
         if opset is not None:
             options["opset"] = opset
         with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
-            row = run_named(ledger, run)
+            row = ledger.runs.named(run)
             info = export_state(
                 ledger,
                 directory,

@@ -216,10 +216,10 @@ def rounds(
         from fcil_server.cli.tables import rounds_csv, show_rounds
         from fcil_server.daemon.status import round_rows
         from fcil_server.federation.directory import find_directory
-        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger, run_named
+        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
         with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
-            row = run_named(ledger, run)
+            row = ledger.runs.named(run)
             rows = round_rows(ledger, row.run_id)
         show = (lambda: rounds_csv(rows)) if as_csv else (lambda: show_rounds(rows))
         emit({"run": row.run_id, "rounds": rows}, form, show, rows=rows)
@@ -244,12 +244,12 @@ def report(
         from fcil_server.aggregation.store import StateStore
         from fcil_server.cli.tables import show_comparison, show_report
         from fcil_server.federation.directory import find_directory
-        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger, run_named
+        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
         from fcil_server.reports import comparison, run_directory
         from fcil_server.reports.results.run_data import collect
 
         with Ledger(find_directory(directory) / LEDGER_NAME, read_only=True) as ledger:
-            row = run_named(ledger, run)
+            row = ledger.runs.named(run)
             folder = directory / "runs" / row.run_id
             run_directory.write(ledger, row.run_id, folder, states=StateStore(folder / "states"))
             data = run_directory.summary(collect(ledger, row.run_id))["data"]
@@ -283,13 +283,13 @@ def run_ls(
                     "id": r.run_id,
                     "status": r.status.value,
                     "method": r.method,
-                    "tasks": len(ledger.tasks(r.run_id)),
-                    "rounds": len(ledger.rounds(r.run_id)),
+                    "tasks": len(ledger.tasks.all(r.run_id)),
+                    "rounds": len(ledger.rounds.all(r.run_id)),
                     "created_at": r.created_at,
                     "parent": r.parent_run and {"run": r.parent_run, "state": r.parent_state},
                     "emptied_at": r.emptied_at,
                 }
-                for r in ledger.runs()
+                for r in ledger.runs.all()
             ]
 
         def show() -> None:
@@ -319,7 +319,7 @@ def run_stop(
         from fcil_protocol.storage.atomic_files import DirectoryLock
         from fcil_server.federation.directory import find_directory
         from fcil_server.ledger.enums import RunStatus
-        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger, run_named
+        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 
         find_directory(directory)
         try:
@@ -329,10 +329,10 @@ def run_stop(
                 DirectoryLock.acquire(directory, "federation"),
                 Ledger(directory / LEDGER_NAME) as ledger,
             ):
-                run = run_named(ledger, None)
-                ledger.add_audit(f"uid {os.getuid()}", "stop_run", run.run_id)
+                run = ledger.runs.named(None)
+                ledger.audit.add(f"uid {os.getuid()}", "stop_run", run.run_id)
                 if run.status is not RunStatus.DONE:
-                    ledger.set_run_status(run.run_id, RunStatus.STOPPED)
+                    ledger.runs.set_status(run.run_id, RunStatus.STOPPED)
                 told = {"run": run.run_id}
         emit(told, form, lambda: None)
         typer.echo("The run is stopped.", err=True)

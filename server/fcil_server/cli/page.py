@@ -79,7 +79,7 @@ def _sign_out(directory: Path) -> None:
             Ledger(directory / LEDGER_NAME) as ledger,
         ):
             renew_key(directory)
-            ledger.add_audit(f"uid {os.getuid()}", "page_sign_out")
+            ledger.audit.add(f"uid {os.getuid()}", "page_sign_out")
 
 
 def _opened(url: str) -> bool:

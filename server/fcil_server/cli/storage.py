@@ -171,7 +171,7 @@ def rollback(
     with errors(form):
         from fcil_protocol.storage.atomic_files import DirectoryLock
         from fcil_server.federation.directory import find_directory
-        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger, run_named
+        from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
         from fcil_server.runs.fork import choose_state, fork
 
         find_directory(directory)
@@ -179,7 +179,7 @@ def rollback(
             DirectoryLock.acquire(directory, "federation"),
             Ledger(directory / LEDGER_NAME) as ledger,
         ):
-            source = run_named(ledger, run).run_id
+            source = ledger.runs.named(run).run_id
             state = choose_state(ledger, directory, source, task=to_task, state=to_state)
             actor = f"uid {os.getuid()}"
             row = fork(ledger, directory, source, state, actor=actor, action="rollback")

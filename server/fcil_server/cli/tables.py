@@ -23,7 +23,7 @@ from fcil_protocol.process.tables import console, show_table, table
 from fcil_protocol.process.terminal import Format, count_of, emit, printable
 from fcil_server.ledger.enums import Direction
 from fcil_server.ledger.labels import ANSWERS, CLOSED_BY, GONE, progress_of, short_device
-from fcil_server.ledger.ledger import LEDGER_NAME, Ledger, run_named
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.reports import comparison, run_directory
 from fcil_server.reports.results.format import NOTHING, duration, percent, points
 from fcil_server.reports.results.run_data import Bytes, RunData, collect, format_bytes, sum_bytes
@@ -289,7 +289,7 @@ def show_report(ledger: Ledger, run: RunId, folder: Path) -> None:
     out = console()
     for part in summary_tables(ledger, run):
         out.print(part)
-    row = ledger.run(run)
+    row = ledger.runs.get(run)
     if row is not None and row.environment.get("budget"):
         out.print(row.environment["budget"]["text"], soft_wrap=True)
     out.print(f"files: {folder}/report.html, summary.json, rounds.jsonl, ...", soft_wrap=True)
@@ -298,7 +298,7 @@ def show_report(ledger: Ledger, run: RunId, folder: Path) -> None:
 def show_demo(demo: Demo, form: Format) -> None:
     """Print the numbers of a demo that has come to its end, or give them as JSON."""
     with Ledger(demo.federation / LEDGER_NAME, read_only=True) as ledger:
-        run = run_named(ledger, None).run_id
+        run = ledger.runs.named(None).run_id
 
         def show() -> None:
             show_report(ledger, run, demo.federation / "runs" / run)

@@ -126,9 +126,9 @@ class Commands:
         context = self._context
         run = context.run.coordinator.kit.run
         _audit(context, fields, "stop_run", run)
-        row = context.ledger.run(run)
+        row = context.ledger.runs.get(run)
         if row is not None and row.status is not RunStatus.DONE:
-            context.ledger.set_run_status(run, RunStatus.STOPPED)
+            context.ledger.runs.set_status(run, RunStatus.STOPPED)
         self._actions.stop()
         return {"run": run}
 
@@ -146,8 +146,8 @@ class Commands:
         ledger, journal, coordinator = context.ledger, context.journal, context.run.coordinator
         row = ever_named(ledger, str(fields.get("name", "")))
         kit, directory = coordinator.kit, context.federation.directory
-        under_way = ledger.open_round(kit.run)
-        rows = ledger.updates(under_way.key) if under_way else []
+        under_way = ledger.rounds.current(kit.run)
+        rows = ledger.updates.of_round(under_way.key) if under_way else []
         going = Going(kit.run, kit.spool, {str(u.update_id) for u in rows})
         journal.write()  # waiting notes name the client, too
         done = erase(context.roster, directory, row, actor, going)
@@ -170,7 +170,7 @@ def _actor(fields: dict[str, Any]) -> str:
 
 
 def _audit(context: ServerContext, fields: dict[str, Any], action: str, detail: str = "") -> None:
-    context.ledger.add_audit(_actor(fields), action, detail)
+    context.ledger.audit.add(_actor(fields), action, detail)
 
 
 def change_classes(context: ServerContext, fields: dict[str, Any]) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def enrol_local(context: ServerContext, fields: dict[str, Any]) -> dict[str, Any
     except (AttributeError, TypeError, ValueError) as error:
         raise UsageError("an enrolment needs public keys in hexadecimal.") from error
     client = context.roster.enrol_local(name, PublicKeys.from_fields(raw), _actor(fields))
-    row = context.ledger.client(client)
+    row = context.ledger.clients.get(client)
     assert row is not None
     return {
         "client_id": client,

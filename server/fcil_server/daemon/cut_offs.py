@@ -74,7 +74,7 @@ class CutOffs:
 
     def flooded(self, key: bytes) -> None:
         """Count a member's connection that was cut because it sent too much."""
-        row = self._ledger.client_by_curve(key) if key else None
+        row = self._ledger.clients.by_curve(key) if key else None
         if row is not None:
             self.needless(row.client_id, A_FLOOD)
 
@@ -89,13 +89,13 @@ class CutOffs:
             raise CutOff(f"{_why()}; the server hears it again in {left:.0f} s.")
 
     def _begin(self, client: ClientId, pause_s: float) -> None:
-        row = self._ledger.client(client)
+        row = self._ledger.clients.get(client)
         if row is None:
             return
         text = f"{row.name} is cut off for {pause_s:.0f} s: {_why()}"
         self._note("warning", CutOff.code, text, client)
         with contextlib.suppress(FcilError):  # a full disk must not prevent the cut
-            self._ledger.add_audit("server", CutOff.code, text)
+            self._ledger.audit.add("server", CutOff.code, text)
         self._peers.refused[client] = f"cut off for {pause_s:.0f} s: {_why()}"
         self._roster.bar(row)
         peer = self._peers.by_client(client)
@@ -114,7 +114,7 @@ class CutOffs:
     def _end(self, client: ClientId) -> None:
         if self._peers.refused.get(client, "").startswith("cut off"):
             del self._peers.refused[client]  # another reason stays
-        row = self._ledger.client(client)
+        row = self._ledger.clients.get(client)
         if row is not None:
             self._roster.unbar(row)
 

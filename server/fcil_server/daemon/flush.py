@@ -50,7 +50,7 @@ class Books:
         coordinator = self._context.run.coordinator
         remaining, key = coordinator.remaining_s, coordinator.at.key(coordinator.kit.run)
         if remaining is not None and key is not None:
-            self._context.ledger.set_remaining(key, remaining)
+            self._context.ledger.rounds.set_remaining(key, remaining)
 
     async def _keep_seen(self) -> None:
         """Store that the connected clients are here: after a kill, only the ledger knows."""
@@ -60,7 +60,7 @@ class Books:
         self._seen_at = now
         here = [peer.client for peer in self._context.peers]
         for first in range(0, len(here), SEEN_AT_ONCE):
-            self._context.ledger.touch_all(here[first : first + SEEN_AT_ONCE])
+            self._context.ledger.clients.touch_all(here[first : first + SEEN_AT_ONCE])
             await asyncio.sleep(0)
 
     async def close_round(self, key: RoundKey) -> None:

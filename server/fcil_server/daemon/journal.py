@@ -186,7 +186,7 @@ class Journal:
         if not (events or refusals or self._counts):
             return
         with contextlib.suppress(FcilError):
-            self._ledger.add_notes(events, refusals, self._counts)
+            self._ledger.events.add_all(events, refusals, self._counts)
             self._counts = Counter()  # else they are written with the next ones
 
     # --- for callers ------------------------------------------------------------------------

@@ -50,7 +50,7 @@ class Live:
 
     def round_opens(self, key: RoundKey) -> None:
         """Start from scratch; a round that a restart resumes has updates already."""
-        accepted = self._context.ledger.accepted(key)
+        accepted = self._context.ledger.updates.accepted(key)
         self._opened = {row.client: row.sealed_bytes for row in accepted}
 
     def opened(self, accepted: Accepted) -> None:

@@ -27,7 +27,7 @@ def page_link(context: ServerContext, actor: str) -> dict[str, Any]:
     """
     _must_serve(context)
     token = context.links.make(time.monotonic())
-    context.ledger.add_audit(actor, "page_link")
+    context.ledger.audit.add(actor, "page_link")
     # The part after the # is not sent: no log of any server between has it.
     url = f"{context.page.origin(_host(context))}/enter#{token}"
     return {"url": url, "expires": time.time() + LIFE_S}
@@ -50,7 +50,7 @@ def page_enter(context: ServerContext, fields: dict[str, Any], actor: str) -> di
     token = str(fields.get("token", ""))
     context.links.check(token, time.monotonic())
     # Before it is used up: an error of a full disk costs no link.
-    context.ledger.add_audit(actor, "page_enter", f"from {address}" if address else "")
+    context.ledger.audit.add(actor, "page_enter", f"from {address}" if address else "")
     context.links.burn(token)
     return {"ok": True}
 
@@ -63,7 +63,7 @@ async def page_sign_out(context: ServerContext, actor: str) -> dict[str, Any]:
     """
     await asyncio.to_thread(renew_key, context.federation.directory)
     context.links.void()
-    context.ledger.add_audit(actor, "page_sign_out")
+    context.ledger.audit.add(actor, "page_sign_out")
     return {}
 
 

@@ -29,8 +29,8 @@ def outlook(run: OpenRun) -> dict[str, Any]:
     """
     kit = run.coordinator.kit
     told = handshake.welcome(run.terms, nonce=bytes(NONCE_BYTES), ready=False, verdict=None)
-    rows = kit.ledger.classes(kit.run)
-    opened = kit.ledger.tasks(kit.run)
+    rows = kit.ledger.classes.all(kit.run)
+    opened = kit.ledger.tasks.all(kit.run)
     listed = kit.classes.listed_tasks()
     tasks = []
     for number in range(max(listed, len(opened))):

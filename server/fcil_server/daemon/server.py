@@ -127,7 +127,7 @@ class Server:
             FcilError: the server could not start, or the run failed.
         """
         _raise_descriptor_limit()
-        self.ledger.checkpoint_by_hand()
+        self.ledger.database.checkpoint_by_hand()
         work: list[asyncio.Task[None]] = []
         async with contextlib.AsyncExitStack() as ends:  # closes the parts, the last one first
             ends.callback(self._service.over)
@@ -356,7 +356,7 @@ class Server:
     async def _tick(self, parts: ServerParts) -> None:
         while True:
             await asyncio.sleep(FLUSH_S)
-            self.ledger.refuse_if_gone()
+            self.ledger.database.refuse_if_gone()
             await parts.books.keep()
             parts.context.intake.revive(self.peers)
             self._service.news()

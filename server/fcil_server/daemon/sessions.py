@@ -53,7 +53,7 @@ class Sessions:
         self._cut_offs.refuse(peer.client)
         self._note_connection(incoming, peer)
         context.accounts.received(peer.client, hello, incoming.frames)
-        context.ledger.touch(peer.client, device=hello.device)
+        context.ledger.clients.touch(peer.client, device=hello.device)
         try:
             peer.ready = handshake.check(context.run.terms, hello)
         except FcilError as error:
@@ -119,7 +119,7 @@ class Sessions:
         """Answer a message that belongs to no session, as far as possible."""
         context, row = self._context, None
         with contextlib.suppress(FcilError):
-            row = context.ledger.client_by_curve(incoming.key)
+            row = context.ledger.clients.by_curve(incoming.key)
         context.journal.refusal(row.client_id if row else None, error)
         whose = row.client_id if row else context.link.carrier(incoming.conn)
         if whose is not None:
@@ -184,7 +184,7 @@ class Sessions:
         context.journal.note("warning", "revoked", text, row.client_id)
 
     def _row(self, peer: Peer) -> Client:
-        row = self._context.ledger.client(peer.client)
+        row = self._context.ledger.clients.get(peer.client)
         assert row is not None, "it has a session"
         return row
 
@@ -198,7 +198,7 @@ class Sessions:
         peer = context.peers.remove(conn)
         if peer is not None and context.peers.by_client(peer.client) is None:
             context.journal.note("info", "left", f"{peer.name} left", peer.client)
-            context.ledger.touch(peer.client)
+            context.ledger.clients.touch(peer.client)
             context.run.coordinator.left(peer.client)
 
     def cut(self, peer: Peer) -> None:
@@ -212,6 +212,6 @@ class Sessions:
         context, turns = self._context, Turns()
         for peer in context.peers:
             self.send(peer, Bye(reason="the server stops"))
-            context.ledger.touch(peer.client)
+            context.ledger.clients.touch(peer.client)
             await turns.give()
         await asyncio.sleep(0.05 + 0.0005 * len(context.peers))  # for the last messages to leave

@@ -23,7 +23,7 @@ async def status(context: ServerContext) -> dict[str, Any]:
     """Return the complete status of a running server."""
     context.journal.write()  # the ledger then has all that the status names
     coordinator = context.run.coordinator
-    run = context.ledger.run(coordinator.kit.run)
+    run = context.ledger.runs.get(coordinator.kit.run)
     assert run is not None
     return {
         "running": True,
@@ -87,11 +87,11 @@ def _now(context: ServerContext) -> dict[str, Any]:
 
 async def _clients(context: ServerContext) -> list[dict[str, Any]]:
     run, path = context.run.coordinator.kit.run, context.ledger.path
-    learned = {t.task for t in context.ledger.tasks(run) if t.closed_at is not None}
+    learned = {t.task for t in context.ledger.tasks.all(run) if t.closed_at is not None}
 
     def read() -> tuple[list[Client], dict[ClientId, set[int]]]:  # thousands of rows: in a thread
         with Ledger(path, read_only=True) as ledger:
-            return ledger.clients(), ledger.counted_tasks(run)
+            return ledger.clients.all(), ledger.updates.counted_tasks(run)
 
     clients, took_part = await asyncio.to_thread(read)
     rows = []
@@ -138,15 +138,15 @@ def _classes(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
             "waiting": c.task is None,
             "admitted": c.admitted,
         }
-        for c in ledger.classes(run)
+        for c in ledger.classes.all(run)
         if not c.hidden
     ]
 
 
 def stopped_status(ledger: Ledger, directory: str) -> dict[str, Any]:
     """Return the status from the ledger while no server runs."""
-    run = ledger.newest_run()
-    open_round = ledger.open_round(run.run_id) if run else None
+    run = ledger.runs.newest()
+    open_round = ledger.rounds.current(run.run_id) if run else None
     return {
         "running": False,
         "federation": {"directory": directory},
@@ -173,7 +173,7 @@ def stopped_status(ledger: Ledger, directory: str) -> dict[str, Any]:
                 "state": gone_client(c) or "away",
                 "last_seen": c.last_seen,
             }
-            for c in ledger.clients()
+            for c in ledger.clients.all()
         ],
         "classes": _classes(ledger, run.run_id) if run else [],
     }
@@ -181,7 +181,7 @@ def stopped_status(ledger: Ledger, directory: str) -> dict[str, Any]:
 
 def round_rows(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
     """Return one row per round: its clients, its duration, its cost."""
-    names = {c.client_id: c.name for c in ledger.clients()}
+    names = {c.client_id: c.name for c in ledger.clients.all()}
     return [_round_row(view, names, ledger.now) for view in round_views(ledger, run)]
 
 

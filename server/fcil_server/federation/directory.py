@@ -71,7 +71,7 @@ class Federation:
     def _open_keys(self) -> None:
         keys = self.directory / "keys"
         self._take_next_keys()  # of a key change that a kill interrupted
-        if self.ledger.clients() or self.ledger.runs():
+        if self.ledger.clients.all() or self.ledger.runs.all():
             _refuse_lost_keys(keys)
         self.keys = PrivateKeys.load_or_new(keys / "server.json")
         self.certificate = self._certificate(keys / "certificate")
@@ -148,7 +148,7 @@ class Federation:
         if self._lost:
             action = "A backup may hold more (fcil-server restore); check the disk."
             note("warning", CorruptFile.code, f"{self._lost} {action}")
-            self.ledger.empty_log()
+            self.ledger.database.empty_log()
 
     def rotate_keys(self, actor: str) -> None:
         """Give the server new signing and sealing keys; members learn them without action.
@@ -160,9 +160,9 @@ class Federation:
         Raises:
             UsageError: updates of an open round are stored, sealed for the old key.
         """
-        run = self.ledger.newest_run()
-        row = self.ledger.open_round(run.run_id) if run else None
-        if row is not None and self.ledger.accepted(row.key):
+        run = self.ledger.runs.newest()
+        row = self.ledger.rounds.current(run.run_id) if run else None
+        if row is not None and self.ledger.updates.accepted(row.key):
             raise UsageError(
                 f"task {row.task} {row.kind} round {row.round} holds updates that are sealed for "
                 "the present key.",
@@ -172,7 +172,7 @@ class Federation:
         RootKey.load(self._root_path)  # without it, change nothing
         fresh = PrivateKeys.generate(curve=self.keys.curve_secret)
         fresh.save(self._next_keys)
-        self.ledger.add_audit(actor, "rotate_keys", fresh.public.fingerprint)
+        self.ledger.audit.add(actor, "rotate_keys", fresh.public.fingerprint)
         self._take_next_keys()
         self.keys = PrivateKeys.load_or_new(self.directory / "keys" / "server.json")
         self.certificate = self._certificate(self.directory / "keys" / "certificate")
@@ -186,9 +186,9 @@ class Federation:
         if not self._next_keys.exists():
             return
         fresh = PrivateKeys.load(self._next_keys)
-        for run in self.ledger.runs():
-            for part in self.ledger.parts(run.run_id):
-                self.ledger.remove_part(run.run_id, Digest(part.digest))
+        for run in self.ledger.runs.all():
+            for part in self.ledger.parts.all(run.run_id):
+                self.ledger.parts.remove(run.run_id, Digest(part.digest))
         path = self.directory / "keys" / "certificate"
         with storage_errors("read", path):
             before = Certificate.from_bytes(path.read_bytes())

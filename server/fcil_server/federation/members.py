@@ -20,13 +20,13 @@ def member_rows(ledger: Ledger, live: Mapping[str, str]) -> list[dict[str, Any]]
         ledger: the federation's.
         live: client id -> state, for clients connected to a running server.
     """
-    rounds, traffic = ledger.rounds_by_client(), ledger.bytes_by_client()
-    names = {client.client_id: client.name for client in ledger.clients()}
+    rounds, traffic = ledger.updates.rounds_by_client(), ledger.bytes.by_client()
+    names = {client.client_id: client.name for client in ledger.clients.all()}
     rows = []
-    for client in ledger.clients():
+    for client in ledger.clients.all():
         here = live.get(client.client_id, "away") not in ("away", "refused", *GONE)
         up, down = traffic.get(client.client_id, (0, 0))
-        refusals = ledger.refusals_of(client.client_id, limit=SHOWN_REFUSALS)
+        refusals = ledger.refusals.of_client(client.client_id, limit=SHOWN_REFUSALS)
         rows.append(
             {
                 "id": client.client_id,
@@ -61,7 +61,7 @@ def ticket_rows(ledger: Ledger) -> list[dict[str, Any]]:
     """Return the tickets that are still good, as plain data; never their secrets."""
     return [
         {"name": t.name, "issued_at": t.issued_at, "expires_at": t.expires_at}
-        for t in ledger.tickets()
+        for t in ledger.tickets.all()
         if _good(t, ledger.now)
     ]
 

@@ -51,8 +51,8 @@ class Roster:
         """Put all clients that the ledger knows on the gate's lists."""
         now = self._ledger.now
         members, former = set[bytes](), set[bytes]()
-        tickets = {t.curve: t.open_s(now) for t in self._ledger.tickets()}
-        for row in self._ledger.clients():
+        tickets = {t.curve: t.open_s(now) for t in self._ledger.tickets.all()}
+        for row in self._ledger.clients.all():
             if row.curve:
                 (members if row.may_join(now) else former).add(row.curve)
         self.door.replace(members, {k: s for k, s in tickets.items() if s}, former | tickets.keys())
@@ -83,7 +83,7 @@ class Roster:
             UsageError: a client has the name, or ``via`` is no relay that can take it.
         """
         check_name(name)
-        self._ledger.refuse_taken(name)
+        self._ledger.clients.refuse_taken(name)
         relay = None if via is None else self._relay(via, role)
         ticket = Ticket.new(
             relay.curve if relay else self.federation.keys.public.curve,
@@ -95,9 +95,9 @@ class Roster:
         )
         guest = ticket.guest_keys().public
         with self._ledger.transaction():
-            older = [t.curve for t in self._ledger.tickets() if t.name == name]
-            self._ledger.withdraw_tickets(name)
-            self._ledger.add_ticket(
+            older = [t.curve for t in self._ledger.tickets.all() if t.name == name]
+            self._ledger.tickets.withdraw(name)
+            self._ledger.tickets.add(
                 name,
                 curve=guest.curve,
                 signing=guest.signing,
@@ -105,7 +105,7 @@ class Roster:
                 role=role,
                 via=relay.client_id if relay else None,
             )
-            self._ledger.add_audit(actor, "enrol", name)
+            self._ledger.audit.add(actor, "enrol", name)
         for curve in older:
             self.door.explain(curve)
         self.door.invite(guest.curve, lasts_s)
@@ -141,14 +141,14 @@ class Roster:
             UsageError: the name was given to another client meanwhile.
         """
         if ticket.client is not None:
-            row = self._ledger.client(ticket.client)
+            row = self._ledger.clients.get(ticket.client)
             if row is not None and row.curve == keys.curve and row.signing == keys.signing:
                 return row.client_id  # the first answer was lost
         check_ticket(ticket, self._ledger.now)
         with self._ledger.transaction():
             client = self._add(ticket.name, keys, device, role=ticket.role, via=ticket.via)
-            self._ledger.use_ticket(ticket.curve, client)
-            self._ledger.add_audit(f"ticket of {ticket.name}", "enrolled", client)
+            self._ledger.tickets.use(ticket.curve, client)
+            self._ledger.audit.add(f"ticket of {ticket.name}", "enrolled", client)
         self.door.admit(keys.curve)
         self.door.used(ticket.curve)
         if ticket.via is not None:
@@ -160,14 +160,14 @@ class Roster:
 
         The caller syncs the ledger before it answers.
         """
-        known = self._ledger.client_by_curve(keys.curve)
+        known = self._ledger.clients.by_curve(keys.curve)
         if known is not None and known.may_join(self._ledger.now):
             return known.client_id
         if known is not None:
             raise refusal(known, self._ledger.now)
         with self._ledger.transaction(waits=False):
-            client = self._add(self._ledger.free_name(name), keys, "")
-            self._ledger.add_audit(actor, "enrol_local", client)
+            client = self._add(self._ledger.clients.free_name(name), keys, "")
+            self._ledger.audit.add(actor, "enrol_local", client)
         self.door.admit(keys.curve)
         return client
 
@@ -182,12 +182,12 @@ class Roster:
             {"curve": message.curve, "signing": message.signing, "sealing": message.sealing}
         )
         verify_signature(keys.signing, PROOF, proof_text(row.curve, keys), message.proof)
-        holder = self._ledger.client_by_curve(keys.curve)
+        holder = self._ledger.clients.by_curve(keys.curve)
         if holder is not None and holder.client_id != row.client_id:
             raise UsageError("these keys belong to another client.", action="Draw new ones.")
         with self._ledger.transaction():
-            self._ledger.replace_keys(row.client_id, keys)
-            self._ledger.add_audit(row.name, "rotate_keys", keys.fingerprint)
+            self._ledger.clients.replace_keys(row.client_id, keys)
+            self._ledger.audit.add(row.name, "rotate_keys", keys.fingerprint)
         self.door.admit(keys.curve)
         self.door.forget(row.curve)
         return keys
@@ -202,7 +202,7 @@ class Roster:
         via: ClientId | None = None,
     ) -> ClientId:
         client = self._new_id(name)
-        self._ledger.add_client(
+        self._ledger.clients.add(
             client,
             name,
             curve=keys.curve,
@@ -218,7 +218,7 @@ class Roster:
         """Return an unused id, random or derived from the name."""
         if self.named_ids:
             for words in (name.rpartition(":")[2], name):  # the first is without the machine's name
-                if self._ledger.client(named_client_id(words)) is None:
+                if self._ledger.clients.get(named_client_id(words)) is None:
                     return named_client_id(words)
         return new_client_id()
 
@@ -231,9 +231,9 @@ class Roster:
         """
         now = self._ledger.now
         members, former, newcomers = list[bytes](), list[bytes](), list[bytes]()
-        for ticket in self._ledger.tickets_via(relay):
+        for ticket in self._ledger.tickets.via(relay):
             (newcomers if ticket.open_s(now) else former).append(ticket.curve)
-        for row in self._ledger.clients_via(relay):
+        for row in self._ledger.clients.via(relay):
             if row.curve:
                 (members if row.may_join(now) else former).append(row.curve)
         guests = (former + newcomers)[-MAX_GUESTS_BEHIND:]
@@ -241,8 +241,8 @@ class Roster:
 
     def is_behind(self, key: bytes, relay: ClientId) -> bool:
         """Return True if a client, or a ticket's holder, may connect through this relay."""
-        row = self._ledger.client_by_curve(key)
-        ticket = self._ledger.ticket(key) if row is None else None
+        row = self._ledger.clients.by_curve(key)
+        ticket = self._ledger.tickets.get(key) if row is None else None
         via = row.via if row else ticket.via if ticket else None
         return via == relay
 
@@ -250,16 +250,16 @@ class Roster:
 
     def allow(self, key: bytes) -> int:
         """Return a connection's limit of unread bytes; a relay's is for all clients behind it."""
-        row = self._ledger.client_by_curve(key)
+        row = self._ledger.clients.by_curve(key)
         relays = row is not None and row.role is Role.RELAY and self.door.is_member(key)
         if row is None or not relays:
             return self.door.allow(key)
-        behind = MIN_WINDOW_BYTES * len(self._ledger.clients_via(row.client_id))
+        behind = MIN_WINDOW_BYTES * len(self._ledger.clients.via(row.client_id))
         return self.door.allow(key) + max(TOTAL_BYTES, behind)
 
     def who(self, key: bytes) -> str:
         """Return the name of a CURVE key's holder for a note; no key: it never spoke."""
-        row = self._ledger.client_by_curve(key) if key else None
+        row = self._ledger.clients.by_curve(key) if key else None
         if row is not None and row.name:
             return row.name
         return "somebody with a ticket or who was a member" if key else "somebody who said nothing"
@@ -279,8 +279,8 @@ class Roster:
         with self._ledger.transaction():
             if not keep:
                 self._leave_out(row.client_id)
-            self._ledger.revoke_client(row.client_id, why)
-            self._ledger.add_audit(actor, "revoke", f"{row.name}: {why}")
+            self._ledger.clients.revoke(row.client_id, why)
+            self._ledger.audit.add(actor, "revoke", f"{row.name}: {why}")
         if row.curve:
             self.door.explain(row.curve)
         self.changed(row.client_id if row.via is None else row.via)
@@ -296,21 +296,21 @@ class Roster:
             self.door.admit(row.curve)
 
     def _leave_out(self, client: ClientId) -> None:
-        run = self._ledger.newest_run()
-        row = self._ledger.open_round(run.run_id) if run else None
-        update = self._ledger.update_of(row.key, client) if row else None
+        run = self._ledger.runs.newest()
+        row = self._ledger.rounds.current(run.run_id) if run else None
+        update = self._ledger.updates.get(row.key, client) if row else None
         if row is not None and update is not None and update.status is UpdateStatus.ACCEPTED:
-            self._ledger.exclude_update(row.key, client, WITHDRAWN)
+            self._ledger.updates.exclude(row.key, client, WITHDRAWN)
 
     def withdraw(self, name: str, actor: str) -> bool:
         """Withdraw the open tickets for a name that no client has; return True if any were."""
-        if self._ledger.client_by_name(name) is not None:
+        if self._ledger.clients.by_name(name) is not None:
             return False
-        tickets = [t for t in self._ledger.tickets() if t.name == name]
+        tickets = [t for t in self._ledger.tickets.all() if t.name == name]
         via = {t.via for t in tickets if t.via is not None}
-        if not self._ledger.withdraw_tickets(name):
+        if not self._ledger.tickets.withdraw(name):
             return False
-        self._ledger.add_audit(actor, "withdraw", name)
+        self._ledger.audit.add(actor, "withdraw", name)
         for ticket in tickets:
             self.door.explain(ticket.curve)
         for relay in via:
@@ -324,8 +324,8 @@ class Roster:
         """
         with self._ledger.transaction():
             self._leave_out(row.client_id)
-            erased = self._ledger.erase_client(row.client_id)
-            self._ledger.add_audit(actor, "erase", row.client_id)
+            erased = self._ledger.clients.erase(row.client_id)
+            self._ledger.audit.add(actor, "erase", row.client_id)
         self.door.forget(row.curve)
         self.changed(row.client_id if row.via is None else row.via)
         return erased
@@ -345,9 +345,9 @@ def named(ledger: Ledger, name: str) -> ledger_rows.Client:
     Raises:
         UsageError: none or several.
     """
-    row = ledger.client_by_name(name)
+    row = ledger.clients.by_name(name)
     rows = [row] if row else [
-        r for r in ledger.clients() if len(name) >= 4 and r.client_id.startswith(name)
+        r for r in ledger.clients.all() if len(name) >= 4 and r.client_id.startswith(name)
     ]  # fmt: skip
     if len(rows) != 1:
         raise UsageError(
@@ -363,8 +363,8 @@ def ever_named(ledger: Ledger, name: str) -> ledger_rows.Client:
     Raises:
         UsageError: none or several.
     """
-    if ledger.client_by_name(name) is None:
-        former = [r for r in ledger.clients() if r.name == name]
+    if ledger.clients.by_name(name) is None:
+        former = [r for r in ledger.clients.all() if r.name == name]
         if len(former) == 1:
             return former[0]
         if former:

@@ -88,7 +88,7 @@ def run(
         federation.swarm(SWARM, work.data, work.partition, *options, env=limits)
         used = _watch(federation, work, stop, tell, len(work.tasks))
         with Ledger(federation.federation / LEDGER_NAME, read_only=True) as ledger:
-            newest = ledger.newest_run()
+            newest = ledger.runs.newest()
             assert newest is not None
             data = collect(ledger, newest.run_id)
     found = numbers(data)

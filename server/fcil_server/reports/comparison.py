@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fcil_protocol.storage.atomic_files import write_atomic
 from fcil_server.ledger.enums import Direction, Source
-from fcil_server.ledger.ledger import LEDGER_NAME, Ledger, run_named
+from fcil_server.ledger.ledger import LEDGER_NAME, Ledger
 from fcil_server.ledger.rows import Run
 from fcil_server.reports.charts import charts
 from fcil_server.reports.charts import history as snapshot
@@ -49,7 +49,7 @@ def _run(history: History) -> Run:
 def _read(place: Path) -> History:
     directory, run = where(place)
     with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
-        return snapshot.frozen(collect(ledger, run_named(ledger, run).run_id))
+        return snapshot.frozen(collect(ledger, ledger.runs.named(run).run_id))
 
 
 def write(runs: Named, folder: Path) -> list[Path]:

@@ -113,7 +113,7 @@ def write(
 
 def _final(ledger: Ledger, run: RunId, states: StateStore | None) -> StateRecord | None:
     """Return the newest committed state if it is intact; an older one is not the final model."""
-    newest = ledger.newest_state(run)
+    newest = ledger.states.newest(run)
     if states is None or newest is None:
         return None
     try:
@@ -138,14 +138,14 @@ def append_round(ledger: Ledger, key: RoundKey, directory: Path) -> None:
     If the last line is not that of the round before (a kill came between a round's end and its
     line, or in the middle of one), the file is rewritten from the ledger.
     """
-    row = ledger.round(key)
+    row = ledger.rounds.get(key)
     assert row is not None, "a round that closed is in the ledger"
     path = directory / ROUNDS
     with storage_errors("write", path):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         with os.fdopen(os.open(path, mode, 0o600), "ab+") as file:
-            if _last_seq(file) == ledger.seq_before(row):
+            if _last_seq(file) == ledger.rounds.seq_before(row):
                 file.write(_json_line(round_view(ledger, row).line()))
                 return
     data = collect(ledger, key.run)
@@ -227,7 +227,7 @@ def environment(data: RunData) -> dict[str, Any]:
 
 
 def describe_environment(device: Mapping[str, Any], *, threads: int) -> dict[str, Any]:
-    """Describe this machine for `Ledger.new_run`.
+    """Describe this machine for `Ledger.runs.add`.
 
     ``device`` is the worker's description of its device; ``threads`` is its number of threads.
     Nothing that names a person, a host or a path is included.

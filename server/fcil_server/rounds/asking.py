@@ -76,7 +76,7 @@ async def registry_part(
         ids = kit.classes.names_for(peer.names)
     seen = set(task.seen)
     names = sorted(name for name, class_id in ids.items() if class_id in seen)
-    tasks = {c: t.task for t in kit.ledger.tasks(kit.run) for c in t.class_ids}
+    tasks = {c: t.task for t in kit.ledger.tasks.all(kit.run) for c in t.class_ids}
     payload = Payload(
         {
             "class": np.array([ids[n] for n in names], np.int64),

@@ -46,9 +46,9 @@ def apply_change(classes: ClassRegistry, fields: dict[str, Any]) -> list[str]:
 
 def class_list(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
     """Return the run's class names as plain data: those with ids first, in order of ids."""
-    by = {c.client_id: c.name for c in ledger.clients()}
+    by = {c.client_id: c.name for c in ledger.clients.all()}
     aliases: dict[str, list[str]] = {}
-    for row in ledger.alias_rows(run):
+    for row in ledger.classes.alias_rows(run):
         aliases.setdefault(row.target, []).append(row.name)
     return [
         {
@@ -62,5 +62,5 @@ def class_list(ledger: Ledger, run: RunId) -> list[dict[str, Any]]:
             "first_seen_by": by.get(c.first_seen_by, "") if c.first_seen_by else "",
             "seen_at": c.seen_at,
         }
-        for c in ledger.classes(run)
+        for c in ledger.classes.all(run)
     ]

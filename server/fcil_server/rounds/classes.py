@@ -58,7 +58,7 @@ class ClassRegistry:
                 started with other names.
         """
         _check_listed(tasks)
-        held = self._ledger.classes(self._run)
+        held = self._ledger.classes.all(self._run)
         wanted = [
             (class_key(name), task, i)
             for i, (task, name) in enumerate(
@@ -75,7 +75,7 @@ class ClassRegistry:
             names = [normalise_class_name(name) for listed in tasks for name in listed]
             with self._ledger.transaction():
                 for (key, task, class_id), name in zip(wanted, names, strict=True):
-                    self._ledger.add_class(
+                    self._ledger.classes.add(
                         self._run, key, name, class_id=class_id, planned_task=task
                     )
         return [
@@ -88,8 +88,8 @@ class ClassRegistry:
         New names wait for their task; a run with listed classes refuses them. A client's quota
         counts the names that it was the first to bring.
         """
-        rows = {c.key: c for c in self._ledger.classes(self._run)}
-        aliases = self._ledger.aliases(self._run)
+        rows = {c.key: c for c in self._ledger.classes.all(self._run)}
+        aliases = self._ledger.classes.aliases(self._run)
         listed = any(c.planned_task is not None for c in rows.values())
         brought = sum(c.first_seen_by == client for c in rows.values())
         accepted: list[str] = []
@@ -115,7 +115,7 @@ class ClassRegistry:
             with self._ledger.transaction():
                 for key, name in new.items():
                     clean = normalise_class_name(name)
-                    self._ledger.add_class(
+                    self._ledger.classes.add(
                         self._run, key, clean, first_seen_by=client, admitted=not self._confirm
                     )
         return Announcement(tuple(accepted), tuple(new.values()), tuple(refused))
@@ -125,31 +125,31 @@ class ClassRegistry:
 
         Each one's ``seen_at`` is the time since when it waits. Empty in a run with listed classes.
         """
-        rows = self._ledger.classes(self._run)
+        rows = self._ledger.classes.all(self._run)
         waiting = [c for c in rows if c.class_id is None and not c.hidden and c.admitted]
         return sorted(waiting, key=lambda c: c.key)
 
     def unadmitted(self) -> list[ClassRow]:
         """Return the names that wait for the operator to admit them, oldest first."""
-        rows = [c for c in self._ledger.classes(self._run) if not (c.admitted or c.hidden)]
+        rows = [c for c in self._ledger.classes.all(self._run) if not (c.admitted or c.hidden)]
         return sorted(rows, key=lambda c: (c.seen_at, c.key))
 
     def canonical(self, keys: Iterable[str]) -> frozenset[str]:
         """Return the keys of the classes that these keys name."""
-        aliases = self._ledger.aliases(self._run)
+        aliases = self._ledger.classes.aliases(self._run)
         return frozenset(aliases.get(key, key) for key in keys)
 
     def keys_of(self, class_ids: Collection[int]) -> frozenset[str]:
         """Return all keys by which clients may call these classes; hidden ones have none."""
         wanted = set(class_ids)
-        rows = self._ledger.classes(self._run)
+        rows = self._ledger.classes.all(self._run)
         own = {c.key for c in rows if c.class_id in wanted and not c.hidden}
-        others = self._ledger.aliases(self._run).items()
+        others = self._ledger.classes.aliases(self._run).items()
         return frozenset(own | {key for key, target in others if target in own})
 
     def listed_tasks(self) -> int:
         """Return the number of listed tasks, 0 if classes are discovered."""
-        planned = [c.planned_task for c in self._ledger.classes(self._run)]
+        planned = [c.planned_task for c in self._ledger.classes.all(self._run)]
         return 1 + max((p for p in planned if p is not None), default=-1)
 
     def open_task(self, task: int, *, only: Collection[str] | None = None) -> TaskInfo:
@@ -163,7 +163,7 @@ class ClassRegistry:
         Raises:
             InternalError: the task would have no class, or is not the next one.
         """
-        rows = self._ledger.classes(self._run)
+        rows = self._ledger.classes.all(self._run)
         if self.listed_tasks():
             chosen = [(c.key, c.class_id) for c in rows if c.planned_task == task]
         else:
@@ -175,13 +175,13 @@ class ClassRegistry:
         ids = [class_id for _, class_id in chosen if class_id is not None]
         with self._ledger.transaction():
             for (key, _), class_id in zip(chosen, ids, strict=True):
-                self._ledger.place_class(self._run, key, class_id=class_id, task=task)
-            self._ledger.new_task(self._run, task, ids)
+                self._ledger.classes.place(self._run, key, class_id=class_id, task=task)
+            self._ledger.tasks.open(self._run, task, ids)
         return self.task_info(task)
 
     def task_info(self, task: int) -> TaskInfo:
         """Return an opened task as methods see it."""
-        opened = self._ledger.tasks(self._run)
+        opened = self._ledger.tasks.all(self._run)
         past = tuple(i for t in opened[:task] for i in t.class_ids)
         return TaskInfo(index=task, classes=opened[task].class_ids, past=past)
 
@@ -192,10 +192,10 @@ class ClassRegistry:
         """
         by_key = {
             c.key: c.class_id
-            for c in self._ledger.classes(self._run)
+            for c in self._ledger.classes.all(self._run)
             if c.task is not None and c.class_id is not None and not c.hidden
         }
-        aliases = self._ledger.aliases(self._run)
+        aliases = self._ledger.classes.aliases(self._run)
         found: dict[str, int] = {}
         for name in names:
             key = class_key(name)
@@ -206,7 +206,7 @@ class ClassRegistry:
 
     def names(self) -> dict[int, str]:
         """Return id -> name of every class that has an id."""
-        rows = self._ledger.classes(self._run)
+        rows = self._ledger.classes.all(self._run)
         return {c.class_id: c.name for c in rows if c.class_id is not None}
 
     # Changes by the operator.
@@ -219,9 +219,9 @@ class ClassRegistry:
         with self._ledger.transaction():
             if key != row.key:
                 self._refuse_taken(clean)
-            self._ledger.rename_class(self._run, row.key, key, clean)
+            self._ledger.classes.rename(self._run, row.key, key, clean)
             if key != row.key:
-                self._ledger.add_alias(self._run, row.key, row.name, key)
+                self._ledger.classes.add_alias(self._run, row.key, row.name, key)
 
     def alias(self, name: str, target: str) -> None:
         """Make ``name`` an alias of the class ``target``, merging a waiting name into it.
@@ -232,30 +232,30 @@ class ClassRegistry:
         to = self._find(target)
         clean = _clean_name(name)
         key = class_key(clean)
-        rows = {c.key: c for c in self._ledger.classes(self._run)}
+        rows = {c.key: c for c in self._ledger.classes.all(self._run)}
         if key == to.key or (key in rows and rows[key].class_id is not None):
             raise UsageError(
                 f"{clean!r} is a class of its own and cannot become another name of {to.name!r}.",
                 action="Hide it instead.",
             )
         with self._ledger.transaction():
-            self._ledger.move_aliases(self._run, key, to.key)
-            self._ledger.remove_class(self._run, key)
+            self._ledger.classes.move_aliases(self._run, key, to.key)
+            self._ledger.classes.remove(self._run, key)
             self._refuse_taken(clean)
-            self._ledger.add_alias(self._run, key, clean, to.key)
+            self._ledger.classes.add_alias(self._run, key, clean, to.key)
 
     def admit(self, name: str) -> None:
         """Allow tasks to take a name that waits for the operator."""
-        self._ledger.admit_class(self._run, self._find(name).key)
+        self._ledger.classes.admit(self._run, self._find(name).key)
 
     def hide(self, name: str, *, hidden: bool = True) -> None:
         """Keep a name out of coming tasks and away from clients, or show it again."""
-        self._ledger.hide_class(self._run, self._find(name).key, hidden=hidden)
+        self._ledger.classes.hide(self._run, self._find(name).key, hidden=hidden)
 
     def _find(self, name: str) -> ClassRow:
         key = class_key(name)
-        key = self._ledger.aliases(self._run).get(key, key)
-        rows = {c.key: c for c in self._ledger.classes(self._run)}
+        key = self._ledger.classes.aliases(self._run).get(key, key)
+        rows = {c.key: c for c in self._ledger.classes.all(self._run)}
         if key not in rows:
             known = ", ".join(repr(c.name) for c in list(rows.values())[:20]) or "none yet"
             raise UsageError(
@@ -266,8 +266,8 @@ class ClassRegistry:
 
     def _refuse_taken(self, name: str) -> None:
         key = class_key(name)
-        taken = {c.key for c in self._ledger.classes(self._run)}
-        if key in taken or key in self._ledger.aliases(self._run):
+        taken = {c.key for c in self._ledger.classes.all(self._run)}
+        if key in taken or key in self._ledger.classes.aliases(self._run):
             raise UsageError(f"{name!r} stands for a class already.", action="Choose another name.")
 
 

@@ -27,10 +27,10 @@ MAX_VOID = 3  # void rounds in a row that pause the run, as does each further on
 
 def needed_updates(ledger: Ledger, run: RunId) -> set[str]:
     """Return the updates that the spool must keep: the open round's and the newest state's."""
-    row = ledger.open_round(run)
-    made = ledger.newest_combined(run)
-    updates = ledger.accepted(row.key) if row else []
-    updates += ledger.updates(made.key) if made else []
+    row = ledger.rounds.current(run)
+    made = ledger.states.newest_combined(run)
+    updates = ledger.updates.accepted(row.key) if row else []
+    updates += ledger.updates.of_round(made.key) if made else []
     return {str(u.update_id) for u in updates if u.reason != WITHDRAWN}
 
 
@@ -66,12 +66,14 @@ class Closing:
         """Close a round in the ledger and notify the asked clients."""
         key = RoundKey(self.kit.run, task.index, step.kind, step.round)
         if step.kind == EVALUATE:
-            rows = self.kit.ledger.accepted(key)
+            rows = self.kit.ledger.updates.accepted(key)
             results = await asyncio.to_thread(self._open_evaluations, rows)
             with self.kit.ledger.transaction(waits=False):
-                for row in self.kit.ledger.accepted(key):  # without clients revoked meanwhile
+                for row in self.kit.ledger.updates.accepted(
+                    key
+                ):  # without clients revoked meanwhile
                     counts = results[row.client]
-                    self.kit.ledger.add_evaluation(self.kit.run, key.task, row.client, counts)
+                    self.kit.ledger.evaluations.add(self.kit.run, key.task, row.client, counts)
                 outcome = self._commit(key, close, {"collect_s": collect_s})
         else:
             outcome = await self._aggregate(task, step, key, close, collect_s)
@@ -127,8 +129,8 @@ class Closing:
         phases["save_s"] = loop.time() - aggregated
         with kit.ledger.transaction(waits=False):
             for client, reason in excluded.items():
-                kit.ledger.exclude_update(key, client, reason)
-            kit.ledger.add_state(key, number, digest, at.digest)
+                kit.ledger.updates.exclude(key, client, reason)
+            kit.ledger.states.add(key, number, digest, at.digest)
             outcome = self._commit(key, close, phases, number)
         for client, reason in excluded.items():
             kit.notify("warning", "excluded", f"{kit.name_of(client)}: {reason}")
@@ -138,7 +140,7 @@ class Closing:
 
     def _usable(self, key: RoundKey) -> list[UpdateRow]:
         """Return the updates that can be aggregated now."""
-        return [u for u in self.kit.ledger.accepted(key) if u.samples > 0]
+        return [u for u in self.kit.ledger.updates.accepted(key) if u.samples > 0]
 
     def _too_few(
         self,
@@ -151,14 +153,14 @@ class Closing:
         kit, least = self.kit, self.kit.config.least_updates
         with kit.ledger.transaction(waits=False):
             for client, reason in excluded.items():
-                kit.ledger.exclude_update(key, client, reason)
+                kit.ledger.updates.exclude(key, client, reason)
             usable = self._usable(key)
             for row in usable:
                 reason = (
                     f"a round needs {least} updates to change anything and had {len(usable)} "
                     "(round.min_updates)"
                 )
-                kit.ledger.exclude_update(key, row.client, reason)
+                kit.ledger.updates.exclude(key, row.client, reason)
             if usable and close.why is not machine.Why.REST:  # which the ledger must remember
                 close = replace(close, why=machine.Why.TOO_FEW)
             outcome = self._commit(key, close, phases)
@@ -183,7 +185,7 @@ class Closing:
         with kit.ledger.transaction(waits=False):
             for row in self._usable(key):
                 reason = f"the round is void, and no update is to blame: {why}"
-                kit.ledger.exclude_update(key, row.client, reason)
+                kit.ledger.updates.exclude(key, row.client, reason)
             if close.why is not machine.Why.REST:  # which the ledger must remember
                 close = replace(close, why=machine.Why.VOID)
             outcome = self._commit(key, close, phases)
@@ -201,8 +203,8 @@ class Closing:
         Raises:
             RunFailed: no operator is there to resume the run (``--until-done``).
         """
-        kit, row = self.kit, self.kit.ledger.round(key)
-        count = kit.ledger.void_rounds(kit.run)
+        kit, row = self.kit, self.kit.ledger.rounds.get(key)
+        count = kit.ledger.rounds.count_void(kit.run)
         if count < MAX_VOID or row is None or row.why != machine.Why.VOID:
             return ""
         text = f"the last {count} rounds are void: their updates could not be combined"
@@ -240,7 +242,7 @@ class Closing:
             self.verdict(client)
         with ledger.transaction(waits=False):
             # Updates that landed while the last ones were synced to disk count like the others.
-            rows = ledger.updates(key)
+            rows = ledger.updates.of_round(key)
             updated = {u.client for u in rows}
             outcome = close.outcome
             if updated and outcome is Outcome.SKIPPED:
@@ -248,11 +250,11 @@ class Closing:
             for client, answer in close.answers.items():
                 if answer in SILENT and client not in updated:
                     reason = self.at.round.reasons.get(client, "")
-                    ledger.set_answer(key, client, answer, reason)
-            ledger.count_updates(key)
+                    ledger.answers.set(key, client, answer, reason)
+            ledger.updates.mark_counted(key)
             if all(u.status is UpdateStatus.EXCLUDED for u in rows):
                 outcome = Outcome.SKIPPED
-            ledger.close_round(
+            ledger.rounds.close(
                 key,
                 outcome,
                 why=close.why,
@@ -274,7 +276,7 @@ class Closing:
 
     async def _tell(self, key: RoundKey, close: machine.Close, outcome: Outcome) -> None:
         turns = Turns()
-        updated = {u.client for u in self.kit.ledger.updates(key)}
+        updated = {u.client for u in self.kit.ledger.updates.of_round(key)}
         for client, answer in close.answers.items():
             await turns.give()
             peer = self.kit.peers.by_client(client)
@@ -295,7 +297,7 @@ class Closing:
     def verdict(self, client: ClientId) -> Verdict | None:
         """Return the verdict on a client's last update whose round is closed."""
         if client not in self._verdicts:
-            judged = self.kit.ledger.last_judged(self.kit.run, client)
+            judged = self.kit.ledger.updates.last_judged(self.kit.run, client)
             self._verdicts[client] = None if judged is None else _verdict(judged)
         return self._verdicts[client]
 
@@ -309,7 +311,7 @@ class Closing:
         seen = set(task.seen)
         ids = {name: c for c, name in self.kit.classes.names().items() if c in seen}
         counts = await self.kit.aggregation.evaluate(ctx, parts, folder, ids)
-        self.kit.ledger.add_evaluation(self.kit.run, task.index, CENTRAL, counts)
+        self.kit.ledger.evaluations.add(self.kit.run, task.index, CENTRAL, counts)
 
 
 def _verdict(row: UpdateRow) -> Verdict:

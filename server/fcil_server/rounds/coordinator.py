@@ -83,7 +83,7 @@ class Coordinator:
             return False
         waited = self.at.round.answers.get(client) is Answer.NONE
         if waited:
-            self.kit.ledger.set_answer(key, client, Answer.DECLINED, reason)
+            self.kit.ledger.answers.set(key, client, Answer.DECLINED, reason)
         resting = reason == NotNow.code
         self._events.put_nowait(machine.Declined(client, reason, self._now(), resting=resting))
         return waited
@@ -93,7 +93,7 @@ class Coordinator:
         key = self.at.key(self.kit.run)
         if key is None or not self.at.is_open:
             return
-        row = self.kit.ledger.update_of(key, client)
+        row = self.kit.ledger.updates.get(key, client)
         if row is not None and row.reason != WITHDRAWN:
             return
         self._events.put_nowait(machine.Withdrawn(client, WITHDRAWN, self._now()))
@@ -190,8 +190,8 @@ class Coordinator:
             if kit.config.run.central_test:
                 at.show("evaluating")
                 await self.closing.central_evaluation(task)
-            kit.ledger.close_task(kit.run, task.index)
-            if kit.ledger.was_learned(kit.run, task.index):
+            kit.ledger.tasks.close(kit.run, task.index)
+            if kit.ledger.rounds.was_learned(kit.run, task.index):
                 kit.notify("info", "task_done", f"task {task.index} is learned")
             else:
                 text = f"task {task.index} is over and nothing was learned in it: no round of it"
@@ -204,10 +204,10 @@ class Coordinator:
         self.at.show("done")
 
     def _closed(self, task: int) -> int:
-        return self.kit.ledger.closed_rounds(self.kit.run, task)
+        return self.kit.ledger.rounds.count_closed(self.kit.run, task)
 
     async def _load_state(self) -> None:
-        newest = self.kit.ledger.newest_state(self.kit.run)
+        newest = self.kit.ledger.states.newest(self.kit.run)
         # A state file that the ledger does not know was never committed: its round resumes.
         self.kit.states.discard_after(newest.state if newest else -1)
         if newest is not None:
@@ -216,12 +216,12 @@ class Coordinator:
 
     def _tidy_spool(self) -> None:
         """Remove updates of older rounds and unrecorded ones, which their senders still have."""
-        row = self.kit.ledger.open_round(self.kit.run)
-        updates = self.kit.ledger.accepted(row.key) if row else []
+        row = self.kit.ledger.rounds.current(self.kit.run)
+        updates = self.kit.ledger.updates.accepted(row.key) if row else []
         held = set(self.kit.spool.keys())
         for update in updates:
             if row is not None and update.update_id not in held:
-                self.kit.ledger.exclude_update(row.key, update.client, "damaged in the spool")
+                self.kit.ledger.updates.exclude(row.key, update.client, "damaged in the spool")
                 name = self.kit.name_of(update.client)
                 text = f"the update of {name} is damaged in the spool and cannot be counted"
                 self.kit.notify("error", "corrupt_file", text)
@@ -230,7 +230,7 @@ class Coordinator:
 
     async def _next_task(self) -> TaskInfo | None:
         kit = self.kit
-        opened = kit.ledger.tasks(kit.run)
+        opened = kit.ledger.tasks.all(kit.run)
         if opened and opened[-1].closed_at is None:
             return kit.classes.task_info(opened[-1].task)
         listed = kit.classes.listed_tasks()
@@ -245,7 +245,7 @@ class Coordinator:
 
     async def _open_task(self, task: TaskInfo) -> None:
         kit, at = self.kit, self.at
-        if any(row.task == task.index for row in kit.ledger.states(kit.run)):
+        if any(row.task == task.index for row in kit.ledger.states.all(kit.run)):
             return  # opened before a restart
         at.show("opening")
         ctx = context(kit, task, Step(OPENING, 0, 1))
@@ -254,7 +254,7 @@ class Coordinator:
         parts = await kit.aggregation.broadcast(ctx, state)  # if it fails, no state is kept
         number, digest = await save(kit, at, state, task)
         key = RoundKey(kit.run, task.index, OPENING, 0)
-        kit.ledger.add_state(key, number, digest, at.digest)
+        kit.ledger.states.add(key, number, digest, at.digest)
         at.adopt(state, number, digest, parts)
         names = kit.classes.names()
         listed = ", ".join(names[c] for c in task.classes)
@@ -318,19 +318,19 @@ class Coordinator:
 
     def _no_more_of(self, task: int) -> bool:
         """Return True if the operator wanted no more rounds of a task; the ledger remembers."""
-        return self.kit.ledger.was_closed_by(self.kit.run, task, machine.Why.REST.value)
+        return self.kit.ledger.rounds.was_closed_by(self.kit.run, task, machine.Why.REST.value)
 
     def _ensure_row(self, key: RoundKey) -> None:
         """Record a round that closed before it asked any client."""
-        if self.kit.ledger.open_round(self.kit.run) is None:
-            self.kit.ledger.new_round(key, asked=(), base_state=self.at.number)
+        if self.kit.ledger.rounds.current(self.kit.run) is None:
+            self.kit.ledger.rounds.open(key, asked=(), base_state=self.at.number)
 
     def _machine(self, key: RoundKey) -> Round:
         """Make the round's machine, restored if the round was open when the server stopped."""
         ledger = self.kit.ledger
         rules = rules_of(self.kit.config, key.kind)
         seed = (self.kit.config.run.seed, key.task, key.round)
-        row = ledger.open_round(self.kit.run)
+        row = ledger.rounds.current(self.kit.run)
         if row is None or row.key != key:
             held, since = self.at.mode is not Mode.RUNNING, self.at.unheld_since
             self.at.opened_at = None
@@ -359,15 +359,15 @@ class Coordinator:
                 self._unheld_noted = -1
                 remaining = kit.config.round.deadline_s
                 with kit.ledger.transaction(waits=False):
-                    row = kit.ledger.new_round(
+                    row = kit.ledger.rounds.open(
                         key, asked=asked, base_state=self.at.number, remaining_s=remaining
                     )
                 self.at.opened_at = row.opened_at
                 await asyncio.to_thread(kit.ledger.sync)
                 kit.notify("info", "round_opened", notes.opened(self.at, asked))
             case machine.Widened(asked):
-                kit.ledger.set_asked(key, asked)
-                kit.ledger.set_remaining(key, kit.config.round.deadline_s)
+                kit.ledger.rounds.set_asked(key, asked)
+                kit.ledger.rounds.set_remaining(key, kit.config.round.deadline_s)
                 kit.notify("info", "round_widened", notes.widened(self.at, asked))
             case machine.Ask(client):
                 peer = kit.peers.by_client(client)
@@ -386,7 +386,7 @@ class Coordinator:
     async def _reopened(self, what: machine.Reopened, key: RoundKey) -> None:
         assert self.at.round is not None
         asked = tuple(self.at.round.answers)
-        self.kit.ledger.reopen_round(key, asked=asked, remaining_s=what.at - self._now())
+        self.kit.ledger.rounds.reopen(key, asked=asked, remaining_s=what.at - self._now())
         self.kit.notify("warning", "reopened", notes.reopened(self.kit, self.at, what))
         if self.at.mode is Mode.DRAINING:  # it resumes when the server is started again
             await self._may_go_on()

@@ -103,16 +103,16 @@ class OldClasses:
 
     def _learned(self, counts: Mapping[str, int]) -> dict[str, ClassRow]:
         """Return the client's class key -> class, for classes whose task is over."""
-        over = {t.task for t in self.kit.ledger.tasks(self.kit.run) if t.closed_at is not None}
+        over = {t.task for t in self.kit.ledger.tasks.all(self.kit.run) if t.closed_at is not None}
         if not over:
             return {}
-        rows = {c.key: c for c in self.kit.ledger.classes(self.kit.run) if c.task in over}
-        aliases = self.kit.ledger.aliases(self.kit.run)
+        rows = {c.key: c for c in self.kit.ledger.classes.all(self.kit.run) if c.task in over}
+        aliases = self.kit.ledger.classes.aliases(self.kit.run)
         held = {k: aliases.get(k, k) for k, n in counts.items() if n}
         return {k: rows[to] for k, to in held.items() if to in rows and not rows[to].hidden}
 
     def _took_part(self, client: ClientId) -> set[int | None]:
-        updates = self.kit.ledger.updates_of(self.kit.run, client)
+        updates = self.kit.ledger.updates.of_client(self.kit.run, client)
         return {u.task for u in updates if u.status is UpdateStatus.COUNTED}
 
     def _say(self, peer: Peer, what: str, rows: list[ClassRow]) -> None:

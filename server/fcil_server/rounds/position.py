@@ -60,7 +60,7 @@ class RunContext:
 
     def name_of(self, client: str) -> str:
         """Return a client's name, as the operator reads it."""
-        row = self.ledger.client(ClientId(client))
+        row = self.ledger.clients.get(ClientId(client))
         return row.name if row else client[:8]
 
 

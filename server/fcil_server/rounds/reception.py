@@ -58,7 +58,7 @@ class Reception:
         if client not in at.round.answers:
             raise RoundClosed("this client was not asked for an update in this round.")
         self._must_be_member(client)
-        if kit.ledger.update_of(key, client) is not None:
+        if kit.ledger.updates.get(key, client) is not None:
             raise AlreadyHave("an update of this client for this round is already stored.")
         self._must_have_room(key)
         if core.base != at.base:
@@ -75,14 +75,14 @@ class Reception:
     def _closed(self, key: RoundKey, client: ClientId) -> FcilError:
         """Return the error for a round that no longer takes this client's update."""
         name = f"task {key.task} {key.kind} round {key.round}"
-        row = self.kit.ledger.round(key)
+        row = self.kit.ledger.rounds.get(key)
         if row is not None and row.closed_at is None and self.at.round is None:
             # A restarted server that has not reached the round: the client keeps the update and
             # offers it again.
             return NotYet(f"{name} resumes shortly; the server has just started.")
         if row is None or row.outcome in (None, Outcome.REOPENED):
             return RoundClosed(f"{name} is not open.")
-        answers = {a.client: a.answer.value for a in self.kit.ledger.answers(key)}
+        answers = {a.client: a.answer.value for a in self.kit.ledger.answers.of_round(key)}
         if answers.get(client) == "surplus":
             return Surplus(f"{name} had as many updates as it takes before this one came.")
         return RoundClosed(f"{name} went on without this update and is closed ({row.why}).")
@@ -90,13 +90,13 @@ class Reception:
     def _must_have_room(self, key: RoundKey) -> None:
         assert self.at.round is not None
         take = self.at.round.rules.take
-        if take and len(self.kit.ledger.accepted(key)) >= take:
+        if take and len(self.kit.ledger.updates.accepted(key)) >= take:
             raise Surplus(
                 f"task {key.task} {key.kind} round {key.round} takes {take} updates and has them."
             )
 
     def _must_be_member(self, client: ClientId) -> None:
-        row, now = self.kit.ledger.client(client), self.kit.ledger.now
+        row, now = self.kit.ledger.clients.get(client), self.kit.ledger.now
         if row is None or not row.may_join(now):
             raise refusal(row, now)
 
@@ -112,7 +112,7 @@ class Reception:
     def recorded(self, client: ClientId, core: Core, digest: str) -> bool:
         """Return True if the ledger has exactly this update."""
         key = RoundKey(self.kit.run, core.task, core.kind, core.round)
-        row = self.kit.ledger.update_of(key, client)
+        row = self.kit.ledger.updates.get(key, client)
         return row is not None and row.update_id == digest
 
     def stored(self, accepted: Accepted) -> None:
@@ -130,7 +130,7 @@ class Reception:
         if not nothing:
             self._must_have_room(key)
         with ledger.transaction(waits=False):
-            ledger.accept_update(
+            ledger.updates.accept(
                 key,
                 accepted.client,
                 update_id=UpdateId(accepted.digest),
@@ -139,7 +139,7 @@ class Reception:
                 sealed_bytes=accepted.sealed_bytes,
             )
             if nothing:
-                ledger.exclude_update(key, accepted.client, NO_SAMPLES)
+                ledger.updates.exclude(key, accepted.client, NO_SAMPLES)
         if nothing:
             self.empty(accepted.client, NO_SAMPLES)
         else:

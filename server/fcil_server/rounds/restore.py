@@ -19,11 +19,11 @@ def restore(
     """Return the round's machine; clients that declined or rest still do."""
     answers = dict.fromkeys(row.asked, Answer.NONE)
     barred, resting = [], []
-    for update in ledger.updates(row.key):
+    for update in ledger.updates.of_round(row.key):
         gone = update.status is UpdateStatus.EXCLUDED
         answers[update.client] = Answer.DECLINED if gone else Answer.UPDATED
         barred += [update.client] if gone else []
-    for kept in ledger.answers(row.key):
+    for kept in ledger.answers.of_round(row.key):
         # A client that declined may have been asked again, and have sent an update since.
         if kept.answer is Answer.DECLINED and answers.get(kept.client) is Answer.NONE:
             answers[kept.client] = Answer.DECLINED

@@ -77,7 +77,7 @@ class OpenRun:
         """Drive the run to its end; then write its results."""
         self.sinks.start()
         ledger, run = self.federation.ledger, self.coordinator.kit.run
-        row = ledger.run(run)
+        row = ledger.runs.get(run)
         if row is None or row.status is not RunStatus.DONE:
             await self._learn()
         self.coordinator.end()  # also for a run that was already complete
@@ -92,16 +92,16 @@ class OpenRun:
 
     async def _learn(self) -> None:
         ledger, run = self.federation.ledger, self.coordinator.kit.run
-        ledger.set_run_status(run, RunStatus.RUNNING)
+        ledger.runs.set_status(run, RunStatus.RUNNING)
         try:
             await self.coordinator.drive()
         except StorageError:
             raise  # the disk failed, not the run: it resumes when the server starts again
         except FcilError:
             with contextlib.suppress(StorageError):  # the first failure is the one reported
-                ledger.set_run_status(run, RunStatus.FAILED)
+                ledger.runs.set_status(run, RunStatus.FAILED)
             raise
-        ledger.set_run_status(run, RunStatus.DONE)
+        ledger.runs.set_status(run, RunStatus.DONE)
 
     async def write_results(self) -> None:
         """Rewrite the run directory, in a thread."""
@@ -140,11 +140,11 @@ class OpenRun:
 
         def read() -> list[ByteCount]:
             with Ledger(path, read_only=True) as ledger:
-                return ledger.byte_counts_of(key)
+                return ledger.bytes.of_round(key)
 
         over = over_budget(await asyncio.to_thread(read), limit)
         if over is not None:
-            row = self.federation.ledger.client(ClientId(over[0]))
+            row = self.federation.ledger.clients.get(ClientId(over[0]))
             self.ports.notify(
                 "warning",
                 "over_budget",
@@ -195,7 +195,7 @@ async def open_run(
     """
     ledger, given = federation.ledger, config
     finish_emptying(ledger, federation.directory)
-    row = None if new else ledger.newest_run()
+    row = None if new else ledger.runs.newest()
     if row is not None and row.status is RunStatus.STOPPED:
         row = None
     chosen = [doors.choose(name, options) for name, options in given.sinks.options.items()]
@@ -255,7 +255,7 @@ def _begin(
 ) -> Run:
     run, config, method = new_run_id(), setup.config, setup.method
     with ledger.transaction():  # without its listed classes, a run would wait for other classes
-        row = ledger.new_run(
+        row = ledger.runs.add(
             run,
             method=method.name,
             method_version=method.version,
@@ -269,7 +269,7 @@ def _begin(
         )
         if config.tasks.schedule == "listed":
             ClassRegistry(ledger, run).register_listed(config.tasks.classes)
-        ledger.add_audit(f"uid {os.getuid()}", "run_begun", run)
+        ledger.audit.add(f"uid {os.getuid()}", "run_begun", run)
     notify("info", "run_begun", f"run {run} begins with method {method.name}")
     return row
 

@@ -55,7 +55,7 @@ class Going:
 def outlook(ledger: Ledger, directory: Path, row: Client) -> list[str]:
     """Return what a client's updates are part of; only before its erasure it can be forgotten."""
     lines = []
-    for run, count in ledger.counts_of(row.client_id).items():
+    for run, count in ledger.updates.counted_by_run(row.client_id).items():
         kept = KeptUpdates(kept_folder(directory, run)).names()
         way = (
             f"it can be taken out exactly only before it is erased: fcil-server forget {row.name} "
@@ -92,8 +92,8 @@ def erase(
     if going is None:
         finish_emptying(ledger, directory)  # a fork that a kill left has its updates too
     sealed = kept = 0
-    for run in ledger.runs():
-        ids = [str(u.update_id) for u in ledger.updates_of(run.run_id, row.client_id)]
+    for run in ledger.runs.all():
+        ids = [str(u.update_id) for u in ledger.updates.of_client(run.run_id, row.client_id)]
         kept += KeptUpdates(kept_folder(directory, run.run_id)).remove(ids)
         sealed += _unspool(directory, run, ids, going)
         if going is None:
@@ -131,7 +131,7 @@ def _clear(folder: Path) -> None:
 def _stays(ledger: Ledger, directory: Path, row: Client, erased: Erased, *, kept: int) -> list[str]:
     lines = [
         f"{count} of its updates are averaged into the states of run {run}"
-        for run, count in ledger.counts_of(row.client_id).items()
+        for run, count in ledger.updates.counted_by_run(row.client_id).items()
     ]
     if kept:
         lines.append("without its kept updates, nobody else can be forgotten exactly in that run")
@@ -167,11 +167,11 @@ def tidy(path: Path, directory: Path) -> list[str]:
         DiskFull, StorageError.
     """
     with Ledger(path, read_only=True) as ledger:
-        for run in ledger.runs():
+        for run in ledger.runs.all():
             folder = directory / "runs" / run.run_id
             if any((folder / name).exists() for name in (run_directory.ROUNDS, "summary.json")):
                 run_directory.write(
                     ledger, run.run_id, folder, states=StateStore(folder / "states")
                 )
-        emptied = ledger.emptied_beside()  # its pages hold the old content
+        emptied = ledger.database.emptied_beside()  # its pages hold the old content
     return [] if emptied else ["its name in the ledger's log, until the server is next stopped"]

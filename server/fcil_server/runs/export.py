@@ -106,7 +106,7 @@ def choose(
     folder = states_folder(directory, row.run_id)
     store = StateStore(folder)
     held = set(store.numbers())
-    rows = [r for r in ledger.states(row.run_id) if r.state in held and r.task >= 0]
+    rows = [r for r in ledger.states.all(row.run_id) if r.state in held and r.task >= 0]
     fitting = [r for r in rows if task in (None, r.task) and state in (None, r.state)]
     if not fitting:
         listed = ", ".join(f"{r.state} (task {r.task})" for r in rows) or "none"

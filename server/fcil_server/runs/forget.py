@@ -86,9 +86,9 @@ class Plan:
     def rounds(self) -> dict[RoundKey, list[UpdateRow]]:
         """The counted updates of each round that made a state."""
         found = {}
-        for row in self.ledger.states(self.run.run_id):
+        for row in self.ledger.states.all(self.run.run_id):
             if row.kind != OPENING:
-                rows = self.ledger.updates(row.key)
+                rows = self.ledger.updates.of_round(row.key)
                 found[row.key] = [
                     u for u in rows if u.status is UpdateStatus.COUNTED and u.samples > 0
                 ]
@@ -114,18 +114,18 @@ def plan(ledger: Ledger, directory: Path, run: Run, client: Client, why_not: str
     """
     counted = [
         u
-        for u in ledger.updates_of(run.run_id, client.client_id)
+        for u in ledger.updates.of_client(run.run_id, client.client_id)
         if u.status is UpdateStatus.COUNTED and u.samples > 0 and u.kind != EVALUATE
     ]
     if run.emptied_at is not None or not counted:
-        others = [r for r in ledger.counts_of(client.client_id) if r != run.run_id]
+        others = [r for r in ledger.updates.counted_by_run(client.client_id) if r != run.run_id]
         listed = f" It is in {', '.join(others)}: name one with --run." if others else ""
         raise UsageError(
             f"no update of {client.name!r} is in the states of run {run.run_id}.{listed}",
             action="fcil-server rounds says who took part.",
         )
     keys = {RoundKey(u.run, u.task, u.kind, u.round) for u in counted}
-    states = [row for row in ledger.states(run.run_id) if row.kind != OPENING]
+    states = [row for row in ledger.states.all(run.run_id) if row.kind != OPENING]
     first = min((row.state for row in states if row.key in keys), default=None)
     if first is None:
         raise InternalError(f"no state of run {run.run_id} was made of its counted updates.")
@@ -189,7 +189,7 @@ class Forgetting:
         target = StateStore(states_folder(self.directory, fork))
         with storage_errors("create the run directory", target.directory):
             target.directory.parent.chmod(0o700)
-        rows = ledger.states(kit.run)
+        rows = ledger.states.all(kit.run)
         whole = {row.state for row in kept_states(ledger, self.directory, kit.run)}
         base = max((n for n in whole if n < self.plan.first), default=-1)
         for number in sorted(n for n in whole if n <= base):
@@ -248,7 +248,7 @@ class Forgetting:
         kept = self.kit.kept
         assert kept is not None, "the run keeps updates"
         names = set(kept.names())
-        rows = [r for r in self.plan.ledger.states(self.kit.run) if r.kind != OPENING]
+        rows = [r for r in self.plan.ledger.states.all(self.kit.run) if r.kind != OPENING]
         needed = [u for r in rows if r.state >= self.plan.first for u in self.plan.others(r)]
         lost = [u for u in needed if u.update_id not in names]
         if lost:
@@ -282,20 +282,20 @@ class Forgetting:
     ) -> Forgotten:
         """Make the fork the current run, in one transaction; then remove the old states."""
         ledger, source, client = self.plan.ledger, self.plan.run, self.plan.client
-        vanished, counts = self.vanished(), ledger.counts_of(client.client_id)
-        emptied = tuple(r for r in ledger.lineage(source.run_id) if r in counts)
-        newest = ledger.states(source.run_id)[-1].state
+        vanished, counts = self.vanished(), ledger.updates.counted_by_run(client.client_id)
+        emptied = tuple(r for r in ledger.forks.lineage(source.run_id) if r in counts)
+        newest = ledger.states.all(source.run_id)[-1].state
         overtaken = _overtaken(ledger, source)
         with ledger.transaction():
-            ledger.fork_run(source.run_id, newest, fork)
-            ledger.forget_in(fork, client.client_id, states)
+            ledger.forks.begin(source.run_id, newest, fork)
+            ledger.forks.leave_out(fork, client.client_id, states)
             for key, other, reason in self.left_out:
-                ledger.exclude_update(key._replace(run=fork), other, reason)
+                ledger.updates.exclude(key._replace(run=fork), other, reason)
             for run in emptied:
-                ledger.empty_run(run)
-            ledger.add_audit(actor, "forget", f"{client.client_id} in {source.run_id}: {fork}")
+                ledger.runs.empty(run)
+            ledger.audit.add(actor, "forget", f"{client.client_id} in {source.run_id}: {fork}")
             text = f"a client was forgotten in run {source.run_id}; run {fork} goes on without it"
-            ledger.add_event("warning", "forgotten", text, run=fork)
+            ledger.events.add("warning", "forgotten", text, run=fork)
         finish_emptying(ledger, self.directory)
         return Forgotten(
             client=client.client_id,
@@ -316,8 +316,8 @@ class Forgetting:
 
 def _overtaken(ledger: Ledger, source: Run) -> tuple[RunId, int] | None:
     """Return the run that is newer than the forked one, with its newest state."""
-    last = ledger.newest_run()
-    state = ledger.newest_state(last.run_id) if last is not None else None
+    last = ledger.runs.newest()
+    state = ledger.states.newest(last.run_id) if last is not None else None
     if last is None or state is None or last.run_id == source.run_id:
         return None
     return last.run_id, state.state
@@ -333,7 +333,7 @@ def finish_emptying(ledger: Ledger, directory: Path) -> None:
     Raises:
         StorageError: a file cannot be removed.
     """
-    emptied = [path for run in ledger.emptied_runs() for path in leftovers(directory, run.run_id)]
+    emptied = [path for run in ledger.runs.emptied() for path in leftovers(directory, run.run_id)]
     for path in (*emptied, *_unborn(ledger, directory)):
         with storage_errors("remove", path):
             if path.is_dir():
@@ -347,7 +347,7 @@ def _unborn(ledger: Ledger, directory: Path) -> list[Path]:
     runs = directory / "runs"
     with storage_errors("list", runs):
         folders = sorted(p for p in runs.iterdir() if is_run_id(p.name)) if runs.is_dir() else []
-        unknown = [p for p in folders if p.is_dir() and ledger.run(RunId(p.name)) is None]
+        unknown = [p for p in folders if p.is_dir() and ledger.runs.get(RunId(p.name)) is None]
         return [p for p in unknown if {q.name for q in p.iterdir()} <= {"states", "kept"}]
 
 

@@ -12,7 +12,6 @@ from fcil_server.federation import config as configuration
 from fcil_server.federation.allow_list import Doorkeeper
 from fcil_server.federation.directory import Federation
 from fcil_server.federation.roster import Roster, ever_named
-from fcil_server.ledger.ledger import run_named
 from fcil_server.ledger.rows import Run
 from fcil_server.runs.active_run import check_resumed
 from fcil_server.runs.forget import Forgetting, Forgotten, finish_emptying, plan, why_not
@@ -45,7 +44,7 @@ async def forget(
     """
     ledger, directory = federation.ledger, federation.directory
     finish_emptying(ledger, directory)  # of an earlier one that a kill interrupted
-    row, roster = run_named(ledger, run), Roster(federation, Doorkeeper())
+    row, roster = ledger.runs.named(run), Roster(federation, Doorkeeper())
     client = ever_named(ledger, name)
     setup = _setup(federation, row, note)
     prepared = plan(ledger, directory, row, client, why_not(setup))

@@ -42,7 +42,7 @@ def fork(
     """
     run = new_id(ledger)
     old, target = StateStore(states_folder(directory, source)), states_folder(directory, run)
-    digests = {row.state: row.digest for row in ledger.states(source)}
+    digests = {row.state: row.digest for row in ledger.states.all(source)}
     check_state(old, state, digests)
     new = StateStore(target)
     with storage_errors("create the run directory", target):
@@ -53,9 +53,9 @@ def fork(
     old.copy_to(new, state)
     share_kept(ledger, directory, source, run)
     with ledger.transaction():
-        ledger.fork_run(source, state, run)
-        ledger.add_audit(actor, action, f"{run} from state {state} of {source}")
-    row = ledger.run(run)
+        ledger.forks.begin(source, state, run)
+        ledger.audit.add(actor, action, f"{run} from state {state} of {source}")
+    row = ledger.runs.get(run)
     assert row is not None, "it was just written"
     return row
 
@@ -74,9 +74,9 @@ def share_kept(
         DiskFull, StorageError.
     """
     theirs = KeptUpdates(kept_folder(directory, source))
-    ids = ledger.counted_ids(source)
+    ids = ledger.updates.counted_ids(source)
     if without is not None:
-        ids -= {u.update_id for u in ledger.updates_of(source, without)}
+        ids -= {u.update_id for u in ledger.updates.of_client(source, without)}
     theirs.share(KeptUpdates(kept_folder(directory, run)), sorted(ids))
 
 
@@ -95,14 +95,14 @@ def choose_state(
             action="Give --to-task T to go back to the end of a task.",
         )
     if task is not None:
-        learned = [t.task for t in ledger.tasks(run) if t.closed_at is not None]
+        learned = [t.task for t in ledger.tasks.all(run) if t.closed_at is not None]
         if task not in learned:
             listed = ", ".join(map(str, learned)) or "none"
             raise UsageError(
                 f"task {task} of run {run} is not learned to its end; those that are: {listed}.",
                 action="Name one of those, or a state with --to-state.",
             )
-        state = max(row.state for row in ledger.states(run) if row.task == task)
+        state = max(row.state for row in ledger.states.all(run) if row.task == task)
     kept = kept_states(ledger, directory, run)
     if state not in {row.state for row in kept}:
         listed = ", ".join(f"{row.state} (task {row.task})" for row in kept) or "none"

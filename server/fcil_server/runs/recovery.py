@@ -38,14 +38,14 @@ async def ensure_state(kit: RunContext, directory: Path) -> Run | None:
         CorruptFile: no state of the run can be read.
         RunFailed: the newest one is unreadable, and computing it again failed for another reason.
     """
-    newest = kit.ledger.newest_state(kit.run)
+    newest = kit.ledger.states.newest(kit.run)
     if newest is None:
         return None
     recovery = Recovery(kit)
     try:
         await recovery.have(newest)
     except CorruptFile as error:
-        row = kit.ledger.run(kit.run)
+        row = kit.ledger.runs.get(kit.run)
         if row is None or row.status is not RunStatus.DONE:
             await recovery.have_an_opening()
             return _fall_back(kit, directory, newest, error)
@@ -58,7 +58,7 @@ class Recovery:
 
     def __init__(self, kit: RunContext) -> None:
         self._kit = kit
-        self._rows = {row.digest: row for row in kit.ledger.states(kit.run)}
+        self._rows = {row.digest: row for row in kit.ledger.states.all(kit.run)}
 
     async def have(self, row: StateRow) -> State:
         """Return a committed state; a recomputed one is on disk again.
@@ -138,7 +138,7 @@ class Recovery:
         """
         if row.kind == OPENING:
             return [[]]
-        rows = [u for u in self._kit.ledger.updates(row.key) if u.samples > 0]
+        rows = [u for u in self._kit.ledger.updates.of_round(row.key) if u.samples > 0]
         counted = [u for u in rows if u.status is UpdateStatus.COUNTED]
         held = {*self._kit.spool.keys(), *(self._kit.kept.names() if self._kit.kept else ())}
         lost = [u for u in counted if u.update_id not in held]
@@ -198,7 +198,7 @@ def _fall_back(kit: RunContext, directory: Path, newest: StateRow, error: Corrup
     row = fork(kit.ledger, directory, kit.run, kept.state, actor=actor, action="fall_back")
     lost = [
         f"task {r.task} {r.kind} round {r.round}"
-        for r in kit.ledger.rounds(kit.run)
+        for r in kit.ledger.rounds.all(kit.run)
         if r.new_state is not None and r.new_state > kept.state
     ]
     shown = ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")

@@ -81,7 +81,7 @@ def make_context(federation: Federation, row: Run, setup: RunSetup, ports: RunPo
         notify=ports.notify,
         lag=ports.lag,
         kept=kept,
-        forgotten=ledger.forgotten(run),
+        forgotten=ledger.updates.forgotten(run),
         attended=ports.attended,
     )
 
@@ -89,7 +89,7 @@ def make_context(federation: Federation, row: Run, setup: RunSetup, ports: RunPo
 def _kept(federation: Federation, run: RunId) -> KeptUpdates:
     """Return the kept updates of a run, without those of a round that a kill ended."""
     kept = KeptUpdates(kept_folder(federation.directory, run))
-    kept.remove(set(kept.names()) - federation.ledger.counted_ids(run))
+    kept.remove(set(kept.names()) - federation.ledger.updates.counted_ids(run))
     return kept
 
 

@@ -145,14 +145,14 @@ class Accounts:
         Bytes counted between two steps for a flow that is not written yet are written with it.
         """
         for few in batched(list(self._tcp), STEP):
-            self._ledger.add_byte_counts(
+            self._ledger.bytes.add(
                 count for k in few if k in self._tcp for count in self._of_kernel(k, self._tcp[k])
             )
             for whose in few:
                 self._tcp.pop(whose, None)
             yield
         for some in batched(list(self._flows), STEP):
-            self._ledger.add_byte_counts(
+            self._ledger.bytes.add(
                 self._of_flow(k, self._flows[k]) for k in some if k in self._flows
             )
             for flow in some:

@@ -61,7 +61,7 @@ class Guests:
         if size <= MAX_GUEST_BYTES or self.roster.door.is_member(incoming.key):
             return
         # A client that was just removed sends a complete Hello, and must get the reason.
-        former = self.roster.federation.ledger.client_by_curve(incoming.key) is not None
+        former = self.roster.federation.ledger.clients.by_curve(incoming.key) is not None
         if size > MAX_FORMER_BYTES or not former:
             self.cut(incoming.conn)
             raise TooLarge(f"a guest's message of {size} bytes exceeds {MAX_GUEST_BYTES}.")
@@ -81,7 +81,7 @@ class Guests:
 
     def enrol(self, incoming: Incoming, received: Received, message: Enrol) -> None:
         """Enrol a ticket's holder, or answer with the reason for the refusal."""
-        ticket = self.roster.federation.ledger.ticket(incoming.key)
+        ticket = self.roster.federation.ledger.tickets.get(incoming.key)
         if ticket is None:  # a member or a former one; the gate admits no other key
             raise BadTicket("this connection was not made with a ticket.")
         channel = Channel(self.keys, _guest(ticket))
@@ -105,7 +105,7 @@ class Guests:
         """
         ledger = self.roster.federation.ledger
         member = self.roster.door.is_member(incoming.key)
-        ticket = None if member else ledger.ticket(incoming.key)
+        ticket = None if member else ledger.tickets.get(incoming.key)
         if ticket is None:
             return False
         channel = Channel(self.keys, _guest(ticket))
@@ -131,7 +131,7 @@ class Guests:
                 action="Remove the client's directory and join again with the ticket.",
             ) from error
         client = self.roster.redeem(ticket, keys, message.device)
-        row = self.roster.federation.ledger.client(client)
+        row = self.roster.federation.ledger.clients.get(client)
         assert row is not None, "it was just enrolled"
         self.say("info", "enrolled", f"{row.name} enrolled with its ticket ({message.device})")
         return Enrolled(

@@ -80,7 +80,7 @@ def identify(ledger: Ledger, curve_key: bytes, hello: Hello) -> Client:
         UnknownClient, Revoked, MembershipExpired: the key is not, or no longer, enrolled.
         UnknownClient: the Hello names another client.
     """
-    row = ledger.client_by_curve(curve_key)
+    row = ledger.clients.by_curve(curve_key)
     if row is None or not row.may_join(ledger.now):
         raise refusal(row, ledger.now)
     if row.role is Role.RELAY:

@@ -156,7 +156,7 @@ class Lanes:
     def tell(self, client: ClientId) -> None:
         """Send a relay its lists again; a revoked relay is cut."""
         for relay in self._relays(client):
-            row = self._roster.federation.ledger.client(client)
+            row = self._roster.federation.ledger.clients.get(client)
             if row is None or not row.may_join(self._roster.federation.ledger.now):
                 self._link.cut(relay.conn)
             elif relay.peer is not None:
@@ -205,7 +205,7 @@ class Lanes:
 
     def _kind(self, incoming: Incoming) -> _Relay | None:
         if incoming.conn not in self._kinds:
-            row = self._roster.federation.ledger.client_by_curve(incoming.key)
+            row = self._roster.federation.ledger.clients.by_curve(incoming.key)
             is_relay = row is not None and row.role is Role.RELAY and incoming.frames
             relay = _Relay(row, incoming.route, incoming.conn) if row and is_relay else None
             self._kinds[incoming.conn] = relay
@@ -216,7 +216,7 @@ class Lanes:
             self._end_all(relay)
             if relay.peer is not None:
                 self._note(relay, "warning", "relay_left", "left")
-                self._roster.federation.ledger.touch(relay.row.client_id)
+                self._roster.federation.ledger.clients.touch(relay.row.client_id)
         elif relay.silenced:
             return
         elif lanes.is_laned(incoming.frames):
@@ -247,7 +247,7 @@ class Lanes:
 
     def _greet(self, relay: _Relay, received: Received, message: Uplink) -> None:
         federation = self._roster.federation
-        row = federation.ledger.client_by_curve(relay.row.curve)
+        row = federation.ledger.clients.by_curve(relay.row.curve)
         if row is None:
             raise refusal(row, federation.ledger.now)
         channel = Channel(federation.keys, row.public_keys)
@@ -273,8 +273,8 @@ class Lanes:
             if other is not relay:
                 self._link.cut(other.conn)
         relay.peer = peer
-        federation.ledger.touch(row.client_id)
-        federation.ledger.set_address(row.client_id, message.address)
+        federation.ledger.clients.touch(row.client_id)
+        federation.ledger.clients.set_address(row.client_id, message.address)
         self._accounts().connected(row.client_id, relay.conn)
         self._admit(peer)
         self._note(relay, "info", "relay", f"connected, listening on {message.address}")

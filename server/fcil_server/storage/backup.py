@@ -97,7 +97,7 @@ def audit_backup(directory: Path, done: Backup, actor: str) -> bool:
     try:
         with Ledger(directory / LEDGER_NAME) as ledger:
             keys = "with sealed keys" if done.manifest.keys else "without keys"
-            ledger.add_audit(actor, "backup", f"{done.file.name}, {keys}")
+            ledger.audit.add(actor, "backup", f"{done.file.name}, {keys}")
     except FcilError:
         return False
     return True
@@ -108,7 +108,7 @@ def _write_patiently(
 ) -> Manifest:
     """Write the backup; again if the running server removed a state meanwhile."""
     with Ledger(directory / LEDGER_NAME, read_only=True) as live:
-        live.refuse_damage()
+        live.database.refuse_damage()
     certificate = _read_certificate(directory)
     # Slow by design, so before the ledger is copied: from then on states may be pruned.
     sealed = None if passphrase is None else _seal_keys(directory, certificate, passphrase)
@@ -135,8 +135,8 @@ def _went_on(directory: Path, snapshot: Path) -> bool:
     try:
         for path in (directory / LEDGER_NAME, snapshot):
             with Ledger(path, read_only=True) as ledger:
-                run = ledger.newest_run()
-                newest.append(ledger.newest_state(run.run_id) if run else None)
+                run = ledger.runs.newest()
+                newest.append(ledger.states.newest(run.run_id) if run else None)
     except FcilError:
         return False  # the caller's error describes the fault of the ledger
     return newest[0] != newest[1]
@@ -147,17 +147,17 @@ def _write(
 ) -> Manifest:
     created = time.time()
     with Ledger(directory / LEDGER_NAME, read_only=True) as live:
-        live.copy_to(snapshot)
+        live.database.copy_to(snapshot)
     mode = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with storage_errors("write", path), os.fdopen(os.open(path, mode, 0o600), "wb") as out:
         writer = Writer(out, created)
         _add_small(writer, directory, certificate, sealed)
         writer.add_file(LEDGER_NAME, snapshot)
         with Ledger(snapshot, read_only=True) as ledger:
-            run = ledger.newest_run()
-            newest = ledger.newest_state(run.run_id) if run else None
-            for row in ledger.runs():
-                _add_states(writer, directory, ledger.states(row.run_id), newest)
+            run = ledger.runs.newest()
+            newest = ledger.states.newest(run.run_id) if run else None
+            for row in ledger.runs.all():
+                _add_states(writer, directory, ledger.states.all(row.run_id), newest)
                 _add_kept(writer, directory, ledger, row.run_id)
         manifest = Manifest(
             fcil=version("fcil"),
@@ -236,7 +236,7 @@ def _add_states(
 def _add_kept(writer: Writer, directory: Path, ledger: Ledger, run: RunId) -> None:
     """Add the counted updates that a run keeps; `check` names missing ones."""
     kept = KeptUpdates(kept_folder(directory, run))
-    counted = ledger.counted_ids(run)
+    counted = ledger.updates.counted_ids(run)
     for update in kept.names():
         if update in counted:  # not of a round that closed after the ledger was copied
             writer.add_file(f"runs/{run}/kept/{update}{SUFFIX}", kept.path(update))

@@ -168,12 +168,13 @@ def _certificate(path: Path, public: PublicKeys | None, root: RootKey | None) ->
 
 
 def _ledger(ledger: Ledger) -> Iterator[Finding]:
-    faults = ledger.faults()
+    faults = ledger.database.faults()
     for fault in faults:
         action = "Stop the server and restore a backup: fcil-server restore FILE --dir NEW"
         yield failure("ledger", f"{ledger.path} is damaged: {fault}", action)
     if not faults:
-        runs, acts = count_of(len(ledger.runs()), "run"), count_of(len(ledger.audit()), "action")
+        runs = count_of(len(ledger.runs.all()), "run")
+        acts = count_of(len(ledger.audit.newest()), "action")
         yield fine("ledger", f"intact, {runs}, {acts}")
     mode = stat.S_IMODE(ledger.path.stat().st_mode)
     if mode & 0o077:
@@ -182,7 +183,7 @@ def _ledger(ledger: Ledger) -> Iterator[Finding]:
 
 
 def _members(ledger: Ledger) -> Iterator[Finding]:
-    rows = ledger.clients()
+    rows = ledger.clients.all()
     bad = []
     for row in rows:
         if not row.curve:
@@ -200,7 +201,7 @@ def _members(ledger: Ledger) -> Iterator[Finding]:
 
 
 def _runs(ledger: Ledger, directory: Path) -> Iterator[Finding]:
-    rows = ledger.runs()
+    rows = ledger.runs.all()
     for row in rows:
         yield from check_run(ledger, directory, row, newest=row is rows[-1])
     folder = directory / "runs"

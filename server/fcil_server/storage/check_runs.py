@@ -47,8 +47,8 @@ def check_run(ledger: Ledger, directory: Path, run: Run, *, newest: bool) -> Ite
         found += _spool(ledger, directory, run, about)
         found += _parts(ledger, directory, run, about)
     yield from found
-    tasks, rounds = len(ledger.tasks(run.run_id)), len(ledger.rounds(run.run_id))
-    states = len(ledger.states(run.run_id))
+    tasks, rounds = len(ledger.tasks.all(run.run_id)), len(ledger.rounds.all(run.run_id))
+    states = len(ledger.states.all(run.run_id))
     yield fine(about, f"{run.status.value}; {tasks} tasks, {rounds} rounds, {states} states")
 
 
@@ -64,7 +64,7 @@ def _emptied(directory: Path, run: Run, about: str) -> Iterator[Finding]:
 def _kept(ledger: Ledger, directory: Path, run: Run, about: str) -> Iterator[Finding]:
     """Check that each counted update that a run keeps is there, and intact."""
     kept = KeptUpdates(kept_folder(directory, run.run_id))
-    names, counted = kept.names(), ledger.counted_ids(run.run_id)
+    names, counted = kept.names(), ledger.updates.counted_ids(run.run_id)
     wanted = names or parse(run.config).run.keep_updates
     if not wanted:
         return
@@ -89,7 +89,7 @@ def _kept(ledger: Ledger, directory: Path, run: Run, about: str) -> Iterator[Fin
 def _states(
     ledger: Ledger, directory: Path, run: Run, about: str, *, newest: bool
 ) -> Iterator[Finding]:
-    rows = ledger.states(run.run_id)
+    rows = ledger.states.all(run.run_id)
     yield from _chain(rows, about)
     folder = states_folder(directory, run.run_id)
     if not folder.is_dir():
@@ -131,14 +131,15 @@ def _chain(rows: list[StateRow], about: str) -> Iterator[Finding]:
 
 
 def _history(ledger: Ledger, run: Run, about: str) -> Iterator[Finding]:
-    rounds, committed = ledger.rounds(run.run_id), {s.state for s in ledger.states(run.run_id)}
+    rounds = ledger.rounds.all(run.run_id)
+    committed = {s.state for s in ledger.states.all(run.run_id)}
     if [r.seq for r in rounds] != list(range(len(rounds))):
         yield failure(about, "its rounds are not numbered without gaps", _RESTORE)
     for row in rounds:
         name = f"task {row.task} {row.kind} round {row.round}"
         if row.new_state is not None and row.new_state not in committed:
             yield failure(about, f"{name} made state {row.new_state}, which is unknown", _RESTORE)
-        updates = ledger.updates(row.key)
+        updates = ledger.updates.of_round(row.key)
         twice = [c for c, n in Counter(u.client for u in updates).items() if n > 1]
         if twice:
             yield failure(about, f"{name} counts {', '.join(twice)} twice", _RESTORE)
@@ -152,7 +153,7 @@ def _history(ledger: Ledger, run: Run, about: str) -> Iterator[Finding]:
 
 
 def _classes(ledger: Ledger, run: Run, about: str) -> Iterator[Finding]:
-    rows, tasks = ledger.classes(run.run_id), ledger.tasks(run.run_id)
+    rows, tasks = ledger.classes.all(run.run_id), ledger.tasks.all(run.run_id)
     ids = [c.class_id for c in rows if c.class_id is not None]
     if sorted(ids) != list(range(len(ids))):
         yield failure(about, f"its class ids are not 0 to {len(ids) - 1}", _RESTORE)
@@ -178,8 +179,8 @@ def _spool(ledger: Ledger, directory: Path, run: Run, about: str) -> Iterator[Fi
                     records.pop(found.key, None)
             elif not found.torn:
                 yield _damaged_spool(segment, found, about)
-    row = ledger.open_round(run.run_id)
-    updates = ledger.accepted(row.key) if row else []
+    row = ledger.rounds.current(run.run_id)
+    updates = ledger.updates.accepted(row.key) if row else []
     keys = _server_keys(directory)
     for update in updates:
         place = records.get(update.update_id)
@@ -187,7 +188,7 @@ def _spool(ledger: Ledger, directory: Path, run: Run, about: str) -> Iterator[Fi
         if place is not None and keys is not None:
             fault = _fault(ledger, update, *place, keys)
         if fault:
-            client = ledger.client(update.client)
+            client = ledger.clients.get(update.client)
             name = client.name if client else update.client[:8]
             text = f"the update of {name} to the open round is lost: {fault}"
             action = "The server leaves it out and tells the client so; the round goes on."
@@ -222,7 +223,7 @@ def _fault(
             return "another update lies under its name"
         if (header.core.sender, header.core.run) != (update.client, update.run):
             return "another client sent it, or for another run"
-        client = ledger.client(update.client)
+        client = ledger.clients.get(update.client)
         if client is not None and header.core.sender_key == client.public_keys.fingerprint:
             verify_header(stored.header, stored.signature, client.public_keys)
         # else: the client has changed its keys since; the signature was verified then
@@ -237,7 +238,7 @@ def _parts(ledger: Ledger, directory: Path, run: Run, about: str) -> Iterator[Fi
     folder = directory / "runs" / run.run_id / "parts"
     if not folder.is_dir():
         return
-    store, rows = PartStore(folder), ledger.parts(run.run_id)
+    store, rows = PartStore(folder), ledger.parts.all(run.run_id)
     again = "Nothing to do: it is sealed anew when the round goes on."
     for row in rows:
         try:

@@ -176,26 +176,26 @@ def _settle(
 ) -> Restored:
     """Fork the unfinished run; withdraw tickets that may have been withdrawn since."""
     with Ledger(staged / LEDGER_NAME) as ledger:
-        run, going = ledger.newest_run(), (RunStatus.RUNNING, RunStatus.FAILED)
+        run, going = ledger.runs.newest(), (RunStatus.RUNNING, RunStatus.FAILED)
         forked: Run | None = None
         if run is not None and run.status in going:
-            newest = ledger.newest_state(run.run_id)
+            newest = ledger.states.newest(run.run_id)
             if newest is None:
-                ledger.set_run_status(run.run_id, RunStatus.STOPPED)
+                ledger.runs.set_status(run.run_id, RunStatus.STOPPED)
             else:
                 forked = fork(
                     ledger, staged, run.run_id, newest.state, actor=actor, action="restore_fork"
                 )
         with ledger.transaction():
-            names = {t.name for t in ledger.tickets()}
-            withdrawn = sum(ledger.withdraw_tickets(name) for name in sorted(names))
+            names = {t.name for t in ledger.tickets.all()}
+            withdrawn = sum(ledger.tickets.withdraw(name) for name in sorted(names))
             if keys.fresh:
-                for client in ledger.clients():
-                    ledger.revoke_client(client.client_id, "the federation has new keys")
-                for part in (p for r in ledger.runs() for p in ledger.parts(r.run_id)):
-                    ledger.remove_part(part.run, part.digest)
-            ledger.add_audit(actor, "restore", f"backup of {manifest.created_at:.0f}")
-        members = [c.name for c in ledger.clients() if c.may_join(ledger.now)]
+                for client in ledger.clients.all():
+                    ledger.clients.revoke(client.client_id, "the federation has new keys")
+                for part in (p for r in ledger.runs.all() for p in ledger.parts.all(r.run_id)):
+                    ledger.parts.remove(part.run, part.digest)
+            ledger.audit.add(actor, "restore", f"backup of {manifest.created_at:.0f}")
+        members = [c.name for c in ledger.clients.all() if c.may_join(ledger.now)]
     return Restored(manifest, forked, members, withdrawn, recertified)
 
 

@@ -101,7 +101,7 @@ def kit_of(story: Story, federation: Federation):
     method, config = story.method, story.config
     aggregation = Here(method.method, method.hparams, config, log=story.directory / "worker.log")
     setup = RunSetup(config, method.method, method.hparams, COLOURS.info, "0" * 64, aggregation)
-    row = federation.ledger.newest_run()
+    row = federation.ledger.runs.newest()
     return make_context(federation, row, setup, RunPorts(notify=lambda *_: None, peers=Peers()))
 
 

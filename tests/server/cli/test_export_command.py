@@ -54,7 +54,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     try:
         method = Method.of("running_mean", [toy_images({0: 4, 1: 3, 2: 5})], toy_backbone())
         ledger, run = federation.ledger, new_run_id()
-        ledger.new_run(
+        ledger.runs.add(
             run,
             method="running_mean",
             method_version=method.method.version,
@@ -64,7 +64,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
             schema_digest=schema_digest(method.method, method.hparams, NO_BACKBONE),
             seed=1,
         )
-        ledger.add_client(ALICE, "alice", curve=b"c" * 32, signing=b"s" * 32, sealing=b"x" * 1216)
+        ledger.clients.add(ALICE, "alice", curve=b"c" * 32, signing=b"s" * 32, sealing=b"x" * 1216)
         classes = ClassRegistry(ledger, run)
         states = StateStore(states_folder(directory, run))
         digests: list[Digest] = []
@@ -76,7 +76,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
                 number, parent = len(digests), digests[-1] if digests else None
                 digests.append(states.save(number, method.state, parent, task.index))
                 key = RoundKey(run, task.index, kind, 0)
-                ledger.add_state(key, number, digests[-1], parent)
+                ledger.states.add(key, number, digests[-1], parent)
         return Built(directory, run, method)
     finally:
         federation.close()

@@ -48,7 +48,7 @@ class Place:
         make_key(directory)
 
     def audited(self) -> list[tuple[str, str, str]]:
-        return [(row.actor, row.action, row.detail) for row in self.ledger.audit()]
+        return [(row.actor, row.action, row.detail) for row in self.ledger.audit.newest()]
 
     def ask(self, op: str, **fields: Any) -> dict[str, Any]:
         return asyncio.run(self.commands.answer(op, {"uid": 7, **fields}))
@@ -111,7 +111,7 @@ def test_a_full_disk_lets_nobody_in_and_costs_no_link(
         raise DiskFull("no space is left.")
 
     with monkeypatch.context() as now:
-        now.setattr(place.ledger, "add_audit", full)
+        now.setattr(place.ledger.audit, "add", full)
         with pytest.raises(DiskFull):
             place.ask("page_enter", token=token)
     assert place.ask("page_enter", token=token) == {"ok": True}
@@ -207,7 +207,7 @@ def test_a_full_disk_costs_the_first_link_and_not_the_server(
         raise DiskFull("the disk is full.")
 
     said: list[str] = []
-    monkeypatch.setattr(place.ledger, "add_audit", full)
+    monkeypatch.setattr(place.ledger.audit, "add", full)
     monkeypatch.setattr(cli_page.sys, "stderr", Terminal(real=True))
     monkeypatch.setattr(cli_page.typer, "echo", lambda text, **_: said.append(text))
     cli_page.show_first_link(place)  # type: ignore[arg-type]
@@ -238,7 +238,7 @@ def test_signing_out_needs_no_running_server(tmp_path: Path) -> None:
     command(place, "--sign-out")
     assert keyed.of(cookies) is None
     with Ledger(place.federation.directory / LEDGER_NAME, read_only=True) as ledger:
-        assert ledger.audit()[-1].action == "page_sign_out"
+        assert ledger.audit.newest()[-1].action == "page_sign_out"
 
 
 def test_the_key_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:

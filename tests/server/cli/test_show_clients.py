@@ -33,8 +33,8 @@ def state_of(rows: list[dict[str, Any]], client: str) -> str:
 
 
 def test_who_left_is_not_called_revoked(ledger: Ledger, tmp_path: Path) -> None:
-    ledger.revoke_client(ALICE, LEFT_BY_ITSELF)
-    ledger.revoke_client(BOB, "")
+    ledger.clients.revoke(ALICE, LEFT_BY_ITSELF)
+    ledger.clients.revoke(BOB, "")
     rows = member_rows(ledger, {})
     stopped = stopped_status(ledger, "x")["clients"]
     for told in (rows, stopped):
@@ -48,8 +48,8 @@ def test_who_left_is_not_called_revoked(ledger: Ledger, tmp_path: Path) -> None:
 def test_status_counts_those_who_are_gone_and_lists_the_others(
     ledger: Ledger, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ledger.revoke_client(ALICE, LEFT_BY_ITSELF)
-    ledger.revoke_client(BOB, LEFT_BY_ITSELF)
+    ledger.clients.revoke(ALICE, LEFT_BY_ITSELF)
+    ledger.clients.revoke(BOB, LEFT_BY_ITSELF)
     show_status(stopped_status(ledger, "x"))
     out = capsys.readouterr().out
     assert "no more     2 left: fcil-server clients" in out
@@ -59,8 +59,8 @@ def test_status_counts_those_who_are_gone_and_lists_the_others(
 def test_names_and_states_are_whole_and_refusals_have_their_own_lines(
     ledger: Ledger, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ledger._execute("UPDATE clients SET name = ? WHERE client_id = ?", (LONG, ALICE))
-    ledger.add_refusal(ALICE, "schema_mismatch", "expected (10, 192), got (9, 192).")
+    ledger.database.execute("UPDATE clients SET name = ? WHERE client_id = ?", (LONG, ALICE))
+    ledger.refusals.add(ALICE, "schema_mismatch", "expected (10, 192), got (9, 192).")
     show_members(member_rows(ledger, {ALICE: "preparing"}), [])
     lines = capsys.readouterr().out.splitlines()
     (row,) = [line for line in lines if line.startswith(f"{LONG} ")]
@@ -73,7 +73,7 @@ def test_names_and_states_are_whole_and_refusals_have_their_own_lines(
 def test_a_refusal_after_which_all_went_well_is_not_told(
     code: str, ledger: Ledger, tmp_path: Path
 ) -> None:
-    ledger.add_refusal(ALICE, code, "task 2 train round 1 resumes shortly.")
+    ledger.refusals.add(ALICE, code, "task 2 train round 1 resumes shortly.")
     (row,) = [r for r in member_rows(ledger, {}) if r["id"] == ALICE]
     assert row["refusals"] == []
     with Reader(tmp_path / "ledger.sqlite") as reader:
@@ -82,11 +82,11 @@ def test_a_refusal_after_which_all_went_well_is_not_told(
 
 
 def test_who_is_connected_is_noted_for_the_time_after_a_kill(ledger: Ledger) -> None:
-    clock = ledger._clock
-    ledger.touch(GONE)
+    clock = ledger.database.clock
+    ledger.clients.touch(GONE)
     came = clock.now
     clock.now += 300
-    ledger.touch_all([ALICE, BOB])
+    ledger.clients.touch_all([ALICE, BOB])
     seen = {c["id"]: c["last_seen"] for c in stopped_status(ledger, "x")["clients"]}
     assert (seen[ALICE], seen[BOB], seen[GONE]) == (came + 300, came + 300, came)
 

@@ -85,7 +85,7 @@ def test_what_cannot_be_is_said_in_one_sentence(
     assert not list(Path().glob("*.tar"))
     assert not Path("new").exists()
     with built.ledger() as ledger:
-        assert len(ledger.runs()) == 1
+        assert len(ledger.runs.all()) == 1
 
 
 def test_a_rollback_makes_the_new_run_the_newest_and_keeps_the_old(built: Built) -> None:
@@ -94,8 +94,8 @@ def test_a_rollback_makes_the_new_run_the_newest_and_keeps_the_old(built: Built)
     assert data["parent"] == {"run": built.run, "state": 2}
     assert data["rounds"] == 3
     with built.ledger() as ledger:
-        assert ledger.newest_run().run_id == data["run"]
-        assert ledger.audit()[-1].action == "rollback"
+        assert ledger.runs.newest().run_id == data["run"]
+        assert ledger.audit.newest()[-1].action == "rollback"
     said = run("run", "rollback", built.run, "--to-state", "4").stdout
     assert f"begins with state 4 of {built.run}, 4 rounds" in said
 

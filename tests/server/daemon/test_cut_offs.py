@@ -104,7 +104,7 @@ def test_it_is_said_once_in_notes_audit_and_status(play):
         desk.flood()
         desk.flood()
         assert [note[:2] for note in desk.said] == [("warning", "cut_off")]
-        (entry,) = [a for a in desk.ledger.audit() if a.action == "cut_off"]
+        (entry,) = [a for a in desk.ledger.audit.newest() if a.action == "cut_off"]
         assert entry.detail == (
             "camera is cut off for 60 s: too many of its messages were refused or needless "
             "(600 at once, then 10 a second)"
@@ -120,7 +120,7 @@ def test_it_is_said_once_in_notes_audit_and_status(play):
 def test_who_was_revoked_meanwhile_is_no_member_after_the_pause(play):
     def story(desk, loop):
         desk.flood()
-        desk.roster.revoke(desk.ledger.client(desk.client), "stolen", "uid 0")
+        desk.roster.revoke(desk.ledger.clients.get(desk.client), "stolen", "uid 0")
         loop.run(PAUSE_S)
         assert not desk.is_member
 
@@ -132,7 +132,7 @@ def test_a_full_disk_spares_nobody(play, monkeypatch):
         def full(*_):
             raise FcilError("no space is left")
 
-        monkeypatch.setattr(desk.ledger, "add_audit", full)
+        monkeypatch.setattr(desk.ledger.audit, "add", full)
         desk.flood()
         assert not desk.is_member
         loop.run(PAUSE_S)

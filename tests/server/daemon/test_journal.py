@@ -25,7 +25,7 @@ class Clock:
 @pytest.fixture
 def ledger(tmp_path):
     with Ledger(tmp_path / LEDGER_NAME) as made:
-        made.checkpoint_by_hand()
+        made.database.checkpoint_by_hand()
         yield made
 
 
@@ -42,7 +42,7 @@ class Desk:
         self.journal.write()
 
     def texts(self):
-        return [e.text for e in self.ledger.events(limit=100_000)]
+        return [e.text for e in self.ledger.events.newest(limit=100_000)]
 
 
 def play(ledger, story):
@@ -58,15 +58,15 @@ def test_many_notes_are_one_commit_a_second_later_at_most(ledger):
     async def story(desk):
         desk.journal.note("info", "first", "nobody waits for the first")
         assert desk.texts() == ["nobody waits for the first"]
-        before = ledger._commits
+        before = ledger.database._commits
         for number in range(1000):
             desk.journal.note("info", "test", f"{number}")
         assert len(desk.said) == 1001, "the terminal hears at once"
-        assert ledger._commits == before
+        assert ledger.database._commits == before
         timer = desk.journal._timer
         assert 0 < timer.when() - asyncio.get_running_loop().time() <= BATCH_S
         desk.later(BATCH_S)
-        assert ledger._commits == before + 1
+        assert ledger.database._commits == before + 1
         assert len(desk.texts()) == 1001
 
     play(ledger, story)
@@ -100,8 +100,8 @@ def test_refusals_are_all_counted_and_few_have_a_row(ledger):
             desk.journal.refusal(ANN, WireError("no message."))
         desk.later(MINUTE_S)
         assert desk.journal.refused == 10_240
-        assert ledger.refusal_counts() == {"malformed": 10_240}
-        rows = ledger.refusals(limit=1000)
+        assert ledger.refusals.counts() == {"malformed": 10_240}
+        rows = ledger.refusals.newest(limit=1000)
         assert len(rows) == BURST + 1
         assert f"{10_240 - BURST - 1:,} more like it" in rows[0].reason
 
@@ -111,13 +111,13 @@ def test_refusals_are_all_counted_and_few_have_a_row(ledger):
 def test_counts_that_the_disk_refused_are_written_with_the_next(ledger, monkeypatch):
     async def story(desk):
         with monkeypatch.context() as broken:
-            broken.setattr(ledger, "add_notes", full)
+            broken.setattr(ledger.events, "add_all", full)
             for _ in range(5):
                 desk.journal.refusal(ANN, WireError("no message."))
             desk.later(BATCH_S)
         desk.journal.refusal(ANN, WireError("no message."))
         desk.later(BATCH_S)
-        assert ledger.refusal_counts() == {"malformed": 6}
+        assert ledger.refusals.counts() == {"malformed": 6}
 
     def full(*_):
         raise WireError("any error of ours")
@@ -156,7 +156,7 @@ def test_an_erased_name_is_in_no_line_that_is_still_to_come(ledger):
         desk.journal.rename("ann", "erased-1")
         desk.later(MINUTE_S)
         assert desk.texts()[-1].startswith("erased-1: 68 (and 8 more")
-        assert "ann" not in ledger.refusals(limit=1)[0].reason
+        assert "ann" not in ledger.refusals.newest(limit=1)[0].reason
 
     play(ledger, story)
 

@@ -118,7 +118,9 @@ def test_bytes_grow_as_chunks_come_and_are_whole_when_the_update_is_there(tmp_pa
         a.close()
         b.close()
         with Ledger(server.ledger.path, read_only=True) as ledger:
-            assert all(c.last_seen > until_then for c in ledger.clients()), "until the server ended"
+            assert all(c.last_seen > until_then for c in ledger.clients.all()), (
+                "until the server ended"
+            )
         async with serving(tmp_path) as server:  # a restart goes on with the round
             again = await until(server, lambda r: r and r["asked"])
             assert (again["answered"], again["received_bytes"]) == (1, size)
@@ -166,7 +168,9 @@ def crowd(count: int) -> SimpleNamespace:
         started_at=0.0,
         lag=LagMeter(),
         journal=SimpleNamespace(last=3),
-        ledger=SimpleNamespace(accepted=lambda key: accepted if key == KEY else []),
+        ledger=SimpleNamespace(
+            updates=SimpleNamespace(accepted=lambda key: accepted if key == KEY else [])
+        ),
         run=SimpleNamespace(coordinator=SimpleNamespace(at=at, kit=kit, remaining_s=9.0)),
         held={},
         link=SimpleNamespace(relays=lambda: ["relay"]),

@@ -63,7 +63,7 @@ def test_listed_tasks_are_told_before_they_open(ledger: Ledger) -> None:
     classes = ClassRegistry(ledger, RUN)
     classes.register_listed([["cat", "dog"], ["oak"]])
     classes.open_task(0)
-    ledger.close_task(RUN, 0)
+    ledger.tasks.close(RUN, 0)
     said = told(ledger)
     assert said["tasks"] == [
         {"classes": ["cat", "dog"], "closed": True},

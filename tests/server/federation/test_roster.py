@@ -47,11 +47,11 @@ def roster(tmp_path, clock):
 def issue(roster, name="camera", lasts_s=3600.0):
     """Issue a ticket; returns it with the server's row of it."""
     ticket = roster.issue(name, lasts_s, ADDRESSES, "uid 0")
-    return ticket, roster.federation.ledger.ticket(ticket.guest_keys().public.curve)
+    return ticket, roster.federation.ledger.tickets.get(ticket.guest_keys().public.curve)
 
 
 def row_of(roster, ticket):
-    return roster.federation.ledger.ticket(ticket.guest_keys().public.curve)
+    return roster.federation.ledger.tickets.get(ticket.guest_keys().public.curve)
 
 
 def test_a_ticket_makes_its_bearer_a_member_under_the_name_that_it_was_issued_for(roster):
@@ -62,8 +62,8 @@ def test_a_ticket_makes_its_bearer_a_member_under_the_name_that_it_was_issued_fo
     client = roster.redeem(row, keys, "Linux")
     assert roster.door.is_member(keys.curve)
     assert not roster.door.is_member(guest)
-    assert roster.federation.ledger.client(client).name == "camera"
-    audit = [(e.action, e.detail) for e in roster.federation.ledger.audit()]
+    assert roster.federation.ledger.clients.get(client).name == "camera"
+    audit = [(e.action, e.detail) for e in roster.federation.ledger.audit.newest()]
     assert audit == [("enrol", "camera"), ("enrolled", client)]
 
 
@@ -82,7 +82,7 @@ def test_asked_again_with_the_same_keys_it_says_the_same(roster):
     keys = PrivateKeys.generate().public
     client = roster.redeem(row, keys, "")
     assert roster.redeem(row_of(roster, ticket), keys, "") == client
-    assert len(roster.federation.ledger.clients()) == 1
+    assert len(roster.federation.ledger.clients.all()) == 1
 
 
 def test_a_used_ticket_is_refused_to_another_device(roster):
@@ -90,7 +90,7 @@ def test_a_used_ticket_is_refused_to_another_device(roster):
     roster.redeem(row, PrivateKeys.generate().public, "")
     with pytest.raises(TicketUsed, match="by another device"):
         roster.redeem(row_of(roster, ticket), PrivateKeys.generate().public, "")
-    assert len(roster.federation.ledger.clients()) == 1
+    assert len(roster.federation.ledger.clients.all()) == 1
 
 
 def test_the_servers_clock_says_when_a_ticket_is_over(roster, clock):
@@ -123,7 +123,7 @@ def test_two_tickets_cannot_both_become_the_same_name(roster):
     roster.enrol_local("camera", PrivateKeys.generate().public, "uid 0")
     with pytest.raises(UsageError, match="'camera' is enrolled"):
         roster.redeem(row, PrivateKeys.generate().public, "")
-    assert roster.federation.ledger.ticket(row.curve).used_at is None
+    assert roster.federation.ledger.tickets.get(row.curve).used_at is None
 
 
 def test_a_revoked_member_is_a_guest_who_is_told_why(roster):
@@ -135,7 +135,7 @@ def test_a_revoked_member_is_a_guest_who_is_told_why(roster):
     assert not roster.door.is_member(keys.curve)
     assert roster.door(keys.curve) is True
     now = roster.federation.ledger.now
-    error = refusal(roster.federation.ledger.client(member.client_id), now)
+    error = refusal(roster.federation.ledger.clients.get(member.client_id), now)
     assert isinstance(error, Revoked)
     assert "the device was stolen" in error.message
     with pytest.raises(Revoked):  # nor does it come back through the join file
@@ -145,11 +145,11 @@ def test_a_revoked_member_is_a_guest_who_is_told_why(roster):
 def test_the_first_revocation_stays(roster, clock):
     keys = PrivateKeys.generate().public
     client = roster.enrol_local("camera", keys, "uid 0")
-    row = roster.federation.ledger.client(client)
+    row = roster.federation.ledger.clients.get(client)
     roster.revoke(row, LEFT_BY_ITSELF, "camera")
     clock.now += 50
     roster.revoke(row, "later", "uid 0")
-    again = roster.federation.ledger.client(client)
+    again = roster.federation.ledger.clients.get(client)
     assert (again.revoked_at, again.revoked_why) == (1_800_000_000.0, LEFT_BY_ITSELF)
 
 

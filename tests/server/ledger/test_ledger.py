@@ -57,14 +57,14 @@ def ledger(path: Path):
 
 @pytest.fixture
 def in_round(ledger: Ledger) -> Ledger:
-    ledger.new_task(RUN, 0, [0, 1])
-    ledger.new_round(KEY, asked=CLIENTS, base_state=3, remaining_s=600.0)
+    ledger.tasks.open(RUN, 0, [0, 1])
+    ledger.rounds.open(KEY, asked=CLIENTS, base_state=3, remaining_s=600.0)
     return ledger
 
 
 def accept(ledger: Ledger, client: ClientId = ALICE, name: str = "u", key: RoundKey = KEY) -> None:
     with ledger.transaction():
-        ledger.accept_update(
+        ledger.updates.accept(
             key,
             client,
             update_id=UpdateId(digest(name + client)),
@@ -80,7 +80,7 @@ class TestFile:
         old = os.umask(0)
         try:
             with Ledger(path) as ledger:
-                ledger.add_audit("uid 0", "start")
+                ledger.audit.add("uid 0", "start")
                 modes = {p.name: p.stat().st_mode & 0o777 for p in path.parent.iterdir()}
         finally:
             os.umask(old)
@@ -127,16 +127,16 @@ class TestFile:
     def test_a_file_that_is_removed_under_the_server_is_noticed(self, path: Path, end: str) -> None:
         Ledger(path).close()
         with Ledger(path) as ledger:
-            ledger.refuse_if_gone()
-            ledger.add_audit("uid 0", "start")
-            ledger.empty_log()
-            ledger.refuse_if_gone()
+            ledger.database.refuse_if_gone()
+            ledger.audit.add("uid 0", "start")
+            ledger.database.empty_log()
+            ledger.database.refuse_if_gone()
             path.with_name(path.name + end).unlink()
             with pytest.raises(CorruptFile, match="removed or replaced"):
-                ledger.refuse_if_gone()
+                ledger.database.refuse_if_gone()
             path.with_name(path.name + end).touch()
             with pytest.raises(CorruptFile, match="removed or replaced"):
-                ledger.refuse_if_gone()
+                ledger.database.refuse_if_gone()
 
     def test_reading_needs_an_existing_file_and_makes_none(self, path: Path) -> None:
         with pytest.raises(StorageError, match="no ledger"):
@@ -145,80 +145,80 @@ class TestFile:
 
     def test_a_reader_sees_commits_while_the_server_writes(self, ledger: Ledger) -> None:
         with Ledger(ledger.path, read_only=True) as reader:
-            assert [c.name for c in reader.clients()] == ["alice", "bob", "gone"]
-            ledger.touch(ALICE, device="laptop")
-            assert reader.client(ALICE).device == "laptop"
+            assert [c.name for c in reader.clients.all()] == ["alice", "bob", "gone"]
+            ledger.clients.touch(ALICE, device="laptop")
+            assert reader.clients.get(ALICE).device == "laptop"
 
     def test_a_reader_works_after_the_server_has_stopped(self, path: Path) -> None:
         Ledger(path).close()
         with Ledger(path, read_only=True) as reader:
-            assert reader.newest_run() is None
+            assert reader.runs.newest() is None
 
     def test_a_reader_cannot_write(self, ledger: Ledger) -> None:
         with (
             Ledger(ledger.path, read_only=True) as reader,
             pytest.raises(StorageError, match="cannot be used"),
         ):
-            reader.add_audit("uid 0", "sneak")
+            reader.audit.add("uid 0", "sneak")
 
     def test_a_second_writer_is_told_that_the_file_is_locked(
         self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(database, "BUSY_S", 0.01)
         with Ledger(ledger.path) as other, ledger.transaction():
-            ledger.set_run_status(RUN, RunStatus.STOPPED)
+            ledger.runs.set_status(RUN, RunStatus.STOPPED)
             with pytest.raises(Locked):
-                other.set_run_status(RUN, RunStatus.DONE)
+                other.runs.set_status(RUN, RunStatus.DONE)
 
     def test_a_full_disk_undoes_the_transaction_and_says_so(self, ledger: Ledger) -> None:
-        pages = ledger._number("PRAGMA page_count")
-        ledger._execute(f"PRAGMA max_page_count = {pages}")
+        pages = ledger.database.number("PRAGMA page_count")
+        ledger.database.execute(f"PRAGMA max_page_count = {pages}")
 
         @ledger.transaction()
         def too_much() -> None:
-            ledger.set_run_status(RUN, RunStatus.DONE)
+            ledger.runs.set_status(RUN, RunStatus.DONE)
             for i in range(1000):
-                ledger.add_audit("uid 0", f"action {i}", "x" * 1000)
+                ledger.audit.add("uid 0", f"action {i}", "x" * 1000)
 
         with pytest.raises(DiskFull, match="no space"):
             too_much()
-        assert ledger.run(RUN).status is RunStatus.RUNNING
-        assert ledger.audit() == []
-        ledger.touch(ALICE)  # the connection goes on working
+        assert ledger.runs.get(RUN).status is RunStatus.RUNNING
+        assert ledger.audit.newest() == []
+        ledger.clients.touch(ALICE)  # the connection goes on working
 
     def test_durable_commits_wait_for_the_disk_and_others_do_not(self, ledger: Ledger) -> None:
         levels = {}
         for durable in (True, False):
             with ledger.transaction(durable=durable):
-                levels[durable] = ledger._number("PRAGMA synchronous")
+                levels[durable] = ledger.database.number("PRAGMA synchronous")
         assert levels == {True: 2, False: 1}  # FULL, NORMAL
 
     def test_a_durable_write_inside_a_lazy_transaction_is_our_bug(self, ledger: Ledger) -> None:
         with pytest.raises(AssertionError), ledger.transaction(durable=False):
-            ledger.set_run_status(RUN, RunStatus.DONE)
+            ledger.runs.set_status(RUN, RunStatus.DONE)
 
     def test_an_inner_failure_that_is_caught_leaves_the_outer_work(self, ledger: Ledger) -> None:
         @ledger.transaction()
         def fails() -> None:
-            ledger.add_audit("uid 0", "undone")
+            ledger.audit.add("uid 0", "undone")
             raise ValueError("oops")
 
         with ledger.transaction():
-            ledger.set_run_status(RUN, RunStatus.DONE)
+            ledger.runs.set_status(RUN, RunStatus.DONE)
             with pytest.raises(ValueError, match="oops"):
                 fails()
-        assert ledger.run(RUN).status is RunStatus.DONE
-        assert ledger.audit() == []
+        assert ledger.runs.get(RUN).status is RunStatus.DONE
+        assert ledger.audit.newest() == []
 
     def test_an_exception_undoes_everything(self, ledger: Ledger) -> None:
         @ledger.transaction()
         def interrupted() -> None:
-            ledger.set_run_status(RUN, RunStatus.DONE)
+            ledger.runs.set_status(RUN, RunStatus.DONE)
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
             interrupted()
-        assert ledger.run(RUN).status is RunStatus.RUNNING
+        assert ledger.runs.get(RUN).status is RunStatus.RUNNING
 
     def test_kill_9_keeps_what_was_committed_and_nothing_else(self, path: Path) -> None:
         """A killed server's accepted updates are all there, an uncommitted one is not."""
@@ -233,71 +233,71 @@ from fcil_protocol.ids import RoundKey
 ledger = Ledger(Path({str(path)!r}))
 s.add_clients(ledger); s.add_run(ledger)
 key = RoundKey(s.RUN, 0, "train", 0)
-ledger.new_task(s.RUN, 0, [0, 1])
-ledger.new_round(key, asked=s.CLIENTS, base_state=3, remaining_s=600.0)
+ledger.tasks.open(s.RUN, 0, [0, 1])
+ledger.rounds.open(key, asked=s.CLIENTS, base_state=3, remaining_s=600.0)
 sizes = dict(samples=5, tensor_bytes=10, sealed_bytes=20)
 with ledger.transaction():
-    ledger.accept_update(key, s.ALICE, update_id=s.digest("a"), **sizes)
-ledger.set_remaining(key, 123.0)
+    ledger.updates.accept(key, s.ALICE, update_id=s.digest("a"), **sizes)
+ledger.rounds.set_remaining(key, 123.0)
 with ledger.transaction():
-    ledger.accept_update(key, s.BOB, update_id=s.digest("b"), **sizes)
+    ledger.updates.accept(key, s.BOB, update_id=s.digest("b"), **sizes)
     os.kill(os.getpid(), signal.SIGKILL)
 """
         killed = subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
         assert killed.returncode == -9
         with Ledger(path) as ledger:
-            row = ledger.open_round(RUN)
+            row = ledger.rounds.current(RUN)
             assert row.key == KEY
             assert (row.asked, row.base_state, row.remaining_s) == (CLIENTS, 3, 123.0)
-            assert [u.client for u in ledger.accepted(KEY)] == [ALICE]
+            assert [u.client for u in ledger.updates.accepted(KEY)] == [ALICE]
 
 
 class TestClients:
     def test_a_client_is_found_by_id_key_and_name(self, ledger: Ledger) -> None:
-        row = ledger.client(BOB)
-        assert row == ledger.client_by_curve(row.curve) == ledger.client_by_name("bob")
-        assert ledger.client(ClientId("x" * 26)) is None
-        assert ledger.client_by_curve(b"") is None
+        row = ledger.clients.get(BOB)
+        assert row == ledger.clients.by_curve(row.curve) == ledger.clients.by_name("bob")
+        assert ledger.clients.get(ClientId("x" * 26)) is None
+        assert ledger.clients.by_curve(b"") is None
 
     def test_names_and_keys_are_taken_once(self, ledger: Ledger) -> None:
         new = ClientId("d" * 26)
         with pytest.raises(UsageError, match="named 'bob'"):
-            ledger.add_client(new, "bob", curve=b"n" * 32, signing=b"", sealing=b"")
-        key = ledger.client(BOB).curve
+            ledger.clients.add(new, "bob", curve=b"n" * 32, signing=b"", sealing=b"")
+        key = ledger.clients.get(BOB).curve
         with pytest.raises(UsageError, match="belongs to the enrolled client 'bob'"):
-            ledger.add_client(new, "dora", curve=key, signing=b"", sealing=b"")
+            ledger.clients.add(new, "dora", curve=key, signing=b"", sealing=b"")
 
     def test_a_free_name_is_offered(self, ledger: Ledger) -> None:
-        assert ledger.free_name("dora") == "dora"
-        assert ledger.free_name("bob") == "bob-2"
+        assert ledger.clients.free_name("dora") == "dora"
+        assert ledger.clients.free_name("bob") == "bob-2"
 
     def test_a_revoked_client_may_not_join_and_gives_its_name_free(self, ledger: Ledger) -> None:
-        assert ledger.client(BOB).may_join(ledger.now)
-        ledger.revoke_client(BOB)
-        first = ledger.client(BOB).revoked_at
-        ledger._clock.now += 10
-        ledger.revoke_client(BOB)
-        assert ledger.client(BOB).revoked_at == first
-        assert not ledger.client(BOB).may_join(ledger.now)
-        assert ledger.free_name("bob") == "bob"
+        assert ledger.clients.get(BOB).may_join(ledger.now)
+        ledger.clients.revoke(BOB)
+        first = ledger.clients.get(BOB).revoked_at
+        ledger.database.clock.now += 10
+        ledger.clients.revoke(BOB)
+        assert ledger.clients.get(BOB).revoked_at == first
+        assert not ledger.clients.get(BOB).may_join(ledger.now)
+        assert ledger.clients.free_name("bob") == "bob"
 
     def test_a_client_expires(self, ledger: Ledger) -> None:
-        ledger.add_client(
+        ledger.clients.add(
             ClientId("d" * 26), "d", curve=b"d" * 32, signing=b"", sealing=b"", not_after=50.0
         )
-        row = ledger.client_by_name("d")
+        row = ledger.clients.by_name("d")
         assert (row.may_join(49.9), row.may_join(50.0)) == (True, False)
 
     def test_keys_do_not_show_in_a_repr(self, ledger: Ledger) -> None:
-        assert "curve" not in repr(ledger.client(BOB))
+        assert "curve" not in repr(ledger.clients.get(BOB))
 
     def test_erasing_removes_the_person_and_says_what_remains(self, path: Path) -> None:
         with sample_run.build(path) as ledger:
-            ledger.add_event("warning", "slow", "bob is slow", run=RUN, client=BOB)
-            ledger.add_refusal(BOB, "malformed", "bob's message")
-            erased = ledger.erase_client(BOB)
+            ledger.events.add("warning", "slow", "bob is slow", run=RUN, client=BOB)
+            ledger.refusals.add(BOB, "malformed", "bob's message")
+            erased = ledger.clients.erase(BOB)
             assert (erased.evaluations, erased.events, erased.counted) == (12, 1, 11)
-            row = ledger.client(BOB)
+            row = ledger.clients.get(BOB)
             assert (row.name, row.curve, row.sealing, row.device) == (
                 "erased-bbbbbbbb",
                 b"",
@@ -305,53 +305,53 @@ class TestClients:
                 "",
             )
             assert not row.may_join(ledger.now)
-            assert ledger.refusals() == []
-            assert all(e.client != BOB for e in ledger.evaluations(RUN))
-            ledger.erase_client(GONE)  # two clients without keys do not collide
+            assert ledger.refusals.newest() == []
+            assert all(e.client != BOB for e in ledger.evaluations.all(RUN))
+            ledger.clients.erase(GONE)  # two clients without keys do not collide
 
 
 class TestHistory:
     def test_a_run_comes_back_as_it_was_written(self, ledger: Ledger) -> None:
-        run = ledger.newest_run()
+        run = ledger.runs.newest()
         assert run.hparams == {"rank": 4, "lr": 2e-3}
         assert run.backbone["dim"] == 192
         assert (run.status, run.seed, run.parent_run) == (RunStatus.RUNNING, 1993, None)
 
     def test_a_fork_names_its_parent_and_is_the_newest(self, ledger: Ledger) -> None:
         child = RunId("r20260102-030405-0001")
-        ledger.new_run(
+        ledger.runs.add(
             child, method="m", method_version="1", config="", hparams={}, backbone={},
             schema_digest="", seed=1, parent=(RUN, 7),
         )  # fmt: skip
-        newest = ledger.newest_run()
+        newest = ledger.runs.newest()
         assert (newest.run_id, newest.parent_run, newest.parent_state) == (child, RUN, 7)
 
     def test_tasks_have_no_gaps(self, ledger: Ledger) -> None:
         with pytest.raises(InternalError, match="expected task 0"):
-            ledger.new_task(RUN, 1, [0])
+            ledger.tasks.open(RUN, 1, [0])
 
     def test_an_unknown_run_is_refused(self, ledger: Ledger) -> None:
         with pytest.raises(InternalError, match="FOREIGN KEY"):
-            ledger.new_task(RunId("r20260102-030405-ffff"), 0, [0])
+            ledger.tasks.open(RunId("r20260102-030405-ffff"), 0, [0])
 
     def test_rounds_are_counted_through_the_run(self, in_round: Ledger) -> None:
-        in_round.close_round(KEY, Outcome.DONE, new_state=4, phases={"collect_s": 1.5})
-        second = in_round.new_round(KEY._replace(round=1), asked=(ALICE,), base_state=4)
+        in_round.rounds.close(KEY, Outcome.DONE, new_state=4, phases={"collect_s": 1.5})
+        second = in_round.rounds.open(KEY._replace(round=1), asked=(ALICE,), base_state=4)
         assert (second.seq, second.remaining_s) == (1, None)
-        first = in_round.round(KEY)
+        first = in_round.rounds.get(KEY)
         assert (first.outcome, first.new_state, first.phases) == ("done", 4, {"collect_s": 1.5})
-        assert in_round.open_round(RUN).key == second.key
+        assert in_round.rounds.current(RUN).key == second.key
 
     def test_one_round_of_a_run_is_open_at_a_time(self, in_round: Ledger) -> None:
         with pytest.raises(InternalError, match="UNIQUE"):
-            in_round.new_round(KEY._replace(round=1), asked=(), base_state=3)
+            in_round.rounds.open(KEY._replace(round=1), asked=(), base_state=3)
 
     def test_a_closed_round_is_closed(self, in_round: Ledger) -> None:
-        in_round.close_round(KEY, Outcome.SKIPPED)
+        in_round.rounds.close(KEY, Outcome.SKIPPED)
         for change in (
-            lambda: in_round.close_round(KEY, Outcome.DONE),
-            lambda: in_round.set_remaining(KEY, 1.0),
-            lambda: in_round.set_asked(KEY, ()),
+            lambda: in_round.rounds.close(KEY, Outcome.DONE),
+            lambda: in_round.rounds.set_remaining(KEY, 1.0),
+            lambda: in_round.rounds.set_asked(KEY, ()),
         ):
             with pytest.raises(
                 InternalError, match=f"^task 0 train round 0 of run {RUN} is not open"
@@ -360,35 +360,35 @@ class TestHistory:
 
     def test_a_short_round_reopens_with_its_updates(self, in_round: Ledger) -> None:
         accept(in_round)
-        in_round.close_round(KEY, Outcome.SHORT)
-        in_round.reopen_round(KEY, asked=(ALICE, BOB), remaining_s=300.0)
-        row = in_round.open_round(RUN)
+        in_round.rounds.close(KEY, Outcome.SHORT)
+        in_round.rounds.reopen(KEY, asked=(ALICE, BOB), remaining_s=300.0)
+        row = in_round.rounds.current(RUN)
         assert (row.outcome, row.reopened, row.asked) == ("reopened", 1, (ALICE, BOB))
-        assert [u.client for u in in_round.accepted(KEY)] == [ALICE]
+        assert [u.client for u in in_round.updates.accepted(KEY)] == [ALICE]
 
     def test_what_closed_a_round_is_remembered_for_its_task_alone(
         self, in_round: Ledger, path: Path
     ) -> None:
-        in_round.close_round(KEY, Outcome.SHORT, why="rest_of_task")
+        in_round.rounds.close(KEY, Outcome.SHORT, why="rest_of_task")
         with Ledger(path, read_only=True) as again:  # as after a restart
-            assert again.was_closed_by(RUN, 0, "rest_of_task")
-            assert not again.was_closed_by(RUN, 0, "operator")
-            assert not again.was_closed_by(RUN, 1, "rest_of_task")
+            assert again.rounds.was_closed_by(RUN, 0, "rest_of_task")
+            assert not again.rounds.was_closed_by(RUN, 0, "operator")
+            assert not again.rounds.was_closed_by(RUN, 1, "rest_of_task")
 
     def test_a_round_that_made_a_state_stays_closed(self, in_round: Ledger) -> None:
-        in_round.close_round(KEY, Outcome.DONE, new_state=4)
+        in_round.rounds.close(KEY, Outcome.DONE, new_state=4)
         with pytest.raises(InternalError, match="cannot be reopened"):
-            in_round.reopen_round(KEY, asked=(), remaining_s=None)
+            in_round.rounds.reopen(KEY, asked=(), remaining_s=None)
 
     def test_the_first_update_wins(self, in_round: Ledger) -> None:
         accept(in_round)
         with pytest.raises(AlreadyHave, match="accepted before"):
             accept(in_round, name="other")
-        assert [u.update_id for u in in_round.updates(KEY)] == [digest("u" + ALICE)]
+        assert [u.update_id for u in in_round.updates.of_round(KEY)] == [digest("u" + ALICE)]
 
     def test_accepting_outside_a_transaction_is_our_bug(self, in_round: Ledger) -> None:
         with pytest.raises(AssertionError):
-            in_round.accept_update(
+            in_round.updates.accept(
                 KEY, BOB, update_id=UpdateId("x"), samples=1, tensor_bytes=1, sealed_bytes=1
             )
 
@@ -397,16 +397,16 @@ class TestHistory:
     ) -> None:
         for client in (GONE, ALICE, BOB):
             accept(in_round, client)
-        in_round.exclude_update(KEY, BOB, "norm too large")
-        assert [u.client for u in in_round.accepted(KEY)] == [ALICE, GONE]
-        in_round.count_updates(KEY)
-        found = {u.client: (u.status, u.reason) for u in in_round.updates(KEY)}
+        in_round.updates.exclude(KEY, BOB, "norm too large")
+        assert [u.client for u in in_round.updates.accepted(KEY)] == [ALICE, GONE]
+        in_round.updates.mark_counted(KEY)
+        found = {u.client: (u.status, u.reason) for u in in_round.updates.of_round(KEY)}
         assert found == {
             ALICE: (UpdateStatus.COUNTED, ""),
             BOB: (UpdateStatus.EXCLUDED, "norm too large"),
             GONE: (UpdateStatus.COUNTED, ""),
         }
-        assert [u.status for u in in_round.updates_of(RUN, BOB)] == ["excluded"]
+        assert [u.status for u in in_round.updates.of_client(RUN, BOB)] == ["excluded"]
 
     def test_the_last_update_is_known_though_the_clock_was_set_back(self, path: Path) -> None:
         """A client's last verdict is told again and again: it must not be an older one."""
@@ -414,39 +414,39 @@ class TestHistory:
         with Ledger(path, clock=lambda: float(next(times))) as ledger:
             sample_run.add_clients(ledger)
             sample_run.add_run(ledger)
-            ledger.new_task(RUN, 0, [0, 1])
+            ledger.tasks.open(RUN, 0, [0, 1])
             for number in range(3):
                 key = RoundKey(RUN, 0, "train", number)
-                ledger.new_round(key, asked=CLIENTS, base_state=3, remaining_s=600.0)
+                ledger.rounds.open(key, asked=CLIENTS, base_state=3, remaining_s=600.0)
                 accept(ledger, ALICE, f"u{number}", key)
-                ledger.count_updates(key)
-                ledger.close_round(key, Outcome.DONE)
-            assert [u.round for u in ledger.updates_of(RUN, ALICE)] == [0, 1, 2]
+                ledger.updates.mark_counted(key)
+                ledger.rounds.close(key, Outcome.DONE)
+            assert [u.round for u in ledger.updates.of_client(RUN, ALICE)] == [0, 1, 2]
 
     def test_the_latest_answer_stands_until_an_update_comes(self, in_round: Ledger) -> None:
-        in_round.set_answer(KEY, BOB, Answer.LOST, "gone")
-        in_round.set_answer(KEY, BOB, Answer.STRAGGLER, "deadline")
-        assert [(a.client, a.answer, a.reason) for a in in_round.answers(KEY)] == [
+        in_round.answers.set(KEY, BOB, Answer.LOST, "gone")
+        in_round.answers.set(KEY, BOB, Answer.STRAGGLER, "deadline")
+        assert [(a.client, a.answer, a.reason) for a in in_round.answers.of_round(KEY)] == [
             (BOB, Answer.STRAGGLER, "deadline")
         ]
         accept(in_round, BOB)
-        assert in_round.answers(KEY) == []
+        assert in_round.answers.of_round(KEY) == []
 
     def test_states_and_parts_come_back(self, in_round: Ledger) -> None:
-        in_round.add_state(KEY, 4, digest("four"), digest("three"))
-        assert in_round.newest_state(RUN).digest == digest("four")
+        in_round.states.add(KEY, 4, digest("four"), digest("three"))
+        assert in_round.states.newest(RUN).digest == digest("four")
         part = {
             "plain_digest": digest("plain"), "digest": digest("sealed"), "file": "x.part",
             "plain_bytes": 10, "sealed_bytes": 20, "wrapped": b"w" * 1168,
         }  # fmt: skip
-        in_round.add_part(RUN, "task/0", **part)
-        row = in_round.part(RUN, digest("sealed"))
-        assert row == in_round.part_by_plain(RUN, "task/0", digest("plain"))
+        in_round.parts.add(RUN, "task/0", **part)
+        row = in_round.parts.get(RUN, digest("sealed"))
+        assert row == in_round.parts.by_plain(RUN, "task/0", digest("plain"))
         assert (row.wrapped, row.name) == (b"w" * 1168, "task/0")
         with pytest.raises(InternalError, match="UNIQUE"):
-            in_round.add_part(RUN, "task/0", **{**part, "digest": digest("again")})
-        in_round.remove_part(RUN, digest("sealed"))
-        assert in_round.parts(RUN) == []
+            in_round.parts.add(RUN, "task/0", **{**part, "digest": digest("again")})
+        in_round.parts.remove(RUN, digest("sealed"))
+        assert in_round.parts.all(RUN) == []
 
 
 class TestAccounts:
@@ -464,12 +464,12 @@ class TestAccounts:
         add_bytes(in_round, Direction.DOWN, Cause.CONTROL, run=RUN, wire=7)
         for _ in range(2):
             add_bytes(in_round, Direction.UP, Cause.HANDSHAKE, wire=9)
-        found = [(f.client, f.cause, f.round, f.tensor, f.wire) for f in in_round.byte_counts(RUN)]
+        found = [(f.client, f.cause, f.round, f.tensor, f.wire) for f in in_round.bytes.all(RUN)]
         assert found == [
             (None, Cause.CONTROL, None, 0, 7),
             (BOB, Cause.UPDATE, 0, 20, 150),
         ]
-        assert [f.wire for f in in_round.byte_counts(None)] == [18]
+        assert [f.wire for f in in_round.bytes.all(None)] == [18]
 
     @pytest.mark.parametrize(
         "wrong",
@@ -490,19 +490,19 @@ class TestAccounts:
         source = Source.KERNEL if cause is Cause.CONNECTION else Source.PREDICTED
         for direction in Direction:
             add_bytes(ledger, direction, cause, source=source, wire=1)
-        assert {(f.direction, f.cause) for f in ledger.byte_counts(None)} == {
+        assert {(f.direction, f.cause) for f in ledger.bytes.all(None)} == {
             (d, cause) for d in Direction
         }
 
     def test_a_repeated_evaluation_replaces_the_first(self, ledger: Ledger) -> None:
-        ledger.add_evaluation(RUN, 0, ALICE, {0: (1, 10), 1: (2, 10)})
-        ledger.add_evaluation(RUN, 0, ALICE, {0: (9, 10)})
-        assert [(e.class_id, e.correct) for e in ledger.evaluations(RUN)] == [(0, 9)]
+        ledger.evaluations.add(RUN, 0, ALICE, {0: (1, 10), 1: (2, 10)})
+        ledger.evaluations.add(RUN, 0, ALICE, {0: (9, 10)})
+        assert [(e.class_id, e.correct) for e in ledger.evaluations.all(RUN)] == [(0, 9)]
 
     def test_more_right_than_tested_is_refused_whole(self, ledger: Ledger) -> None:
         with pytest.raises(InternalError, match="CHECK"):
-            ledger.add_evaluation(RUN, 0, ALICE, {0: (1, 10), 1: (11, 10)})
-        assert ledger.evaluations(RUN) == []
+            ledger.evaluations.add(RUN, 0, ALICE, {0: (1, 10), 1: (11, 10)})
+        assert ledger.evaluations.all(RUN) == []
 
     def test_refusals_are_counted_without_end_but_kept_with_one(
         self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
@@ -511,19 +511,19 @@ class TestAccounts:
         monkeypatch.setattr(event_tables, "_TRIM_EVERY", 4)
         with ledger.transaction():
             for i in range(100):
-                ledger.add_refusal(None, "malformed", f"{i} " + "x" * 10_000)
-        kept = ledger.refusals(limit=1000)
-        assert ledger.refusal_counts() == {"malformed": 100}
+                ledger.refusals.add(None, "malformed", f"{i} " + "x" * 10_000)
+        kept = ledger.refusals.newest(limit=1000)
+        assert ledger.refusals.counts() == {"malformed": 100}
         assert len(kept) == 10
         assert kept[0].reason.startswith("99 ")
         assert all(len(r.reason) <= 2000 for r in kept)
 
     def test_events_are_read_from_a_position(self, ledger: Ledger) -> None:
         for i in range(5):
-            ledger.add_event("info", "test", f"{i}", run=RUN if i % 2 else None)
-        assert [e.text for e in ledger.events(limit=2)] == ["3", "4"]
-        assert [e.text for e in ledger.events(RUN)] == ["1", "3"]
-        assert [e.text for e in ledger.events(after=3)] == ["3", "4"]
+            ledger.events.add("info", "test", f"{i}", run=RUN if i % 2 else None)
+        assert [e.text for e in ledger.events.newest(limit=2)] == ["3", "4"]
+        assert [e.text for e in ledger.events.newest(RUN)] == ["1", "3"]
+        assert [e.text for e in ledger.events.newest(after=3)] == ["3", "4"]
 
     def test_events_have_an_end_in_number_and_length(
         self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
@@ -531,8 +531,8 @@ class TestAccounts:
         monkeypatch.setattr(event_tables, "KEPT_EVENTS", 5)
         monkeypatch.setattr(event_tables, "_TRIM_EVERY", 1)
         for i in range(9):
-            ledger.add_event("error", "test", f"{i}" * 5000)
-        assert [(e.text[0], len(e.text)) for e in ledger.events()] == [
+            ledger.events.add("error", "test", f"{i}" * 5000)
+        assert [(e.text[0], len(e.text)) for e in ledger.events.newest()] == [
             (f"{i}", 2000) for i in range(4, 9)
         ]
 
@@ -543,21 +543,21 @@ class TestAccounts:
         monkeypatch.setattr(event_tables, "_TRIM_EVERY", 10)
         monkeypatch.setattr(event_tables, "KEPT_REFUSALS", 100)
         for i in range(30):
-            ledger.add_event("info", "test", f"{i} of the server")
-            ledger.add_event("info", "test", f"{i} of bob", client=BOB)
-            ledger.add_refusal(BOB, "malformed", f"{i}")
+            ledger.events.add("info", "test", f"{i} of the server")
+            ledger.events.add("info", "test", f"{i} of bob", client=BOB)
+            ledger.refusals.add(BOB, "malformed", f"{i}")
         for i in range(400):
-            ledger.add_event("info", "test", f"{i} of alice", client=ALICE)
-            ledger.add_refusal(ALICE, "malformed", f"{i}")
-        events = ledger.events(limit=10_000)
+            ledger.events.add("info", "test", f"{i} of alice", client=ALICE)
+            ledger.refusals.add(ALICE, "malformed", f"{i}")
+        events = ledger.events.newest(limit=10_000)
         held = Counter(e.client for e in events)
         assert held[None] == held[BOB] == 30
         assert 30 < held[ALICE] <= 45, "the newest of hers"
         assert events[-1].text == "399 of alice"
-        refusals = ledger.refusals(limit=10_000)
+        refusals = ledger.refusals.newest(limit=10_000)
         assert sum(r.client == BOB for r in refusals) == 30
         assert len(refusals) <= 105
-        assert ledger.refusal_counts() == {"malformed": 430}
+        assert ledger.refusals.counts() == {"malformed": 430}
 
     @pytest.mark.parametrize(
         ("held", "room", "share"),
@@ -570,12 +570,12 @@ class TestAccounts:
     def test_the_audit_log_refuses_changes_even_to_other_programs(
         self, ledger: Ledger, sql: str
     ) -> None:
-        ledger.add_audit("uid 1000 (ann)", "revoke", "bob")
+        ledger.audit.add("uid 1000 (ann)", "revoke", "bob")
         raw = sqlite3.connect(ledger.path)
         with pytest.raises(sqlite3.IntegrityError, match="append-only"):
             raw.execute(sql)
         raw.close()
-        assert [(a.actor, a.action, a.detail) for a in ledger.audit()] == [
+        assert [(a.actor, a.action, a.detail) for a in ledger.audit.newest()] == [
             ("uid 1000 (ann)", "revoke", "bob")
         ]
 
@@ -604,15 +604,15 @@ def test_a_ledger_from_before_forks_keeps_its_updates_in_order(path: Path) -> No
             )
     old.close()
     with Ledger(path) as ledger:
-        rows = ledger.updates_of(RunId("r"), ClientId("c"))
+        rows = ledger.updates.of_client(RunId("r"), ClientId("c"))
         assert [(r.update_id, r.reason) for r in rows] == [("late", "why"), ("early", "why")]
-        assert ledger.run(RunId("r")).inherited == 0
-        assert ledger.rounds_by_client() == {"c": 2}
+        assert ledger.runs.get(RunId("r")).inherited == 0
+        assert ledger.updates.rounds_by_client() == {"c": 2}
 
 
 def test_the_newest_run_is_the_last_one_whatever_the_clock_says(ledger: Ledger) -> None:
-    ledger._clock.now -= 1e6
+    ledger.database.clock.now -= 1e6
     later = RunId("r20260102-030405-ffff")
     sample_run.add_run(ledger, later)
-    assert ledger.newest_run().run_id == later
-    assert [r.run_id for r in ledger.runs()] == [RUN, later]
+    assert ledger.runs.newest().run_id == later
+    assert [r.run_id for r in ledger.runs.all()] == [RUN, later]

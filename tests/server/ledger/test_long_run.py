@@ -50,20 +50,20 @@ class Rounds:
         key = key_of(number)
         with ledger.transaction():
             if key.round == 0:
-                ledger.new_task(RUN, key.task, [key.task])
-            ledger.new_round(key, asked=[ALICE, BOB], base_state=number)
+                ledger.tasks.open(RUN, key.task, [key.task])
+            ledger.rounds.open(key, asked=[ALICE, BOB], base_state=number)
             for client in (ALICE, BOB):
                 update = UpdateId(hashlib.sha256(f"{client}{number}".encode()).hexdigest())
-                ledger.accept_update(
+                ledger.updates.accept(
                     key, client, update_id=update, samples=3, tensor_bytes=8, sealed_bytes=99
                 )
                 for way in Direction:
                     add_bytes(ledger, way, Cause.UPDATE, round_key=key, client=client, wire=9)
-            ledger.count_updates(key)
-            ledger.add_state(key, number + 1, digest(f"s{number + 1}"), digest(f"s{number}"))
-            ledger.close_round(key, Outcome.DONE, why="all", new_state=number + 1)
+            ledger.updates.mark_counted(key)
+            ledger.states.add(key, number + 1, digest(f"s{number + 1}"), digest(f"s{number}"))
+            ledger.rounds.close(key, Outcome.DONE, why="all", new_state=number + 1)
             if key.round == LAST:
-                ledger.add_evaluation(RUN, key.task, ALICE, {key.task: (1, 1)})
+                ledger.evaluations.add(RUN, key.task, ALICE, {key.task: (1, 1)})
         return key
 
     @property
@@ -75,7 +75,7 @@ class Rounds:
         run_directory.append_round(self.ledger, key, self.folder)
         assert len(needed_updates(self.ledger, RUN)) == 2
         for client in (ALICE, BOB):
-            judged = self.ledger.last_judged(RUN, client)
+            judged = self.ledger.updates.last_judged(RUN, client)
             assert judged is not None
             assert (judged.task, judged.round) == (key.task, key.round)
 
@@ -98,11 +98,11 @@ def steps(ledger: Ledger, call: Callable[[], object]) -> int:
         count += 1
         return 0
 
-    ledger._db.set_progress_handler(step, 1)
+    ledger.database._db.set_progress_handler(step, 1)
     try:
         call()
     finally:
-        ledger._db.set_progress_handler(None, 1)
+        ledger.database._db.set_progress_handler(None, 1)
     return count
 
 

@@ -21,15 +21,15 @@ def ledger(tmp_path):
 
 
 def mode(ledger):
-    return ledger._number("PRAGMA synchronous")
+    return ledger.database.number("PRAGMA synchronous")
 
 
 def test_a_commit_that_does_not_wait_is_there_for_others_and_not_synced(ledger):
     with ledger.transaction(waits=False):
-        ledger.set_run_status(RUN, RunStatus.DONE)
+        ledger.runs.set_status(RUN, RunStatus.DONE)
         assert mode(ledger) == 1, "NORMAL: a commit only writes"
     with Ledger(ledger.path, read_only=True) as other:
-        assert other.run(RUN).status is RunStatus.DONE
+        assert other.runs.get(RUN).status is RunStatus.DONE
 
 
 def test_what_waits_still_waits_and_after_it_too(ledger):
@@ -41,9 +41,9 @@ def test_what_waits_still_waits_and_after_it_too(ledger):
 
 def test_an_update_may_be_accepted_where_a_sync_follows(ledger):
     with ledger.transaction(waits=False), ledger.transaction():
-        assert ledger._in_durable
+        assert ledger.database.in_durable
     with ledger.transaction(durable=False):
-        assert not ledger._in_durable
+        assert not ledger.database.in_durable
 
 
 def test_sync_waits_for_the_log_of_the_ledger(ledger, monkeypatch):
@@ -74,17 +74,17 @@ def test_what_a_sync_has_lost_is_not_forgotten_by_the_next(ledger, monkeypatch):
 
 
 def test_a_log_by_hand_grows_until_a_checkpoint_and_loses_nothing(ledger, monkeypatch):
-    ledger.checkpoint_by_hand()
+    ledger.database.checkpoint_by_hand()
     before = ledger.path.stat().st_size
     while not ledger.long_log:
-        ledger.add_event("info", "test", "x" * 1000)
+        ledger.events.add("info", "test", "x" * 1000)
     for _ in range(1500):  # more than SQLite would keep in the log by itself
-        ledger.add_event("info", "test", "x" * 1000)
+        ledger.events.add("info", "test", "x" * 1000)
     assert ledger.path.stat().st_size == before, "nothing was brought into the file by itself"
     ledger.checkpoint()
     assert not ledger.long_log
     assert ledger.path.stat().st_size > before
-    assert len(ledger.events(limit=10_000)) >= 1500
+    assert len(ledger.events.newest(limit=10_000)) >= 1500
 
 
 def log_bytes(ledger):
@@ -96,18 +96,18 @@ def grow(ledger, size):
     while log_bytes(ledger) < size:
         with ledger.transaction(durable=False):
             for _ in range(1000):
-                ledger.add_event("info", "test", "x" * 2000)
+                ledger.events.add("info", "test", "x" * 2000)
 
 
 def test_a_long_log_begins_anew_and_is_cut_with_the_next_commit(ledger):
-    ledger.checkpoint_by_hand()
+    ledger.database.checkpoint_by_hand()
     grow(ledger, 3 * database.KEPT_LOG_BYTES)
     assert ledger.long_log, "however few commits made it so"
-    count = len(ledger.events(limit=100_000))
+    count = len(ledger.events.newest(limit=100_000))
     ledger.checkpoint()
-    ledger.add_event("info", "test", "the next one")
+    ledger.events.add("info", "test", "the next one")
     assert log_bytes(ledger) <= database.KEPT_LOG_BYTES
-    assert len(ledger.events(limit=100_000)) == count + 1
+    assert len(ledger.events.newest(limit=100_000)) == count + 1
 
 
 class Writes(database.sqlite3.Connection):
@@ -117,14 +117,14 @@ class Writes(database.sqlite3.Connection):
         done = super().execute(sql, *args)
         if "PASSIVE" in sql:
             rows = done.fetchall()
-            self.ledger.add_event("info", "test", "somebody writes meanwhile")
+            self.ledger.events.add("info", "test", "somebody writes meanwhile")
             _, pages, moved = rows[0]
             return super().execute("SELECT 0, ?, ?", (pages + 1, moved))
         return done
 
 
 def test_a_log_that_somebody_always_writes_to_is_emptied_before_it_is_too_long(ledger, monkeypatch):
-    ledger.checkpoint_by_hand()
+    ledger.database.checkpoint_by_hand()
     monkeypatch.setattr(database, "MOST_LOG_BYTES", 2 << 20)
     grow(ledger, 3 << 20)
     connect = database.sqlite3.connect
@@ -137,24 +137,24 @@ def test_a_log_that_somebody_always_writes_to_is_emptied_before_it_is_too_long(l
     monkeypatch.setattr(database.sqlite3, "connect", beside)
     ledger.checkpoint()
     assert log_bytes(ledger) == 0
-    assert ledger.events()[-1].text == "somebody writes meanwhile"
+    assert ledger.events.newest()[-1].text == "somebody writes meanwhile"
 
 
 def test_a_reader_is_not_waited_for_and_reads_on(ledger, monkeypatch):
     """The log stays as long as somebody reads from it, and is cut afterwards."""
     monkeypatch.setattr(database, "KEPT_LOG_BYTES", 1 << 19)
-    ledger.checkpoint_by_hand()
+    ledger.database.checkpoint_by_hand()
     monkeypatch.setattr(database, "MOST_LOG_BYTES", 0)
     grow(ledger, 1 << 20)
-    with Ledger(ledger.path, read_only=True) as reader, reader.moment():
-        seen = len(reader.events(limit=100_000))
+    with Ledger(ledger.path, read_only=True) as reader, reader.database.moment():
+        seen = len(reader.events.newest(limit=100_000))
         grow(ledger, 2 << 20)
         ledger.checkpoint()
-        ledger.add_event("info", "test", "later")
-        assert len(reader.events(limit=100_000)) == seen
+        ledger.events.add("info", "test", "later")
+        assert len(reader.events.newest(limit=100_000)) == seen
         assert log_bytes(ledger) >= 2 << 20
     ledger.checkpoint()
-    ledger.add_event("info", "test", "later still")
+    ledger.events.add("info", "test", "later still")
     assert log_bytes(ledger) <= 1 << 19
 
 

@@ -44,12 +44,15 @@ def test_what_an_earlier_version_wrote_is_all_there(tmp_path: Path, version: int
     old.close()
     path.chmod(0o600)
     with Ledger(path) as ledger:
-        assert [(c.name, c.admitted) for c in ledger.classes(RUN)] == [("Cat", True), ("dog", True)]
-        [row] = ledger.rounds(RUN)
+        assert [(c.name, c.admitted) for c in ledger.classes.all(RUN)] == [
+            ("Cat", True),
+            ("dog", True),
+        ]
+        [row] = ledger.rounds.all(RUN)
         assert (row.outcome, row.why, row.asked) == ("done", "", (ALICE, BOB))
-        [update] = ledger.updates(KEY)
+        [update] = ledger.updates.of_round(KEY)
         assert (update.client, update.samples) == (ALICE, 5)
-        [answer] = ledger.answers(KEY)
+        [answer] = ledger.answers.of_round(KEY)
         assert (answer.client, answer.answer, answer.reason) == (BOB, Answer.LOST, "away")
-        ledger.set_answer(KEY, BOB, Answer.SURPLUS, "")  # a word that it did not know
-        assert ledger.answers(KEY)[0].answer is Answer.SURPLUS
+        ledger.answers.set(KEY, BOB, Answer.SURPLUS, "")  # a word that it did not know
+        assert ledger.answers.of_round(KEY)[0].answer is Answer.SURPLUS

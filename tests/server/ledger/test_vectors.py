@@ -76,10 +76,10 @@ def test_a_ledger_of_an_earlier_version_holds_all_that_it_held(
     )
     path = vectors.placed(f"{name}.sqlite.gz", LEDGER_NAME)
     with Ledger(path) as ledger:
-        assert ledger.faults() == []
-        [run] = ledger.runs()
-        [row, *_] = ledger.rounds(run.run_id)
-        [update] = ledger.updates(row.key)
+        assert ledger.database.faults() == []
+        [run] = ledger.runs.all()
+        [row, *_] = ledger.rounds.all(run.run_id)
+        [update] = ledger.updates.of_round(row.key)
         assert (update.samples, update.status) == (240, "counted")
     db = sqlite3.connect(path)
     db.row_factory = sqlite3.Row
@@ -128,7 +128,7 @@ def test_a_backup_becomes_a_federation_again(vectors: Vectors, tmp_path: Path):
     own = PrivateKeys.load(home / "keys" / "server.json")
     assert own.public.fingerprint == keys["fingerprints"]["server"]
     with Ledger(home / LEDGER_NAME) as ledger:
-        [first] = [s for s in ledger.states(done.fork.run_id) if s.digest == said["state"]]
+        [first] = [s for s in ledger.states.all(done.fork.run_id) if s.digest == said["state"]]
         assert first.state == stated["state"]
 
 

@@ -21,7 +21,7 @@ COMMITS = 5
 
 def entries(path: Path) -> list[str]:
     with Ledger(path) as ledger:
-        return [entry.detail for entry in ledger.audit()]
+        return [entry.detail for entry in ledger.audit.newest()]
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def killed(tmp_path: Path) -> Path:
     Ledger(live).close()  # the tables are in the file, not in the log
     with Ledger(live) as ledger:
         for number in range(COMMITS):
-            ledger.add_audit("me", "test", str(number))
+            ledger.audit.add("me", "test", str(number))
         for path in live.parent.iterdir():
             shutil.copy(path, left.parent / path.name)
     return left
@@ -82,11 +82,11 @@ def test_frames_of_an_earlier_use_of_the_log_are_not_counted(tmp_path: Path) -> 
     path = tmp_path / LEDGER_NAME
     with Ledger(path) as ledger:
         for number in range(COMMITS):
-            ledger.add_audit("me", "test", str(number))
+            ledger.audit.add("me", "test", str(number))
         other = sqlite3.connect(path)
         other.execute("PRAGMA wal_checkpoint(RESTART)")
         other.close()
-        ledger.add_audit("me", "test", "after")
+        ledger.audit.add("me", "test", "after")
         log = log_of(path).read_bytes()
     assert len(log) > HEADER + 4 * FRAME  # the older frames are there
     assert lost_frames(log) == 0
@@ -97,16 +97,16 @@ def test_frames_of_a_transaction_that_was_undone_are_not_counted(tmp_path: Path)
     path = tmp_path / LEDGER_NAME
     with Ledger(path) as ledger, ledger.transaction():
         for number in range(200):
-            ledger.add_event("info", "test", f"{number}" * 200)
+            ledger.events.add("info", "test", f"{number}" * 200)
     with Ledger(path) as ledger:
-        ledger.add_audit("me", "test", "before")
+        ledger.audit.add("me", "test", "before")
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("PRAGMA cache_size = 2")  # pages: so that the rest goes to the log early
         other.execute("BEGIN")
         other.execute("UPDATE events SET at = at + 1")  # each page once
         other.execute("ROLLBACK")
         undone = log_of(path).stat().st_size
-        ledger.add_audit("me", "test", "after")
+        ledger.audit.add("me", "test", "after")
         log = log_of(path).read_bytes()
         other.close()
     assert len(log) == undone > HEADER + 20 * FRAME
@@ -118,7 +118,7 @@ def damaged_federation(tmp_path: Path) -> Path:
     built = build(tmp_path / "live")
     with built.ledger() as ledger:
         for number in range(COMMITS):
-            ledger.add_audit("me", "test", str(number))
+            ledger.audit.add("me", "test", str(number))
         shutil.copytree(built.directory, tmp_path / "left")
     flip(log_of(tmp_path / "left" / LEDGER_NAME), HEADER + 100)
     return tmp_path / "left"

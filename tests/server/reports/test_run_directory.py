@@ -44,10 +44,10 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
 def written(ledger: Ledger, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("out")
     states = StateStore(folder / "states")
-    newest = ledger.newest_state(RUN)
+    newest = ledger.states.newest(RUN)
     states.save(newest.state - 1, Payload({"w": np.zeros(2, np.float32)}), None, 0)
     made = states.save(newest.state, Payload({"w": np.ones(2, np.float32)}), digest("zero"), 2)
-    ledger._write("UPDATE states SET digest = ? WHERE state = ?", (made, newest.state))
+    ledger.database.write("UPDATE states SET digest = ? WHERE state = ?", (made, newest.state))
     run_directory.write(ledger, RUN, folder / "run", states=states)
     return folder / "run"
 
@@ -246,9 +246,9 @@ class TestFiles:
     def test_without_clients_tests_the_servers_folder_makes_the_headline(
         self, empty: Ledger, tmp_path: Path
     ) -> None:
-        empty.new_task(RUN, 0, [0])
-        empty.add_class(RUN, "cat", "cat", class_id=0)
-        empty.add_evaluation(RUN, 0, CENTRAL, {0: (3, 4)})
+        empty.tasks.open(RUN, 0, [0])
+        empty.classes.add(RUN, "cat", "cat", class_id=0)
+        empty.evaluations.add(RUN, 0, CENTRAL, {0: (3, 4)})
         run_directory.write(empty, RUN, tmp_path / "run", plots=False)
         data = json.loads((tmp_path / "run" / "summary.json").read_text())["data"]
         assert (data["faa"], data["evaluation"]) == (75.0, None)
@@ -274,7 +274,7 @@ class TestAppending:
     ) -> None:
         path = tmp_path / "new" / "rounds.jsonl"
         held = b""
-        for row in ledger.rounds(RUN):
+        for row in ledger.rounds.all(RUN):
             run_directory.append_round(ledger, row.key, path.parent)
             assert path.read_bytes().startswith(held)
             held = path.read_bytes()
@@ -289,7 +289,7 @@ class TestAppending:
         """A kill in the middle of a line, or between a round's end and its line."""
         path = tmp_path / "rounds.jsonl"
         path.write_bytes(held)
-        run_directory.append_round(ledger, ledger.rounds(RUN)[-1].key, tmp_path)
+        run_directory.append_round(ledger, ledger.rounds.all(RUN)[-1].key, tmp_path)
         assert path.read_bytes() == (written / "rounds.jsonl").read_bytes()
 
 
@@ -333,12 +333,12 @@ class TestReport:
 
     def test_many_rounds_are_summed_by_task(self, tmp_path: Path) -> None:
         with sample_run.build(tmp_path / "l") as ledger:
-            ledger.new_task(RUN, 3, [6])
+            ledger.tasks.open(RUN, 3, [6])
             for number in range(200):
                 key = sample_run.RoundKey(RUN, 3, "train", number)
-                ledger.new_round(key, asked=(ALICE,), base_state=0)
+                ledger.rounds.open(key, asked=(ALICE,), base_state=0)
                 add_bytes(ledger, Direction.UP, Cause.UPDATE, round_key=key, tensor=1000, wire=1100)
-                ledger.close_round(key, "skipped")
+                ledger.rounds.close(key, "skipped")
             text = terminal(ledger)
             page = Page(static_page.report(collect(ledger, RUN)))
         assert re.search(r"train x 200 +0 of 200 +200 kB +220 kB", text)

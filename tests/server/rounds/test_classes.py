@@ -97,7 +97,7 @@ class TestDiscovered:
     ) -> None:
         start = ledger.now
         registry.announce(ALICE, ["b"])
-        ledger._clock.now += 60
+        ledger.database.clock.now += 60
         registry.announce(ALICE, ["a", "b"])
         assert {c.name: c.seen_at - start for c in registry.pending()} == {"a": 60, "b": 0}
 
@@ -170,7 +170,7 @@ class TestListed:
     ) -> None:
         with pytest.raises(ConfigError, match=fault):
             registry.register_listed(tasks)
-        assert ledger.classes(RUN) == []
+        assert ledger.classes.all(RUN) == []
 
 
 class TestOperator:
@@ -218,10 +218,10 @@ class TestOperator:
     ) -> None:
         registry.announce(ALICE, ["cat", "dog"])
         registry.open_task(0)
-        before = ledger.classes(RUN), ledger.aliases(RUN)
+        before = ledger.classes.all(RUN), ledger.classes.aliases(RUN)
         with pytest.raises(UsageError):
             change(registry)
-        assert (ledger.classes(RUN), ledger.aliases(RUN)) == before
+        assert (ledger.classes.all(RUN), ledger.classes.aliases(RUN)) == before
 
     def test_hidden_names_stay_out_of_tasks_and_away_from_clients(
         self, registry: ClassRegistry

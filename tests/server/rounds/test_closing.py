@@ -43,7 +43,7 @@ class Scene:
         self.ledger = Ledger(path, clock=sample_run.Clock())
         sample_run.add_clients(self.ledger)
         sample_run.add_run(self.ledger)
-        self.ledger.new_task(RUN, 0, [0, 1])
+        self.ledger.tasks.open(RUN, 0, [0, 1])
         self.notes, self.results, self.round = [], [], 0
         self.discarded, self.seen, self.told = [], [], []
         self.kept, self.kept_at_save = set(), []
@@ -74,7 +74,7 @@ class Scene:
             send=lambda _, message: self.told.append(message),
             aggregation=SimpleNamespace(
                 aggregate=aggregate, far_apart=[], keep=self.keep, keep_not=self.keep_not,
-                settled=lambda: self.settled.append(self.ledger.open_round(RUN)),
+                settled=lambda: self.settled.append(self.ledger.rounds.current(RUN)),
             ),
             states=SimpleNamespace(discard_after=self.discarded.append, save=save, prune=lambda: None),
             classes=SimpleNamespace(names=dict), lag=Lag, attended=True,
@@ -100,11 +100,11 @@ class Scene:
     def play(self, state, excluded, failure=None):
         """Let both clients send, and close the round with this result."""
         key = RoundKey(RUN, 0, "train", self.round)
-        self.ledger.new_round(key, asked=(ALICE, BOB), base_state=0)
+        self.ledger.rounds.open(key, asked=(ALICE, BOB), base_state=0)
         for client in (ALICE, BOB):
             update = UpdateId(digest(f"{client}{self.round}"))
             with self.ledger.transaction():
-                self.ledger.accept_update(
+                self.ledger.updates.accept(
                     key, client, update_id=update, samples=5, tensor_bytes=1, sealed_bytes=1
                 )
         self.results.append(Combined(state, (), excluded, failure))
@@ -115,7 +115,7 @@ class Scene:
         return key
 
     def closed(self, key):
-        return next(r for r in self.ledger.rounds(RUN) if r.key == key)
+        return next(r for r in self.ledger.rounds.all(RUN) if r.key == key)
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_it_is_closed_as_void_and_everybody_is_told_why(scene):
     key = scene.void()
     row = scene.closed(key)
     assert (row.outcome, row.why, row.new_state) == (Outcome.SKIPPED, "void", None)
-    assert {u.status for u in scene.ledger.updates(key)} == {UpdateStatus.EXCLUDED}
+    assert {u.status for u in scene.ledger.updates.of_round(key)} == {UpdateStatus.EXCLUDED}
     assert [n[:2] for n in scene.notes] == [("error", "void")]
     assert "task 0 train round 0 is void" in scene.notes[0][2]
     assert "division by zero" in scene.notes[0][2]
@@ -163,7 +163,7 @@ def test_a_server_that_nobody_attends_ends_instead(scene):
     scene.void()
     with pytest.raises(RunFailed, match="the last 3 rounds are void"):
         scene.void()
-    assert [r.why for r in scene.ledger.rounds(RUN)] == ["void"] * 3
+    assert [r.why for r in scene.ledger.rounds.all(RUN)] == ["void"] * 3
 
 
 def test_a_drained_server_ends_drained(scene):
@@ -194,7 +194,7 @@ GOOD = Payload({}, {})
 def revoke(scene, client):
     """Leave out what a client sent to the open round, as a revocation does."""
     key = RoundKey(RUN, 0, "train", scene.round - 1)
-    scene.ledger.exclude_update(key, client, "revoked")
+    scene.ledger.updates.exclude(key, client, "revoked")
 
 
 @pytest.mark.parametrize("moment", ["meanwhile", "while_saving"])
@@ -210,7 +210,7 @@ def test_who_is_revoked_while_a_state_is_made_is_not_in_it(scene, moment):
     assert scene.discarded == [-1]
     row = scene.closed(key)
     assert (row.outcome, row.new_state) == (Outcome.DONE, 0)
-    assert [u.client for u in scene.ledger.accepted(key)] == [ALICE]
+    assert [u.client for u in scene.ledger.updates.accepted(key)] == [ALICE]
     assert scene.kept_at_save[-1] == [ALICE]
 
 
@@ -243,7 +243,7 @@ def test_clients_are_told_the_outcome_that_the_ledger_has(scene):
 def test_a_round_tells_how_late_the_loop_was_meanwhile(scene):
     scene.kit.lag = lambda: Lag(max_s=0.25, p99_s=0.01)
     key = scene.play(Payload({}, {}), {})
-    told = scene.ledger.round(key).metrics
+    told = scene.ledger.rounds.get(key).metrics
     assert told == {"loop_lag_max_s": 0.25, "loop_lag_p99_s": 0.01}
 
 
@@ -284,10 +284,10 @@ def test_a_round_left_with_too_few_updates_changes_nothing_and_says_why(two):
     key = two.play(GOOD, {ALICE: "far out"})
     row = two.closed(key)
     assert (row.outcome, row.why, row.new_state) == (Outcome.SKIPPED, "too_few", None)
-    reasons = {u.client: u.reason for u in two.ledger.updates(key)}
+    reasons = {u.client: u.reason for u in two.ledger.updates.of_round(key)}
     assert reasons[ALICE] == "far out"
     assert "needs 2 updates to change anything and had 1" in reasons[BOB]
-    assert not two.ledger.accepted(key)
+    assert not two.ledger.updates.accepted(key)
     assert (two.kept_at_save, two.at.number) == ([], -1)
     assert [n[1] for n in two.notes] == ["excluded", "too_few_updates"]
     assert {m.outcome for m in two.told} == {"skipped"}

@@ -29,15 +29,15 @@ def kit(tmp_path: Path) -> Iterator[SimpleNamespace]:
         classes.announce(ALICE, ["Cat"])
         classes.open_task(0)
         key = RoundKey(RUN, 0, "train", 0)
-        ledger.new_round(key, asked=[ALICE], base_state=0)
+        ledger.rounds.open(key, asked=[ALICE], base_state=0)
         with ledger.transaction():
-            ledger.accept_update(
+            ledger.updates.accept(
                 key, ALICE, update_id=UpdateId(digest("u")), samples=5, tensor_bytes=1,
                 sealed_bytes=2,
             )  # fmt: skip
-            ledger.count_updates(key)
-        ledger.close_round(key, "done")
-        ledger.close_task(RUN, 0)
+            ledger.updates.mark_counted(key)
+        ledger.rounds.close(key, "done")
+        ledger.tasks.close(RUN, 0)
         classes.announce(ALICE, ["dog"])
         notes: list[str] = []
         peers: list[SimpleNamespace] = []

@@ -38,8 +38,8 @@ class Desk:
 
     def __post_init__(self) -> None:
         ClassRegistry(self.ledger, RUN).announce(ALICE, ["cat"])
-        self.ledger.new_task(RUN, 0, [0])
-        self.ledger.new_round(KEY, asked=CLIENTS, base_state=0, remaining_s=9.0)
+        self.ledger.tasks.open(RUN, 0, [0])
+        self.ledger.rounds.open(KEY, asked=CLIENTS, base_state=0, remaining_s=9.0)
         round_ = Round(rules=Rules(take=self.take), seed=(1,), phase=Phase.OPEN)
         round_.answers = dict.fromkeys(CLIENTS)
         self.at = RunProgress(task=TaskInfo(0, (0,), ()), step=Step("train", 0, 1), round=round_)
@@ -91,8 +91,8 @@ def test_of_one_batch_those_made_durable_first_are_taken_and_the_rest_never_ackn
         desk.store(BOB)
     assert caught.value.code == "surplus"
     assert caught.value.default_action()
-    assert {u.client for u in ledger.accepted(KEY)} == {GONE, ALICE}
-    assert ledger.update_of(KEY, BOB) is None
+    assert {u.client for u in ledger.updates.accepted(KEY)} == {GONE, ALICE}
+    assert ledger.updates.get(KEY, BOB) is None
     assert desk.heard == ["c updated", "a updated"]
 
 
@@ -109,31 +109,31 @@ def test_without_a_limit_all_that_come_are_taken(ledger):
     desk = Desk(ledger)
     for client in CLIENTS:
         desk.store(client)
-    assert len(ledger.accepted(KEY)) == 3
+    assert len(ledger.updates.accepted(KEY)) == 3
 
 
 def test_an_excluded_update_makes_room_for_another(ledger):
     """Its sender was revoked."""
     desk = Desk(ledger, take=1)
     desk.store(ALICE)
-    ledger.exclude_update(KEY, ALICE, "revoked")
+    ledger.updates.exclude(KEY, ALICE, "revoked")
     desk.store(BOB)
-    assert [u.client for u in ledger.accepted(KEY)] == [BOB]
+    assert [u.client for u in ledger.updates.accepted(KEY)] == [BOB]
 
 
 def test_an_update_made_from_nothing_takes_no_place_and_is_no_answer(ledger):
     desk = Desk(ledger, take=1)
     desk.store(ALICE, samples=0)
-    assert ledger.update_of(KEY, ALICE).status is UpdateStatus.EXCLUDED
+    assert ledger.updates.get(KEY, ALICE).status is UpdateStatus.EXCLUDED
     desk.store(BOB)
     assert desk.heard == [f"a {NO_SAMPLES}", "b updated"]
 
 
 def test_whoever_comes_after_the_end_is_told_how_it_ended(ledger):
     desk = Desk(ledger, take=1)
-    ledger.set_answer(KEY, BOB, Answer.SURPLUS, "")
-    ledger.set_answer(KEY, GONE, Answer.STRAGGLER, "")
-    ledger.close_round(KEY, "done", why="taken")
+    ledger.answers.set(KEY, BOB, Answer.SURPLUS, "")
+    ledger.answers.set(KEY, GONE, Answer.STRAGGLER, "")
+    ledger.rounds.close(KEY, "done", why="taken")
     desk.at.round.phase = Phase.CLOSED
     with pytest.raises(Surplus, match="had as many updates as it takes"):
         desk.reception.expect(BOB, desk.core(BOB))
@@ -147,7 +147,7 @@ def test_a_restarted_server_asks_for_patience_until_the_open_round_is_open_again
     desk.at.round = None
     with pytest.raises(NotYet, match="resumes shortly"):
         desk.reception.expect(ALICE, desk.core(ALICE))
-    ledger.close_round(KEY, "done", why="answered")
+    ledger.rounds.close(KEY, "done", why="answered")
     with pytest.raises(RoundClosed):
         desk.reception.expect(ALICE, desk.core(ALICE))
 
@@ -156,8 +156,8 @@ def test_what_was_counted_is_known_after_the_round_too(ledger):
     """Its sender may not have heard: the server was killed before the Ack was out."""
     desk = Desk(ledger)
     desk.store(ALICE)
-    ledger.count_updates(KEY)
-    ledger.close_round(KEY, "done", why="answered")
+    ledger.updates.mark_counted(KEY)
+    ledger.rounds.close(KEY, "done", why="answered")
     desk.at.round = None
     assert desk.reception.recorded(ALICE, desk.core(ALICE), digest(ALICE))
     assert not desk.reception.recorded(ALICE, desk.core(ALICE), digest(BOB))

@@ -48,7 +48,7 @@ def test_a_method_that_declares_free_text_is_refused_before_the_run_begins(
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         with pytest.raises(EgressRefused, match="train: field 'note' is of type 'text'"):
             begin_run(ledger, ["method.name=running_mean"])
-        assert ledger.runs() == []
+        assert ledger.runs.all() == []
 
 
 def test_a_kind_that_the_method_cannot_halve_is_refused_before_the_run_begins(
@@ -57,7 +57,7 @@ def test_a_kind_that_the_method_cannot_halve_is_refused_before_the_run_begins(
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         with pytest.raises(ConfigError, match="names lora, but the method running_mean can .*none"):
             begin_run(ledger, ["method.name=running_mean", 'wire.half=["lora"]'])
-        assert ledger.runs() == []
+        assert ledger.runs.all() == []
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,10 @@ def test_a_run_begins_with_its_listed_classes_or_not_at_all(
         setup = RunSetup(config, METHOD, hparams, NO_BACKBONE, "", None)  # type: ignore[arg-type]
         with pytest.raises(StorageError):
             active_run._begin(ledger, setup, {}, silent)
-        assert ledger.runs() == []
+        assert ledger.runs.all() == []
         monkeypatch.undo()
         row = active_run._begin(ledger, setup, {}, silent)
-        assert [c.name for c in ledger.classes(row.run_id)] == ["a"]
+        assert [c.name for c in ledger.classes.all(row.run_id)] == ["a"]
 
 
 def test_a_wish_to_keep_updates_that_is_of_no_use_is_told() -> None:

@@ -33,19 +33,19 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     monkeypatch.setattr(plots, "draw", lambda _: {})  # of rounds that took no time
     built = build(tmp_path / "fed")
     with built.ledger() as ledger:
-        ledger._execute(
+        ledger.database.execute(
             "UPDATE clients SET name = ?, device = ? WHERE client_id = ?",
             (NAME, f"a Jetson of {NAME}", ALICE),
         )
-        ledger.add_ticket(NAME, curve=b"g" * 32, signing=b"h" * 32, expires_at=ledger.now + 99)
-        ledger.use_ticket(b"g" * 32, ALICE)
+        ledger.tickets.add(NAME, curve=b"g" * 32, signing=b"h" * 32, expires_at=ledger.now + 99)
+        ledger.tickets.use(b"g" * 32, ALICE)
         for number in range(300):  # some pages of them
-            ledger.add_event("info", "connected", f"{NAME} connected {number}", client=ALICE)
-        ledger.add_event("warning", "far_apart", f"{NAME} and {NAME}-2 mean different things")
-        ledger.add_refusal(ALICE, "malformed", f"{NAME} said nothing")
-        key = ledger.open_round(built.run).key
-        ledger.set_answer(key, BOB, "declined", f"no images like those of {NAME}")
-        ids = [u.update_id for u in ledger.updates_of(built.run, ALICE)]
+            ledger.events.add("info", "connected", f"{NAME} connected {number}", client=ALICE)
+        ledger.events.add("warning", "far_apart", f"{NAME} and {NAME}-2 mean different things")
+        ledger.refusals.add(ALICE, "malformed", f"{NAME} said nothing")
+        key = ledger.rounds.current(built.run).key
+        ledger.answers.set(key, BOB, "declined", f"no images like those of {NAME}")
+        ids = [u.update_id for u in ledger.updates.of_client(built.run, ALICE)]
         folder = built.directory / "runs" / built.run
         run_directory.write(ledger, built.run, folder, states=StateStore(folder / "states"))
     KeptUpdates(kept_folder(built.directory, built.run)).put([(ids[0], b"sums"), ("f" * 64, b"")])
@@ -70,12 +70,12 @@ def test_no_file_of_the_server_names_it_any_more(built: Built) -> None:
     assert data["pseudonym"] == PSEUDONYM
     places = naming(built.directory)
     with built.ledger() as ledger:
-        texts = [e.text for e in ledger.events()]
+        texts = [e.text for e in ledger.events.newest()]
         assert texts == [f"{PSEUDONYM} and {NAME}-2 mean different things"], "another's name stays"
-        ledger._execute("DELETE FROM events")
-        ledger.empty_log()
-        ledger.touch(ALICE, device="cpu")  # its connection ends a moment later
-        row = ledger.client(ALICE)
+        ledger.database.execute("DELETE FROM events")
+        ledger.database.empty_log()
+        ledger.clients.touch(ALICE, device="cpu")  # its connection ends a moment later
+        row = ledger.clients.get(ALICE)
     assert places == ["ledger.sqlite"]
     assert naming(built.directory) == []
     assert (row.name, row.curve, row.device, row.last_seen) == (PSEUDONYM, b"", "", None)
@@ -93,7 +93,7 @@ def test_its_sealed_update_leaves_the_disk_and_the_round(built: Built) -> None:
     assert run(built, "erase", NAME, "--yes").exit_code == 0
     assert needle not in b"".join(p.read_bytes() for p in built.spool.rglob("*") if p.is_file())
     with built.ledger() as ledger:
-        (update,) = ledger.updates(ledger.open_round(built.run).key)
+        (update,) = ledger.updates.of_round(ledger.rounds.current(built.run).key)
     assert update.status is UpdateStatus.EXCLUDED
 
 
@@ -127,12 +127,12 @@ def test_its_key_is_never_a_members_again_and_its_name_is_free(built: Built) -> 
 
 def test_the_audit_log_stays_and_says_it_by_id_alone(built: Built) -> None:
     with built.ledger() as ledger:
-        ledger.add_audit("uid 0", "revoke", f"{NAME}: lost")
-        ledger.add_audit("uid 0", "revoke", f"{NAME}-2: lost")
+        ledger.audit.add("uid 0", "revoke", f"{NAME}: lost")
+        ledger.audit.add("uid 0", "revoke", f"{NAME}-2: lost")
     done = run(built, "erase", NAME, "--yes")
     assert "stays: its name in 1 lines of the audit log" in done.output
     with built.ledger() as ledger:
-        assert ledger.audit()[-1].detail == ALICE
+        assert ledger.audit.newest()[-1].detail == ALICE
 
 
 def test_a_log_that_names_it_is_named(built: Built) -> None:
@@ -151,7 +151,7 @@ def test_without_a_terminal_it_must_be_said_and_it_says_what_can_be_done_before(
     assert f"fcil-server forget {NAME} --run {built.run}" in text
     assert "Give --yes." in text
     with built.ledger() as ledger:
-        assert ledger.client_by_name(NAME) is not None
+        assert ledger.clients.by_name(NAME) is not None
 
 
 def test_once_more_finishes_what_a_kill_interrupted(built: Built) -> None:

@@ -79,8 +79,8 @@ def test_what_is_left_is_to_the_bit_what_the_others_alone_have(variant, pruned, 
     others = without(whole, tmp_path / "others", 2)
     assert pack(whole.newest(done.run)) == pack(others.newest(others.run))
     with whole.ledger() as mine, others.ledger() as theirs:
-        digests = [row.digest for row in mine.states(done.run)]
-        assert digests == [row.digest for row in theirs.states(others.run)]
+        digests = [row.digest for row in mine.states.all(done.run)]
+        assert digests == [row.digest for row in theirs.states.all(others.run)]
     assert (done.updates, done.images, done.tasks) == (3, 14, (0, 1, 2))
 
 
@@ -127,7 +127,7 @@ def test_one_after_the_other_can_be_forgotten_down_to_nobody(tmp_path):
     assert last.f32("weight").shape == (0, 20)
     assert not last.f32("total.triangle").any()
     with whole.ledger() as ledger:
-        assert [r.emptied_at is None for r in ledger.runs()] == [False, False, False, True]
+        assert [r.emptied_at is None for r in ledger.runs.all()] == [False, False, False, True]
 
 
 def test_a_round_that_has_too_few_updates_without_the_client_makes_no_state(tmp_path):
@@ -136,7 +136,7 @@ def test_a_round_that_has_too_few_updates_without_the_client_makes_no_state(tmp_
     done = whole.forget("ann")
     with whole.ledger() as ledger:
         keys = [RoundKey(done.run, task, "train", 0) for task in range(3)]
-        counted = [len(ledger.accepted(key)) for key in keys]
+        counted = [len(ledger.updates.accepted(key)) for key in keys]
     # Of the last task it had nothing; what was counted under an earlier setting stays.
     assert counted == [0, 0, 2]
     assert len(done.left_out) == 4
@@ -148,17 +148,17 @@ def test_the_ledger_says_what_happened_and_asks_no_more_for_those_tasks(tmp_path
     done = whole.forget("cat")
     assert done.vanished == ("class 3",)
     with whole.ledger() as ledger:
-        old, new = ledger.runs()
+        old, new = ledger.runs.all()
         assert (new.run_id, new.parent_run, new.parent_state) == (done.run, whole.run, 5)
         assert (old.status, new.status) == (RunStatus.STOPPED, RunStatus.RUNNING)
-        assert ledger.forgotten(done.run) == {(client_id(2), t) for t in range(3)}
-        rows = ledger.updates_of(done.run, client_id(2))
+        assert ledger.updates.forgotten(done.run) == {(client_id(2), t) for t in range(3)}
+        rows = ledger.updates.of_client(done.run, client_id(2))
         assert {(r.status, r.reason) for r in rows} == {(UpdateStatus.EXCLUDED, FORGOTTEN)}
-        assert {e.client for e in ledger.evaluations(done.run)} == {client_id(0), client_id(1)}
-        entry = ledger.audit()[-1]
+        assert {e.client for e in ledger.evaluations.all(done.run)} == {client_id(0), client_id(1)}
+        entry = ledger.audit.newest()[-1]
         assert (entry.actor, entry.action) == ("me", "forget")
         assert "cat" not in entry.detail, "who is erased later is not named here for ever"
-        assert ledger.client_by_name("cat") is not None, "it stays a member"
+        assert ledger.clients.by_name("cat") is not None, "it stays a member"
 
 
 def test_in_an_older_run_it_says_which_one_is_the_newest_now(tmp_path):
@@ -174,7 +174,7 @@ def test_with_revoke_its_membership_ends_too(tmp_path):
     whole = story(tmp_path).write()
     whole.forget("cat", revoke=True)
     with whole.ledger() as ledger:
-        assert ledger.client_by_name("cat") is None
+        assert ledger.clients.by_name("cat") is None
     whole.forget("ben")  # and what is revoked is no member: it can be named all the same
     with pytest.raises(UsageError, match="no update of 'cat' is in the states"):
         whole.forget("cat")
@@ -183,7 +183,7 @@ def test_with_revoke_its_membership_ends_too(tmp_path):
 def test_nothing_of_the_client_stays_in_the_federations_directory(tmp_path):
     whole = story(tmp_path).write()
     with whole.ledger() as ledger:
-        ids = [u.update_id for u in ledger.updates_of(whole.run, client_id(2))]
+        ids = [u.update_id for u in ledger.updates.of_client(whole.run, client_id(2))]
     kept = KeptUpdates(kept_folder(tmp_path, whole.run))
     needles = [kept.get(i)[-400:] for i in ids]
     needles.append(pack(whole.newest(whole.run))[-400:])
@@ -199,7 +199,7 @@ def test_nothing_of_the_client_stays_in_the_federations_directory(tmp_path):
 def test_a_fork_that_a_fault_left_is_no_place_where_somebody_stays(tmp_path, monkeypatch):
     whole = story(tmp_path).write()
     with whole.ledger() as ledger:
-        ids = [u.update_id for u in ledger.updates_of(whole.run, client_id(2))]
+        ids = [u.update_id for u in ledger.updates.of_client(whole.run, client_id(2))]
     kept = KeptUpdates(kept_folder(tmp_path, whole.run))
     needles = [kept.get(i)[-400:] for i in ids]
     monkeypatch.setattr(Forgetting, "commit", Mock(side_effect=RuntimeError))
@@ -240,12 +240,12 @@ class TestRefusals:
         with pytest.raises(UsageError, match="no update of 'dan' is in the states"):
             whole.forget("dan")
         with whole.ledger() as ledger:
-            assert len(ledger.runs()) == 1
+            assert len(ledger.runs.all()) == 1
 
     def test_without_the_updates_of_the_others_nobody_can_be_forgotten(self, tmp_path):
         whole = story(tmp_path).write()
         with whole.ledger() as ledger:
-            (gone, *_) = ledger.updates_of(whole.run, client_id(0))
+            (gone, *_) = ledger.updates.of_client(whole.run, client_id(0))
         KeptUpdates(kept_folder(tmp_path, whole.run)).remove([gone.update_id])
         with pytest.raises(UsageError, match=r"not kept any more \(ann\)"):
             whole.forget("ben")
@@ -255,14 +255,14 @@ class TestRefusals:
     def test_a_damaged_kept_update_is_found_and_the_run_stays(self, tmp_path):
         whole = story(tmp_path).write()
         with whole.ledger() as ledger:
-            (one, *_) = ledger.updates_of(whole.run, client_id(0))
+            (one, *_) = ledger.updates.of_client(whole.run, client_id(0))
         flip(KeptUpdates(kept_folder(tmp_path, whole.run)).path(one.update_id))
         with pytest.raises(CorruptFile, match="does not match its checksum"):
             whole.forget("ben", revoke=True)
         with whole.ledger() as ledger:
-            assert ledger.client_by_name("ben") is not None, "nor has its membership ended"
-            assert len(ledger.runs()) == 1
-            assert ledger.runs()[0].emptied_at is None
+            assert ledger.clients.by_name("ben") is not None, "nor has its membership ended"
+            assert len(ledger.runs.all()) == 1
+            assert ledger.runs.all()[0].emptied_at is None
         assert "damaged" in " ".join(f.text for f in check(tmp_path) if f.level is Level.WARNING)
 
 
@@ -342,7 +342,7 @@ def test_killed_at_any_moment_it_is_the_old_run_or_the_new_one(fedncm, point, co
     shutil.copytree(whole.directory, copy.directory)
     done = not killed_at(point, lambda: copy.forget("cat"), commits=commits)
     with copy.ledger() as ledger:
-        newest = ledger.newest_run().run_id
+        newest = ledger.runs.newest().run_id
     assert pack(copy.newest(newest)) == (before if newest == whole.run else after)
     assert not done or newest != whole.run
     if newest == whole.run:

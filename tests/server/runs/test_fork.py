@@ -31,26 +31,26 @@ def forked(built: Built, state: int) -> Run:
 
 
 def rounds(ledger: Ledger, run: RunId) -> list[tuple[int, str, int]]:
-    return [(r.task, r.kind, r.round) for r in ledger.rounds(run)]
+    return [(r.task, r.kind, r.round) for r in ledger.rounds.all(run)]
 
 
 def test_a_fork_at_the_end_of_a_task_has_the_task_and_its_results(built: Built) -> None:
     row = forked(built, 2)
     with built.ledger() as ledger:
-        old, new = ledger.runs()
+        old, new = ledger.runs.all()
         assert new == row
         assert (new.parent_run, new.parent_state, new.inherited) == (built.run, 2, 3)
         assert (old.status, new.status) == (RunStatus.STOPPED, RunStatus.RUNNING)
         assert new.config == old.config
         assert rounds(ledger, new.run_id) == [(0, "train", 0), (0, "train", 1), (0, "evaluate", 0)]
-        assert [s.state for s in ledger.states(new.run_id)] == [0, 1, 2]
-        (task,) = ledger.tasks(new.run_id)
+        assert [s.state for s in ledger.states.all(new.run_id)] == [0, 1, 2]
+        (task,) = ledger.tasks.all(new.run_id)
         assert task.closed_at is not None
-        assert {e.task for e in ledger.evaluations(new.run_id)} == {0}
-        for entry in ledger.rounds(new.run_id):
-            assert {u.client for u in ledger.updates(entry.key)} == {ALICE, BOB}
-        assert ledger.open_round(new.run_id) is None
-        assert ledger.open_round(built.run) is not None  # the old run is as it was
+        assert {e.task for e in ledger.evaluations.all(new.run_id)} == {0}
+        for entry in ledger.rounds.all(new.run_id):
+            assert {u.client for u in ledger.updates.of_round(entry.key)} == {ALICE, BOB}
+        assert ledger.rounds.current(new.run_id) is None
+        assert ledger.rounds.current(built.run) is not None  # the old run is as it was
     kept = sorted(p.name for p in module.states_folder(built.directory, row.run_id).iterdir())
     assert kept == [f"{n:06d}.{s}" for n in range(3) for s in ("json", "safetensors")]
 
@@ -94,31 +94,31 @@ def test_a_fork_in_the_middle_goes_on_in_the_middle(
     row = forked(built, state)
     with built.ledger() as ledger:
         assert rounds(ledger, row.run_id) == closed
-        assert {e.task for e in ledger.evaluations(row.run_id)} == tested
-        ends = [t.closed_at is not None for t in ledger.tasks(row.run_id)]
+        assert {e.task for e in ledger.evaluations.all(row.run_id)} == tested
+        ends = [t.closed_at is not None for t in ledger.tasks.all(row.run_id)]
         assert ends == [True] * (len(ends) - 1) + [False]
-        assert ledger.newest_state(row.run_id).state == state
-        assert ledger.faults() == []
+        assert ledger.states.newest(row.run_id).state == state
+        assert ledger.database.faults() == []
 
 
 def test_what_was_copied_is_counted_once_over_all_runs(built: Built) -> None:
     with built.ledger() as ledger:
-        before = ledger.rounds_by_client(), ledger.bytes_by_client()
+        before = ledger.updates.rounds_by_client(), ledger.bytes.by_client()
     row = forked(built, 5)
     with built.ledger() as ledger:
-        assert (ledger.rounds_by_client(), ledger.bytes_by_client()) == before
-        mine = [b for b in ledger.byte_counts(row.run_id) if b.task == 1]
+        assert (ledger.updates.rounds_by_client(), ledger.bytes.by_client()) == before
+        mine = [b for b in ledger.bytes.all(row.run_id) if b.task == 1]
         assert sum(b.wire for b in mine) == 3 * 2 * 2 * 1000  # the fork's own report has them
 
 
 def test_a_fork_of_a_fork_counts_nothing_twice(built: Built) -> None:
     with built.ledger() as ledger:
-        before = ledger.rounds_by_client()
+        before = ledger.updates.rounds_by_client()
         first = fork(ledger, built.directory, built.run, 5, actor="me", action="rollback")
         second = fork(ledger, built.directory, first.run_id, 2, actor="me", action="rollback")
         assert second.inherited == 3
-        assert ledger.rounds_by_client() == before
-        assert ledger.runs()[1].status is RunStatus.STOPPED
+        assert ledger.updates.rounds_by_client() == before
+        assert ledger.runs.all()[1].status is RunStatus.STOPPED
 
 
 def test_a_fork_carries_the_states_that_one_may_go_back_to(built: Built) -> None:
@@ -146,7 +146,7 @@ def test_a_state_that_is_not_whole_is_never_forked(built: Built, how: str) -> No
     with built.ledger() as ledger, pytest.raises(CorruptFile):
         fork(ledger, built.directory, built.run, 4, actor="me", action="rollback")
     with built.ledger() as ledger:
-        assert len(ledger.runs()) == 1
+        assert len(ledger.runs.all()) == 1
         assert 4 not in [s.state for s in kept_states(ledger, built.directory, built.run)]
     assert tree(built.directory / "runs") == before
 
@@ -158,9 +158,9 @@ def test_a_kill_between_files_and_ledger_changes_no_run(
     with built.ledger() as ledger:
         with pytest.raises(DiskFull):
             fork(ledger, built.directory, built.run, 4, actor="me", action="rollback")
-        (run,) = ledger.runs()
+        (run,) = ledger.runs.all()
         assert run.status is RunStatus.RUNNING
-        assert "rollback" not in [a.action for a in ledger.audit()]
+        assert "rollback" not in [a.action for a in ledger.audit.newest()]
 
 
 @pytest.mark.parametrize("call", [0, 10, 25, 40, 55, 70])
@@ -174,11 +174,11 @@ def test_a_kill_at_any_moment_leaves_the_runs_as_before_or_complete(
         f"fork(ledger, {place}, {built.run!r}, 5, actor='me', action='rollback')",
     )
     with built.ledger() as ledger:
-        runs = ledger.runs()
+        runs = ledger.runs.all()
         assert [r.status for r in runs[:1]] == [
             RunStatus.RUNNING if len(runs) == 1 else RunStatus.STOPPED
         ]
-        assert ledger.faults() == []
+        assert ledger.database.faults() == []
     assert not [f for f in check(built.directory) if f.level is Level.FAILURE]
     forked(built, 5)  # and it can be done now
 
@@ -209,5 +209,5 @@ class TestChoosing:
 
 def test_the_opening_of_a_task_is_a_state_of_its_own(built: Built) -> None:
     with built.ledger() as ledger:
-        kinds = [s.kind for s in ledger.states(built.run)]
+        kinds = [s.kind for s in ledger.states.all(built.run)]
     assert kinds == [OPENING, "train", "train"] * 2 + [OPENING]

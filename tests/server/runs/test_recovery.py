@@ -77,7 +77,7 @@ class Scene:
         return asyncio.run(ensure_state(self.kit, self.built.directory))
 
     def exclude(self, client: str, reason: str) -> None:
-        self.ledger._write(
+        self.ledger.database.write(
             "UPDATE updates SET status = 'excluded', reason = ? WHERE client = ? AND task = 0 "
             "AND kind = 'train' AND round = 1",
             (reason, client),
@@ -89,7 +89,7 @@ def scene(tmp_path: Path):
     built = build(tmp_path / "fed")
     with built.ledger() as ledger:
         for table in ("updates", "rounds", "evaluations", "bytes", "states", "tasks"):
-            ledger._write(f"DELETE FROM {table} WHERE task > 0")  # noqa: S608
+            ledger.database.write(f"DELETE FROM {table} WHERE task > 0")  # noqa: S608
         states = StateStore(states_folder(built.directory, built.run))
         states.discard_after(2)
         shutil.rmtree(built.spool)
@@ -110,7 +110,7 @@ def scene(tmp_path: Path):
 
 
 def test_the_spool_keeps_what_made_the_newest_state(scene: Scene) -> None:
-    rows = scene.ledger.updates(RoundKey(scene.built.run, 0, "train", 1))
+    rows = scene.ledger.updates.of_round(RoundKey(scene.built.run, 0, "train", 1))
     assert needed_updates(scene.ledger, scene.built.run) == {r.update_id for r in rows}
     assert len(rows) == 2
     scene.exclude(BOB, WITHDRAWN)  # and nothing of whoever was revoked meanwhile
@@ -177,10 +177,10 @@ def test_the_opening_of_a_task_needs_no_updates(scene: Scene) -> None:
 
 def test_a_run_that_lost_very_many_states_does_not_walk_through_all_of_them(scene: Scene) -> None:
     """Each is as unreadable as the next, and a sentence about each would fill the screen."""
-    parent = scene.ledger.newest_state(scene.built.run).digest
+    parent = scene.ledger.states.newest(scene.built.run).digest
     for number in range(3, 1500):
         key, made = RoundKey(scene.built.run, 0, "train", number), Digest(f"{number:064x}")
-        scene.ledger.add_state(key, number, made, parent)
+        scene.ledger.states.add(key, number, made, parent)
         parent = made
     for number in range(3):
         scene.built.state(number).unlink()
@@ -203,7 +203,7 @@ def test_a_result_that_differs_is_never_taken(scene: Scene) -> None:
     assert "the result differs" in text
     assert "goes back from state 2 to 1" in text
     assert f"run {fork.run_id}; lost: task 0 train round 1." in text
-    assert [a.action for a in scene.ledger.audit()][-1] == "fall_back"
+    assert [a.action for a in scene.ledger.audit.newest()][-1] == "fall_back"
 
 
 @pytest.mark.parametrize("how", ["not kept", "cannot be opened"])
@@ -235,7 +235,7 @@ def test_a_failure_that_may_pass_gives_nothing_up(scene: Scene) -> None:
     with pytest.raises(RunFailed, match=r"000002.* is damaged.*it was killed") as caught:
         scene.ensure()
     assert "rollback" in caught.value.action
-    assert len(scene.ledger.runs()) == 1
+    assert len(scene.ledger.runs.all()) == 1
 
 
 def test_the_copy_of_the_final_model_serves_as_well(scene: Scene) -> None:
@@ -248,11 +248,11 @@ def test_the_copy_of_the_final_model_serves_as_well(scene: Scene) -> None:
 
 
 def test_a_complete_run_is_never_begun_again(scene: Scene) -> None:
-    scene.ledger.set_run_status(scene.built.run, RunStatus.DONE)
+    scene.ledger.runs.set_status(scene.built.run, RunStatus.DONE)
     scene.worker.needs = set()
     flip(scene.built.state(2))
     assert scene.ensure() is None
-    assert len(scene.ledger.runs()) == 1
+    assert len(scene.ledger.runs.all()) == 1
     assert scene.notes[0][0] == "error"
 
 

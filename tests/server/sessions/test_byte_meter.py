@@ -27,10 +27,10 @@ def ledger(tmp_path: Path):
     with Ledger(tmp_path / "ledger.sqlite", clock=Clock()) as opened:
         sample_run.add_clients(opened)
         sample_run.add_run(opened)
-        opened.new_task(RUN, 0, [0, 1])
+        opened.tasks.open(RUN, 0, [0, 1])
         for key in (KEY, NEXT):
-            opened.new_round(key, asked=(ALICE, BOB), base_state=0, remaining_s=60.0)
-            opened.close_round(key, sample_run.Outcome.DONE)
+            opened.rounds.open(key, asked=(ALICE, BOB), base_state=0, remaining_s=60.0)
+            opened.rounds.close(key, sample_run.Outcome.DONE)
         yield opened
 
 
@@ -48,7 +48,7 @@ def frames(message: Message, *blobs: bytes) -> list[bytes]:
 def counts(ledger: Ledger) -> dict[tuple, tuple[int, int, int, int]]:
     return {
         (c.round, c.client, c.direction, c.cause): (c.tensor, c.sealed, c.application, c.wire)
-        for c in ledger.byte_counts(RUN)
+        for c in ledger.bytes.all(RUN)
     }
 
 
@@ -182,7 +182,7 @@ def test_what_could_not_be_written_is_written_at_the_next_flush(
         raise DiskFull("the disk is full.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "add_byte_counts", full)
+        patch.setattr(ledger.bytes, "add", full)
         with pytest.raises(DiskFull):
             accounts.flush()
     accounts.received(ALICE, Bye(), frames(Bye()))
@@ -205,7 +205,7 @@ class Kernel:
 def tcp_counts(ledger: Ledger) -> dict[tuple, tuple[int, int, int]]:
     return {
         (c.round, c.client, c.direction): (c.wire, c.retransmitted, c.link)
-        for c in ledger.byte_counts(RUN)
+        for c in ledger.bytes.all(RUN)
         if c.source is Source.KERNEL
     }
 

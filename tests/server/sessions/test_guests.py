@@ -18,7 +18,7 @@ MEMBER, FORMER, NEWCOMER = b"m", b"f", b"n"
     ids=["member", "former", "newcomer"],
 )
 def test_what_is_longer_is_cut_at_once(key, most):
-    ledger = SimpleNamespace(client_by_curve=lambda key: key == FORMER or None)
+    ledger = SimpleNamespace(clients=SimpleNamespace(by_curve=lambda key: key == FORMER or None))
     roster = SimpleNamespace(
         door=SimpleNamespace(is_member=MEMBER.__eq__), federation=SimpleNamespace(ledger=ledger)
     )

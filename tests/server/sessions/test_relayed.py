@@ -316,7 +316,7 @@ def test_lists_hold_those_behind_the_relay_and_no_others(play):
         members, guests, invited = center.roster.lists(relay.id)
         assert members == [key]
         assert invited == 1
-        assert center.ledger.ticket(guests[-1]).name == "open"
+        assert center.ledger.tickets.get(guests[-1]).name == "open"
         assert len(guests) == 2  # the used ticket, which may be shown again, and the open one
 
     play(story)

@@ -173,7 +173,7 @@ class TestBackup:
             made.append(made[-1] + 1)
             with built.ledger() as ledger:
                 key = RoundKey(built.run, 2, "train", made[-1])
-                ledger.add_state(key, made[-1], Digest("0" * 64), None)
+                ledger.states.add(key, made[-1], Digest("0" * 64), None)
 
         monkeypatch.setattr(Database, "copy_to", outrun)
         with pytest.raises(StorageError, match="the server was faster") as caught:
@@ -216,7 +216,7 @@ class TestBackup:
                 restored = again(done.file, tmp_path / f"new{i}", Keys(fresh=True))
                 assert restored.fork is not None
                 with Ledger(tmp_path / f"new{i}" / LEDGER_NAME) as ledger:
-                    up, down = ledger.byte_counts(None)
+                    up, down = ledger.bytes.all(None)
                     assert up.wire == down.wire > 0
         finally:
             over.set()
@@ -226,7 +226,7 @@ class TestBackup:
         done = backup(built.directory, file.with_name("c.tar"), passphrase=None)
         assert audit_backup(built.directory, done, "uid 7")
         with built.ledger() as ledger:
-            entry = ledger.audit()[-1]
+            entry = ledger.audit.newest()[-1]
         assert (entry.actor, entry.action) == ("uid 7", "backup")
         assert entry.detail == "c.tar, without keys"
 
@@ -370,10 +370,10 @@ class TestRestore:
                     (built.directory / "keys" / "certificate").read_bytes()
                 ).federation
             )
-            run = federation.ledger.newest_run()
+            run = federation.ledger.runs.newest()
             assert (run.parent_run, run.parent_state) == (built.run, OPEN_STATE)
-            assert federation.ledger.runs()[0].status is RunStatus.STOPPED
-            assert federation.ledger.open_round(run.run_id) is None
+            assert federation.ledger.runs.all()[0].status is RunStatus.STOPPED
+            assert federation.ledger.rounds.current(run.run_id) is None
         finally:
             federation.close()
         modes = {p.stat().st_mode & 0o077 for p in (tmp_path / "new").rglob("*")}
@@ -386,8 +386,8 @@ class TestRestore:
         federation = Federation.open(built.directory, None, ())
         try:
             with federation.ledger.transaction():
-                federation.ledger.exclude_update(
-                    federation.ledger.open_round(built.run).key, "a" * 26, "test"
+                federation.ledger.updates.exclude(
+                    federation.ledger.rounds.current(built.run).key, "a" * 26, "test"
                 )
             federation.rotate_keys("me")
             known = federation.certificate
@@ -454,29 +454,29 @@ class TestRestore:
         federation = Federation.open(tmp_path / "new", None, ())
         try:
             assert federation.id != done.manifest.federation
-            assert federation.ledger.client_by_name("a") is None  # the name is free again
+            assert federation.ledger.clients.by_name("a") is None  # the name is free again
         finally:
             federation.close()
 
     def test_tickets_of_the_backup_are_good_no_more(self, built: Built, tmp_path: Path) -> None:
         """One that was used since would let a second device in."""
         with built.ledger() as ledger:
-            ledger.add_ticket("c", curve=b"1" * 32, signing=b"2" * 32, expires_at=4e9)
+            ledger.tickets.add("c", curve=b"1" * 32, signing=b"2" * 32, expires_at=4e9)
         file = backup(built.directory, tmp_path / "b.tar", passphrase=PHRASE).file
         assert again(file, tmp_path / "new").withdrawn == 1
         with Ledger(tmp_path / "new" / LEDGER_NAME) as ledger:
-            assert ledger.tickets()[0].withdrawn_at is not None
+            assert ledger.tickets.all()[0].withdrawn_at is not None
 
     @pytest.mark.parametrize("status", [RunStatus.DONE, RunStatus.STOPPED])
     def test_a_run_that_was_over_is_not_forked(
         self, built: Built, tmp_path: Path, status: RunStatus
     ) -> None:
         with built.ledger() as ledger:
-            ledger.set_run_status(built.run, status)
+            ledger.runs.set_status(built.run, status)
         file = backup(built.directory, tmp_path / "b.tar", passphrase=PHRASE).file
         assert again(file, tmp_path / "new").fork is None
         with Ledger(tmp_path / "new" / LEDGER_NAME) as ledger:
-            assert [r.status for r in ledger.runs()] == [status]
+            assert [r.status for r in ledger.runs.all()] == [status]
 
     @pytest.mark.parametrize("call", sampled([0, 4, 40, 120, 200, 240, 262], (4, 120, 262)))
     def test_a_kill_at_any_moment_leaves_no_half_directory(
@@ -488,8 +488,8 @@ class TestRestore:
         if not new.exists():
             again(file, new, Keys(fresh=True))
         with Ledger(new / LEDGER_NAME) as ledger:
-            assert ledger.faults() == []
-            assert len(ledger.runs()) == 2
+            assert ledger.database.faults() == []
+            assert len(ledger.runs.all()) == 2
         Federation.open(new, None, ()).close()
         assert sorted(p.name for p in tmp_path.iterdir()) == ["b.tar", "fed", "new"]
 

@@ -148,7 +148,7 @@ def _complete(directory: Path) -> bool:
     if not (directory / LEDGER_NAME).exists():
         return False
     with Ledger(directory / LEDGER_NAME, read_only=True) as ledger:
-        run = ledger.newest_run()
+        run = ledger.runs.newest()
         return run is not None and run.status is not RunStatus.RUNNING
 
 

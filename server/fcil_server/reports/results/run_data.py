@@ -180,29 +180,29 @@ def collect(ledger: Ledger, run_id: RunId) -> RunData:
     Raises:
         UsageError: the federation has no such run.
     """
-    run = ledger.run(run_id)
+    run = ledger.runs.get(run_id)
     if run is None:
-        known = ", ".join(r.run_id for r in ledger.runs()[-5:]) or "none yet"
+        known = ", ".join(r.run_id for r in ledger.runs.all()[-5:]) or "none yet"
         raise UsageError(
             f"there is no run {run_id!r} in {ledger.path}; the newest are {known}.",
             action="List all of them with: fcil-server run ls",
         )
-    tasks = ledger.tasks(run_id)
-    flows = ledger.byte_counts(run_id)
-    evaluations = ledger.evaluations(run_id)
+    tasks = ledger.tasks.all(run_id)
+    flows = ledger.bytes.all(run_id)
+    evaluations = ledger.evaluations.all(run_id)
     increments = [t.class_ids for t in tasks]
     views = tuple(v for v in round_views(ledger, run_id, flows) if v.round.closed_at is not None)
     return RunData(
         run=run,
         tasks=tuple(tasks),
-        classes=tuple(ledger.classes(run_id)),
+        classes=tuple(ledger.classes.all(run_id)),
         rounds=views,
         clients=_participants(ledger, views, flows),
         pooled=metrics.pooled(evaluations, increments),
         central=metrics.central(evaluations, increments),
         flows=tuple(flows),
-        outside=tuple(ledger.byte_counts(None)),
-        events=tuple(e for e in reversed(ledger.events(run_id)) if e.level != "info")[:_EVENTS],
+        outside=tuple(ledger.bytes.all(None)),
+        events=tuple(e for e in ledger.events.newest(run_id)[::-1] if e.level != "info")[:_EVENTS],
     )
 
 
@@ -211,14 +211,14 @@ def round_views(
 ) -> list[RoundView]:
     """Read all rounds of a run in order, and any open one; ``flows`` are its known byte counts."""
     by_round: defaultdict[object, list[ByteCount]] = defaultdict(list)
-    for flow in ledger.byte_counts(run) if flows is None else flows:
+    for flow in ledger.bytes.all(run) if flows is None else flows:
         by_round[flow.run, flow.task, flow.kind, flow.round].append(flow)
-    return [_round_view(ledger, row, by_round[row.key]) for row in ledger.rounds(run)]
+    return [_round_view(ledger, row, by_round[row.key]) for row in ledger.rounds.all(run)]
 
 
 def round_view(ledger: Ledger, row: Round) -> RoundView:
     """Read one round."""
-    return _round_view(ledger, row, ledger.byte_counts_of(row.key))
+    return _round_view(ledger, row, ledger.bytes.of_round(row.key))
 
 
 def sum_bytes(parts: Iterable[Bytes]) -> Bytes:
@@ -248,13 +248,13 @@ def format_bytes(count: float) -> str:
 
 
 def _round_view(ledger: Ledger, row: Round, mine: Sequence[ByteCount]) -> RoundView:
-    updates = ledger.updates(row.key)
+    updates = ledger.updates.of_round(row.key)
     return RoundView(
         round=row,
         updates=len(updates),
         counted=tuple(u.client for u in updates if u.status is UpdateStatus.COUNTED),
         excluded={u.client: u.reason for u in updates if u.status is UpdateStatus.EXCLUDED},
-        silent={a.client: (a.answer, a.reason) for a in ledger.answers(row.key)},
+        silent={a.client: (a.answer, a.reason) for a in ledger.answers.of_round(row.key)},
         up=Bytes.total(f for f in mine if f.direction is Direction.UP),
         down=Bytes.total(f for f in mine if f.direction is Direction.DOWN),
         flows=tuple(mine),
@@ -266,4 +266,4 @@ def _participants(
 ) -> dict[ClientId, Client]:
     took_part = {c for v in views for c in (*v.round.asked, *v.counted, *v.excluded)}
     took_part |= {f.client for f in flows if f.client is not None}
-    return {c.client_id: c for c in ledger.clients() if c.client_id in took_part}
+    return {c.client_id: c for c in ledger.clients.all() if c.client_id in took_part}

@@ -116,7 +116,7 @@ class Follower:
 
     def _open(self, ledger: Ledger) -> Writer:
         if self._writer is None:
-            row = ledger.run(self._run)
+            row = ledger.runs.get(self._run)
             if row is None:
                 raise ConfigError(f"there is no run {self._run} in {self._ledger}.")
             facts = RunFacts(
@@ -134,7 +134,7 @@ class Follower:
 
         The ledger gets bytes after their round is closed, and before the next one is.
         """
-        lacking = ledger.rounds(self._run, min(taken.seq, taken.bytes_seq) + 1)
+        lacking = ledger.rounds.all(self._run, min(taken.seq, taken.bytes_seq) + 1)
         rows = [row for row in lacking if row.closed_at is not None]
         for row in rows:
             assert row.closed_at is not None, "all of them are closed"
@@ -155,14 +155,16 @@ class Follower:
         The server evaluates a task after the clients, and before the next one begins.
         """
         since = max(taken.clients, taken.server)
-        clients = ledger.evaluated(self._run, since, central=False)
+        clients = ledger.evaluations.tasks(self._run, since, central=False)
         since = max(taken.clients - 1, taken.server)
-        server = ledger.evaluated(self._run, since, central=True)
+        server = ledger.evaluations.tasks(self._run, since, central=True)
         if not clients and not server:
             return taken
-        classes = [task.class_ids for task in ledger.tasks(self._run)]
-        rows = ledger.evaluations(self._run)
-        ends = {r.task: r.closed_at for r in ledger.rounds(self._run) if r.closed_at is not None}
+        classes = [task.class_ids for task in ledger.tasks.all(self._run)]
+        rows = ledger.evaluations.all(self._run)
+        ends = {
+            r.task: r.closed_at for r in ledger.rounds.all(self._run) if r.closed_at is not None
+        }
         for judge, tasks in (("clients", clients), ("server", server)):
             found = [row for row in rows if (row.client == CENTRAL) == (judge == "server")]
             for task in tasks:

@@ -98,7 +98,7 @@ class Comparison:
             FcilError: this federation's ledger cannot be read.
         """
         with Ledger(self._directory / LEDGER_NAME, read_only=True) as ledger:
-            own = ledger.runs()
+            own = ledger.runs.all()
         newest = own[::-1][:MAX_OWN]
         places = {str(r.run_id): Place(r.run_id, self._directory, r.run_id) for r in own}
         keys = _checked(wanted, [*places, *self._beside]) or self._usual(newest)
@@ -214,7 +214,7 @@ class Runs:
 
 
 def _run_at(ledger: Ledger, place: Place) -> Run:
-    run = ledger.newest_run() if place.run is None else ledger.run(place.run)
+    run = ledger.runs.newest() if place.run is None else ledger.runs.get(place.run)
     if run is None:
         missing = "any run yet" if place.run is None else f"the run {place.run!r}"
         raise UsageError(f"the ledger {ledger.path} does not have {missing}.")

@@ -32,7 +32,7 @@ def test_bytes_are_the_kernels_where_it_counted(ledger):
 
 
 def test_without_the_kernel_they_are_predicted_and_say_so(ledger, capsys):
-    ledger._execute("DELETE FROM bytes WHERE source = 'kernel'", ())
+    ledger.database.execute("DELETE FROM bytes WHERE source = 'kernel'", ())
     rows = round_rows(ledger, RUN)
     views = collect(ledger, RUN).rounds
     assert [r["wire_up"] for r in rows] == [v.up.wire for v in views]
@@ -44,20 +44,20 @@ def test_without_the_kernel_they_are_predicted_and_say_so(ledger, capsys):
 def test_seconds_are_those_from_a_rounds_opening_to_its_end_or_to_now(ledger):
     key = RoundKey(RUN, 2, "train", 9)
     began = ledger.now
-    ledger.new_round(key, asked=sample_run.CLIENTS, base_state=1)
-    ledger._clock.now += 18.5
+    ledger.rounds.open(key, asked=sample_run.CLIENTS, base_state=1)
+    ledger.database.clock.now += 18.5
     open_row = round_rows(ledger, RUN)[-1]
     assert (open_row["outcome"], open_row["seconds"]) == ("open", 18.5)
-    ledger.close_round(key, "skipped", phases={"collect_s": 0.1})  # it was killed before
-    ledger._clock.now += 100
-    assert round_rows(ledger, RUN)[-1]["seconds"] == ledger.rounds(RUN)[-1].closed_at - began
+    ledger.rounds.close(key, "skipped", phases={"collect_s": 0.1})  # it was killed before
+    ledger.database.clock.now += 100
+    assert round_rows(ledger, RUN)[-1]["seconds"] == ledger.rounds.all(RUN)[-1].closed_at - began
 
 
 def test_what_a_killed_server_spent_is_told_beside_the_phases(ledger):
     key = RoundKey(RUN, 2, "train", 9)
-    ledger.new_round(key, asked=sample_run.CLIENTS, base_state=1)
-    ledger._clock.now += 18.5
-    ledger.close_round(key, "skipped", phases={"collect_s": 0.5})
+    ledger.rounds.open(key, asked=sample_run.CLIENTS, base_state=1)
+    ledger.database.clock.now += 18.5
+    ledger.rounds.close(key, "skipped", phases={"collect_s": 0.5})
     history = frozen(collect(ledger, RUN))
     row = page_rounds._row(history.rounds[-1])
     assert row.seconds == 18.5

@@ -19,8 +19,8 @@ def long(path: Path) -> Ledger:
 @pytest.mark.parametrize("build", [page_kit.small, page_kit.crowd, long])
 def test_a_ledger_of_the_kit_has_no_faults_and_can_be_read(build, tmp_path: Path) -> None:
     with build(tmp_path / "ledger.sqlite") as ledger:
-        assert ledger.faults() == []
-        run = ledger.newest_run()
+        assert ledger.database.faults() == []
+        run = ledger.runs.newest()
         assert run is not None
         data = collect(ledger, run.run_id)
         assert all(view.up.true_wire > 0 for view in data.rounds)

@@ -169,7 +169,7 @@ def test_clients_have_state_bytes_and_the_newest_refusal(small: Ledger, history:
     for expected in ("ready", "resting", "on battery", "got (9, 192)", "does not match"):
         assert expected in text
     by_client = {m.client: m for m in history.members}
-    data = [f for f in small.byte_counts(RUN) if f.client == ALICE and f.source == "kernel"]
+    data = [f for f in small.bytes.all(RUN) if f.client == ALICE and f.source == "kernel"]
     up = sum(f.wire for f in data if f.direction is Direction.UP)
     assert by_client[ALICE].up == up
     assert format_bytes(up) in text
@@ -193,12 +193,12 @@ def test_who_took_part_and_is_away_is_seen_and_who_is_revoked_comes_last(
 
 def test_tickets_are_seen_while_they_are_open(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger.sqlite") as ledger, Reader(ledger.path) as reader:
-        ledger.add_ticket("over", curve=b"a" * 32, signing=b"s", expires_at=page_kit.NOW)
+        ledger.tickets.add("over", curve=b"a" * 32, signing=b"s", expires_at=page_kit.NOW)
         later = ledger.now + 3600
-        ledger.add_ticket("<b>van</b>", curve=b"b" * 32, signing=b"s", expires_at=later)
+        ledger.tickets.add("<b>van</b>", curve=b"b" * 32, signing=b"s", expires_at=later)
         open_one = reader.read()
         assert "Open tickets: <b>van</b> (good until" in words(shown("clients", open_one))
-        ledger.withdraw_tickets("<b>van</b>")
+        ledger.tickets.withdraw("<b>van</b>")
         assert reader.read().changed(open_one.version) == {"clients"}
         assert reader.read().tickets == ()
 
@@ -366,7 +366,7 @@ def test_what_is_asked_for_is_read() -> None:
 
 def test_before_the_first_run_every_section_says_so(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l") as ledger:
-        ledger.add_event("info", "started", "the server started")
+        ledger.events.add("info", "started", "the server started")
         nothing = read(ledger)
     assert nothing.run is None
     assert [e.text for e in nothing.events] == ["the server started"]

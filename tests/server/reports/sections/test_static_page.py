@@ -77,7 +77,7 @@ def test_what_is_about_the_moment_is_not_in_it(text: str) -> None:
 
 def test_a_report_tells_what_went_wrong_and_no_addresses(tmp_path: Path) -> None:
     with page_kit.small(tmp_path / "l") as ledger:
-        ledger.add_event("info", "listening", "listening on 192.0.2.7:7788", run=RUN)
+        ledger.events.add("info", "listening", "listening on 192.0.2.7:7788", run=RUN)
         text = Page(static_page.report(collect(ledger, RUN))).text
     assert "the worker ended by signal 9" in text
     assert "192.0.2.7" not in text
@@ -85,9 +85,9 @@ def test_a_report_tells_what_went_wrong_and_no_addresses(tmp_path: Path) -> None
 
 def test_words_of_clients_and_configurations_are_escaped(tmp_path: Path) -> None:
     with sample_run.build(tmp_path / "l") as ledger:
-        ledger._write("UPDATE clients SET name = '<b>x' WHERE client_id = ?", (ALICE,))
-        ledger._write("UPDATE runs SET config = '</pre><u>', method = '</title><i>'")
-        ledger.add_event("error", "x", "<script>alert(1)</script>", run=RUN)
+        ledger.database.write("UPDATE clients SET name = '<b>x' WHERE client_id = ?", (ALICE,))
+        ledger.database.write("UPDATE runs SET config = '</pre><u>', method = '</title><i>'")
+        ledger.events.add("error", "x", "<script>alert(1)</script>", run=RUN)
         page = Page(static_page.report(collect(ledger, RUN)))
     for expected in (HTML_NAME, "<b>x", "</pre><u>", "</title><i>", "<script>alert(1)</script>"):
         assert expected in page.text

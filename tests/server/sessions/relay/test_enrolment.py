@@ -31,7 +31,7 @@ def issue(center, name, **extra):
 
 def test_a_ticket_through_a_relay_names_the_relay_and_the_federation(center):
     keys, relay = center.member("site", role=Role.RELAY)
-    center.ledger.set_address(relay, ADDRESS)
+    center.ledger.clients.set_address(relay, ADDRESS)
     ticket = issue(center, "c", via="site")
     assert (ticket.server_key, ticket.addresses) == (keys.public.curve, (ADDRESS,))
     assert (ticket.federation, ticket.via, ticket.relay) == (center.federation.id, True, False)
@@ -41,9 +41,9 @@ def test_a_ticket_through_a_relay_names_the_relay_and_the_federation(center):
 
 def test_who_came_in_through_a_relay_stays_behind_it(center):
     _, relay = center.member("site", role=Role.RELAY)
-    center.ledger.set_address(relay, ADDRESS)
+    center.ledger.clients.set_address(relay, ADDRESS)
     keys, client = center.member("c", via="site")
-    row = center.ledger.client(client)
+    row = center.ledger.clients.get(client)
     assert (row.role, row.via) == (Role.CLIENT, relay)
     assert center.roster.is_behind(keys.public.curve, relay)
     assert not center.roster.is_behind(keys.public.curve, client)
@@ -72,20 +72,20 @@ def test_where_no_client_can_be_sent_no_ticket_is_made(center, monkeypatch, via,
     for name in ("site", "fresh", "full", "gone"):
         _, relay = center.member(name, role=Role.RELAY)
         if name != "fresh":
-            center.ledger.set_address(relay, ADDRESS)
+            center.ledger.clients.set_address(relay, ADDRESS)
     center.member("c", via="full")
     if via == "full":
         monkeypatch.setattr("fcil_server.federation.roster.MAX_BEHIND", 1)
-    gone = center.ledger.client_by_name("gone")
+    gone = center.ledger.clients.by_name("gone")
     monkeypatch.setattr(center.roster, "named", _named(center, gone))
-    center.ledger.revoke_client(gone.client_id)
+    center.ledger.clients.revoke(gone.client_id)
     with pytest.raises(UsageError, match=words):
         issue(center, "new", via=via, role=role)
 
 
 def _named(center, gone):
     known = center.roster.named
-    return lambda name: center.ledger.client(gone.client_id) if name == "gone" else known(name)
+    return lambda name: center.ledger.clients.get(gone.client_id) if name == "gone" else known(name)
 
 
 def test_a_ticket_of_the_wrong_kind_is_refused_before_it_is_used(center, tmp_path, monkeypatch):
@@ -142,6 +142,6 @@ def test_a_ledger_from_before_relays_has_clients_only(tmp_path):
         )
     old.close()
     with Ledger(path) as ledger:
-        (row,), (ticket,) = ledger.clients(), ledger.tickets()
+        (row,), (ticket,) = ledger.clients.all(), ledger.tickets.all()
         assert (row.role, row.via, row.address) == (Role.CLIENT, None, "")
         assert (ticket.role, ticket.via) == (Role.CLIENT, None)

@@ -189,7 +189,7 @@ def test_a_client_that_is_revoked_is_cut_at_the_relay_and_may_only_ask_why(tmp_p
         client, other = site.client(tmp_path, "c"), site.client(tmp_path, "other")
         await client.greet()
         await other.greet()
-        row = center.ledger.client(client.id)
+        row = center.ledger.clients.get(client.id)
         center.roster.revoke(row, "lost", "test")
         await until(lambda: client.news == [LinkNews("down")])
         client.link.connect()  # as a guest: of what is too long for one, the server hears nothing
@@ -399,7 +399,7 @@ def test_what_a_client_says_arrives_as_it_was_said_or_is_refused(tmp_path):
 
 def test_a_nack_that_ends_a_relay_ends_it_in_words(tmp_path):
     async def story(center, site):
-        row = center.ledger.client(site.id)
+        row = center.ledger.clients.get(site.id)
         center.roster.revoke(row, "stolen", "test")
         await until(lambda: not site.relay.status()["up"])
         site.dealer.connect()

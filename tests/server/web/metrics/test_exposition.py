@@ -59,7 +59,7 @@ def told(ledger: Ledger, **given) -> dict[tuple[str, ...], float]:
 
 def test_bytes_are_those_of_the_ledger_by_direction_cause_and_level(ledger: Ledger) -> None:
     found = told(ledger)
-    flows = [*ledger.byte_counts(RUN), *ledger.byte_counts(None)]
+    flows = [*ledger.bytes.all(RUN), *ledger.bytes.all(None)]
     levels = {
         "tensor": "tensor",
         "sealed": "sealed",
@@ -87,12 +87,12 @@ def test_bytes_are_those_of_the_ledger_by_direction_cause_and_level(ledger: Ledg
 
 def test_rounds_and_updates_are_those_of_the_ledger(ledger: Ledger) -> None:
     found = told(ledger)
-    rounds = ledger.rounds(RUN)
+    rounds = ledger.rounds.all(RUN)
     for kind in ("prepare", "train", "evaluate"):
         mine = [r for r in rounds if r.kind == kind]
         assert found["fcil_rounds_total", f"kind={kind}", "outcome=done"] == len(mine) > 0
         assert found["fcil_rounds_total", f"kind={kind}", "outcome=short"] == 0
-        updates = [u for r in mine for u in ledger.updates(r.key)]
+        updates = [u for r in mine for u in ledger.updates.of_round(r.key)]
         assert found["fcil_updates_accepted_total", f"kind={kind}"] == len(updates)
         for status in (UpdateStatus.COUNTED, UpdateStatus.EXCLUDED):
             count = sum(u.status is status for u in updates)
@@ -154,9 +154,10 @@ def test_clients_are_named_only_up_to_the_number_that_was_asked_for(ledger: Ledg
     later = told(ledger, clients=50, live={**LIVE, "here": {ALICE: True}})  # bob was not asked for
     assert ("fcil_client_connected", "client=bob") not in later
     assert (
-        found["fcil_client_updates_counted_total", "client=bob"] == (ledger.rounds_by_client()[BOB])
+        found["fcil_client_updates_counted_total", "client=bob"]
+        == (ledger.updates.rounds_by_client()[BOB])
     )
-    up, down = ledger.bytes_by_client()[ALICE]
+    up, down = ledger.bytes.by_client()[ALICE]
     wire = "fcil_client_predicted_wire_bytes_total"
     assert found[wire, "client=alice", "direction=up"] == up
     assert found[wire, "client=alice", "direction=down"] == down
@@ -178,8 +179,8 @@ def counters(found: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], float
 def test_a_fork_counts_nothing_twice_and_takes_nothing_back(ledger: Ledger) -> None:
     before = counters(told(ledger, clients=3))
     with ledger.transaction():
-        ledger.fork_run(RUN, 3, RunId("r20260103-030405-fork"))
-    assert len(ledger.rounds(RunId("r20260103-030405-fork"))) > 0
+        ledger.forks.begin(RUN, 3, RunId("r20260103-030405-fork"))
+    assert len(ledger.rounds.all(RunId("r20260103-030405-fork"))) > 0
     assert counters(told(ledger, clients=3)) == before
 
 
@@ -192,7 +193,7 @@ def test_what_is_remembered_of_old_rounds_is_what_is_read_anew(tmp_path: Path) -
             clock.now += 2 * SETTLED_S
             assert reader.read().counts == fresh  # the time at which all of it is remembered
             key = RoundKey(RUN, 2, "train", 7)
-            ledger.new_round(key, asked=(ALICE,), base_state=9)
+            ledger.rounds.open(key, asked=(ALICE,), base_state=9)
             add_bytes(ledger, Direction.UP, Cause.UPDATE, round_key=key, client=ALICE, wire=11)
             assert _rows_read(reader) == 1
             grown = reader.read().counts
@@ -224,7 +225,7 @@ def test_a_round_that_has_just_closed_may_still_cost_more(tmp_path: Path) -> Non
     with build(path, clock=clock) as ledger, TotalsReader(path) as reader:
         reader.database.clock = clock
         reader.read()
-        late = ledger.rounds(RUN)[-1].key
+        late = ledger.rounds.all(RUN)[-1].key
         add_bytes(ledger, Direction.UP, Cause.CONTROL, round_key=late, client=BOB, wire=7)
         assert reader.read().counts.flows[Direction.UP, Cause.CONTROL, Source.PREDICTED][3] == 7
 
@@ -233,7 +234,7 @@ def test_a_reading_sees_one_moment_and_leaves_no_lock(ledger: Ledger) -> None:
     with TotalsReader(ledger.path) as reader:
         with reader.database.moment():
             assert RefusalTable(reader.database).counts() == {}
-            ledger.add_refusal(ALICE, "stale", "one round late")  # nobody waits for the reader
+            ledger.refusals.add(ALICE, "stale", "one round late")  # nobody waits for the reader
             assert RefusalTable(reader.database).counts() == {}
         assert reader.read().refusals == {"stale": 1}
 
@@ -273,7 +274,7 @@ def test_types_are_told_by_the_names_and_every_metric_has_help(ledger: Ledger) -
 
 
 def test_the_sample_shows_every_metric_of_the_catalogue(ledger: Ledger) -> None:
-    ledger.add_refusal(ALICE, "stale", "one round late")
+    ledger.refusals.add(ALICE, "stale", "one round late")
     shown = {name for name, *_ in told(ledger, clients=3)}
     assert shown == {spec.name for spec in CATALOGUE}
 

@@ -113,7 +113,7 @@ def test_who_was_turned_away_for_its_backbone_is_said_to_have_another(tmp_path: 
     ledger = Ledger(path, clock=Clock())
     sample_run.add_clients(ledger)
     sample_run.add_run(ledger)
-    ledger.add_refusal(ALICE, "backbone_mismatch", "the client's backbone has weights f00d.")
+    ledger.refusals.add(ALICE, "backbone_mismatch", "the client's backbone has weights f00d.")
     ledger.close()
     seen = Seen(path)
     assert "weights f00d. (it was turned away)" in seen.text(ALICE)
@@ -134,9 +134,9 @@ def test_tasks_in_which_nothing_of_it_counted_are_named(tmp_path: Path) -> None:
     ledger = sample_run.build(path, clock=clock)
     clock.now += 1
     late = ClientId("dddddddddddddddddddddddddd")
-    ledger.add_client(late, "late", curve=b"l" * 32, signing=b"l", sealing=b"l")
+    ledger.clients.add(late, "late", curve=b"l" * 32, signing=b"l", sealing=b"l")
     key = RoundKey(RUN, 2, "train", 7)
-    ledger.new_round(key, asked=[late], base_state=1, remaining_s=None)
+    ledger.rounds.open(key, asked=[late], base_state=1, remaining_s=None)
     ledger.close()
     text = Seen(path).text(late)
     assert "in 3 closed tasks: 0 (before it was enrolled), 1 (before it was enrolled)" in text
@@ -171,7 +171,7 @@ def test_names_and_reasons_of_clients_are_text(crowd: Seen) -> None:
 def test_the_chart_has_its_bytes_up_and_down_as_the_ledger_counts_them(small: Seen) -> None:
     with Ledger(small.path, read_only=True) as ledger:
         rounds = ClientReader(ledger.database).newest_rounds(RUN, ALICE, 200)[::-1]
-        counts = [c for c in ledger.byte_counts(RUN) if c.client == ALICE and c.round is not None]
+        counts = [c for c in ledger.bytes.all(RUN) if c.client == ALICE and c.round is not None]
     chart = bytes_chart(rounds)
     for series in chart.series:
         kernel = sum(c.wire for c in counts if c.direction == series.name and c.source == "kernel")
@@ -213,11 +213,11 @@ def test_before_the_first_run_a_client_can_be_looked_at(tmp_path: Path) -> None:
 def test_rounds_that_a_fork_copied_are_counted_once(tmp_path: Path) -> None:
     path = tmp_path / LEDGER_NAME
     with page_kit.small(path, running=False) as ledger:
-        before = ledger.rounds_by_client()
-        newest = ledger.newest_state(RUN)
+        before = ledger.updates.rounds_by_client()
+        newest = ledger.states.newest(RUN)
         assert newest is not None
         with ledger.transaction():
-            ledger.fork_run(RUN, newest.state, RunId("r20260102-040000-f0f0"))
+            ledger.forks.begin(RUN, newest.state, RunId("r20260102-040000-f0f0"))
     with Ledger(path, read_only=True) as ledger:
         reader = ClientReader(ledger.database)
         assert {client: reader.counted(client) for client in before} == before

@@ -40,7 +40,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return a federation with two runs, and another one beside it with one."""
     own, beside = (tmp_path_factory.mktemp(name) for name in ("own", "beside"))
     with sample_run.build(own / LEDGER_NAME) as ledger:
-        ledger.new_run(
+        ledger.runs.add(
             OTHER,
             method="fedncm",
             method_version="2",
@@ -135,7 +135,7 @@ def test_what_is_wrong_with_a_place_stands_beside_its_name(places, tmp_path: Pat
 
 def test_a_configuration_that_is_none_is_what_is_wrong_with_its_place(places) -> None:
     with Ledger(places[0] / LEDGER_NAME, read_only=True) as ledger:
-        run = ledger.newest_run()
+        run = ledger.runs.newest()
     with pytest.raises(CorruptFile, match=f"the configuration of run {run.run_id} is damaged"):
         settings(replace(run, config="no configuration"), 1)
 
@@ -225,7 +225,7 @@ def test_a_ledger_that_takes_long_is_said_to_be_read(places, monkeypatch) -> Non
 
 def test_names_from_clients_and_configurations_are_text(tmp_path: Path) -> None:
     with page_kit.crowd(tmp_path / LEDGER_NAME, members=20) as ledger:
-        ledger.new_run(
+        ledger.runs.add(
             RunId("r20260105-000000-aaaa"),
             method="<b>evil</b>",
             method_version='"><img src=x>',

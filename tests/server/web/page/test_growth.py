@@ -52,7 +52,7 @@ class Growth:
 
     def clients(self) -> list[Any]:
         """Return who may still act."""
-        return [c.client_id for c in self.ledger.clients() if c.curve and c.revoked_at is None]
+        return [c.client_id for c in self.ledger.clients.all() if c.curve and c.revoked_at is None]
 
     def grow(self) -> str:
         acts: list[tuple[int, Callable[[], None]]] = [
@@ -74,48 +74,48 @@ class Growth:
             self.close()
         elif self.task < 0 or self.step == len(KINDS):
             if self.task >= 0:
-                self.ledger.close_task(self.run, self.task)
+                self.ledger.tasks.close(self.run, self.task)
             self.task, self.step = self.task + 1, 0
             for i in (2 * self.task, 2 * self.task + 1):
                 key = f"class {i}"
-                if key not in {c.key for c in self.ledger.classes(self.run)}:
-                    self.ledger.add_class(self.run, key, key, first_seen_by=CLIENTS[0])
-                self.ledger.place_class(self.run, key, class_id=i, task=self.task)
-            self.ledger.new_task(self.run, self.task, [2 * self.task, 2 * self.task + 1])
+                if key not in {c.key for c in self.ledger.classes.all(self.run)}:
+                    self.ledger.classes.add(self.run, key, key, first_seen_by=CLIENTS[0])
+                self.ledger.classes.place(self.run, key, class_id=i, task=self.task)
+            self.ledger.tasks.open(self.run, self.task, [2 * self.task, 2 * self.task + 1])
             self.add_state(RoundKey(self.run, self.task, OPENING, 0))
         else:
             kind = KINDS[self.step]
             number = KINDS[: self.step].count(kind)
             self.open = RoundKey(self.run, self.task, kind, number)
-            self.ledger.new_round(self.open, asked=self.clients(), base_state=self.state)
+            self.ledger.rounds.open(self.open, asked=self.clients(), base_state=self.state)
             self.step += 1
 
     def close(self) -> None:
         assert self.open is not None
         key, end = self.open, self.dice.choice(("done", "done", "short", "skipped"))
-        for row in self.ledger.updates(key):
+        for row in self.ledger.updates.of_round(key):
             if self.dice.random() < 0.2:
-                self.ledger.exclude_update(key, row.client, "too long")
-        self.ledger.count_updates(key)
+                self.ledger.updates.exclude(key, row.client, "too long")
+        self.ledger.updates.mark_counted(key)
         if key.kind == "evaluate":
-            for row in self.ledger.accepted(key):
+            for row in self.ledger.updates.accepted(key):
                 self.test(row.client)
         new = None
         if end == "done" and key.kind != "evaluate":
             new = self.add_state(key)
         phases = {"collect_s": self.dice.random()}
-        self.ledger.close_round(key, end, new_state=new, phases=phases)
+        self.ledger.rounds.close(key, end, new_state=new, phases=phases)
         self.open, self.last = None, key if new is None else None
 
     def add_state(self, key: RoundKey) -> int:
         self.state += 1
-        self.ledger.add_state(key, self.state, digest(f"{self.run} {self.state}"), None)
+        self.ledger.states.add(key, self.state, digest(f"{self.run} {self.state}"), None)
         return self.state
 
     def test(self, client: str) -> None:
         classes = range(2 * self.task + 2)
         counts = {c: (self.dice.randrange(11), 10) for c in classes}
-        self.ledger.add_evaluation(self.run, self.task, client, counts)
+        self.ledger.evaluations.add(self.run, self.task, client, counts)
 
     def central(self) -> None:
         if self.open is None and self.task >= 0:
@@ -123,7 +123,7 @@ class Growth:
 
     def reopen(self) -> None:
         if self.open is None and self.last is not None and self.step == self.place(self.last) + 1:
-            self.ledger.reopen_round(self.last, asked=self.clients(), remaining_s=None)
+            self.ledger.rounds.reopen(self.last, asked=self.clients(), remaining_s=None)
             self.open, self.last = self.last, None
 
     @staticmethod
@@ -135,14 +135,14 @@ class Growth:
         if self.open is None or not asked:
             return
         client = self.dice.choice(asked)
-        if self.ledger.update_of(self.open, client) is not None:
+        if self.ledger.updates.get(self.open, client) is not None:
             return
         if self.dice.random() < 0.3:
             answer = self.dice.choice(list(Answer))
-            self.ledger.set_answer(self.open, client, answer, self.dice.choice(("", "why")))
+            self.ledger.answers.set(self.open, client, answer, self.dice.choice(("", "why")))
             return
         update = UpdateId(digest(f"{self.open}{client}"))
-        self.ledger.accept_update(
+        self.ledger.updates.accept(
             self.open, client, update_id=update, samples=1, tensor_bytes=1, sealed_bytes=2
         )
 
@@ -152,7 +152,7 @@ class Growth:
         self.add_bytes(place, run)
 
     def late_bytes(self) -> None:
-        closed = [r for r in self.ledger.rounds(self.run) if r.closed_at is not None]
+        closed = [r for r in self.ledger.rounds.all(self.run) if r.closed_at is not None]
         if closed and self.clock.now - (closed[-1].closed_at or 0.0) < SETTLED_S / 2:
             self.add_bytes(closed[-1].key, None)
 
@@ -176,27 +176,27 @@ class Growth:
         level = self.dice.choice(("info", "warning", "error"))
         run = self.dice.choice((self.run, None))
         who = self.dice.choice((None, *self.clients()))
-        self.ledger.add_event(level, "x", f"bob and {self.dice.random()}", run=run, client=who)
+        self.ledger.events.add(level, "x", f"bob and {self.dice.random()}", run=run, client=who)
 
     def touch(self) -> None:
         for client in self.clients()[:1]:
-            self.ledger.touch(client)
+            self.ledger.clients.touch(client)
 
     def refuse(self) -> None:
         for client in self.clients()[-1:]:
-            self.ledger.add_refusal(client, "schema", "alice, bob and gone sent it")
+            self.ledger.refusals.add(client, "schema", "alice, bob and gone sent it")
 
     def announce(self) -> None:
         name = f"name {self.dice.randrange(10_000)}"
-        if name not in {c.key for c in self.ledger.classes(self.run)}:
-            self.ledger.add_class(self.run, name, name, first_seen_by=CLIENTS[1])
+        if name not in {c.key for c in self.ledger.classes.all(self.run)}:
+            self.ledger.classes.add(self.run, name, name, first_seen_by=CLIENTS[1])
 
     def erase(self) -> None:
         left = self.clients()
         if left:
             client = self.dice.choice(left)
-            self.ledger.revoke_client(client, "sold")
-            self.ledger.erase_client(client)
+            self.ledger.clients.revoke(client, "sold")
+            self.ledger.clients.erase(client)
 
     def fork(self) -> None:
         if self.state < 2 or self.open is not None:
@@ -204,18 +204,18 @@ class Growth:
         to, source = self.dice.randrange(1, self.state), self.run
         self.run = RunId(f"r20260102-{self.runs:06}-abcd")
         self.runs += 1
-        self.ledger.fork_run(source, to, self.run)
+        self.ledger.forks.begin(source, to, self.run)
         self.state, self.open, self.last = to, None, None
-        self.task = self.ledger.tasks(self.run)[-1].task
-        done = [self.place(r.key) for r in self.ledger.rounds(self.run) if r.task == self.task]
+        self.task = self.ledger.tasks.all(self.run)[-1].task
+        done = [self.place(r.key) for r in self.ledger.rounds.all(self.run) if r.task == self.task]
         self.step = max(done, default=-1) + 1
 
     def begin_another(self) -> None:
-        self.ledger.set_run_status(self.run, RunStatus.STOPPED)
+        self.ledger.runs.set_status(self.run, RunStatus.STOPPED)
         self.begin()
 
     def end(self) -> None:
-        self.ledger.set_run_status(self.run, self.dice.choice(list(RunStatus)))
+        self.ledger.runs.set_status(self.run, self.dice.choice(list(RunStatus)))
 
 
 def shown(history: History) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def follow(path: Path, seed: int, steps: int) -> None:
         before = whole(reader, None)
         for _ in range(steps):
             acts = [growth.grow() for _ in range(growth.dice.randrange(1, 6))]
-            chosen = growth.dice.choice(ledger.runs()).run_id
+            chosen = growth.dice.choice(ledger.runs.all()).run_id
             for run in growth.dice.sample((chosen, None), 2):
                 found = whole(reader, run)
                 with Reader(path) as other:

@@ -83,18 +83,18 @@ def test_it_has_them_at_every_moment_of_a_run(tmp_path: Path, clock: Clock) -> N
 def test_what_did_not_change_is_the_same_object(ledger: Ledger, reader: Reader) -> None:
     first = reader.read()
     assert reader.read() is first
-    ledger.add_audit("uid 0", "pause")  # written, but nothing that is shown
+    ledger.audit.add("uid 0", "pause")  # written, but nothing that is shown
     assert reader.read() is first
 
 
 @pytest.mark.parametrize(
     ("write", "names"),
     [
-        (lambda ledger: ledger.touch(ALICE), {"clients"}),
-        (lambda ledger: ledger.add_event("info", "x", "hello", run=RUN), {"events"}),
-        (lambda ledger: ledger.add_refusal(BOB, "schema", "no"), {"clients"}),
-        (lambda ledger: ledger.add_class(RUN, "fox", "fox", first_seen_by=BOB), {"tasks"}),
-        (lambda ledger: ledger.set_run_status(RUN, RunStatus.FAILED), None),
+        (lambda ledger: ledger.clients.touch(ALICE), {"clients"}),
+        (lambda ledger: ledger.events.add("info", "x", "hello", run=RUN), {"events"}),
+        (lambda ledger: ledger.refusals.add(BOB, "schema", "no"), {"clients"}),
+        (lambda ledger: ledger.classes.add(RUN, "fox", "fox", first_seen_by=BOB), {"tasks"}),
+        (lambda ledger: ledger.runs.set_status(RUN, RunStatus.FAILED), None),
     ],
 )
 def test_a_change_names_the_sections_that_show_it(
@@ -137,7 +137,7 @@ def test_a_settled_round_is_not_read_again(
         reader.read()
         taken: list[Any] = []
         monkeypatch.setattr(tally.Tally, "_take", lambda self, row, *_: taken.append(row["seq"]))
-        ledger.touch(ALICE)
+        ledger.clients.touch(ALICE)
         reader.read()
         assert taken == []
 
@@ -146,15 +146,15 @@ def test_a_round_that_goes_on_is_open_again(tmp_path: Path, clock: Clock) -> Non
     key = RoundKey(RUN, 3, "train", 0)
     with sample_run.build(tmp_path / "l", clock=clock) as ledger, Reader(tmp_path / "l") as reader:
         reader.database.clock = clock
-        ledger.new_task(RUN, 3, [6])
-        ledger.new_round(key, asked=(ALICE, BOB), base_state=9)
+        ledger.tasks.open(RUN, 3, [6])
+        ledger.rounds.open(key, asked=(ALICE, BOB), base_state=9)
         opened = reader.read()
         assert opened.open is not None
         assert (opened.open.asked, len(opened.rounds)) == (2, 12)
-        ledger.close_round(key, "short", why="deadline")
+        ledger.rounds.close(key, "short", why="deadline")
         clock.now += 1_000
         assert len(reader.read().rounds) == 13
-        ledger.reopen_round(key, asked=(ALICE,), remaining_s=5.0)
+        ledger.rounds.reopen(key, asked=(ALICE,), remaining_s=5.0)
         again = reader.read()
         assert (len(again.rounds), again.open.reopened, again.open.asked) == (12, 1, 1)
         assert numbers(again) == numbers(frozen(collect(ledger, RUN)))
@@ -180,13 +180,13 @@ def test_a_round_that_goes_on_while_it_is_young_is_read_alone(
     key = RoundKey(RUN, 3, "train", 0)
     with sample_run.build(tmp_path / "l", clock=clock) as ledger, Reader(tmp_path / "l") as reader:
         reader.database.clock = clock
-        ledger.new_task(RUN, 3, [6])
-        ledger.new_round(key, asked=(ALICE, BOB), base_state=9)
+        ledger.tasks.open(RUN, 3, [6])
+        ledger.rounds.open(key, asked=(ALICE, BOB), base_state=9)
         clock.now += 1_000
         reader.read()
-        ledger.close_round(key, "short", why="deadline")
+        ledger.rounds.close(key, "short", why="deadline")
         reader.read()
-        ledger.reopen_round(key, asked=(ALICE,), remaining_s=5.0)
+        ledger.rounds.reopen(key, asked=(ALICE,), remaining_s=5.0)
         taken: list[int] = []
         real = tally.Tally._take
         monkeypatch.setattr(
@@ -199,11 +199,11 @@ def test_a_round_that_goes_on_while_it_is_young_is_read_alone(
 
 
 def test_who_was_erased_is_nowhere_any_more(ledger: Ledger, reader: Reader) -> None:
-    ledger.add_event("warning", "lost", "gone is away", run=RUN)
+    ledger.events.add("warning", "lost", "gone is away", run=RUN)
     assert "gone" in {m.name for m in reader.read().members}
-    ledger.revoke_client(GONE, "sold")
+    ledger.clients.revoke(GONE, "sold")
     with ledger.transaction():
-        ledger.erase_client(GONE)
+        ledger.clients.erase(GONE)
     after = reader.read()
     assert "gone" not in {m.name for m in after.members}
     named = [a.name for r in after.rounds for a in r.without]
@@ -216,11 +216,11 @@ def test_who_was_erased_is_nowhere_any_more(ledger: Ledger, reader: Reader) -> N
 def test_who_was_erased_before_the_first_run_is_nowhere_either(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l") as ledger, Reader(tmp_path / "l") as reader:
         sample_run.add_clients(ledger)
-        ledger.add_event("info", "x", "alice knows gone")
-        ledger.add_refusal(ALICE, "x", "alice knows gone")
+        ledger.events.add("info", "x", "alice knows gone")
+        ledger.refusals.add(ALICE, "x", "alice knows gone")
         assert "alice knows gone" in {e.text for e in reader.read().events}
         with ledger.transaction():
-            ledger.erase_client(GONE)
+            ledger.clients.erase(GONE)
         after = reader.read()
         texts = [e.text for e in after.events] + [m.refusal for m in after.members if m.refusal]
         assert texts == ["alice knows erased-cccccccc"] * 2
@@ -262,14 +262,14 @@ def test_a_missing_or_damaged_ledger_is_named_and_read_again_once_it_is_mended(
 ) -> None:
     with pytest.raises(StorageError, match="no ledger at"):
         Reader(tmp_path / "none")
-    phases = ledger._number("SELECT phases FROM rounds WHERE seq = 3")
-    ledger._write("UPDATE rounds SET phases = 'x' WHERE seq = 3")
+    phases = ledger.database.number("SELECT phases FROM rounds WHERE seq = 3")
+    ledger.database.write("UPDATE rounds SET phases = 'x' WHERE seq = 3")
     with Reader(ledger.path) as reader:
         reader.database.clock = clock
         for _ in range(2):
             with pytest.raises(CorruptFile, match="column phases"):
                 reader.read()
-        ledger._write("UPDATE rounds SET phases = ? WHERE seq = 3", (phases,))
+        ledger.database.write("UPDATE rounds SET phases = ? WHERE seq = 3", (phases,))
         assert numbers(reader.read()) == numbers(frozen(collect(ledger, RUN)))
 
 
@@ -278,12 +278,12 @@ def test_the_newest_events_are_kept_and_the_others_counted(
 ) -> None:
     monkeypatch.setattr("fcil_server.web.page.reader.KEPT_EVENTS", 5)
     for number in range(7):
-        ledger.add_event("info", "x", f"event {number}", run=RUN)
+        ledger.events.add("info", "x", f"event {number}", run=RUN)
     first = reader.read()
     assert [e.text for e in first.events] == [f"event {n}" for n in (6, 5, 4, 3, 2)]
     assert first.older == 2
-    ledger.add_event("info", "x", "event 7")  # of no run: of the server itself
-    ledger.add_event("info", "x", "of another run", run=RunId("r1"))
+    ledger.events.add("info", "x", "event 7")  # of no run: of the server itself
+    ledger.events.add("info", "x", "of another run", run=RunId("r1"))
     second = reader.read()
     assert [e.text for e in second.events][:2] == ["event 7", "event 6"]
     assert second.older == 3
@@ -292,7 +292,7 @@ def test_the_newest_events_are_kept_and_the_others_counted(
 @pytest.mark.parametrize("client", [ALICE, GONE])  # GONE's are the newest rows
 def test_metrics_follow_the_evaluations(ledger: Ledger, reader: Reader, client: ClientId) -> None:
     before = reader.read()
-    ledger.add_evaluation(RUN, 2, client, dict.fromkeys(range(6), (0, 10)))
+    ledger.evaluations.add(RUN, 2, client, dict.fromkeys(range(6), (0, 10)))
     after = reader.read()
     assert after.metrics.faa < before.metrics.faa
     assert "accuracy" in after.changed(before.version)

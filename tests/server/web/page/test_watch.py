@@ -75,7 +75,7 @@ def test_a_section_is_sent_when_the_ledger_changes_and_no_other(federation: Path
         async with browsing(page) as browser:
             before = await all_of(browser)
             with open_ledger(page) as ledger:
-                ledger.add_event("info", "walrus", "a walrus has joined", run=RUN)
+                ledger.events.add("info", "walrus", "a walrus has joined", run=RUN)
             name, data = await browser.next()
             assert (name, data["name"]) == ("section", "events")
             assert "a walrus has joined" in data["html"]
@@ -100,7 +100,7 @@ def test_who_comes_again_is_sent_only_what_it_has_not_seen(federation: Path) -> 
         async with browsing(page) as browser:
             seen = max(piece["version"] for piece in (await all_of(browser)).values())
         with open_ledger(page) as ledger:
-            ledger.add_event("info", "walrus", "a walrus has joined", run=RUN)
+            ledger.events.add("info", "walrus", "a walrus has joined", run=RUN)
         async with browsing(page, f"/stream?since={seen}") as browser:
             assert (await browser.next())[0] == "hello"
             assert (await browser.next())[1]["name"] == "events"
@@ -195,7 +195,7 @@ def test_a_ledger_that_is_replaced_is_read_anew(federation: Path, tmp_path: Path
             await all_of(browser)
             other = tmp_path / "other.sqlite"
             with page_kit.crowd(other, members=3) as ledger:
-                name = ledger.clients()[0].name
+                name = ledger.clients.all()[0].name
             for suffix in ("-wal", "-shm"):
                 page.ledger.with_name(f"{LEDGER_NAME}{suffix}").unlink(missing_ok=True)
             os.replace(other, page.ledger)

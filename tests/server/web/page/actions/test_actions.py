@@ -79,7 +79,7 @@ class Server:
 def directory(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("federation")
     with page_kit.small(place / LEDGER_NAME) as ledger:
-        ledger.add_ticket("guest", curve=b"g" * 32, signing=b"s", expires_at=4e9)
+        ledger.tickets.add("guest", curve=b"g" * 32, signing=b"s", expires_at=4e9)
     return place
 
 
@@ -283,10 +283,10 @@ def test_a_round_that_closed_meanwhile_does_not_close_the_next_one(acts, server)
 
 def test_a_ticket_that_was_used_meanwhile_does_not_revoke_its_client(tmp_path, server) -> None:
     with page_kit.small(tmp_path / LEDGER_NAME) as ledger:
-        ledger.add_ticket("guest", curve=b"g" * 32, signing=b"s", expires_at=4e9)
+        ledger.tickets.add("guest", curve=b"g" * 32, signing=b"s", expires_at=4e9)
         acts = Acts(tmp_path, server.ask)
         word = acts.prepare(ME, {"act": "revoke", "name": "guest"})["confirm"]
-        ledger.add_client("c" * 32, "guest", curve=b"c" * 32, signing=b"s", sealing=b"e")
+        ledger.clients.add("c" * 32, "guest", curve=b"c" * 32, signing=b"s", sealing=b"e")
     with pytest.raises(NotNow, match="Revokes 'guest'"):
         acts.carry_out(ME, {"confirm": word})
     assert server.done == []
