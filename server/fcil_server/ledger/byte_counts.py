@@ -1,4 +1,4 @@
-"""What the runs cost: bytes by round, client, direction, cause and source."""
+"""Traffic of the runs: bytes by round, client, direction, cause and source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients and tickets: who may join, with which keys, and how somebody is erased."""
+"""Clients and tickets: members, their keys, invitations, and erasing a member."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ class ClientTable:
         return self._db.one(Client, sql, (name,))
 
     def refuse_taken(self, name: str) -> None:
-        """Refuse a name for somebody new that a client bears.
+        """Refuse a new member's name that a client already has.
 
         Raises:
-            UsageError: one is called so.
+            UsageError: a client has this name.
         """
         if self.by_name(name) is not None:
             raise UsageError(
@@ -166,9 +166,9 @@ class ClientTable:
         )
 
     def erase(self, client_id: ClientId) -> Erased:
-        """Remove what is stored about a client: name, keys, device, tests, events, words.
+        """Remove the data stored about a client: name, keys, device, tests, events, words.
 
-        Its id stays in the history of rounds, where it says nothing more, and a digest of its
+        Its id stays in the history of rounds, without any other data, and a digest of its
         key, so that the key is never enrolled again. Updates that were counted are part of the
         states and cannot be taken out; the answer says how many. Lines of the audit log stay.
 
@@ -284,7 +284,7 @@ class TicketTable:
         return self._db.all(Ticket, "SELECT * FROM tickets WHERE via = ? ORDER BY rowid", (relay,))
 
     def is_open(self, name: str) -> bool:
-        """Say whether somebody may still come in with a ticket for a name."""
+        """Return True if a ticket for a name is still open."""
         sql = (
             "SELECT count(*) FROM tickets WHERE name = ? AND used_at IS NULL "
             "AND withdrawn_at IS NULL AND expires_at > ?"

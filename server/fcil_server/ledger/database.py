@@ -1,9 +1,9 @@
 """The ledger's SQLite file: opened safely, written in transactions, failing with a sentence.
 
-Commits are durable (WAL, ``synchronous = FULL``) unless a caller says otherwise: whatever an
-Ack or a broadcast claims is on disk before it is said. Rows that nobody was promised (events,
-byte counts, last seen) commit without waiting for the disk; order is kept, so they become
-durable with the next durable commit.
+Commits are durable (WAL, ``synchronous = FULL``) unless a caller says otherwise: every fact that an
+Ack or a broadcast claims is on disk before it is sent. Rows without such a promise (events, byte
+counts, last seen) commit without waiting for the disk; order is kept, so they become durable with
+the next durable commit.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Database:
         self.close()
 
     def copy_to(self, target: Path) -> None:
-        """Write a copy of the ledger as it is at this moment, whatever others write meanwhile.
+        """Write a consistent copy of the ledger as of now, even if others write meanwhile.
 
         The copy is one file, 0600, without a log beside it.
 
@@ -118,8 +118,8 @@ class Database:
     def refuse_damage(self) -> None:
         """Refuse a damaged file, also one whose indexes do not fit its tables.
 
-        What is written to it would be lost with it; and unique indexes are what keeps an
-        update from being counted twice. 0.3 s for 1000 rounds of 20 clients.
+        Later writes would be lost with it; and unique indexes keep an update from being
+        counted twice. 0.3 s for 1000 rounds of 20 clients.
 
         Raises:
             CorruptFile: it is damaged.
@@ -160,7 +160,7 @@ class Database:
 
     @property
     def long_log(self) -> bool:
-        """Whether it is time for a `checkpoint`."""
+        """True if a `checkpoint` is due."""
         if self._commits >= _LONG_LOG:
             return True
         return self._commits > 0 and self._log_bytes() > 2 * KEPT_LOG_BYTES
@@ -172,11 +172,11 @@ class Database:
             return 0
 
     def checkpoint(self) -> None:
-        """Bring what the log holds into the file, so that it begins anew; for any thread.
+        """Copy the log into the file, so that it begins again; for any thread.
 
-        SQLite begins the log anew, and cuts it to `KEPT_LOG_BYTES`, with the first commit that
+        SQLite restarts the log, and cuts it to `KEPT_LOG_BYTES`, with the first commit that
         finds all of it in the file. While others write, something is always left; so it is
-        tried a few times, with less left each time. Nobody waits for that. A log that is long
+        tried a few times, with less left each time. No commit waits for that. A log that is long
         all the same is emptied while commits wait: for the few pages that are left, and a sync.
         Readers are never waited for: while one needs the log, it stays as it is.
         """
@@ -255,7 +255,7 @@ class Database:
 
     @contextmanager
     def moment(self) -> Iterator[None]:
-        """Let everything inside see the ledger as it is now; nobody waits for it."""
+        """Let everything inside see the ledger as it is now; no writer waits for it."""
         self.execute("BEGIN")
         try:
             yield
@@ -264,7 +264,7 @@ class Database:
 
     @property
     def in_durable(self) -> bool:
-        """Whether a durable transaction is open."""
+        """True if a durable transaction is open."""
         return self._depth > 0 and self._durable
 
     @property

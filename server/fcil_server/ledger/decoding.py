@@ -1,4 +1,4 @@
-"""How a row from SQLite becomes a dataclass of `ledger.rows`, and a damaged one is noticed."""
+"""Decoding of SQLite rows into dataclasses of `ledger.rows`; detects damaged ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def build(cls: type[R], row: sqlite3.Row) -> R:
     """Make a dataclass from a row that has (at least) its columns.
 
     Raises:
-        CorruptFile: a column holds what nobody wrote there.
+        CorruptFile: a column holds an impossible value.
     """
     values: dict[str, object] = {}
     for name, decode in _columns(cls):  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ CENTRAL = "central"  # stands for the server's own test folder in `Evaluation.cl
 
 
 class RunStatus(StrEnum):
-    """Where a run stands."""
+    """Statuses of a run."""
 
     RUNNING = "running"
     DONE = "done"
@@ -21,7 +21,7 @@ class RunStatus(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a round ended."""
+    """Results of a round."""
 
     DONE = "done"
     SHORT = "short"  # fewer updates than the quorum, by configuration
@@ -30,7 +30,7 @@ class Outcome(StrEnum):
 
 
 class UpdateStatus(StrEnum):
-    """What became of an update after its Ack."""
+    """Fates of an update after its Ack."""
 
     ACCEPTED = "accepted"
     COUNTED = "counted"
@@ -38,7 +38,7 @@ class UpdateStatus(StrEnum):
 
 
 class Answer(StrEnum):
-    """What an asked client has done in a round; the ledger holds those of `SILENT` alone."""
+    """Answers of an asked client in a round; the ledger holds those of `SILENT` alone."""
 
     NONE = "none"
     UPDATED = "updated"
@@ -65,7 +65,7 @@ class Direction(StrEnum):
 
 
 class Cause(StrEnum):
-    """What bytes were spent on; ``CONNECTION`` is all of a connection, as the kernel counts."""
+    """Causes of traffic; ``CONNECTION`` is all of a connection, as the kernel counts."""
 
     UPDATE = "update"
     BROADCAST = "broadcast"
@@ -76,14 +76,14 @@ class Cause(StrEnum):
 
 
 class Source(StrEnum):
-    """Who counted the wire bytes: the exact prediction, or the kernel (TCP_INFO)."""
+    """Sources of wire byte counts: the exact prediction, or the kernel (TCP_INFO)."""
 
     PREDICTED = "predicted"
     KERNEL = "kernel"
 
 
 class Role(StrEnum):
-    """What a member does: learn and test, or pass on what others say."""
+    """Roles of a member: learn and test, or relay messages."""
 
     CLIENT = "client"
     RELAY = "relay"

@@ -1,4 +1,4 @@
-"""What happened: events, refused messages, and the audit log of operators."""
+"""Records: events, refused messages, and the audit log of operators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TEXT_LIMIT = 2_000  # characters of a reason or an event that are stored
 
 
 class EventTable:
-    """What an operator may want to read. Table ``events``."""
+    """Notes for the operator. Table ``events``."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -75,10 +75,10 @@ class EventTable:
             self._trim("refusals", len(refusals), KEPT_REFUSALS)
 
     def _trim(self, table: str, added: int, kept: int) -> None:
-        """Remove the oldest rows of whoever has most, once there are too many.
+        """Remove the oldest rows of the largest writers, once there are too many.
 
         Called after ``added`` rows were written. A twentieth more than must go is removed, so
-        that the rows are not counted anew each time.
+        that the rows are not counted again each time.
         """
         newest = int(self._db.number(f"SELECT ifnull(max(id), 0) FROM {table}"))  # noqa: S608
         if newest // _TRIM_EVERY == (newest - added) // _TRIM_EVERY:
@@ -148,10 +148,10 @@ class AuditTable:
 
 
 def even_share(held: Iterable[int], room: int) -> int:
-    """Return how many rows each may keep so that all together have at most ``room``.
+    """Return the number of rows that each may keep so that all have at most ``room`` together.
 
-    Who has fewer keeps all of them, and what it leaves is shared by the others: so whoever
-    writes most loses most, and nobody's rows are pushed out by somebody else's.
+    A writer with fewer rows keeps all of them, and the others share the rest: the writer of
+    most loses most, and no writer's rows displace another's.
     """
     counts = sorted(held)
     for number, count in enumerate(counts):

@@ -24,10 +24,10 @@ __all__ = ["LEDGER_NAME", "Ledger"]
 
 
 class Ledger:
-    """Everything that the server must know after a restart.
+    """All data that the server needs after a restart.
 
-    All tables write through one connection, so a `transaction` holds whatever is written
-    inside it, to however many tables.
+    All tables write through one connection, so a `transaction` holds all writes inside it,
+    to any number of tables.
 
     Attributes:
         database: the open file; what concerns it as a whole is done there.
@@ -63,7 +63,7 @@ class Ledger:
 
     @property
     def path(self) -> Path:
-        """Where the file is."""
+        """Path of the file."""
         return self.database.path
 
     @property
@@ -98,7 +98,7 @@ class Ledger:
 
     @property
     def long_log(self) -> bool:
-        """Whether it is time for a `checkpoint`."""
+        """True if a `checkpoint` is due."""
         return self.database.long_log
 
     def checkpoint(self) -> None:

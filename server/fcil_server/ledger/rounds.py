@@ -56,7 +56,7 @@ class RoundTable:
         return self._must_round(key)
 
     def set_asked(self, key: RoundKey, asked: Sequence[ClientId]) -> None:
-        """Record whom the open round asks, after somebody declined or joined late."""
+        """Record the clients that the open round asks, after one declined or joined late."""
         self._write_open(key, "asked = ?", (json.dumps(list(asked)),))
 
     def set_remaining(self, key: RoundKey, remaining_s: float) -> None:
@@ -231,7 +231,7 @@ class UpdateTable:
         return self._db.one(UpdateRow, sql, (run, client, task))
 
     def exclude(self, key: RoundKey, client: ClientId, reason: str) -> None:
-        """Take an accepted update out of aggregation, with the reason that its sender is told."""
+        """Take an accepted update out of aggregation, with the reason for its sender."""
         self._db.write(
             f"UPDATE updates SET status = 'excluded', reason = ? WHERE {IN_ROUND} AND client = ?",  # noqa: S608
             (reason, *key, client),

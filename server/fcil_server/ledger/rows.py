@@ -1,4 +1,4 @@
-"""What the ledger returns: one frozen dataclass per table.
+"""Rows of the ledger: one frozen dataclass per table.
 
 Field names equal column names, so a row is built without a mapping in between
 (`ledger.decoding`). Times are unix seconds (``_at``), durations seconds (``_s``), sizes bytes.
@@ -37,7 +37,7 @@ class Client:
 
     Attributes:
         via: the relay that it connects through; None if it connects to the server.
-        address: HOST:PORT that a relay's clients are told; empty otherwise.
+        address: HOST:PORT for a relay's clients; empty otherwise.
     """
 
     client_id: ClientId
@@ -88,7 +88,7 @@ class Ticket:
     via: ClientId | None
 
     def open_s(self, now: float) -> float:
-        """Return for how many seconds more somebody may come in with it; 0: nobody."""
+        """Return the seconds for which it is still valid; 0: it is not."""
         if self.used_at is not None or self.withdrawn_at is not None:
             return 0.0
         return max(0.0, self.expires_at - now)
@@ -96,10 +96,10 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Erased:
-    """What erasing a client removed, and what of it cannot be taken back.
+    """Result of erasing a client, and traces of it that cannot be removed.
 
     Attributes:
-        pseudonym: what the client is called from now on.
+        pseudonym: the client's name from now on.
         counted: how many of its updates are averaged into states.
         audited: how many lines of the audit log name it.
     """
@@ -221,7 +221,7 @@ class Round:
 
     @property
     def key(self) -> RoundKey:
-        """What identifies this round."""
+        """The key of this round."""
         return RoundKey(self.run, self.task, self.kind, self.round)
 
 
@@ -286,7 +286,7 @@ class ByteCount:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How many test images of a class one evaluator got right after task ``task``."""
+    """One evaluator's correct test images of a class after task ``task``."""
 
     run: RunId
     task: int

@@ -77,7 +77,7 @@ class RunTable:
         return self._db.all(Run, "SELECT * FROM runs ORDER BY rowid")
 
     def newest(self) -> Run | None:
-        """Return the run that was started last, whatever the clock said then and since."""
+        """Return the run that was started last, independent of the clock."""
         return self._db.one(Run, "SELECT * FROM runs ORDER BY rowid DESC LIMIT 1")
 
     def named(self, run: str | None) -> Run:
@@ -108,7 +108,7 @@ class RunTable:
         self._db.write("UPDATE runs SET status = ? WHERE run_id = ?", (status.value, run_id))
 
     def empty(self, run: RunId) -> None:
-        """Note that a run's states, updates and parts are to go: somebody in them was forgotten.
+        """Record that a run's states, updates and parts must go: a client in them is forgotten.
 
         Its rows stay. The files are the caller's to remove, after this is committed.
         """
@@ -175,7 +175,7 @@ class PartTable:
     ) -> None:
         """Record a sealed part whose file was written.
 
-        It may be lost in a power cut, like the file: the part is then sealed anew.
+        It may be lost in a power cut, like the file: the part is then sealed again.
         """
         self._db.insert(
             "parts",
@@ -231,8 +231,8 @@ class Forks:
 
         Tasks, classes, closed rounds with their updates and costs, evaluations and states up
         to there are copied; the open round and everything later are not. Names of later tasks
-        wait again. The old run stays as it is, but is stopped if it was going on. Parts are
-        sealed anew, since they name their run. To be called in a transaction.
+        wait again. The old run stays as it is, but stops if it was active. Parts are
+        sealed again, since they name their run. Call it in a transaction.
         """
         assert self._db.in_durable, "a fork is one durable transaction"
         at = self._db.number(

@@ -31,7 +31,7 @@ def named_errors(path: Path) -> Iterator[None]:
 
 
 def damaged(path: Path, how: str) -> CorruptFile:
-    """Return what is raised for a ledger that cannot be read as it is."""
+    """Return the error for a ledger that cannot be read."""
     return CorruptFile(
         f"the ledger {path} is damaged: {how}.",
         action="Stop the server and restore a backup into a new directory: fcil-server restore",

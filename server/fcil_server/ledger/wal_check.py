@@ -1,4 +1,4 @@
-"""What SQLite passes over in silence: a damaged frame in the ledger's log, and all after it.
+"""Detection of a damaged frame in the ledger's log, which SQLite skips in silence.
 
 SQLite reads its write-ahead log up to the first frame whose checksum is wrong. That is right
 for the tail that a kill leaves half written; but if one bit has changed further ahead, commits
@@ -7,10 +7,10 @@ https://sqlite.org/fileformat2.html#the_write_ahead_log describes:
 
 - a header of 32 bytes: magic, version, page size, checkpoint number, two salts, two checksums;
 - frames: a header of 24 bytes (page number, pages after a commit or 0, the salts, two
-  checksums) and a page. Each checksum goes on from the one before it.
+  checksums) and a page. Each checksum continues from the one before it.
 
 Frames of an earlier use of the log stay behind the newer ones; they have other salts.
-Damage in the very last commit cannot be told from the tail of a kill.
+Damage in the last commit cannot be distinguished from the tail of a kill.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def consolidate(
     Args:
         ctx: of the round; its seed decides all draws.
         provisional: the averaged model, its head with all rows (C, d).
-        known: (C,), classes that somebody ever had: the only columns of any softmax.
+        known: (C,), classes that a client ever had: the only columns of any softmax.
         sources: the new generator's and, from the second task on, the old one's.
 
     Returns:

@@ -65,7 +65,8 @@ class ServerFacts:
     Attributes:
         how: ``hello``, ``daemon`` (the running client was asked) or ``control`` (a server of this
             user on this machine); empty: no process was asked.
-        told: the answer as text. error: the refusal.
+        told: the answer as text.
+        error: the refusal.
         waits: there is no session, but one may come by itself; ``told`` says why.
         skipped: reason why no process was asked.
         clock_s: lower and upper bound of this clock's lag behind the server's, s; None: unknown.
