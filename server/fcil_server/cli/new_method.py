@@ -6,18 +6,18 @@ its own, which is replaced in texts and paths.
 
 from __future__ import annotations
 
-import importlib.util
 import keyword
 import re
 import shlex
 from collections.abc import Iterator
 from enum import StrEnum
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fcil_protocol.errors import UsageError
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _LONGEST = 40
@@ -67,6 +67,8 @@ def write_method(name: str, kind: Kind, folder: Path | None = None) -> dict[str,
         UsageError: the name is none, or taken; the folder holds something.
         StorageError: the folder cannot be written.
     """
+    from importlib.resources import files
+
     from fcil_protocol.storage.atomic_files import storage_errors
 
     _check_name(name)
@@ -121,6 +123,8 @@ def _entry_point(name: str) -> dict[str, str]:
 
 
 def _check_name(name: str) -> None:
+    from importlib.util import find_spec
+
     from fcil_adapters.contract.registry import method_names, package_of
 
     if not _NAME.fullmatch(name) or len(name) > _LONGEST or keyword.iskeyword(name):
@@ -134,7 +138,7 @@ def _check_name(name: str) -> None:
             f"there is a method {name!r} already, from {package_of(name) or 'another package'}.",
             action="Choose another name.",
         )
-    spec = importlib.util.find_spec(name)
+    spec = find_spec(name)
     if spec is not None and spec.origin is not None:
         raise UsageError(
             f"there is a Python module {name!r} already ({spec.origin}).",

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from fcil_adapters.contract import Method
 from fcil_adapters.contract.registry import load_method, package_of
+from fcil_server.cli import new_method
 from fcil_server.cli.main import app
 from fcil_server.cli.new_method import Kind, write_method
 
@@ -159,3 +160,10 @@ def test_a_folder_that_holds_something_is_left_as_it_is(tmp_path):
 def test_an_empty_folder_is_filled(tmp_path):
     assert ask("--new", NAME, "--dir", str(tmp_path)).exit_code == 0
     assert (tmp_path / NAME / "__init__.py").is_file()
+
+
+def test_what_python_leaves_beside_a_template_is_no_part_of_it(tmp_path):
+    (tmp_path / "it" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "it" / "__pycache__" / "it.pyc").write_bytes(b"\xff\x00")
+    (tmp_path / "it" / "it.py").write_text("x = 1\n")
+    assert dict(new_method._texts(tmp_path)) == {"it/it.py": "x = 1\n"}
