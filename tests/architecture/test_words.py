@@ -18,7 +18,9 @@ BANNED = re.compile(
     r"|whether it)\b",
     re.IGNORECASE,
 )
-CODE = re.compile(r"``[^`]*``|`[^`]*`|^\s*\w+(?:, \w+)*: ", re.MULTILINE)  # names in backticks, arguments
+CODE = re.compile(
+    r"``[^`]*``|`[^`]*`|^\s*\w+(?:, \w+)*: ", re.MULTILINE
+)  # names in backticks, arguments
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
