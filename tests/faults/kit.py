@@ -143,13 +143,19 @@ class Keeper:
         assert code == 0, self.federation.last_words("server", 20)
 
     def turn(self, limit_s: float) -> int | None:
-        """Wait until somebody ends, and start whoever was killed; the server's exit code."""
+        """Restart killed clients until the server ends; its exit code, None if it was killed.
+
+        The limit is about silence: it begins again with every process that ends.
+        """
         step = 0.05
-        for _ in range(int(limit_s / step)):
+        left = int(limit_s / step)
+        while left:
+            left -= 1
             for name, process in list(self.federation.clients.items()):
                 if process.poll() is not None:
                     self.ended(name, process.returncode)
                     self.join(name)
+                    left = int(limit_s / step)
             try:
                 code = self.federation.server.wait(step)
             except subprocess.TimeoutExpired:

@@ -74,7 +74,7 @@ def test_kill_9_where_an_update_could_be_lost_or_counted_twice(scene, tmp_path):
     hits, expected = tmp_path / "hits", scene.undisturbed(**extra)
     with scene.copy() as federation:
         rules = [
-            rule(op, where, place=place, when=when, name=name)
+            rule(op, where, place=place, when=when, name=name, depth=8 if "_commit" in place else 3)
             for name, (op, where, place, when) in NAMED_KILLS.items()
         ]
         plan = {"program": SERVER, "root": str(federation.directory), "turns": 1}

@@ -7,7 +7,8 @@ the disk or speaks to a peer, named ``operation path place``::
     sync federation/runs/#/spool/#.seg spool.Spool.sync
     send ack sessions.Sessions.send
 
-Numbers and digests in paths are ``#``; the place is the innermost fcil functions that led there.
+Numbers and digests in paths are ``#``; the place is the innermost three fcil functions that led
+there, or as many as a rule's ``depth``.
 
 The plan is JSON: ``program`` (the module after ``-m``), ``root`` (only files under it count),
 ``points`` (a file that gets every point, one a line), ``hits`` (one that gets the ``name`` of
@@ -15,7 +16,7 @@ every rule that was met), ``rules``, ``turns`` (only one rule holds at a time, u
 met so often, over all lives of the process) and ``walk``.
 
 A rule is ``{"op", "where", "place": regular expressions, "nth": which match (0: each), "do",
-"when", "flag": a file; the rule holds while it exists}``. ``do`` is ``kill`` or the name of an
+"when", "depth", "flag": a file; the rule holds while it exists}``. ``do`` is ``kill`` or the name of an
 errno; ``when`` is ``before``, ``after`` or ``half`` (a write that stops in the middle).
 
 A walk is ``{"done": a file, "part": [k, n], "chance", "seed", "rest": points at the start of a
@@ -91,9 +92,9 @@ class Planter:
         return path[len(self.root) :].lstrip("/") if path.startswith(self.root) else None
 
     @staticmethod
-    def place():
+    def place(most=3):
         frame, found = sys._getframe(3), []
-        while frame is not None and len(found) < 3:
+        while frame is not None and len(found) < most:
             code = frame.f_code
             if "/fcil_" in code.co_filename:
                 module = os.path.basename(code.co_filename)[:-3]
@@ -122,6 +123,8 @@ class Planter:
         if self.walk and self.due(f"{when} {label}"):
             os.kill(os.getpid(), signal.SIGKILL)
         for rule in self.rules if self.turns is None else self.turn():
+            if "depth" in rule:
+                place = self.place(rule["depth"])
             if rule.get("when", "before") != when or not self.meets(rule, (op, where, place)):
                 continue
             if self.hits:
