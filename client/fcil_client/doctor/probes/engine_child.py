@@ -1,7 +1,7 @@
 """The doctor's child process: it tries what can take a whole process down.
 
 A broken driver ends the process that touches it, so that process is this one, and the doctor
-reads what it had said before. One request a line comes in, one answer a line goes out, JSON.
+reads what it had said before. One request comes in, one answer goes out, each a line of JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -125,14 +125,14 @@ def answer(line: bytes) -> dict[str, Any]:
         return {"fault": f"{type(error).__name__}: {text}", "action": "", "code": WorkerError.code}
 
 
-def main(requests: IO[bytes]) -> None:
-    """Answer until nothing more is asked."""
+def main() -> None:
+    """Answer one request."""
     # Libraries print what they like: the way out is another descriptor than theirs.
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    for line in requests:
-        answers.write(json.dumps(answer(line)).encode() + b"\n")
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)
+        answers.write(json.dumps(answer(sys.stdin.buffer.readline())).encode() + b"\n")
+    os._exit(0)  # a driver may hang or crash when it is taken down
 
 
 if __name__ == "__main__":
-    main(sys.stdin.buffer)
+    main()

@@ -15,7 +15,7 @@ from pathlib import Path
 from fcil_adapters.images.decoding import Entry, ImageSource, Listing, open_source
 from fcil_client.data import manifest as manifests
 from fcil_client.data.manifest import Manifest
-from fcil_client.doctor.checks.images import ImageFacts
+from fcil_client.doctor.checks.facts import ImageFacts
 from fcil_client.state.home import SALT_BYTES, Home
 from fcil_protocol.errors import DataError, FcilError
 
@@ -104,21 +104,18 @@ def _own_split(home: Home | None) -> tuple[bytes | None, Path | None]:
 
 
 def _counts(manifest: Manifest) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
+    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for image in manifest.images:
-        sides = found.setdefault(image.entry.class_name, {})
-        sides[image.side] = sides.get(image.side, 0) + 1
+        found[image.entry.class_name][image.side] += 1
     return found
 
 
-def _duplicates(manifest: Manifest) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
+def _duplicates(manifest: Manifest) -> tuple[tuple[str, ...], ...]:
     by_digest: dict[str, list[Entry]] = defaultdict(list)
     for image in manifest.images:
         by_digest[image.digest].append(image.entry)
-    found = []
-    for entries in by_digest.values():
-        first = {entry.class_name: entry.name for entry in reversed(entries)}  # one of each class
-        if len(first) > 1:
-            classes = tuple(sorted(first))
-            found.append((classes, tuple(first[name] for name in classes)))
-    return tuple(found)
+    # Of each class the first one, by class.
+    firsts = ({e.class_name: e.name for e in reversed(same)} for same in by_digest.values())
+    return tuple(
+        tuple(name for _, name in sorted(first.items())) for first in firsts if len(first) > 1
+    )

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 
-from fcil_client.doctor.checks.network import AddressFacts, ServerFacts, name_reason
+from fcil_client.doctor.checks.facts import AddressFacts, ServerFacts, Skip
 from fcil_client.link import handshake
 from fcil_client.link.handshake import Terms
 from fcil_client.link.visit import visit
@@ -60,7 +60,7 @@ def look_address(address: str, limit_s: float = TCP_S) -> AddressFacts:
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except socket.gaierror as error:
-        return AddressFacts(address, name_fault=name_reason(error.errno or 0))
+        return AddressFacts(address, name_fault=_name_reason(error.errno))
     except (OSError, ValueError):
         return AddressFacts(address, name_fault="this is no name")
     resolved = tuple(dict.fromkeys(str(row[4][0]) for row in found))
@@ -79,6 +79,14 @@ def look_address(address: str, limit_s: float = TCP_S) -> AddressFacts:
     return AddressFacts(address, resolved, number=number)
 
 
+def _name_reason(number: int | None) -> str:
+    if number in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)):
+        return "this name is not known"
+    if number == socket.EAI_AGAIN:
+        return "no name server answers"
+    return "it cannot be resolved"
+
+
 def say_hello(
     home: Home, enrolment: Enrolment, make: Dial = dial
 ) -> tuple[ServerFacts, Terms | None]:
@@ -90,19 +98,19 @@ def say_hello(
     try:
         lock = DirectoryLock.acquire(home.directory, "client")
     except Locked as error:  # a second link with its key would look like a stolen one
-        return ServerFacts(skipped=f"{error.message.rstrip('.')}, and only one may connect"), None
+        return ServerFacts(Skip(f"{error.message.rstrip('.')}, and only one may connect")), None
     except StorageError as error:
-        return ServerFacts(skipped=str(error)), None
+        return ServerFacts(Skip(str(error))), None
     with lock:
         try:
             return asyncio.run(_hello(home, enrolment, make))
         except FcilError as error:
-            return ServerFacts(how="hello", error=error), None
+            return ServerFacts(error), None
 
 
 async def _hello(home: Home, enrolment: Enrolment, make: Dial) -> tuple[ServerFacts, Terms | None]:
     if not home.keys_path.exists():
-        return ServerFacts(skipped="there are no keys to show to the server"), None
+        return ServerFacts(Skip("there are no keys to show to the server")), None
     async with visit(enrolment, PrivateKeys.load_or_new(home.keys_path), make) as (line, welcome):
         line.send(Bye(reason="the doctor asked how it stands"))
         await asyncio.sleep(0.05)  # let the goodbye leave the socket
@@ -111,8 +119,8 @@ async def _hello(home: Home, enrolment: Enrolment, make: Dial) -> tuple[ServerFa
     try:
         terms: Terms | None = handshake.read_terms(welcome)
     except FcilError as error:  # it is the server, and something here does not fit it
-        return ServerFacts("hello", error=error, clock_s=line.clock_s), None
-    return ServerFacts("hello", told, clock_s=line.clock_s), terms
+        return ServerFacts(error, clock_s=line.clock_s), None
+    return ServerFacts(told, clock_s=line.clock_s), terms
 
 
 # --- a ticket -------------------------------------------------------------------------------
