@@ -276,71 +276,48 @@ def test_torch_alone_and_onnxruntime_alone_are_both_enough():
         assert set(levels(engines=facts).split()) <= {"ok", "skipped"}
 
 
-@pytest.mark.parametrize(
-    ("facts", "word"),
-    [
-        (EngineFacts(), "neither torch nor onnxruntime"),
-        (EngineFacts(installed={"torch": "2"}, torch=CPU_TORCH), "timm is not"),
-        (EngineFacts("onnx", installed={"torch": "2", "timm": "1"}, torch=CPU_TORCH), "onnxrun"),
-        (EngineFacts("torch", installed={"onnxruntime": "1"}, onnx=ORT), "torch cannot be used"),
-    ],
-)
-def test_nothing_that_runs_a_backbone_as_asked_is_a_failure(facts, word):
-    found = look(engines=facts)["engine.installed"]
-    assert found.level is Level.FAILURE
-    assert word in found.text
-    assert "pip install" in found.remedy
+def engine(torch=CPU_TORCH, onnx=ORT, installed=BOTH, **changes):
+    return EngineFacts(torch=torch, onnx=onnx, installed=installed, **changes)
 
 
-def test_torch_that_dies_when_it_is_imported_is_a_failure_with_its_last_words():
-    facts = EngineFacts(installed=BOTH, torch=WorkerDied("was ended by SIGSEGV"), onnx=ORT)
-    found = look(engines=facts)["engine.torch"]
-    assert found.level is Level.FAILURE
-    assert "SIGSEGV" in found.text
-    assert look(engines=facts)["engine.onnxruntime"].level.value == "ok"
+TIMM, EDGE, TWO = {"torch": "2", "timm": "1"}, {"onnxruntime": "1"}, BOTH | {"onnxruntime-gpu": "1"}
+NO_CUDNN = OnnxFacts("1", {"CUDAExecutionProvider": "no libcudnn.so.9", "CPUExecutionProvider": ""})
+NO_CPU = OnnxFacts("1", {"CPUExecutionProvider": "broken"})
 
 
 @pytest.mark.parametrize(
-    ("torch", "driver", "expected", "word"),
+    ("facts", "expected", "words"),
     [
-        (CPU_TORCH, "", "ok", "no GPU"),
-        (CPU_TORCH, "550.1", "warning", "CPU build"),
-        (CUDA_TORCH, "550.1", "ok", "1.1 GB of 2.1 GB free"),
-        (TorchFacts("2", "13.0", (), "driver too old"), "390.1", "warning", "driver too old"),
-        (TorchFacts("2", "13.0", (), "no driver"), "", "ok", "no GPU"),
+        # Nothing that runs a backbone as asked.
+        (EngineFacts(), "installed failure", "neither torch nor onnxruntime|pip install"),
+        (engine(onnx=None, installed={"torch": "2"}), "installed failure", "timm is not|pip install"),
+        (engine(onnx=None, installed=TIMM, asked="onnx"), "installed failure", "onnxrun|pip install"),
+        (engine(None, installed=EDGE, asked="torch"), "installed failure", "torch cannot|pip install"),
+        # Torch that dies when it is imported has last words, and onnxruntime is there.
+        (engine(WorkerDied("by SIGSEGV")), "torch failure", "SIGSEGV"),
+        (engine(WorkerDied("by SIGSEGV")), "onnxruntime ok", "CPU"),
+        # Its build is compared with the driver.
+        (engine(), "torch ok", "no GPU"),
+        (engine(driver="550.1"), "torch warning", "CPU build"),
+        (engine(CUDA_TORCH, driver="550.1"), "torch ok", "1.1 GB of 2.1 GB free"),
+        (engine(TorchFacts("2", "13.0", (), "too old"), driver="390"), "torch warning", "too old"),
+        (engine(TorchFacts("2", "13.0", (), "no driver")), "torch ok", "no GPU"),
+        # Of two that clash it is named what to uninstall; torch may do the work meanwhile.
+        (engine(installed=TWO), "clash warning", "pip uninstall -y onnxruntime onnxruntime-gpu|"),
+        (engine(installed=TWO), "clash warning", "pip install onnxruntime$"),
+        (engine(installed=TWO, asked="onnx", driver="550"), "clash failure", "onnxruntime-gpu$"),
+        # A provider that is listed and takes no session.
+        (engine(onnx=NO_CUDNN), "providers warning", "libcudnn.so.9"),
+        (engine(onnx=NO_CUDNN), "onnxruntime ok", "providers CPU "),
+        (engine(onnx=NO_CPU), "onnxruntime failure", "providers none"),
     ],
-)
-def test_torchs_build_is_compared_with_the_driver(torch, driver, expected, word):
-    facts = EngineFacts(installed=BOTH, torch=torch, onnx=ORT, driver=driver)
-    found = look(engines=facts)["engine.torch"]
-    assert found.level.value == expected
-    assert word in found.text
-
-
-def test_two_onnxruntimes_clash_and_what_to_uninstall_is_named():
-    two = BOTH | {"onnxruntime-gpu": "1.31.1"}
-    facts = EngineFacts(installed=two, torch=CPU_TORCH, onnx=ORT)
-    found = look(engines=facts)["engine.clash"]
-    assert found.level is Level.WARNING  # torch does the work meanwhile
-    assert "pip uninstall -y onnxruntime onnxruntime-gpu" in found.remedy
-    assert found.remedy.endswith("pip install onnxruntime")
-    gpu = EngineFacts("onnx", installed=two, torch=CPU_TORCH, onnx=ORT, driver="550")
-    found = look(engines=gpu)["engine.clash"]
-    assert found.level is Level.FAILURE
-    assert found.remedy.endswith("pip install onnxruntime-gpu")
-
-
-def test_a_provider_that_is_listed_and_takes_no_session_is_named():
-    ort = OnnxFacts("1", {"CUDAExecutionProvider": "libcudnn.so.9 is missing",
-                          "CPUExecutionProvider": ""})  # fmt: skip
-    facts = EngineFacts(installed={"onnxruntime-gpu": "1"}, onnx=ort)
-    found = look(engines=facts)["engine.providers"]
-    assert found.level is Level.WARNING
-    assert "libcudnn.so.9" in found.text
-    assert "CUDA" not in look(engines=facts)["engine.onnxruntime"].text
-    none = OnnxFacts("1", {"CPUExecutionProvider": "broken"})
-    facts = EngineFacts(installed={"onnxruntime": "1"}, onnx=none)
-    assert look(engines=facts)["engine.onnxruntime"].level.value == "failure"
+)  # fmt: skip
+def test_what_cannot_compute_is_named_with_what_mends_it(facts, expected, words):
+    name, level = expected.split()
+    found = look(engines=facts)[f"engine.{name}"]
+    assert found.level.value == level
+    for word in words.split("|"):
+        assert word in f"{found.text} {found.remedy}$"
 
 
 @pytest.mark.parametrize(
@@ -357,8 +334,7 @@ def test_a_provider_that_is_listed_and_takes_no_session_is_named():
     ],
 )
 def test_the_device_asked_for_must_be_there(device, torch, expected):
-    facts = EngineFacts(device=device, installed=BOTH, torch=torch, onnx=ORT)
-    assert look(engines=facts)["engine.device"].level.value == expected
+    assert look(engines=engine(torch, device=device))["engine.device"].level.value == expected
 
 
 # --- backbone -------------------------------------------------------------------------------
