@@ -37,8 +37,8 @@ ZMQ_OWNERS = {
 # Who starts other processes, and by which command.
 STARTERS = {
     "fcil_adapters/worker/host.py",
-    "fcil_client/doctor/probes/client.py",  # systemctl, by its whole path
     "fcil_client/doctor/probes/engines.py",
+    "fcil_client/doctor/probes/system.py",  # systemctl, by its whole path
     "fcil_client/swarm/ray.py",
     "fcil_server/lab/data.py",
     "fcil_server/lab/local/tied.py",

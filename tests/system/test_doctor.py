@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fcil_client.cli import main as cli
-from fcil_client.doctor.checks.engines import EngineFacts, TorchFacts
-from fcil_client.doctor.probes import engines as look_engines
+from fcil_client.doctor.checks.facts import EngineFacts, TorchFacts
+from fcil_client.doctor.probes import engines
 from fcil_client.link import connection
 from fcil_protocol.errors import WorkerDied
 from fcil_protocol.process import control_socket
@@ -27,12 +27,12 @@ def by_id(answer):
 def look(tmp_path, monkeypatch):
     """Ask the doctor in this process, which need not import torch once more in another."""
     torch = EngineFacts(installed={"torch": "2", "timm": "1"}, torch=TorchFacts("2"))
-    monkeypatch.setattr(look_engines, "look", lambda *_args, **_more: torch)
+    monkeypatch.setattr(engines, "look", lambda *_args, **_more: torch)
 
     def die(*_args, **_more):
         raise WorkerDied("the process that tried it was ended by SIGSEGV.")
 
-    monkeypatch.setattr(look_engines.Bench, "ask", die)
+    monkeypatch.setattr(engines, "ask", die)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
     def run(*arguments, stdin=None):

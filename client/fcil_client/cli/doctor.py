@@ -13,7 +13,7 @@ from fcil_protocol.process.cli_options import FormatOption, JsonOption
 from fcil_protocol.process.terminal import Format, chosen, count_of, emit, errors, printable
 
 if TYPE_CHECKING:
-    from fcil_client.doctor.checks.line import Line
+    from fcil_client.doctor.checks.findings import Finding
 
 
 def doctor(
@@ -47,7 +47,7 @@ def doctor(
         import sys
 
         from fcil_adapters.backbones.engines import check_engine
-        from fcil_client.doctor.checks.line import State, exit_code
+        from fcil_client.doctor.checks.findings import Level, exit_code
         from fcil_client.doctor.examination import Examination, Wishes
 
         check_engine(engine)
@@ -55,14 +55,14 @@ def doctor(
             raise UsageError("--ticket - reads standard input, which is closed.")
         wishes = Wishes(data, server, ticket, device, engine, weights)
         stdin = sys.stdin.buffer if sys.stdin else io.BytesIO()
-        lines = Examination(wishes, stdin, _say).lines()
-        code = exit_code(lines)
-        count = {s.value: sum(line.state is s for line in lines) for s in State}
-        rows = [line.fields() for line in lines]
+        found = Examination(wishes, stdin, _say).findings()
+        code = exit_code(found)
+        count = {level.value: sum(f.level is level for f in found) for level in Level}
+        rows = [finding.fields() for finding in found]
         emit(
             {"lines": rows, "count": count},
             form,
-            lambda: _show(lines, count),
+            lambda: _show(found, count),
             rows=rows,
             status="error" if code else "ok",
         )
@@ -77,23 +77,19 @@ def _say(text: str) -> None:
 _MARKS = {"ok": "ok  ", "warning": "WARN", "failure": "FAIL", "skipped": "-   "}
 
 
-def _show(lines: list[Line], count: dict[str, int]) -> None:
-    """Print the lines, section by section, and below each what to do."""
+def _show(found: list[Finding], count: dict[str, int]) -> None:
+    """Print findings, section by section, and below each what to do."""
     from itertools import groupby
 
-    several = len({line.client for line in lines if line.client}) > 1
-    heading = (
-        (lambda line: (line.section, line.client)) if several else lambda line: (line.section, "")
-    )
-    for (section, client), group in groupby(lines, key=heading):
-        name = f" of {printable(client)}" if client else ""
-        typer.echo(f"\n{section}{name}")
+    several = len({f.client for f in found if f.client}) > 1
+    for (section, client), group in groupby(found, lambda f: (f.section, f.client * several)):
+        typer.echo(f"\n{section}{f' of {printable(client)}' if client else ''}")
         for _, alike in groupby(group, key=_together):
             first, *rest = alike
-            what = ", ".join(line.id.partition(".")[2] for line in (first, *rest))
-            typer.echo(f"  {_MARKS[first.state.value]}  {what}: {printable(first.text)}")
-            if first.action:
-                typer.echo(f"          {printable(first.action)}")
+            what = ", ".join(f.id.partition(".")[2] for f in (first, *rest))
+            typer.echo(f"  {_MARKS[first.level.value]}  {what}: {printable(first.text)}")
+            if first.remedy:
+                typer.echo(f"          {printable(first.remedy)}")
     typer.echo(
         f"\n{count['ok']} ok, {count_of(count['warning'], 'warning')}, "
         f"{count_of(count['failure'], 'failure')}, "
@@ -101,6 +97,6 @@ def _show(lines: list[Line], count: dict[str, int]) -> None:
     )
 
 
-def _together(line: Line) -> tuple[str, str]:
-    """Return what lines have in common that are shown as one: skipped for the same reason."""
-    return ("", line.text) if line.state.value == "skipped" else (line.id, line.text)
+def _together(finding: Finding) -> tuple[str, str]:
+    """Return what findings have in common that are shown as one: skipped for the same reason."""
+    return ("" if finding.level.value == "skipped" else finding.id, finding.text)

@@ -1,5 +1,5 @@
 """Checks of ``fcil-client doctor``: the machine, and a client's requirements of it.
 
-A section has a module in `probes`, which gathers facts, and one in `checks`, which turns them into
-lines and does nothing else. `examination` does both, in the order in which people read them.
+`probes` ask the system and collect facts; `checks` judge the facts and do no I/O, one
+registered function each; `examination` runs the probes, then the checks.
 """

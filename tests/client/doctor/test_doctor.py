@@ -9,37 +9,41 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fcil_client.doctor.checks import (
-    backbone,
-    daemon,
-    disk,
-    engines,
-    images,
-    machine,
-    membership,
-    network,
+from fcil_client.doctor.checks.facts import (
+    AddressFacts,
+    BackboneFacts,
+    ClientFacts,
+    DaemonFacts,
+    DiskFacts,
+    EngineFacts,
+    Facts,
+    Gpu,
+    HoldingFacts,
+    ImageFacts,
+    Loaded,
+    MachineFacts,
+    MemberFacts,
+    NetworkFacts,
+    OnnxFacts,
+    ServerFacts,
+    Skip,
+    TicketFacts,
+    TorchFacts,
+    Wanted,
 )
-from fcil_client.doctor.checks.backbone import BackboneFacts, Loaded, Wanted
-from fcil_client.doctor.checks.daemon import DaemonFacts, UnitFacts
-from fcil_client.doctor.checks.disk import DiskFacts, HoldingFacts
-from fcil_client.doctor.checks.engines import EngineFacts, Gpu, OnnxFacts, TorchFacts
-from fcil_client.doctor.checks.images import ImageFacts
-from fcil_client.doctor.checks.line import (
-    IDS,
-    Line,
-    State,
+from fcil_client.doctor.checks.findings import (
+    Finding,
+    Level,
     exit_code,
     failure,
-    guarded,
-    of_client,
+    of_error,
     ok,
     skipped,
     warning,
 )
-from fcil_client.doctor.checks.machine import JetsonNeed, MachineFacts, MemoryNeed
-from fcil_client.doctor.checks.membership import MemberFacts, TicketFacts
-from fcil_client.doctor.checks.network import AddressFacts, NetworkFacts, ServerFacts
-from fcil_client.doctor.examination import in_order
+from fcil_client.doctor.checks.register import CHECKS, examine, of_clients, of_facts
+from fcil_client.doctor.examination import by_device
+from fcil_client.doctor.probes import system
 from fcil_client.state.home import Enrolment
 from fcil_protocol.errors import (
     BackboneMismatch,
@@ -49,6 +53,7 @@ from fcil_protocol.errors import (
     KeyFileError,
     Revoked,
     TicketUsed,
+    Unreachable,
     WorkerDied,
 )
 from fcil_protocol.ids import ClientId, FederationId
@@ -61,130 +66,199 @@ ENROLMENT = Enrolment(ClientId("a" * 26), "camera", FED, "", ("a:1",), "/images"
 DAY = 86400.0
 
 
-def the(lines, name):
-    """Return the one line with an id."""
-    (line,) = [line for line in lines if line.id == name]
-    return line
+def look(**facts):
+    """Return what all checks find that have something to look at, by id."""
+    return {finding.id: finding for finding in examine(Facts(**facts))}
 
 
-def state(lines, name):
-    return the(lines, name).state.value
+def levels(**facts):
+    return " ".join(finding.level.value for finding in examine(Facts(**facts)))
 
 
-# --- lines ----------------------------------------------------------------------------------
+def client(name="", **facts):
+    """Return facts of one client; what is not given is as it should be."""
+    member = MemberFacts("/d", enrolment=replace(ENROLMENT, name=name), fingerprint="f" * 32,
+                         valid=(0.0, 400 * DAY), now_s=10 * DAY)  # fmt: skip
+    return ClientFacts(**{"member": member, "network": NetworkFacts(HELLO, (GOOD,))} | facts)
+
+
+# --- the register ---------------------------------------------------------------------------
 
 
 def test_every_id_is_listed_in_the_document_with_what_it_is_about():
     text = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
-    assert dict(re.findall(r"^\| `([a-z]+\.[a-z_]+)` \| (.+) \|$", text, re.MULTILINE)) == IDS
+    rows = re.findall(r"^\| `([a-z]+\.[a-z_]+)` \| (.+) \|$", text, re.MULTILINE)
+    assert rows == [(f.id, CHECKS[f.id].about) for f in in_order()]
 
 
-def test_every_id_is_used_by_some_check():
-    code = "".join(p.read_text() for p in (ROOT / "client/fcil_client/doctor").rglob("*.py"))
-    used = {name for name in IDS if code.count(f'"{name}"') >= 2}
-    assert used == set(IDS)
+def in_order():
+    return examine(Facts(), [Finding(Level.OK, "", id=name) for name in reversed(CHECKS)])
 
 
-def test_a_check_that_breaks_is_a_failure_that_asks_for_a_report_and_the_others_go_on():
-    def broken():
+@pytest.fixture
+def register(monkeypatch):
+    """Start with no check, so that a test registers its own."""
+    monkeypatch.setattr("fcil_client.doctor.checks.register.CHECKS", {})
+    return of_facts(lambda facts: facts.machine)
+
+
+def test_a_check_is_one_function_and_what_it_finds_gets_its_id(register):
+    @register("disk.space", "space")
+    def space(machine):
+        return ok(machine)
+
+    @register("disk.inodes", "inodes")
+    def inodes(machine):
+        return [ok(machine), warning("b", "c")]
+
+    found = examine(Facts(machine="a"))
+    assert [(f.id, f.text) for f in found] == [
+        ("disk.space", "a"), ("disk.inodes", "a"), ("disk.inodes", "b"),
+    ]  # fmt: skip
+    assert examine(Facts()) == []  # nothing has been looked at
+
+
+def test_what_cannot_be_looked_at_is_skipped_with_the_reason(register):
+    @register("disk.space", "space")
+    def space(machine):
+        raise Skip(f"no {machine}")
+
+    @of_facts(lambda _: Skip("no ticket"))("disk.inodes", "inodes")
+    def inodes(_):
+        raise AssertionError
+
+    found = [(f.level, f.text) for f in examine(Facts(machine="space"))]
+    assert found == [(Level.SKIPPED, "no space"), (Level.SKIPPED, "no ticket")]
+
+
+def test_a_check_that_breaks_is_a_failure_that_asks_for_a_report_and_the_others_go_on(register):
+    @register("disk.space", "space")
+    def broken(_):
         raise ZeroDivisionError("by nothing")
 
-    (line,) = guarded(["disk.space", "disk.inodes"], broken)
-    assert (line.id, line.state, line.code) == ("disk.space", State.FAILURE, "internal")
-    assert "ZeroDivisionError" in line.text
-    assert "broken" in line.text
-    assert line.action.startswith("Report this")
-    assert exit_code([line]) == 5
+    @register("disk.inodes", "inodes")
+    def inodes(_):
+        return ok("fine")
+
+    finding, fine = examine(Facts(machine="a"))
+    assert (finding.id, finding.level, finding.code) == ("disk.space", Level.FAILURE, "internal")
+    assert "ZeroDivisionError" in finding.text
+    assert "broken" in finding.text
+    assert finding.remedy.startswith("Report this")
+    assert exit_code([finding, fine]) == 5
+    assert fine.level is Level.OK
 
 
 def test_an_error_with_a_name_keeps_its_code_and_action():
-    def full():
-        raise DiskFull("no room", action="make some")
-
-    (line,) = guarded(["disk.space"], full)
-    assert (line.code, line.text, line.action) == ("disk_full", "no room", "make some")
+    found = of_error(DiskFull("no room", action="make some"))
+    assert (found.code, found.text, found.remedy) == ("disk_full", "no room", "make some")
 
 
 def test_the_exit_code_is_that_of_the_first_failure_and_warnings_have_none():
-    fine = [ok("disk.space", "a"), warning("disk.sync", "b", "c"), skipped("disk.inodes", "d")]
+    fine = [ok("a"), warning("b", "c"), skipped("d")]
     assert exit_code(fine) == 0
-    failed = [*fine, failure("network.reach", "e", "f", "unreachable")]
-    assert exit_code([*failed, failure("images.folder", "g", "h", "data_invalid")]) == 2
-    assert exit_code([failure("images.folder", "g", "h", "data_invalid"), *failed]) == 4
+    failed = [*fine, failure("e", "f", Unreachable)]
+    assert exit_code([*failed, failure("g", "h", DataError)]) == 2
+    assert exit_code([failure("g", "h", DataError), *failed]) == 4
 
 
-def test_a_failure_without_a_code_and_a_line_without_a_known_id_are_our_defects():
+def test_a_failure_without_a_code_and_a_check_without_a_section_are_our_defects(register):
     with pytest.raises(AssertionError):
-        Line("disk.space", State.FAILURE, "x")
+        Finding(Level.FAILURE, "x")
     with pytest.raises(AssertionError):
-        ok("disk.nothing", "x")
+        register("nothing.space", "x")(ok)
+    register("disk.space", "x")(ok)
+    with pytest.raises(AssertionError):
+        register("disk.space", "again")(ok)
 
 
-def test_lines_are_read_by_section_the_machines_own_first_then_client_by_client():
-    a, b = of_client("a", [ok("disk.outbox", "1")]), of_client("b", [ok("daemon.running", "2")])
-    found = in_order([*b, *a, ok("disk.space", "3"), ok("machine.system", "4")])
-    assert [line.text for line in found] == ["4", "3", "1", "2"]
+def test_findings_are_read_by_section_the_machines_own_first_then_client_by_client(register):
+    each = of_clients(lambda client: client.name)
+    for name in ("daemon.running", "disk.space", "disk.outbox", "machine.system"):
+        (each if name in ("daemon.running", "disk.outbox") else register)(name, "x")(ok)
+    found = examine(Facts(machine="-", clients=[client("a"), client("b")]))
+    assert [(f.id, f.client) for f in found] == [
+        ("machine.system", ""), ("disk.space", ""), ("disk.outbox", "a"), ("disk.outbox", "b"),
+        ("daemon.running", "a"), ("daemon.running", "b"),
+    ]  # fmt: skip
 
 
 # --- machine --------------------------------------------------------------------------------
 
 
+def machine(**changes):
+    return look(machine=replace(MACHINE, **changes))
+
+
 def test_a_system_that_is_not_tested_is_said_to_be_so():
-    assert state(machine.system_lines(MACHINE), "machine.system") == "ok"
-    mac = machine.system_lines(replace(MACHINE, system="Darwin", arch="arm64"))
-    assert state(mac, "machine.system") == "warning"
+    assert machine()["machine.system"].level is Level.OK
+    assert machine(system="Darwin", arch="arm64")["machine.system"].level is Level.WARNING
 
 
 def test_a_containers_share_of_the_cores_is_named_with_the_option_for_it():
-    assert state(machine.core_lines(MACHINE), "machine.cores") == "ok"
-    line = the(machine.core_lines(replace(MACHINE, quota=1.5)), "machine.cores")
-    assert line.state is State.WARNING
-    assert "--max-threads 1" in line.action
+    assert machine()["machine.cores"].level is Level.OK
+    found = machine(quota=1.5)["machine.cores"]
+    assert found.level is Level.WARNING
+    assert "--max-threads 1" in found.remedy
 
 
 @pytest.mark.parametrize(
-    ("need", "limit", "expected"),
+    ("worker", "images", "limit", "expected"),
     [
-        (MemoryNeed(), None, "ok"),
-        (MemoryNeed(1 << 30, 1 << 30), None, "ok"),
-        (MemoryNeed(1 << 30, 6 << 30), None, "warning"),
-        (MemoryNeed(7 << 30, 0), None, "failure"),
-        (MemoryNeed(1 << 30, 1 << 30), (2 << 30, 1 << 29), "warning"),  # the container's limit
-        (MemoryNeed(1 << 30, 0), (2 << 30, 3 << 29), "failure"),
+        (0, 0, None, "ok"),
+        (1 << 30, 1 << 30, None, "ok"),
+        (1 << 30, 6 << 30, None, "warning"),
+        (7 << 30, 0, None, "failure"),
+        (1 << 30, 1 << 30, (2 << 30, 1 << 29), "warning"),  # the container's limit
+        (1 << 30, 0, (2 << 30, 3 << 29), "failure"),
     ],
 )
-def test_memory_is_compared_with_what_backbone_and_images_take(need, limit, expected):
-    facts = MACHINE
+def test_memory_is_compared_with_what_backbone_and_images_take(worker, images, limit, expected):
+    facts = replace(MACHINE, keep_bytes=images)
     if limit:
-        facts = replace(MACHINE, limit_bytes=limit[0], limit_used_bytes=limit[1])
-    line = the(machine.memory_lines(facts, need), "machine.memory")
-    assert line.state.value == expected
-    assert ("limit" in line.text) == bool(limit)
+        facts = replace(facts, limit_bytes=limit[0], limit_used_bytes=limit[1])
+    many = {"cat": {"train": 10**9}}  # as many as are kept
+    found = look(
+        machine=facts,
+        images=ImageFacts("x", counts=many if images else {}),
+        backbone=BackboneFacts(WANTED, loaded(peak_bytes=worker)),
+    )["machine.memory"]
+    assert found.level.value == expected
+    assert ("limit" in found.text) == bool(limit)
+
+
+def test_decoded_images_take_their_pixels_or_as_many_as_are_kept():
+    ten = ImageFacts("x", counts={"cat": {"train": 7, "select": 1, "test": 2}})
+    backbone = BackboneFacts(WANTED, loaded(size=1000))
+    for keep, word in ((10**9, "up to 30 MB for decoded"), (10**6, "up to 1 MB for decoded")):
+        facts = replace(MACHINE, keep_bytes=keep)
+        assert word in look(machine=facts, images=ten, backbone=backbone)["machine.memory"].text
 
 
 def test_clients_on_one_gpu_are_named_as_a_swarm_and_two_on_two_are_not():
-    apart = membership.by_device({"a": "cuda:0 (H)", "b": "cuda:1 (H)", "c": "cpu (x)"})
-    assert state(machine.shared_gpu_lines(apart), "machine.shared_gpu") == "skipped"
-    together = membership.by_device({"a": "cuda (H)", "b": "cuda:0 (H)", "c": "cpu"})
-    line = the(machine.shared_gpu_lines(together), "machine.shared_gpu")
-    assert line.state is State.WARNING
-    assert "a, b" in line.text
-    assert "swarm" in line.text
+    apart = look(on_gpu=by_device({"a": "cuda:0 (H)", "b": "cuda:1 (H)", "c": "cpu (x)"}))
+    assert apart["machine.shared_gpu"].level is Level.SKIPPED
+    found = look(on_gpu=by_device({"b": "cuda (H)", "a": "cuda:0 (H)", "c": "cpu"}))[
+        "machine.shared_gpu"
+    ]
+    assert found.level is Level.WARNING
+    assert "a, b" in found.text
+    assert "swarm" in found.text
 
 
 def test_a_jetson_is_known_by_its_files_and_told_what_it_needs():
-    model = machine.jetson_model("NVIDIA Jetson Orin Nano Developer Kit\0")
-    l4t = machine.l4t_release("# R36 (release), REVISION: 4.3, GCID: 1, BOARD: generic")
+    model = system.jetson_model("NVIDIA Jetson Orin Nano Developer Kit\0")
+    l4t = system.l4t_release("# R36 (release), REVISION: 4.3, GCID: 1, BOARD: generic")
     assert (model, l4t) == ("NVIDIA Jetson Orin Nano Developer Kit", "L4T 36.4.3")
-    assert machine.jetson_model("Raspberry Pi 5 Model B\0") == ""
+    assert system.jetson_model("Raspberry Pi 5 Model B\0") == ""
+    assert machine()["machine.jetson"].level is Level.SKIPPED
     jetson = replace(MACHINE, arch="aarch64", jetson=model, l4t=l4t)
-    assert state(machine.jetson_lines(MACHINE, JetsonNeed()), "machine.jetson") == "skipped"
-    bare = the(machine.jetson_lines(jetson, JetsonNeed(providers=["CPUExecutionProvider"])),
-               "machine.jetson")  # fmt: skip
-    assert bare.state is State.WARNING
-    assert "NVIDIA's index" in bare.action
-    for have in (JetsonNeed(torch_cuda=True), JetsonNeed(providers=["TensorrtExecutionProvider"])):
-        assert state(machine.jetson_lines(jetson, have), "machine.jetson") == "ok"
+    bare = look(machine=jetson, engines=EngineFacts(onnx=ORT))["machine.jetson"]
+    assert bare.level is Level.WARNING
+    assert "NVIDIA's index" in bare.remedy
+    ort = OnnxFacts("1", {"TensorrtExecutionProvider": ""})
+    for have in (EngineFacts(torch=CUDA_TORCH), EngineFacts(onnx=ort)):
+        assert look(machine=jetson, engines=have)["machine.jetson"].level is Level.OK
 
 
 # --- engines --------------------------------------------------------------------------------
@@ -199,74 +273,51 @@ def test_torch_alone_and_onnxruntime_alone_are_both_enough():
     alone = EngineFacts(installed={"torch": "2", "timm": "1"}, torch=CPU_TORCH)
     edge = EngineFacts(installed={"onnxruntime": "1"}, onnx=ORT)
     for facts in (alone, edge):
-        assert not [x for x in engines.lines(facts) if x.state in (State.WARNING, State.FAILURE)]
+        assert set(levels(engines=facts).split()) <= {"ok", "skipped"}
+
+
+def engine(torch=CPU_TORCH, onnx=ORT, installed=BOTH, **changes):
+    return EngineFacts(torch=torch, onnx=onnx, installed=installed, **changes)
+
+
+TIMM, EDGE, TWO = {"torch": "2", "timm": "1"}, {"onnxruntime": "1"}, BOTH | {"onnxruntime-gpu": "1"}
+NO_CUDNN = OnnxFacts("1", {"CUDAExecutionProvider": "no libcudnn.so.9", "CPUExecutionProvider": ""})
+NO_CPU = OnnxFacts("1", {"CPUExecutionProvider": "broken"})
 
 
 @pytest.mark.parametrize(
-    ("facts", "word"),
+    ("facts", "expected", "words"),
     [
-        (EngineFacts(), "neither torch nor onnxruntime"),
-        (EngineFacts(installed={"torch": "2"}, torch=CPU_TORCH), "timm is not"),
-        (EngineFacts("onnx", installed={"torch": "2", "timm": "1"}, torch=CPU_TORCH), "onnxrun"),
-        (EngineFacts("torch", installed={"onnxruntime": "1"}, onnx=ORT), "torch cannot be used"),
+        # Nothing that runs a backbone as asked.
+        (EngineFacts(), "installed failure", "neither torch nor onnxruntime|pip install"),
+        (engine(onnx=None, installed={"torch": "2"}), "installed failure", "timm is not|pip install"),
+        (engine(onnx=None, installed=TIMM, asked="onnx"), "installed failure", "onnxrun|pip install"),
+        (engine(None, installed=EDGE, asked="torch"), "installed failure", "torch cannot|pip install"),
+        # Torch that dies when it is imported has last words, and onnxruntime is there.
+        (engine(WorkerDied("by SIGSEGV")), "torch failure", "SIGSEGV"),
+        (engine(WorkerDied("by SIGSEGV")), "onnxruntime ok", "CPU"),
+        # Its build is compared with the driver.
+        (engine(), "torch ok", "no GPU"),
+        (engine(driver="550.1"), "torch warning", "CPU build"),
+        (engine(CUDA_TORCH, driver="550.1"), "torch ok", "1.1 GB of 2.1 GB free"),
+        (engine(TorchFacts("2", "13.0", (), "too old"), driver="390"), "torch warning", "too old"),
+        (engine(TorchFacts("2", "13.0", (), "no driver")), "torch ok", "no GPU"),
+        # Of two that clash it is named what to uninstall; torch may do the work meanwhile.
+        (engine(installed=TWO), "clash warning", "pip uninstall -y onnxruntime onnxruntime-gpu|"),
+        (engine(installed=TWO), "clash warning", "pip install onnxruntime$"),
+        (engine(installed=TWO, asked="onnx", driver="550"), "clash failure", "onnxruntime-gpu$"),
+        # A provider that is listed and takes no session.
+        (engine(onnx=NO_CUDNN), "providers warning", "libcudnn.so.9"),
+        (engine(onnx=NO_CUDNN), "onnxruntime ok", "providers CPU "),
+        (engine(onnx=NO_CPU), "onnxruntime failure", "providers none"),
     ],
-)
-def test_nothing_that_runs_a_backbone_as_asked_is_a_failure(facts, word):
-    line = the(engines.lines(facts), "engine.installed")
-    assert line.state is State.FAILURE
-    assert word in line.text
-    assert "pip install" in line.action
-
-
-def test_torch_that_dies_when_it_is_imported_is_a_failure_with_its_last_words():
-    facts = EngineFacts(installed=BOTH, torch_fault="was ended by SIGSEGV", onnx=ORT)
-    line = the(engines.lines(facts), "engine.torch")
-    assert line.state is State.FAILURE
-    assert "SIGSEGV" in line.text
-    assert state(engines.lines(facts), "engine.onnxruntime") == "ok"
-
-
-@pytest.mark.parametrize(
-    ("torch", "driver", "expected", "word"),
-    [
-        (CPU_TORCH, "", "ok", "no GPU"),
-        (CPU_TORCH, "550.1", "warning", "CPU build"),
-        (CUDA_TORCH, "550.1", "ok", "1.1 GB of 2.1 GB free"),
-        (TorchFacts("2", "13.0", (), "driver too old"), "390.1", "warning", "driver too old"),
-        (TorchFacts("2", "13.0", (), "no driver"), "", "ok", "no GPU"),
-    ],
-)
-def test_torchs_build_is_compared_with_the_driver(torch, driver, expected, word):
-    facts = EngineFacts(installed=BOTH, torch=torch, onnx=ORT, driver=driver)
-    line = the(engines.lines(facts), "engine.torch")
-    assert line.state.value == expected
-    assert word in line.text
-
-
-def test_two_onnxruntimes_clash_and_what_to_uninstall_is_named():
-    two = BOTH | {"onnxruntime-gpu": "1.31.1"}
-    facts = EngineFacts(installed=two, torch=CPU_TORCH, onnx=ORT)
-    line = the(engines.lines(facts), "engine.clash")
-    assert line.state is State.WARNING  # torch does the work meanwhile
-    assert "pip uninstall -y onnxruntime onnxruntime-gpu" in line.action
-    assert line.action.endswith("pip install onnxruntime")
-    gpu = EngineFacts("onnx", installed=two, torch=CPU_TORCH, onnx=ORT, driver="550")
-    line = the(engines.lines(gpu), "engine.clash")
-    assert line.state is State.FAILURE
-    assert line.action.endswith("pip install onnxruntime-gpu")
-
-
-def test_a_provider_that_is_listed_and_takes_no_session_is_named():
-    ort = OnnxFacts("1", {"CUDAExecutionProvider": "libcudnn.so.9 is missing",
-                          "CPUExecutionProvider": ""})  # fmt: skip
-    facts = EngineFacts(installed={"onnxruntime-gpu": "1"}, onnx=ort)
-    line = the(engines.lines(facts), "engine.providers")
-    assert line.state is State.WARNING
-    assert "libcudnn.so.9" in line.text
-    assert "CUDA" not in the(engines.lines(facts), "engine.onnxruntime").text
-    none = OnnxFacts("1", {"CPUExecutionProvider": "broken"})
-    facts = EngineFacts(installed={"onnxruntime": "1"}, onnx=none)
-    assert state(engines.lines(facts), "engine.onnxruntime") == "failure"
+)  # fmt: skip
+def test_what_cannot_compute_is_named_with_what_mends_it(facts, expected, words):
+    name, level = expected.split()
+    found = look(engines=facts)[f"engine.{name}"]
+    assert found.level.value == level
+    for word in words.split("|"):
+        assert word in f"{found.text} {found.remedy}$"
 
 
 @pytest.mark.parametrize(
@@ -283,8 +334,7 @@ def test_a_provider_that_is_listed_and_takes_no_session_is_named():
     ],
 )
 def test_the_device_asked_for_must_be_there(device, torch, expected):
-    facts = EngineFacts(device=device, installed=BOTH, torch=torch, onnx=ORT)
-    assert state(engines.lines(facts), "engine.device") == expected
+    assert look(engines=engine(torch, device=device))["engine.device"].level.value == expected
 
 
 # --- backbone -------------------------------------------------------------------------------
@@ -309,25 +359,25 @@ def loaded(**changes):
         (BackboneFacts(WANTED, loaded(probe=PROBE * np.nan)), "ok ok failure ok"),
         (BackboneFacts(WANTED, loaded(), images=100), "ok ok ok ok"),
         (BackboneFacts(WANTED, loaded(), images=1_000_000), "ok ok ok warning"),
-        (BackboneFacts(WANTED, error=WorkerDied("by SIGSEGV")), "ok failure skipped skipped"),
-        (BackboneFacts(WANTED, skipped="busy"), "ok skipped skipped skipped"),
-        (BackboneFacts(Wanted("none", "", "x", needed=False)), "ok skipped skipped skipped"),
+        (BackboneFacts(WANTED, WorkerDied("by SIGSEGV")), "ok failure skipped skipped"),
+        (BackboneFacts(WANTED, Skip("busy")), "ok skipped skipped skipped"),
+        (BackboneFacts(Wanted("none", "", "x", needed=False), Skip("-")), "ok skipped skipped skipped"),
     ],
 )  # fmt: skip
 def test_a_backbone_is_compared_with_what_is_expected(facts, expected):
-    assert " ".join(line.state.value for line in backbone.lines(facts)) == expected
+    assert levels(backbone=facts) == expected
 
 
 def test_a_slow_pass_is_told_in_minutes():
-    line = the(backbone.lines(BackboneFacts(WANTED, loaded(), images=120_000)), "backbone.speed")
-    assert "120,000 training images takes about 20 minutes" in line.text
+    found = look(backbone=BackboneFacts(WANTED, loaded(), images=120_000))["backbone.speed"]
+    assert "120,000 training images takes about 20 minutes" in found.text
 
 
 def test_a_crash_of_the_driver_is_told_with_its_code():
-    facts = BackboneFacts(WANTED, error=WorkerDied("was ended by SIGSEGV"))
-    assert the(backbone.lines(facts), "backbone.digest").code == "worker_died"
+    facts = BackboneFacts(WANTED, WorkerDied("was ended by SIGSEGV"))
+    assert look(backbone=facts)["backbone.digest"].code == "worker_died"
     mismatch = BackboneFacts(WANTED, loaded(digest="e" * 64))
-    assert the(backbone.lines(mismatch), "backbone.digest").code == BackboneMismatch.code
+    assert look(backbone=mismatch)["backbone.digest"].code == BackboneMismatch.code
 
 
 # --- images ---------------------------------------------------------------------------------
@@ -336,9 +386,9 @@ FULL = {"cat": {"train": 7, "select": 1, "test": 2}, "dog": {"train": 8, "test":
 
 
 def test_a_sound_folder_has_nothing_to_complain_of():
-    found = images.lines(ImageFacts("x", files=20, counts=FULL, enrolled=True))
-    assert {line.state for line in found} == {State.OK}
-    assert "15 for training, 1 for tuning, 4 for tests" in the(found, "images.sides").text
+    found = look(images=ImageFacts("x", files=20, counts=FULL, enrolled=True))
+    assert {finding.level for finding in found.values()} == {Level.OK}
+    assert "15 for training, 1 for tuning, 4 for tests" in found["images.sides"].text
 
 
 @pytest.mark.parametrize(
@@ -349,29 +399,35 @@ def test_a_sound_folder_has_nothing_to_complain_of():
         ({"unreadable": ("x",) * 20}, "images.unreadable", "failure"),
         ({"counts": {"cat": {"train": 1}}}, "images.small", "warning"),
         ({"unlooked": 5}, "images.small", "skipped"),
-        ({"duplicates": ((("cat", "dog"), ("cat/1", "dog/1")),)}, "images.duplicates", "warning"),
+        ({"duplicates": (("cat/1", "dog/1"),)}, "images.duplicates", "warning"),
         ({"notes": ("class 'cat' has no image to train on",)}, "images.sides", "warning"),
         ({"counts": {"cat": {"test": 9}}}, "images.sides", "failure"),
     ],
 )
 def test_what_is_wrong_with_a_folder_is_named(changes, name, expected):
     facts = ImageFacts(**{"path": "x", "files": 20, "counts": FULL} | changes)
-    assert state(images.lines(facts), name) == expected
+    assert look(images=facts)[name].level.value == expected
 
 
 def test_a_folder_that_cannot_be_used_is_one_failure_and_the_rest_is_skipped():
-    found = images.lines(ImageFacts("x", error=DataError("x holds no images.")))
-    assert [line.state.value for line in found] == ["failure", *["skipped"] * 6]
+    found = examine(Facts(images=ImageFacts("x", error=DataError("x holds no images."))))
+    assert [finding.level.value for finding in found] == ["failure", *["skipped"] * 6]
     assert exit_code(found) == 4
+
+
+def test_without_a_folder_all_of_it_is_skipped_with_the_reason():
+    found = look(images=Skip("no folder was named"))
+    assert len(found) == 7
+    assert {(f.level.value, f.text) for f in found.values()} == {("skipped", "no folder was named")}
 
 
 # --- membership -----------------------------------------------------------------------------
 
 
 def member(**changes):
-    given = {"directory": "/d", "enrolment": ENROLMENT, "has_keys": True, "fingerprint": "f" * 32,
-             "from_s": 0.0, "to_s": 400 * DAY, "now_s": 10 * DAY}  # fmt: skip
-    return membership.lines(MemberFacts(**given | changes))
+    given = client("camera")
+    found = look(clients=[replace(given, member=replace(given.member, **changes))])
+    return [finding for name, finding in found.items() if name.startswith("membership.")]
 
 
 @pytest.mark.parametrize(
@@ -379,72 +435,77 @@ def member(**changes):
     [
         ({}, "ok ok ok"),
         ({"changing": True}, "ok warning ok"),
-        ({"keys_error": KeyFileError("0644")}, "ok failure ok"),
-        ({"has_keys": False}, "ok failure ok"),
+        ({"fingerprint": KeyFileError("0644")}, "ok failure ok"),
+        ({"fingerprint": ""}, "ok failure ok"),
         ({"now_s": 500 * DAY}, "ok ok failure"),
         ({"now_s": -DAY}, "ok ok failure"),
         ({"now_s": 390 * DAY}, "ok ok warning"),
-        ({"certificate_error": CorruptFile("none")}, "ok ok failure"),
-        ({"enrolment": None, "error": CorruptFile("client.json")}, "failure ok skipped"),
-        ({"enrolment": None, "former": "c", "has_keys": False}, "failure skipped skipped"),
-        ({"enrolment": None, "has_keys": False}, "warning skipped skipped"),
+        ({"valid": CorruptFile("none")}, "ok ok failure"),
+        ({"enrolment": CorruptFile("client.json")}, "failure ok skipped"),
+        ({"enrolment": None, "former": "c", "fingerprint": ""}, "failure skipped skipped"),
+        ({"enrolment": None, "fingerprint": ""}, "warning skipped skipped"),
     ],
 )
 def test_who_a_client_is_and_what_it_lacks(changes, expected):
-    assert " ".join(line.state.value for line in member(**changes)) == expected
+    assert " ".join(finding.level.value for finding in member(**changes)) == expected
 
 
-def test_no_folder_and_a_strange_folder_are_told_how_to_join():
-    assert "join" in the(membership.nobody(), "membership.enrolment").action
-    assert "--ticket" in the(membership.not_enrolled("x"), "membership.enrolment").action
+def test_no_folder_and_a_strange_folder_are_told_how_to_join_and_have_nothing_else():
+    for given, word, why in (
+        (MemberFacts(), "join", "no folder of this user is enrolled"),
+        (MemberFacts(data="x"), "--ticket", "the folder is not enrolled"),
+    ):
+        found = look(clients=[ClientFacts(given, NetworkFacts(ServerFacts(Skip("no server"))))])
+        assert found["membership.enrolment"].level is Level.WARNING
+        assert word in found["membership.enrolment"].remedy
+        assert {f.text for f in found.values() if f.level is Level.SKIPPED} == {
+            why, "no server", "there is no client here yet",
+        }  # fmt: skip
+        assert len(found) == 13
 
 
-def ticket_state(**changes):
+def of_ticket(**changes):
     relay = changes.pop("relay", False)
-    ticket = Ticket(bytes(32), FED, bytes(16), 1000, ("a:1",), relay=relay)
-    given = {"ticket": ticket, "now_s": 500.0} | changes
-    return membership.ticket_line(TicketFacts(**given))
+    ticket = Ticket(bytes(32), FED, b"secretsecretsecr", 1000, ("a:1",), relay=relay)
+    (found,) = examine(Facts(ticket=TicketFacts(**{"ticket": ticket, "now_s": 500.0} | changes)))
+    shown = json.dumps(found.fields())
+    assert ticket.to_text() not in shown
+    assert ticket.secret.hex() not in shown
+    return found
 
 
 def test_a_ticket_is_judged_by_the_server_and_without_it_by_this_clock():
-    assert "this machine's clock" in ticket_state().text
-    late = ticket_state(now_s=2000.0)
-    assert (late.state, late.code) == (State.FAILURE, "ticket_expired")
+    assert "this machine's clock" in of_ticket().text
+    late = of_ticket(now_s=2000.0)
+    assert (late.level, late.code) == (Level.FAILURE, "ticket_expired")
     # The server's word counts, whatever this clock says.
-    assert ticket_state(now_s=2000.0, asked=True).state is State.OK
-    used = ticket_state(asked=True, answer=TicketUsed("by another"))
-    assert (used.state, used.code) == (State.FAILURE, "ticket_used")
+    assert of_ticket(now_s=2000.0, asked=True).level is Level.OK
+    used = of_ticket(asked=True, answer=TicketUsed("by another"))
+    assert (used.level, used.code) == (Level.FAILURE, "ticket_used")
 
 
 def test_other_tickets_are_told_what_they_are():
-    assert membership.ticket_line(None).state is State.SKIPPED
-    assert ticket_state(relay=True).code == "bad_ticket"
-    assert ticket_state(ticket=None, error=CorruptFile("no ticket")).state is State.FAILURE
-    assert "needs it no more" in ticket_state(used_here="camera").text
-
-
-def test_no_line_shows_a_tickets_secret():
-    ticket = Ticket(bytes(32), FED, b"secretsecretsecr", 1000, ("a:1",))
-    line = membership.ticket_line(TicketFacts(ticket, now_s=1.0))
-    shown = json.dumps(line.fields())
-    assert ticket.to_text() not in shown
-    assert ticket.secret.hex() not in shown
+    assert of_ticket(ticket=None).level is Level.SKIPPED
+    assert of_ticket(relay=True).code == "bad_ticket"
+    assert of_ticket(ticket=CorruptFile("no ticket")).level is Level.FAILURE
+    assert "needs it no more" in of_ticket(used_here="camera").text
 
 
 # --- network --------------------------------------------------------------------------------
 
 GOOD = AddressFacts("a:1", ("1.2.3.4",), took_s=0.01)
-HELLO = ServerFacts("hello", "it is the server", clock_s=(-0.2, 0.1))
+HELLO = ServerFacts("it is the server", clock_s=(-0.2, 0.1))
 
 
 def net(*addresses, server=HELLO, relay=False):
-    return network.lines(NetworkFacts(addresses or (GOOD,), relay, server))
+    found = look(clients=[client(network=NetworkFacts(server, addresses or (GOOD,), relay))])
+    return {name: finding for name, finding in found.items() if name.startswith("network.")}
 
 
 def test_a_clear_way_to_the_server_is_ok_and_says_whether_it_leads_through_a_relay():
-    assert {line.state for line in net()} == {State.OK}
-    assert "directly" in the(net(), "network.path").text
-    assert "relay" in the(net(relay=True), "network.path").text
+    assert {finding.level for finding in net().values()} == {Level.OK}
+    assert "directly" in net()["network.path"].text
+    assert "relay" in net(relay=True)["network.path"].text
 
 
 @pytest.mark.parametrize(
@@ -460,28 +521,28 @@ def test_a_clear_way_to_the_server_is_ok_and_says_whether_it_leads_through_a_rel
 )
 def test_why_nobody_answers_is_told_apart(number, word, action):
     bad = AddressFacts("a:1", ("1.2.3.4",), number=number)
-    line = the(net(bad, server=ServerFacts(skipped="nobody answers")), "network.reach")
-    assert (line.state, line.code) == (State.FAILURE, "unreachable")
-    assert word in line.text
-    assert action in line.action
-    both = the(net(bad, GOOD), "network.reach")
-    assert both.state is State.WARNING
+    found = net(bad, server=ServerFacts(Skip("nobody answers")))["network.reach"]
+    assert (found.level, found.code) == (Level.FAILURE, "unreachable")
+    assert word in found.text
+    assert action in found.remedy
+    both = net(bad, GOOD)["network.reach"]
+    assert both.level is Level.WARNING
 
 
 def test_a_name_that_is_not_known_is_a_failure_unless_another_address_has_one():
     lost = AddressFacts("nowhere:1", name_fault="this name is not known")
-    assert state(net(lost), "network.name") == "failure"
-    assert state(net(lost), "network.reach") == "skipped"
-    assert state(net(lost, GOOD), "network.name") == "warning"
+    assert net(lost)["network.name"].level.value == "failure"
+    assert net(lost)["network.reach"].level.value == "skipped"
+    assert net(lost, GOOD)["network.name"].level.value == "warning"
 
 
 def test_the_servers_refusal_is_told_in_its_own_words():
-    refused = ServerFacts("hello", error=Revoked("client 'c' was taken off the list: lost."))
-    line = the(net(server=refused), "network.server")
-    assert (line.state, line.code) == (State.FAILURE, "revoked")
-    assert "lost" in line.text
-    waits = ServerFacts("daemon", "the client has no session now", waits=True)
-    assert state(net(server=waits), "network.server") == "warning"
+    refused = ServerFacts(Revoked("client 'c' was taken off the list: lost."))
+    found = net(server=refused)["network.server"]
+    assert (found.level, found.code) == (Level.FAILURE, "revoked")
+    assert "lost" in found.text
+    waits = ServerFacts("the client has no session now", waits=True)
+    assert net(server=waits)["network.server"].level.value == "warning"
 
 
 @pytest.mark.parametrize(
@@ -495,24 +556,19 @@ def test_the_servers_refusal_is_told_in_its_own_words():
     ],
 )
 def test_the_clock_is_compared_with_the_servers(between, expected, word):
-    line = the(net(server=ServerFacts("hello", "x", clock_s=between)), "network.clock")
-    assert line.state.value == expected
-    assert word in line.text
-
-
-def test_without_any_server_all_of_it_is_skipped_with_the_reason():
-    found = network.lines(NetworkFacts(server=ServerFacts(skipped="no server runs here")))
-    assert {(line.state.value, line.text) for line in found} == {("skipped", "no server runs here")}
+    found = net(server=ServerFacts("x", clock_s=between))["network.clock"]
+    assert found.level.value == expected
+    assert word in found.text
 
 
 # --- disk -----------------------------------------------------------------------------------
 
 
-def on_disk(held=0, **changes):
+def on_disk(**changes):
     given = {"place": "/s", "free_bytes": 10**10, "free_inodes": 10**6, "kind": "ext4",
-             "mount": "/", "sync_s": 0.01, "temporary": "/tmp",
+             "mount": "/", "read_only": False, "kept_s": 0.01, "temporary": "/tmp",
              "temporary_free_bytes": 10**9}  # fmt: skip
-    return disk.lines(DiskFacts(**given | changes), held)
+    return look(disk=DiskFacts(**given | changes))
 
 
 @pytest.mark.parametrize(
@@ -520,35 +576,33 @@ def on_disk(held=0, **changes):
     [
         ({"free_bytes": 10**7}, "disk.space", "failure"),
         ({"free_bytes": 4 * 10**8}, "disk.space", "warning"),
+        ({"held_bytes": 2 * 10**10}, "disk.space", "warning"),  # as much again may come
         ({"free_inodes": 5}, "disk.inodes", "failure"),
         ({"free_inodes": 500}, "disk.inodes", "warning"),
         ({"free_inodes": None}, "disk.inodes", "skipped"),
-        ({"write_error": DiskFull("full"), "sync_s": None}, "disk.writable", "failure"),
-        ({"write_error": DiskFull("full"), "sync_s": None}, "disk.sync", "skipped"),
+        ({"kept_s": DiskFull("full")}, "disk.writable", "failure"),
+        ({"kept_s": DiskFull("full")}, "disk.sync", "skipped"),
         ({"read_only": True}, "disk.filesystem", "failure"),
         ({"kind": "tmpfs"}, "disk.filesystem", "warning"),
         ({"kind": "nfs4"}, "disk.filesystem", "warning"),
         ({"kind": "vfat"}, "disk.filesystem", "failure"),
         ({"kind": ""}, "disk.filesystem", "skipped"),
-        ({"sync_s": 3.0}, "disk.sync", "warning"),
+        ({"kept_s": 3.0}, "disk.sync", "warning"),
         ({"temporary_free_bytes": 0}, "disk.temporary", "warning"),
-        ({"temporary_error": DiskFull("full")}, "disk.temporary", "failure"),
+        ({"temporary_free_bytes": DiskFull("full")}, "disk.temporary", "failure"),
     ],
 )
 def test_a_disk_on_which_a_client_cannot_keep_things_is_named(changes, name, expected):
-    assert {line.state for line in on_disk()} == {State.OK}
-    assert state(on_disk(**changes), name) == expected
+    assert {finding.level for finding in on_disk().values()} == {Level.OK}
+    assert on_disk(**changes)[name].level.value == expected
 
 
-def test_space_is_compared_with_what_the_clients_hold_already():
-    assert state(on_disk(held=2 * 10**10), "disk.space") == "warning"
-
-
-def test_what_waits_in_the_outbox_is_a_warning_if_nobody_sends_it():
-    waits = HoldingFacts({"outbox": 100}, outbox=1, outbox_age_s=7200.0)
-    assert state(disk.holding_lines(waits, running=False), "disk.outbox") == "warning"
-    assert state(disk.holding_lines(waits, running=True), "disk.outbox") == "ok"
-    assert state(disk.holding_lines(HoldingFacts(), running=False), "disk.outbox") == "ok"
+@pytest.mark.parametrize(
+    ("waits", "running", "expected"), [(1, False, "warning"), (1, True, "ok"), (0, False, "ok")]
+)
+def test_what_waits_in_the_outbox_is_a_warning_if_nobody_sends_it(waits, running, expected):
+    facts = HoldingFacts({"outbox": 100 * waits}, waits, 7200.0, running)
+    assert look(clients=[client(holding=facts)])["disk.outbox"].level.value == expected
 
 
 def test_the_mount_of_a_path_is_the_nearest_above_it_and_the_latest_there():
@@ -559,11 +613,11 @@ def test_the_mount_of_a_path_is_the_nearest_above_it_and_the_latest_there():
         "32 21 0:32 / /srv ro - tmpfs none rw\n"
         "nonsense\n"
     )
-    assert disk.mount_of(table, "/var/x") == ("ext4", "/", False)
-    assert disk.mount_of(table, "/srv two/a") == ("nfs4", "/srv two", False)
-    assert disk.mount_of(table, "/srv/a") == ("tmpfs", "/srv", True)
-    assert disk.mount_of(table, "/srvwork") == ("ext4", "/", False)
-    assert disk.mount_of("", "/x") == ("", "", False)
+    assert system.mount_of(table, "/var/x") == ("ext4", "/", False)
+    assert system.mount_of(table, "/srv two/a") == ("nfs4", "/srv two", False)
+    assert system.mount_of(table, "/srv/a") == ("tmpfs", "/srv", True)
+    assert system.mount_of(table, "/srvwork") == ("ext4", "/", False)
+    assert system.mount_of("", "/x") == ("", "", False)
 
 
 # --- daemon ---------------------------------------------------------------------------------
@@ -571,30 +625,34 @@ def test_the_mount_of_a_path_is_the_nearest_above_it_and_the_latest_there():
 STATUS = {"link": "ready", "work": "idle", "round": None, "package": "0.1.0", "notes": []}
 
 
+def daemon(status=None, **facts):
+    found = look(clients=[client(daemon=DaemonFacts(status, "0.1.0", **facts))])
+    return {name: finding for name, finding in found.items() if name.startswith("daemon.")}
+
+
 def test_a_daemon_that_runs_hangs_or_is_away_is_told_apart():
-    runs = daemon.lines(DaemonFacts(STATUS, "0.1.0"))
-    assert {line.state for line in runs} == {State.OK}
-    hangs = the(daemon.lines(DaemonFacts(None, "0.1.0", hangs=True)), "daemon.running")
-    assert (hangs.state, hangs.code) == (State.FAILURE, "timeout")
-    away = the(daemon.lines(DaemonFacts(None, "0.1.0", data="/images")), "daemon.running")
-    assert away.state is State.WARNING
-    assert "join --data /images" in away.action
+    assert {finding.level for finding in daemon(STATUS).values()} == {Level.OK}
+    hangs = daemon(hangs=True)["daemon.running"]
+    assert (hangs.level, hangs.code) == (Level.FAILURE, "timeout")
+    away = daemon(data="/images")["daemon.running"]
+    assert away.level is Level.WARNING
+    assert "join --data /images" in away.remedy
 
 
 def test_a_daemon_of_another_version_is_to_be_started_again():
     for old in ({**STATUS, "package": "0.0.9"}, {k: STATUS[k] for k in ("link", "work", "notes")}):
-        line = the(daemon.lines(DaemonFacts(old, "0.1.0")), "daemon.version")
-        assert line.state is State.WARNING
+        found = daemon(old)["daemon.version"]
+        assert found.level is Level.WARNING
 
 
 def test_errors_among_the_last_notes_are_repeated():
     notes = [{"at": 1.0, "level": "info", "text": "fine"}, {"at": 2.0, "level": "error",
              "text": "the disk\nis full"}]  # fmt: skip
-    line = the(daemon.lines(DaemonFacts({**STATUS, "notes": notes}, "0.1.0")), "daemon.notes")
-    assert line.state is State.WARNING
-    assert "is full" in line.text
-    assert "\n" not in line.text
-    assert "fine" not in line.text
+    found = daemon({**STATUS, "notes": notes})["daemon.notes"]
+    assert found.level is Level.WARNING
+    assert "is full" in found.text
+    assert "\n" not in found.text
+    assert "fine" not in found.text
 
 
 @pytest.mark.parametrize(
@@ -609,11 +667,11 @@ def test_errors_among_the_last_notes_are_repeated():
 )
 def test_a_systemd_unit_is_told_as_it_is(fields, expected):
     text = f"Id=fcil-client.service\nLoadState=loaded\n{fields}\n\nId=x\nLoadState=not-found\n"
-    units = daemon.parse_units(text)
+    units = system.parse_units(text)
     assert list(units) == ["fcil-client.service"]
-    assert state(daemon.unit_lines(UnitFacts(units, asked=True)), "daemon.unit") == expected
+    assert levels(units=units) == expected
 
 
 def test_without_systemd_or_without_a_unit_that_is_said():
-    assert state(daemon.unit_lines(UnitFacts()), "daemon.unit") == "skipped"
-    assert state(daemon.unit_lines(UnitFacts(asked=True)), "daemon.unit") == "skipped"
+    assert "systemd to ask" in look(units=Skip("there is no systemd to ask"))["daemon.unit"].text
+    assert look(units={})["daemon.unit"].level is Level.SKIPPED

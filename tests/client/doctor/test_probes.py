@@ -2,9 +2,11 @@
 
 import io
 import json
+import os
 import socket
 import time
 import zipfile
+from pathlib import Path
 from zlib import crc32
 
 import numpy as np
@@ -14,32 +16,11 @@ from PIL import Image
 from fcil_adapters.backbones.known import embedded_file
 from fcil_adapters.images.decoding import open_source
 from fcil_client.data.manifest import NAME, scan
-from fcil_client.doctor import clients
-from fcil_client.doctor.checks import backbone
-from fcil_client.doctor.checks.engines import EngineFacts
-from fcil_client.doctor.checks.images import lines as image_lines
-from fcil_client.doctor.checks.line import exit_code
+from fcil_client.doctor.checks.facts import BackboneFacts, EngineFacts, Facts, Skip
+from fcil_client.doctor.checks.findings import exit_code
+from fcil_client.doctor.checks.register import examine
 from fcil_client.doctor.examination import Examination, Wishes
-from fcil_client.doctor.probes import (
-    client as look_client,
-)
-from fcil_client.doctor.probes import (
-    disk as look_disk,
-)
-from fcil_client.doctor.probes import engine_child as bench_module
-from fcil_client.doctor.probes import (
-    engines as look_engines,
-)
-from fcil_client.doctor.probes import (
-    images as look_images,
-)
-from fcil_client.doctor.probes import (
-    machine as look_machine,
-)
-from fcil_client.doctor.probes import (
-    network,
-)
-from fcil_client.doctor.probes.engines import Bench
+from fcil_client.doctor.probes import clients, engine_child, engines, images, network, system
 from fcil_client.state.home import Enrolment, Home
 from fcil_protocol.errors import DataError, Timeout, WorkerDied, WorkerError
 from fcil_protocol.ids import ClientId, FederationId
@@ -61,99 +42,111 @@ def write_images(folder, *, per_class=6, classes=("cat", "dog")):
     return folder
 
 
+def _raise(error):
+    raise error
+
+
 def everything_below(folder):
     return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.rglob("*") if p.is_file()}
 
 
 def states(facts):
-    return {line.id: line.state.value for line in image_lines(facts)}
+    return {finding.id: finding.level.value for finding in examine(Facts(images=facts))}
 
 
 # --- the child process ----------------------------------------------------------------------
 
 
 @pytest.fixture
-def bench(tmp_path, monkeypatch):
-    """Make a bench whose child is a program of the test's."""
+def child(tmp_path, monkeypatch):
+    """Let a program of the test's be the child."""
 
     def make(body):
-        (tmp_path / "made_bench.py").write_text(f"import os, sys, json, signal\n{body}\n")
+        (tmp_path / "made_child.py").write_text(f"import os, sys, json, signal\n{body}\n")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        return Bench("made_bench")
+        monkeypatch.setattr(engines, "CHILD", "made_child")
 
     return make
 
 
-def test_a_driver_that_crashes_ends_a_child_and_not_the_doctor(bench):
+def test_a_driver_that_crashes_ends_a_child_and_not_the_doctor(child):
     body = "sys.stdin.readline(); print('libcuda: boom', file=sys.stderr, flush=True)"
-    crash = f"{body}; os.kill(os.getpid(), signal.SIGSEGV)"
-    with bench(crash) as child:
-        for _ in range(2):  # the next request gets a child of its own
-            with pytest.raises(WorkerDied, match=r"ended by SIGSEGV: libcuda: boom"):
-                child.ask("torch", 30)
+    child(f"{body}; os.kill(os.getpid(), signal.SIGSEGV)")
+    for _ in range(2):  # the next request gets a child of its own
+        with pytest.raises(WorkerDied, match=r"ended by SIGSEGV: libcuda: boom"):
+            engines.ask("torch", 30)
 
 
-def test_a_driver_that_hangs_costs_no_more_than_its_time(bench):
-    silent = "sys.stdin.readline(); os.read(os.pipe()[0], 1)"  # nobody ever writes to that pipe
-    with bench(silent) as child:
-        with pytest.raises(Timeout, match="no answer within 1 s"):
-            child.ask("torch", 1)
-        assert child._child is None
+def test_a_driver_that_hangs_costs_no_more_than_its_time(child, tmp_path):
+    note = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
+    child(f"{note}; os.read(os.pipe()[0], 1)")  # nobody ever writes to that pipe
+    with pytest.raises(Timeout, match="no answer within 1 s"):
+        engines.ask("torch", 1)
+    if (tmp_path / "pid").exists() and (number := (tmp_path / "pid").read_text()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(number), 0)
 
 
-def test_what_the_child_raises_comes_back_with_its_code(bench):
+def test_what_the_child_raises_comes_back_with_its_code(child):
     fault = {"fault": "no such weights.", "action": "Give others.", "code": "data_invalid"}
-    reply = f"print(json.dumps({fault!r}), flush=True)"
-    child = bench(f"sys.stdin.readline(); {reply}; sys.stdin.readline()")
-    with child, pytest.raises(DataError, match="no such weights"):
-        child.ask("forward", 30)
+    child(f"sys.stdin.readline(); print(json.dumps({fault!r}), flush=True)")
+    with pytest.raises(DataError, match="no such weights"):
+        engines.ask("forward", 30)
 
 
-def test_the_real_child_answers_a_wrong_request_and_goes_on():
-    with Bench() as child:
-        with pytest.raises(WorkerError, match="KeyError"):
-            child.ask("nothing", 60)
-        said = child.ask("onnxruntime", 60)
-        assert said["providers"]["CPUExecutionProvider"] == ""
+def test_the_real_child_answers_a_wrong_request_and_the_next_one():
+    with pytest.raises(WorkerError, match="KeyError"):
+        engines.ask("nothing", 60)
+    said = engines.ask("onnxruntime", 60)
+    assert said["providers"]["CPUExecutionProvider"] == ""
+
+
+def test_a_driver_that_hangs_when_the_child_ends_is_not_waited_for(child):
+    """It has been of use until then, and its answer is there."""
+    child(
+        "import atexit; from fcil_client.doctor.probes import engine_child\n"
+        "atexit.register(lambda: os.read(os.pipe()[0], 1))\n"
+        "engine_child.answer = lambda line: print('noise') or {'said': len(line) > 0}\n"
+        "engine_child.main()"
+    )
+    assert engines.ask("torch", 60) == {"said": True}
 
 
 def test_the_embedded_backbone_is_loaded_timed_and_compared_with_what_the_package_brings(
     monkeypatch,
 ):
-    monkeypatch.setattr(bench_module, "FORWARD_S", 0.01)
+    def ask(task, _limit_s, **fields):
+        return json.loads(json.dumps(engine_child.answer(json.dumps({"task": task, **fields}))))
+
+    monkeypatch.setattr(engine_child, "FORWARD_S", 0.01)
+    monkeypatch.setattr(engines, "ask", ask)
     wanted = clients.embedded()
-    said = bench_module.forward(
-        {"engine": "onnx", "gradient": False, "name": wanted.name, "weights": None, "device": "cpu"}
-    )
-    loaded = backbone.Loaded.from_fields(json.loads(json.dumps(said)))
-    reference = np.load(embedded_file(".probe.npy"))
-    found = backbone.lines(backbone.BackboneFacts(wanted, loaded, reference=reference))
-    assert [line.state.value for line in found] == ["ok"] * 4
+    loaded = engines.load(wanted, "onnx", "cpu")
+    facts = BackboneFacts(wanted, loaded, np.load(embedded_file(".probe.npy")))
+    found = examine(Facts(backbone=facts))
+    assert [finding.level.value for finding in found] == ["ok"] * 4
     assert loaded.images_per_s > 0
     assert loaded.peak_bytes > 10_000_000
 
 
-def test_without_torch_and_without_onnxruntime_nobody_is_asked(monkeypatch, bench):
-    monkeypatch.setattr(look_engines, "installed", dict)
-    with bench("os.abort()") as child:
-        facts = look_engines.look(child, "auto", "auto", "", jetson=False)
-        assert child._child is None
-    assert (facts.torch, facts.onnx, facts.torch_fault, facts.onnx_fault) == (None, None, "", "")
+def test_without_torch_and_without_onnxruntime_nobody_is_asked(monkeypatch):
+    monkeypatch.setattr(engines, "installed", dict)
+    monkeypatch.setattr(engines, "ask", lambda *_args: pytest.fail("a child"))
+    facts = engines.look("auto", "auto", "", jetson=False)
+    assert (facts.torch, facts.onnx) == (None, None)
 
 
-def test_an_engine_that_dies_leaves_the_other_to_be_asked(monkeypatch, bench):
+def test_an_engine_that_dies_leaves_the_other_to_be_asked(monkeypatch, child):
     both = {"torch": "2", "timm": "1", "onnxruntime": "1"}
-    monkeypatch.setattr(look_engines, "installed", lambda: both)
+    monkeypatch.setattr(engines, "installed", lambda: both)
     good = {"version": "1", "providers": {"CPUExecutionProvider": ""}}
-    body = (
+    child(
         "task = json.loads(sys.stdin.readline())['task']\n"
         f"print(json.dumps({good!r}), flush=True) if task == 'onnxruntime' else os.abort()\n"
-        "sys.stdin.readline()"
     )
-    with bench(body) as child:
-        facts = look_engines.look(child, "auto", "auto", "", jetson=False)
-    assert "SIGABRT" in facts.torch_fault
-    assert facts.onnx.usable == ["CPUExecutionProvider"]
+    facts = engines.look("auto", "auto", "", jetson=False)
+    assert "SIGABRT" in facts.torch.message
+    assert facts.usable == ["CPUExecutionProvider"]
 
 
 # --- folders --------------------------------------------------------------------------------
@@ -163,7 +156,7 @@ def test_a_folder_that_is_not_enrolled_is_left_as_it_was_and_so_is_the_state(tmp
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     data = write_images(tmp_path / "data")
     before = everything_below(tmp_path)
-    facts = look_images.look(data, None)
+    facts = images.look(data, None)
     assert everything_below(tmp_path) == before
     assert not (tmp_path / "state").exists()
     assert facts.images("train", "select", "test") == 12
@@ -176,7 +169,7 @@ def test_an_enrolled_folder_is_told_with_its_own_split_and_its_manifest_stays(ho
     first = scan(open_source(data), home.directory / NAME, home.salt())
     write_images(data, classes=["new"])
     before = everything_below(tmp_path)
-    facts = look_images.look(data, home)
+    facts = images.look(data, home)
     assert everything_below(tmp_path) == before
     assert facts.enrolled
     for side in ("train", "select", "test"):
@@ -187,7 +180,7 @@ def test_an_enrolled_folder_is_told_with_its_own_split_and_its_manifest_stays(ho
 
 def test_an_enrolled_folder_that_was_never_scanned_gets_no_salt(home, tmp_path):
     data = write_images(tmp_path / "images")
-    assert not look_images.look(data, home).enrolled
+    assert not images.look(data, home).enrolled
     assert not (home.directory / "salt").exists()
     assert not (home.directory / NAME).exists()
 
@@ -200,14 +193,14 @@ def test_broken_files_refused_names_and_copies_in_two_classes_are_all_found(tmp_
     write_images(data, classes=["zebra", "ZEBRA"], per_class=1)
     write_images(data, classes=["x" * 200], per_class=1)
     write_images(data, classes=["rare"], per_class=2)
-    facts = look_images.look(data, None)
+    facts = images.look(data, None)
     found = states(facts)
     assert {n for n, s in found.items() if s == "warning"} >= {
         "images.layout", "images.unreadable", "images.duplicates", "images.small",
     }  # fmt: skip
     assert len(facts.left_out) == 2
     assert any("same class" in fault for fault in facts.left_out)
-    assert facts.duplicates == ((("cat", "dog"), ("cat/0.png", "dog/copy.png")),)
+    assert facts.duplicates == (("cat/0.png", "dog/copy.png"),)
     assert len(facts.unreadable) == 1
 
 
@@ -217,23 +210,23 @@ def test_a_zip_file_is_looked_at_as_a_folder_is_and_a_broken_one_named(tmp_path)
     with zipfile.ZipFile(archive, "w") as file:
         for path in data.rglob("*.png"):
             file.write(path, path.relative_to(data))
-    facts = look_images.look(archive, None)
+    facts = images.look(archive, None)
     assert (facts.form, facts.files) == ("zip file", 12)
     archive.write_bytes(b"PK no more")
-    assert states(look_images.look(archive, None))["images.folder"] == "failure"
-    assert states(look_images.look(tmp_path / "nowhere", None))["images.folder"] == "failure"
+    assert states(images.look(archive, None))["images.folder"] == "failure"
+    assert states(images.look(tmp_path / "nowhere", None))["images.folder"] == "failure"
 
 
 def test_what_there_is_no_time_for_is_counted_and_not_called_broken(home, tmp_path):
     data = write_images(tmp_path / "images")
     (data / "cat" / "broken.png").write_bytes(b"no image")
-    late = look_images.look(data, None, limit_s=-1)
+    late = images.look(data, None, limit_s=-1)
     assert (late.unlooked, late.unreadable, late.error) == (13, (), None)
     assert "failure" not in states(late).values()
     # What an enrolled folder's client knows already takes no time.
     home.make()
     scan(open_source(data), home.directory / NAME, home.salt())
-    facts = look_images.look(data, home, limit_s=-1)
+    facts = images.look(data, home, limit_s=-1)
     assert facts.images("train", "select", "test") == 12
     assert facts.unlooked == 1  # a broken file is looked at again every time
 
@@ -254,19 +247,19 @@ def enrolled(home):
 
 
 def test_a_client_as_it_should_be_has_keys_that_fit_and_a_certificate(enrolled):
-    facts = look_client.look_member(enrolled)
+    facts = clients.look_member(enrolled)
     assert facts.fingerprint == PrivateKeys.load(enrolled.keys_path).public.fingerprint
-    assert facts.from_s < time.time() < facts.to_s
-    assert (facts.error, facts.keys_error, facts.certificate_error) == (None, None, None)
+    assert facts.enrolment.name == "c"
+    assert facts.valid[0] < time.time() < facts.valid[1]
 
 
 def test_keys_that_others_may_read_or_that_are_damaged_are_told(enrolled):
     enrolled.keys_path.chmod(0o644)
-    assert "0644" in look_client.look_member(enrolled).keys_error.message
+    assert "0644" in clients.look_member(enrolled).fingerprint.message
     enrolled.keys_path.chmod(0o600)
     text = enrolled.keys_path.read_text()
     enrolled.keys_path.write_text(text[:-20])
-    assert "damaged" in look_client.look_member(enrolled).keys_error.message
+    assert "damaged" in clients.look_member(enrolled).fingerprint.message
 
 
 def test_a_damaged_client_json_is_told_and_a_certificate_of_somebody_else(enrolled):
@@ -275,38 +268,36 @@ def test_a_damaged_client_json_is_told_and_a_certificate_of_somebody_else(enroll
     other = RootKey.generate().certify(PrivateKeys.generate().public).to_bytes().hex()
     for certificate in (other, "00", "no hex", fields["certificate"][:-2]):
         path.write_text(json.dumps(fields | {"certificate": certificate}))
-        assert look_client.look_member(enrolled).certificate_error is not None, certificate
+        assert clients.look_member(enrolled).valid.message, certificate
     path.write_bytes(b"{")
-    facts = look_client.look_member(enrolled)
-    assert "client.json" in facts.error.message
-    assert facts.fingerprint
+    facts = clients.look_member(enrolled)
+    assert "client.json" in facts.enrolment.message
+    assert len(facts.fingerprint) == 32
 
 
 def test_a_ticket_is_read_from_a_file_or_standard_input_and_nothing_else_is_one(tmp_path, home):
     ticket = Ticket.new(bytes(32), FED, ("127.0.0.1:1",), 60)
     (tmp_path / "t").write_text(ticket.to_text())
-    assert look_client.look_ticket(tmp_path / "t", io.BytesIO()).ticket == ticket
+    assert clients.look_ticket(tmp_path / "t", io.BytesIO()).ticket == ticket
     words = io.BytesIO(ticket.to_text().encode())
-    assert look_client.look_ticket(tmp_path / "-", words).error is not None  # a file of that name
-    from pathlib import Path
-
-    assert look_client.look_ticket(Path("-"), words).ticket == ticket
+    assert clients.look_ticket(tmp_path / "-", words).ticket.message  # a file of that name
+    assert clients.look_ticket(Path("-"), words).ticket == ticket
     for bad in (tmp_path / "none", tmp_path):
-        assert look_client.look_ticket(bad, io.BytesIO()).error is not None
+        assert clients.look_ticket(bad, io.BytesIO()).ticket.message
 
 
 def test_a_directory_holds_what_it_holds(enrolled):
     enrolled.outbox_path("1" * 64).write_bytes(bytes(1000))
     enrolled.part_path("2" * 64).write_bytes(bytes(500))
-    facts = look_disk.look_holding(enrolled)
+    facts = clients.look_holding(enrolled, running=False)
     assert (facts.sizes["outbox"], facts.sizes["parts"], facts.outbox) == (1000, 500, 1)
 
 
 def test_the_disk_is_asked_where_the_state_will_be_and_nothing_stays_there(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "not" / "yet"))
-    facts = look_disk.look()
+    facts = system.look_disk()
     assert facts.place == str(tmp_path.resolve())
-    assert facts.sync_s is not None
+    assert facts.kept_s >= 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -316,10 +307,9 @@ def test_a_directory_that_cannot_be_written_to_is_told(tmp_path, monkeypatch):
     def refuse(*_args, **_options):
         raise OSError(28, "no space")
 
-    monkeypatch.setattr(look_disk.tempfile, "mkstemp", refuse)
-    facts = look_disk.look()
-    assert facts.sync_s is None
-    assert facts.write_error.code == "disk_full"
+    monkeypatch.setattr(system.tempfile, "mkstemp", refuse)
+    facts = system.look_disk()
+    assert facts.kept_s.code == "disk_full"
 
 
 # --- the network ----------------------------------------------------------------------------
@@ -342,13 +332,13 @@ def test_a_directory_that_another_process_holds_is_not_connected_for(enrolled):
     with DirectoryLock.acquire(enrolled.directory, "client"):
         facts, terms = network.say_hello(enrolled, enrolment)
     assert terms is None
-    assert facts.how == ""
-    assert "in use" in facts.skipped
+    assert isinstance(facts.told, Skip)
+    assert "in use" in str(facts.told)
 
 
 def test_a_daemon_that_runs_is_asked_and_no_second_link_is_made(enrolled, monkeypatch):
     status = {"link": "offline", "work": "idle", "round": None, "notes": [], "server": ["a:1"]}
-    monkeypatch.setattr(look_client.swarm_status, "ask", lambda *_args, **_more: status)
+    monkeypatch.setattr(clients.swarm_status, "ask", lambda *_args, **_more: status)
     monkeypatch.setattr(network, "say_hello", lambda *_: pytest.fail("a second link"))
     facts = clients.look(enrolled)
     assert facts.network.server.waits
@@ -371,10 +361,10 @@ def test_the_machine_is_read_from_the_files_of_its_system(tmp_path):
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    facts = look_machine.look(tmp_path)
+    facts = system.look_machine(tmp_path)
     assert (facts.jetson, facts.l4t) == ("NVIDIA Jetson AGX Orin", "L4T 36.4.0")
-    assert look_machine.nvidia_driver(tmp_path) == "550.54"
-    here = look_machine.look(tmp_path / "nowhere")
+    assert system.nvidia_driver(tmp_path) == "550.54"
+    here = system.look_machine(tmp_path / "nowhere")
     assert (here.jetson, here.limit_bytes, here.quota) == ("", None, None)
     assert here.free_bytes > 0
     assert here.cores >= 1
@@ -388,21 +378,19 @@ def test_whatever_breaks_is_a_line_and_never_the_end(tmp_path, enrolled, monkeyp
     def broken(*_args, **_more):
         raise ZeroDivisionError("by nothing")
 
-    for module in (look_disk, look_engines, look_images, look_machine):
-        monkeypatch.setattr(module, "look", broken)
     for module, name in (
-        (clients, "look"), (clients, "look_stranger"), (look_client, "look_units"),
-        (look_client, "look_ticket"), (look_client, "look_daemon"), (look_machine, "nvidia_driver"),
-        (bench_module, "forward"), (Bench, "ask"),
+        (clients, "look"), (clients, "look_stranger"), (clients, "look_ticket"),
+        (clients, "look_daemon"), (engines, "look"), (engines, "load"), (images, "look"),
+        (system, "look_machine"), (system, "look_disk"), (system, "look_units"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, broken)
     folder = tmp_path / "strange" if data else None
     wishes = Wishes(folder, ticket=tmp_path / "ticket")
-    lines = Examination(wishes, io.BytesIO(), lambda _text: None).lines()
-    assert exit_code(lines) == 5
-    bad = {line.id for line in lines if line.code == "internal"}
+    found = Examination(wishes, io.BytesIO(), lambda _text: None).findings()
+    assert exit_code(found) == 5
+    bad = {finding.id for finding in found if finding.code == "internal"}
     assert bad >= {"machine.system", "engine.installed", "disk.space", "daemon.unit"}
-    assert all("ZeroDivisionError" in line.text for line in lines if line.code == "internal")
+    assert all("ZeroDivisionError" in f.text for f in found if f.code == "internal")
 
 
 def test_a_directory_that_cannot_be_looked_at_hides_no_other_client(enrolled, monkeypatch):
@@ -417,11 +405,9 @@ def test_a_directory_that_cannot_be_looked_at_hides_no_other_client(enrolled, mo
         return real(home)
 
     monkeypatch.setattr(clients, "look", look)
-    monkeypatch.setattr(look_engines, "look", lambda *_args, **_more: EngineFacts())
-    monkeypatch.setattr(
-        Bench, "ask", lambda *_args, **_more: (_ for _ in ()).throw(WorkerDied("x"))
-    )
-    lines = Examination(Wishes(), io.BytesIO(), lambda _text: None).lines()
-    about = {(line.client, line.id): line.code for line in lines}
+    monkeypatch.setattr(engines, "look", lambda *_args, **_more: EngineFacts())
+    monkeypatch.setattr(engines, "ask", lambda *_args, **_more: _raise(WorkerDied("x")))
+    found = Examination(Wishes(), io.BytesIO(), lambda _text: None).findings()
+    about = {(finding.client, finding.id): finding.code for finding in found}
     assert about["other", "membership.enrolment"] == "internal"
     assert about["c", "membership.keys"] == ""

@@ -1,224 +1,231 @@
-"""Lines about the engines: torch, onnxruntime, their devices and providers."""
+"""Checks of what computes: torch, onnxruntime, their devices and providers, and the backbone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import numpy as np
 
-from fcil_client.doctor.checks.line import Line, failure, megabytes, ok, skipped, some, warning
-from fcil_protocol.errors import ConfigError, WorkerError
+from fcil_adapters.backbones.probes import TOLERANCE, compare_probes
+from fcil_client.doctor.checks.facts import (
+    BackboneFacts,
+    EngineFacts,
+    Loaded,
+    OnnxFacts,
+    Skip,
+)
+from fcil_client.doctor.checks.findings import (
+    Finding,
+    failure,
+    megabytes,
+    of_error,
+    ok,
+    skipped,
+    some,
+    warning,
+)
+from fcil_client.doctor.checks.register import of_facts
+from fcil_protocol.errors import BackboneMismatch, ConfigError, FcilError, UsageError, WorkerError
 
-NAMES = (
-    "engine.installed", "engine.torch", "engine.onnxruntime", "engine.providers",
-    "engine.clash", "engine.device",
-)  # fmt: skip
+SLOW_PASS_S = 600.0  # a pass over all images that takes longer is worth a warning
 _INSTALL = (
     "Install torch with `pip install 'fcil[client]'`, or without it, for methods that need no "
     "gradient, `pip install 'fcil[edge]'`."
 )
 
-
-@dataclass(frozen=True)
-class Gpu:
-    """One device that torch sees."""
-
-    name: str
-    free_bytes: int
-    total_bytes: int
+check = of_facts(lambda facts: facts.engines)
 
 
-@dataclass(frozen=True)
-class TorchFacts:
-    """torch's report from a process of its own.
-
-    Attributes:
-        cuda: CUDA version of the build; empty for a CPU build.
-        why_not: reason why a CUDA build sees no device.
-    """
-
-    version: str
-    cuda: str = ""
-    gpus: tuple[Gpu, ...] = ()
-    why_not: str = ""
-
-
-@dataclass(frozen=True)
-class OnnxFacts:
-    """onnxruntime's report from a process of its own.
-
-    Attributes:
-        providers: each listed one -> reason why it cannot be used; empty: it can.
-    """
-
-    version: str
-    providers: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def usable(self) -> list[str]:
-        """Providers that created a session."""
-        return [name for name, why in self.providers.items() if not why]
-
-
-@dataclass(frozen=True)
-class EngineFacts:
-    """The installed engines and their capabilities here.
-
-    Attributes:
-        asked: the engine given with --engine. device: that given with --device.
-        installed: distribution -> version, of torch, timm and all kinds of onnxruntime.
-        torch_fault, onnx_fault: reason why it cannot be imported although it is installed.
-        driver: version of NVIDIA's kernel driver; empty without one.
-        jetson: the machine is a Jetson, with another NVIDIA driver.
-    """
-
-    asked: str = "auto"
-    device: str = "auto"
-    installed: Mapping[str, str] = field(default_factory=dict)
-    torch: TorchFacts | None = None
-    torch_fault: str = ""
-    onnx: OnnxFacts | None = None
-    onnx_fault: str = ""
-    driver: str = ""
-    jetson: bool = False
-
-    @property
-    def runtimes(self) -> list[str]:
-        """The distributions that provide the package onnxruntime."""
-        return sorted(self.installed.keys() - {"torch", "timm"})
-
-    @property
-    def torch_works(self) -> bool:
-        """True if torch can run a backbone."""
-        return self.torch is not None and "timm" in self.installed
-
-
-def lines(facts: EngineFacts) -> list[Line]:
-    """Return the lines about engines, and about the device that a client would use."""
-    return [
-        _installed(facts),
-        _torch(facts),
-        _onnxruntime(facts),
-        _providers(facts),
-        _clash(facts),
-        _device(facts),
-    ]
-
-
-def _installed(facts: EngineFacts) -> Line:
-    name = "engine.installed"
-    found = [n for n in ("torch", "timm", *facts.runtimes) if n in facts.installed]
-    wanted = {"torch": ["torch"], "onnx": ["onnxruntime"]}.get(facts.asked)
-    works = (["torch"] if facts.torch_works else []) + (["onnxruntime"] if facts.onnx else [])
-    if wanted and not set(wanted) & set(works):
-        text = f"--engine {facts.asked} was asked for, and {wanted[0]} cannot be used here"
-        return failure(name, text, _INSTALL, ConfigError.code)
+@check("engine.installed", "something that can run a backbone")
+def installed(facts: EngineFacts) -> Finding:
+    works = ["torch"] * facts.torch_works + ["onnxruntime"] * isinstance(facts.onnx, OnnxFacts)
+    wanted = {"torch": "torch", "onnx": "onnxruntime"}.get(facts.asked)
+    if wanted and wanted not in works:
+        text = f"--engine {facts.asked} was asked for, and {wanted} cannot be used here"
+        return failure(text, _INSTALL, ConfigError)
     if works:
-        return ok(name, ", ".join(f"{n} {facts.installed[n]}" for n in found))
-    if "torch" in found and "timm" not in found:
+        found = [n for n in ("torch", "timm", *facts.runtimes) if n in facts.installed]
+        return ok(", ".join(f"{n} {facts.installed[n]}" for n in found))
+    if "torch" in facts.installed and "timm" not in facts.installed:
         text = "torch is installed, and timm is not: no backbone can be made"
-        return failure(name, text, "Install it: pip install timm", ConfigError.code)
+        return failure(text, "Install it: pip install timm", ConfigError)
     text = "neither torch nor onnxruntime can be used: no backbone can run here"
-    return failure(name, text, _INSTALL, ConfigError.code)
+    return failure(text, _INSTALL, ConfigError)
 
 
-def _torch(facts: EngineFacts) -> Line:
-    name = "engine.torch"
-    if "torch" not in facts.installed and facts.torch is None:
-        return skipped(name, "torch is not installed")
-    if facts.torch is None:
-        action = "Install it again: pip install --force-reinstall torch"
-        text = f"torch {facts.installed.get('torch', '')} cannot be used: {facts.torch_fault}"
-        return failure(name, text, action, WorkerError.code)
-    build = f"built for CUDA {facts.torch.cuda}" if facts.torch.cuda else "a CPU build"
-    driver = f", driver {facts.driver}" if facts.driver else ""
-    text = f"torch {facts.torch.version}, {build}{driver}"
+@check("engine.torch", "torch, its build, and the devices that it sees")
+def torch(facts: EngineFacts) -> Finding:
+    torch = facts.torch
+    if torch is None:
+        return skipped("torch is not installed")
+    if isinstance(torch, FcilError):
+        text = f"torch {facts.installed.get('torch', '')} cannot be used: {torch.message}"
+        return failure(text, "Install it again: pip install --force-reinstall torch", WorkerError)
+    build = f"built for CUDA {torch.cuda}" if torch.cuda else "a CPU build"
+    text = f"torch {torch.version}, {build}{f', driver {facts.driver}' if facts.driver else ''}"
     gpus = [
         f"cuda:{i} {g.name}, {megabytes(g.free_bytes)} of {megabytes(g.total_bytes)} free"
-        for i, g in enumerate(facts.torch.gpus)
+        for i, g in enumerate(torch.gpus)
     ]
     if gpus:
-        return ok(name, f"{text}; {'; '.join(gpus)}")
-    nvidia = bool(facts.driver) or facts.jetson
-    if nvidia and facts.torch.cuda:
-        action = (
+        return ok(f"{text}; {'; '.join(gpus)}")
+    if not facts.driver and not facts.jetson:
+        return ok(f"{text}; no GPU")
+    if torch.cuda:
+        return warning(
+            f"{text}; it sees no GPU: {torch.why_not}",
             "Install a driver that is new enough for this CUDA version, or a torch built for an "
-            "older one (https://pytorch.org says which)."
+            "older one (https://pytorch.org says which).",
         )
-        return warning(name, f"{text}; it sees no GPU: {facts.torch.why_not}", action)
-    if nvidia:
-        action = (
-            "To compute on the GPU install a CUDA build: pip uninstall torch, then pip install "
-            "torch (on a Jetson: NVIDIA's wheel)."
-        )
-        return warning(name, f"{text}, on a machine with a GPU", action)
-    return ok(name, f"{text}; no GPU")
+    return warning(
+        f"{text}, on a machine with a GPU",
+        "To compute on the GPU install a CUDA build: pip uninstall torch, then pip install "
+        "torch (on a Jetson: NVIDIA's wheel).",
+    )
 
 
-def _onnxruntime(facts: EngineFacts) -> Line:
-    name = "engine.onnxruntime"
-    if not facts.runtimes and facts.onnx is None:
-        return skipped(name, "onnxruntime is not installed")
-    if facts.onnx is None:
-        found = ", ".join(facts.runtimes)
-        action = f"Install it again: pip uninstall -y {' '.join(facts.runtimes)}, then one of them."
-        text = f"{found} is installed and cannot be used: {facts.onnx_fault}"
-        return failure(name, text, action, WorkerError.code)
-    usable = ", ".join(n.removesuffix("ExecutionProvider") for n in facts.onnx.usable)
-    kind = ", ".join(facts.runtimes) or "of an unknown distribution"
-    text = f"onnxruntime {facts.onnx.version} ({kind}), providers {usable or 'none'}"
-    if not facts.onnx.usable:
-        action = "Install it again: pip install --force-reinstall onnxruntime"
-        return failure(name, text, action, WorkerError.code)
-    return ok(name, text)
+@check("engine.onnxruntime", "onnxruntime and its providers")
+def onnxruntime(facts: EngineFacts) -> Finding:
+    onnx, found = facts.onnx, ", ".join(facts.runtimes)
+    if onnx is None:
+        return skipped("onnxruntime is not installed")
+    if isinstance(onnx, FcilError):
+        text = f"{found} is installed and cannot be used: {onnx.message}"
+        names = " ".join(facts.runtimes)
+        remedy = f"Install it again: pip uninstall -y {names}, then one of them."
+        return failure(text, remedy, WorkerError)
+    usable = ", ".join(n.removesuffix("ExecutionProvider") for n in facts.usable) or "none"
+    text = f"onnxruntime {onnx.version} ({found or 'of an unknown distribution'}), "
+    text += f"providers {usable}"
+    if not facts.usable:
+        remedy = "Install it again: pip install --force-reinstall onnxruntime"
+        return failure(text, remedy, WorkerError)
+    return ok(text)
 
 
-def _providers(facts: EngineFacts) -> Line:
-    name = "engine.providers"
-    if facts.onnx is None:
-        return skipped(name, "onnxruntime is not installed, or cannot be used")
+@check("engine.providers", "providers that are listed and cannot be used")
+def providers(facts: EngineFacts) -> Finding:
+    if not isinstance(facts.onnx, OnnxFacts):
+        return skipped("onnxruntime is not installed, or cannot be used")
     broken = [f"{n}: {why}" for n, why in facts.onnx.providers.items() if why]
     if not broken:
-        return ok(name, "every provider that is listed can be used")
-    action = (
+        return ok("every provider that is listed can be used")
+    return warning(
+        f"listed and unusable: {some(broken)}",
         "Their libraries (CUDA, cuDNN, TensorRT) are missing or of another version than this "
-        "onnxruntime-gpu needs; without them it computes on the CPU."
+        "onnxruntime-gpu needs; without them it computes on the CPU.",
     )
-    return warning(name, f"listed and unusable: {some(broken)}", action)
 
 
-def _clash(facts: EngineFacts) -> Line:
-    name = "engine.clash"
+@check("engine.clash", "two distributions of onnxruntime on top of each other")
+def clash(facts: EngineFacts) -> Finding:
     if len(facts.runtimes) < 2:
-        return skipped(name, "only one onnxruntime distribution installed")
+        return skipped("only one onnxruntime distribution installed")
     best = next((n for n in facts.runtimes if n != "onnxruntime"), facts.runtimes[0])
     keep = best if facts.driver or facts.jetson else "onnxruntime"
     text = (
         f"{' and '.join(facts.runtimes)} are both installed; they write the same files, and what "
         "is there is a mixture"
     )
-    action = f"pip uninstall -y {' '.join(facts.runtimes)}, then pip install {keep}"
+    remedy = f"pip uninstall -y {' '.join(facts.runtimes)}, then pip install {keep}"
     if facts.torch_works and facts.asked != "onnx":
-        return warning(name, text, action)
-    return failure(name, text, action, ConfigError.code)
+        return warning(text, remedy)
+    return failure(text, remedy, ConfigError)
 
 
-def _device(facts: EngineFacts) -> Line:
-    name, asked = "engine.device", facts.device
-    gpus = len(facts.torch.gpus) if facts.torch else 0
-    on_gpu = any("CUDA" in p or "Tensorrt" in p for p in facts.onnx.usable) if facts.onnx else False
+@check("engine.device", "the device that a client would compute on")
+def device(facts: EngineFacts) -> Finding:
+    asked, gpus = facts.device, len(facts.gpus)
+    on_gpu = any("CUDA" in p or "Tensorrt" in p for p in facts.usable)
     if asked == "auto":
         if gpus and facts.asked != "onnx":
-            return ok(name, "a client computes on cuda, unless --device says otherwise")
+            return ok("a client computes on cuda, unless --device says otherwise")
         if on_gpu and not (facts.torch_works and facts.asked != "onnx"):
-            return ok(name, "a client computes on the GPU through onnxruntime")
-        return ok(name, "a client computes on the CPU")
+            return ok("a client computes on the GPU through onnxruntime")
+        return ok("a client computes on the CPU")
     if asked == "cpu":
-        return ok(name, "a client computes on the CPU, as asked")
+        return ok("a client computes on the CPU, as asked")
     kind, _, number = asked.partition(":")
     if kind == "cuda" and number.isascii() and (number.isdecimal() or not number):
         if int(number or 0) < gpus or (on_gpu and not gpus):
-            return ok(name, f"a client computes on {asked}, as asked")
+            return ok(f"a client computes on {asked}, as asked")
         text = f"--device {asked} was asked for, and {gpus} GPUs can be used here"
-        return failure(name, text, "Use --device auto or cpu, or see engine.torch.", "usage")
-    action = "Choose auto, cpu, cuda or cuda:N."
-    return failure(name, f"there is no device {asked[:40]!r}", action, "usage")
+        return failure(text, "Use --device auto or cpu, or see engine.torch.", UsageError)
+    text = f"there is no device {asked[:40]!r}"
+    return failure(text, "Choose auto, cpu, cuda or cuda:N.", UsageError)
+
+
+# --- the backbone ---------------------------------------------------------------------------
+
+backbone = of_facts(lambda facts: facts.backbone)
+
+
+def _loaded(facts: BackboneFacts) -> Loaded:
+    if not facts.expected.needed:
+        raise Skip("no backbone is needed")
+    if isinstance(facts.loaded, FcilError):
+        raise Skip("the backbone could not be loaded")
+    if isinstance(facts.loaded, Skip):
+        raise facts.loaded
+    return facts.loaded
+
+
+@backbone("backbone.which", "the backbone, and who names it")
+def which(facts: BackboneFacts) -> Finding:
+    if not facts.expected.needed:
+        return ok(f"the method uses no backbone ({facts.expected.source})")
+    return ok(f"{facts.expected.name}, {facts.expected.source}")
+
+
+@backbone("backbone.digest", "its weights are those that are expected")
+def digest(facts: BackboneFacts) -> Finding:
+    if isinstance(facts.loaded, FcilError):
+        return of_error(facts.loaded)
+    found, wanted = _loaded(facts).digest, facts.expected.digest
+    if found == wanted:
+        return ok(f"its weights are those that are expected ({wanted[:12]})")
+    text = f"its weights have the digest {found[:12]}"
+    if not wanted:
+        return ok(text)
+    return failure(
+        f"{text}, expected was {wanted[:12]}",
+        "Use the weights file that the server uses: --weights FILE",
+        BackboneMismatch,
+    )
+
+
+@backbone("backbone.features", "this device computes the features that others compute")
+def features(facts: BackboneFacts) -> Finding:
+    loaded, text = _loaded(facts), "features of the shipped images"
+    how = f"with {loaded.engine} on {loaded.device}"
+    if not np.isfinite(loaded.probe).all():
+        remedy = "Check the driver, or use --device cpu."
+        return failure(f"{text} are no numbers {how}", remedy, BackboneMismatch)
+    if facts.reference is None or loaded.digest != facts.expected.digest:
+        return ok(f"{text} are finite {how}; the server compares them when the client joins")
+    error = compare_probes(loaded.probe, np.asarray(facts.reference, dtype=np.float64))
+    text += f" differ by {error:.1g} relative {how}"
+    if error <= TOLERANCE:
+        return ok(f"{text}; {TOLERANCE:g} is allowed")
+    return failure(
+        f"{text}, allowed is {TOLERANCE:g}",
+        "The server would refuse them. Check that it computes in float32, and try --device cpu.",
+        BackboneMismatch,
+    )
+
+
+@backbone("backbone.speed", "images a second, and how long a pass over the images here takes")
+def speed(facts: BackboneFacts) -> Finding:
+    loaded = _loaded(facts)
+    text = f"{loaded.images_per_s:,.0f} images/s on {loaded.device}, "
+    text += f"loaded in {loaded.loaded_s:.1f} s"
+    if not facts.images:
+        return ok(text)
+    pass_s = facts.images / loaded.images_per_s
+    took = f"{pass_s / 60:.0f} minutes" if pass_s >= 90 else f"{pass_s:.0f} s"
+    text += f": one pass over the {facts.images:,} training images takes about {took}"
+    if pass_s <= SLOW_PASS_S:
+        return ok(text)
+    return warning(
+        text,
+        "A round with a method that trains makes several passes: raise the server's [round] "
+        "deadline_s, choose a method without a gradient, or use a GPU.",
+    )

@@ -1,12 +1,12 @@
-"""Lines about a client's identity: enrolment, keys, certificate, and a ticket to enrol with."""
+"""Checks of who a client is: enrolment, keys, certificate, and a ticket to become one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from fcil_client.doctor.checks.line import Line, failure, fault, ok, skipped, warning
+from fcil_client.doctor.checks.facts import ClientFacts, MemberFacts, Skip, TicketFacts
+from fcil_client.doctor.checks.findings import Finding, failure, of_error, ok, skipped, warning
+from fcil_client.doctor.checks.register import of_clients, of_facts
 from fcil_client.state.home import Enrolment
 from fcil_protocol.errors import (
     BadTicket,
@@ -17,178 +17,106 @@ from fcil_protocol.errors import (
     WrongClock,
 )
 from fcil_protocol.process.terminal import printable
-from fcil_protocol.trust.ticket import Ticket
 
-NAMES = ("membership.enrolment", "membership.keys", "membership.certificate")
 _DAY_S = 86400
-SOON_S = 30 * _DAY_S  # a certificate that ends within this time brings a warning
+SOON_S = 30 * _DAY_S  # a certificate that ends within this time is worth a word
 
 
-@dataclass(frozen=True)
-class MemberFacts:
-    """Facts from a client's directory.
-
-    Attributes:
-        directory: of the client.
-        enrolment: its identity; None if it is not, no longer, or not readably enrolled.
-        error: reason why client.json cannot be read.
-        former: its name, if it has left.
-        has_keys: there is a key file. keys_error: reason why it cannot be used.
-        fingerprint: of the keys.
-        changing: a change of keys was begun and not finished.
-        from_s, to_s: unix seconds of the certificate; certificate_error: why it is invalid.
-        now_s: this machine's clock.
-    """
-
-    directory: str
-    enrolment: Enrolment | None = None
-    error: FcilError | None = None
-    former: str = ""
-    has_keys: bool = False
-    keys_error: FcilError | None = None
-    fingerprint: str = ""
-    changing: bool = False
-    from_s: float = 0.0
-    to_s: float = 0.0
-    certificate_error: FcilError | None = None
-    now_s: float = 0.0
+def _member(client: ClientFacts) -> MemberFacts | Skip:
+    if client.member.directory:
+        return client.member
+    return Skip("the folder is not enrolled" if client.member.data else _NOBODY)
 
 
-def lines(facts: MemberFacts) -> list[Line]:
-    """Return the lines about a client's identity, keys and certificate."""
-    return [_enrolment(facts), _keys(facts), _certificate(facts)]
+_NOBODY = "no folder of this user is enrolled"
+check = of_clients(_member)
 
 
-def not_enrolled(data: str) -> list[Line]:
-    """Return the lines for a folder that has no membership."""
-    text = f"{data} is not enrolled with any federation"
-    action = "Join one: fcil-client join --data FOLDER, with --ticket FILE from another machine."
-    why = "the folder is not enrolled"
-    return [warning(NAMES[0], text, action), *(skipped(n, why) for n in NAMES[1:])]
-
-
-def nobody() -> list[Line]:
-    """Return the lines for a user without an enrolled or named folder."""
-    text = "no folder of this user is enrolled"
-    action = "Join with: fcil-client join --data FOLDER"
-    return [warning(NAMES[0], text, action), *(skipped(n, text) for n in NAMES[1:])]
-
-
-def _enrolment(facts: MemberFacts) -> Line:
-    name = "membership.enrolment"
-    if facts.error is not None:
-        return fault(name, facts.error)
+@of_clients(lambda client: client.member)(
+    "membership.enrolment", "which federation this folder is enrolled with"
+)
+def enrolment(facts: MemberFacts) -> Finding:
+    if isinstance(facts.enrolment, FcilError):
+        return of_error(facts.enrolment)
     if facts.enrolment is not None:
         e = facts.enrolment
-        return ok(name, f"{printable(e.name)} of federation {e.federation[:12]}, {e.data}")
+        return ok(f"{printable(e.name)} of federation {e.federation[:12]}, {e.data}")
     if facts.former:
         text = f"{printable(facts.former)} has left its federation"
-        action = "To come back, ask the operator for a ticket: fcil-client join --ticket FILE"
-        return failure(name, text, action, UnknownClient.code)
-    text = f"{facts.directory} was begun and never enrolled"
-    return warning(name, text, "Join with: fcil-client join --data FOLDER")
+        remedy = "To come back, ask the operator for a ticket: fcil-client join --ticket FILE"
+        return failure(text, remedy, UnknownClient)
+    join = "fcil-client join --data FOLDER"
+    if facts.directory:
+        return warning(f"{facts.directory} was begun and never enrolled", f"Join with: {join}")
+    if not facts.data:
+        return warning(_NOBODY, f"Join with: {join}")
+    text = f"{facts.data} is not enrolled with any federation"
+    return warning(text, f"Join one: {join}, with --ticket FILE from another machine.")
 
 
-def _keys(facts: MemberFacts) -> Line:
-    name = "membership.keys"
-    if facts.keys_error is not None:
-        return fault(name, facts.keys_error)
-    if not facts.has_keys:
-        if facts.enrolment is None:
-            return skipped(name, "not enrolled, so there are no keys")
-        text = f"keys.json is missing in {facts.directory}, though the folder is enrolled"
-        action = (
-            "Restore it from a backup. Without one, ask the operator to revoke this client, and "
-            "join again with a new ticket."
-        )
-        return failure(name, text, action, KeyFileError.code)
-    text = f"readable by this user alone, whole, fingerprint {facts.fingerprint}"
-    if facts.changing:
-        action = "Start the client: it finishes the change with the server."
-        return warning(name, f"{text}; a change of keys was begun and not finished", action)
-    return ok(name, text)
+@check("membership.keys", "the client's private keys")
+def keys(facts: MemberFacts) -> Finding:
+    if isinstance(facts.fingerprint, FcilError):
+        return of_error(facts.fingerprint)
+    if facts.fingerprint:
+        text = f"readable by this user alone, whole, fingerprint {facts.fingerprint}"
+        if not facts.changing:
+            return ok(text)
+        text += "; a change of keys was begun and not finished"
+        return warning(text, "Start the client: it finishes the change with the server.")
+    if not isinstance(facts.enrolment, Enrolment):
+        return skipped("not enrolled, so there are no keys")
+    return failure(
+        f"keys.json is missing in {facts.directory}, though the folder is enrolled",
+        "Restore it from a backup. Without one, ask the operator to revoke this client, and "
+        "join again with a new ticket.",
+        KeyFileError,
+    )
 
 
-def _certificate(facts: MemberFacts) -> Line:
-    name = "membership.certificate"
-    if facts.enrolment is None:
-        return skipped(name, "not enrolled, so there is no certificate")
-    if facts.certificate_error is not None:
-        return fault(name, facts.certificate_error)
-    text = f"valid from {_day(facts.from_s)} to {_day(facts.to_s)}"
-    if not facts.from_s <= facts.now_s <= facts.to_s:
+@check("membership.certificate", "the server's certificate as this client keeps it")
+def certificate(facts: MemberFacts) -> Finding:
+    if not isinstance(facts.enrolment, Enrolment):
+        return skipped("not enrolled, so there is no certificate")
+    if isinstance(facts.valid, FcilError):
+        return of_error(facts.valid)
+    from_s, to_s = facts.valid
+    text = f"valid from {_day(from_s)} to {_day(to_s)}"
+    if not from_s <= facts.now_s <= to_s:
         text = f"{text}, and this machine's clock says {_day(facts.now_s)}"
-        action = "Set the clock; if it is right, the server needs a new one: rotate-keys there."
-        return failure(name, text, action, WrongClock.code)
-    if facts.to_s - facts.now_s < SOON_S:
-        days = (facts.to_s - facts.now_s) / _DAY_S
-        action = "On the server: fcil-server rotate-keys"
-        return warning(name, f"{text}: {days:.0f} days are left", action)
-    return ok(name, text)
-
-
-# --- a ticket -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TicketFacts:
-    """A given ticket, and the facts about it that do not use it.
-
-    Attributes:
-        ticket: None if it cannot be read; error says why.
-        asked: the server that it names answered. answer: its refusal; None: it would accept it.
-        used_here: name of a client of this user that enrolled with it.
-        now_s: this machine's clock.
-    """
-
-    ticket: Ticket | None = None
-    error: FcilError | None = None
-    asked: bool = False
-    answer: FcilError | None = None
-    used_here: str = ""
-    now_s: float = 0.0
-
-
-def ticket_line(facts: TicketFacts | None) -> Line:
-    """Return the line about a ticket."""
-    name = "membership.ticket"
-    if facts is None:
-        return skipped(name, "no ticket was given")
-    if facts.ticket is None:
-        assert facts.error is not None
-        return fault(name, facts.error)
-    ticket = facts.ticket
-    until = f"{datetime.fromtimestamp(ticket.expires, UTC):%Y-%m-%d %H:%M} UTC"
-    text = f"for federation {ticket.federation[:12]} at {', '.join(ticket.addresses)}"
-    if ticket.relay:
-        action = "Use it with: fcil-server relay --ticket FILE; for a client ask for another one."
-        return failure(name, f"{text}; it lets in a relay, not a client", action, BadTicket.code)
-    if facts.used_here:
-        words = f"{text}; {printable(facts.used_here)} has come in with it, and needs it no more"
-        return ok(name, words)
-    if facts.answer is not None:
-        return fault(name, facts.answer)
-    if facts.asked:
-        return ok(name, f"{text}; the server knows it, good until {until} by its clock")
-    if ticket.expires <= facts.now_s:
-        action = "Ask the operator for a new one: fcil-server enrol NAME"
-        words = f"{text}; it was good until {until}, by this machine's clock"
-        return failure(name, words, action, TicketExpired.code)
-    return ok(name, f"{text}; whole, and good until {until} by this machine's clock")
+        remedy = "Set the clock; if it is right, the server needs a new one: rotate-keys there."
+        return failure(text, remedy, WrongClock)
+    if to_s - facts.now_s < SOON_S:
+        days = (to_s - facts.now_s) / _DAY_S
+        return warning(
+            f"{text}: {days:.0f} days are left", "On the server: fcil-server rotate-keys"
+        )
+    return ok(text)
 
 
 def _day(seconds: float) -> str:
     return f"{datetime.fromtimestamp(min(seconds, 2**37), UTC):%Y-%m-%d}"
 
 
-# --- several clients ------------------------------------------------------------------------
-
-
-def by_device(statuses: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return GPU -> names of the clients on it, from the devices that running clients report."""
-    found: dict[str, list[str]] = {}
-    for name, device in statuses.items():
-        first = device.partition(" ")[0]
-        if first.startswith("cuda"):
-            found.setdefault("cuda:0" if first == "cuda" else first, []).append(name)
-    return found
+@of_facts(lambda facts: facts.ticket)("membership.ticket", "the ticket given with --ticket")
+def ticket(facts: TicketFacts) -> Finding:
+    ticket = facts.ticket
+    if ticket is None:
+        return skipped("no ticket was given")
+    if isinstance(ticket, FcilError):
+        return of_error(ticket)
+    until = f"good until {datetime.fromtimestamp(ticket.expires, UTC):%Y-%m-%d %H:%M} UTC"
+    text = f"for federation {ticket.federation[:12]} at {', '.join(ticket.addresses)}"
+    if ticket.relay:
+        remedy = "Use it with: fcil-server relay --ticket FILE; for a client ask for another one."
+        return failure(f"{text}; it lets in a relay, not a client", remedy, BadTicket)
+    if facts.used_here:
+        return ok(f"{text}; {printable(facts.used_here)} has come in with it, and needs it no more")
+    if facts.answer is not None:
+        return of_error(facts.answer)
+    if facts.asked:
+        return ok(f"{text}; the server knows it, {until} by its clock")
+    if ticket.expires > facts.now_s:
+        return ok(f"{text}; whole, and {until} by this machine's clock")
+    text = f"{text}; it was {until}, by this machine's clock"
+    return failure(text, "Ask the operator for a new one: fcil-server enrol NAME", TicketExpired)

@@ -1,7 +1,7 @@
-"""The doctor's child process: it tries operations that can crash a process.
+"""The doctor's child process: it tries what can take a whole process down.
 
-A broken driver ends the process that touches it, so that process is this one, and the doctor reads
-its answers up to that point. One request a line comes in, one answer a line goes out, JSON.
+A broken driver ends the process that touches it, so that process is this one, and the doctor
+reads what it had said before. One request comes in, one answer goes out, each a line of JSON.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-FORWARD_S = 2.0  # of timed passes through the backbone
+FORWARD_S = 2.0  # of passes through the backbone that are timed
 BATCH = 16
-# A model of one Identity, to test which providers accept a session (opset 13, IR version 8).
+# A model of one Identity, to see which providers take a session (opset 13, IR version 8).
 _IDENTITY = base64.b64decode(
     "CAg6NwoQCgF4EgF5IghJZGVudGl0eRIBZ1oPCgF4EgoKCAgBEgQKAggBYg8KAXkSCgoICAESBAoCCAFCBAoAEA0="
 )
@@ -49,7 +49,7 @@ def torch(_request: dict[str, Any]) -> dict[str, Any]:
 
 
 def onnxruntime(_request: dict[str, Any]) -> dict[str, Any]:
-    """Return onnxruntime's version, and for each provider the reason why it cannot be used."""
+    """Return onnxruntime's version, and for each provider why it cannot be used."""
     from fcil_adapters.backbones.onnx_session import import_onnxruntime
 
     ort = import_onnxruntime()
@@ -57,13 +57,13 @@ def onnxruntime(_request: dict[str, Any]) -> dict[str, Any]:
     quiet.log_severity_level = 4
     found: dict[str, str] = {}
     for name in ort.get_available_providers():
-        if name == "AzureExecutionProvider":  # sends its input to a service: never used
+        if name == "AzureExecutionProvider":  # sends what it is given to a service: never used
             continue
         try:
             session = ort.InferenceSession(_IDENTITY, quiet, providers=[name])
             session.run(None, {"x": np.zeros(1, np.float32)})
             found[name] = "" if name in session.get_providers() else "it takes no session"
-        except Exception as error:  # any exception of its libraries is the finding
+        except Exception as error:  # whatever its libraries raise: it is the finding
             found[name] = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
     return {"version": ort.__version__, "providers": found}
 
@@ -88,7 +88,7 @@ def forward(request: dict[str, Any]) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     passes, began = 0, time.perf_counter()
     while (took_s := time.perf_counter() - began) < FORWARD_S:
-        # New images each time: the features of known ones are cached.
+        # Other images each time: the features of those it has seen are remembered.
         backbone.features(rng.integers(0, 256, (BATCH, size, size, 3), dtype=np.uint8))
         passes += 1
     return {
@@ -111,7 +111,7 @@ _TASKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 def answer(line: bytes) -> dict[str, Any]:
-    """Execute a request; an exception becomes the answer."""
+    """Do what a request says; what it raises is the answer."""
     from fcil_protocol.errors import FcilError, WorkerError
 
     request = json.loads(line)
@@ -125,14 +125,14 @@ def answer(line: bytes) -> dict[str, Any]:
         return {"fault": f"{type(error).__name__}: {text}", "action": "", "code": WorkerError.code}
 
 
-def main(requests: IO[bytes]) -> None:
-    """Answer until the input ends."""
-    # Libraries may print: answers go to a descriptor that they do not use.
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    for line in requests:
-        answers.write(json.dumps(answer(line)).encode() + b"\n")
+def main() -> None:
+    """Answer one request."""
+    # Libraries print what they like: the way out is another descriptor than theirs.
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)
+        answers.write(json.dumps(answer(sys.stdin.buffer.readline())).encode() + b"\n")
+    os._exit(0)  # a driver may hang or crash when it is taken down
 
 
 if __name__ == "__main__":
-    main(sys.stdin.buffer)
+    main()

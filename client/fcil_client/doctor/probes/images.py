@@ -1,7 +1,7 @@
-"""Scan a folder of images as a client would, without a trace.
+"""Look through a folder of images as a client would, and leave no trace.
 
-Neither the folder nor the client's directory is written to: the manifest of an enrolled folder is
-only read, so that known images are not decoded again.
+Neither the folder nor the client's directory is written to: the manifest of an enrolled folder
+is only read, so that images that it knows are not decoded again.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 from fcil_adapters.images.decoding import Entry, ImageSource, Listing, open_source
 from fcil_client.data import manifest as manifests
 from fcil_client.data.manifest import Manifest
-from fcil_client.doctor.checks.images import ImageFacts
+from fcil_client.doctor.checks.facts import ImageFacts
 from fcil_client.state.home import SALT_BYTES, Home
 from fcil_protocol.errors import DataError, FcilError
 
-LOOK_S = 20.0  # for reading images; the remaining ones are counted, not read
+LOOK_S = 20.0  # for reading images; those that are left then are counted, not read
 _UNLOOKED = "not looked at"
 
 
 class _Hurried(ImageSource):
-    """A source that stops reading when its time is over."""
+    """A source that reads nothing more when its time is over."""
 
     def __init__(self, source: ImageSource, limit_s: float) -> None:
         super().__init__(source.path)
@@ -53,13 +53,13 @@ def look(
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     limit_s: float = LOOK_S,
 ) -> ImageFacts:
-    """Gather the facts about a folder or zip file.
+    """Gather the contents of a folder or zip file.
 
     Args:
-        data: folder or zip file.
+        data: path of the images.
         home: of the folder's client; None: it is not enrolled.
-        on_progress: called with files done and files in total.
-        limit_s: time limit for reading images.
+        on_progress: called with files done and files in all.
+        limit_s: for reading images.
     """
     form = "folder" if data.is_dir() else "zip file"
     try:
@@ -73,7 +73,7 @@ def look(
             hurried, cache, salt or os.urandom(SALT_BYTES), on_progress=on_progress, keep=False
         )
     except FcilError as error:
-        if hurried.late and isinstance(error, DataError):  # only for lack of time
+        if hurried.late and isinstance(error, DataError):  # for want of time alone
             files = len(hurried.listed.entries)
             left_out = hurried.listed.faults
             return ImageFacts(str(data), form, left_out=left_out, files=files, unlooked=files)
@@ -97,28 +97,25 @@ def look(
 
 
 def _own_split(home: Home | None) -> tuple[bytes | None, Path | None]:
-    """Return an enrolled folder's salt and manifest, if they exist."""
+    """Return an enrolled folder's salt and manifest, as far as they were ever made."""
     if home is None or not (home.directory / "salt").exists():
         return None, None
     return home.salt(), home.directory / manifests.NAME
 
 
 def _counts(manifest: Manifest) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
+    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for image in manifest.images:
-        sides = found.setdefault(image.entry.class_name, {})
-        sides[image.side] = sides.get(image.side, 0) + 1
+        found[image.entry.class_name][image.side] += 1
     return found
 
 
-def _duplicates(manifest: Manifest) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
+def _duplicates(manifest: Manifest) -> tuple[tuple[str, ...], ...]:
     by_digest: dict[str, list[Entry]] = defaultdict(list)
     for image in manifest.images:
         by_digest[image.digest].append(image.entry)
-    found = []
-    for entries in by_digest.values():
-        first = {entry.class_name: entry.name for entry in reversed(entries)}  # one of each class
-        if len(first) > 1:
-            classes = tuple(sorted(first))
-            found.append((classes, tuple(first[name] for name in classes)))
-    return tuple(found)
+    # Of each class the first one, by class.
+    firsts = ({e.class_name: e.name for e in reversed(same)} for same in by_digest.values())
+    return tuple(
+        tuple(name for _, name in sorted(first.items())) for first in firsts if len(first) > 1
+    )

@@ -1,8 +1,8 @@
-"""Try the connection to a server as a client makes it, without disturbing any session.
+"""Probes of the way to a server, as a client takes it, without disturbing any session.
 
-A running client has the session; it reports it through its control socket. Else a Hello is sent and
-withdrawn with a Bye, as in a dry run; with a ticket the server is asked with the ticket's key if it
-would accept it, which does not use it.
+A client that runs has the session; its control socket reports on it. Otherwise
+the probe sends a Hello and takes it back with a Bye, as a dry run does; with a ticket it asks the
+server, by the ticket's key, if it would accept it, which does not use the ticket.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 
-from fcil_client.doctor.checks.network import AddressFacts, ServerFacts, name_reason
+from fcil_client.doctor.checks.facts import AddressFacts, ServerFacts, Skip
 from fcil_client.link import handshake
 from fcil_client.link.handshake import Terms
 from fcil_client.link.visit import visit
@@ -43,7 +43,7 @@ from fcil_protocol.trust.keys import PrivateKeys, PublicKeys
 from fcil_protocol.trust.ticket import Ticket
 
 TCP_S = 3.0  # for one address
-TICKET_S = 12.0  # for a server's answer about a ticket; a refused link tries again after 5
+TICKET_S = 12.0  # for a server's word about a ticket; a link that is refused tries again after 5
 
 
 def look_addresses(addresses: Sequence[str], limit_s: float = TCP_S) -> list[AddressFacts]:
@@ -60,7 +60,7 @@ def look_address(address: str, limit_s: float = TCP_S) -> AddressFacts:
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except socket.gaierror as error:
-        return AddressFacts(address, name_fault=name_reason(error.errno or 0))
+        return AddressFacts(address, name_fault=_name_reason(error.errno))
     except (OSError, ValueError):
         return AddressFacts(address, name_fault="this is no name")
     resolved = tuple(dict.fromkeys(str(row[4][0]) for row in found))
@@ -79,30 +79,38 @@ def look_address(address: str, limit_s: float = TCP_S) -> AddressFacts:
     return AddressFacts(address, resolved, number=number)
 
 
+def _name_reason(number: int | None) -> str:
+    if number in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)):
+        return "this name is not known"
+    if number == socket.EAI_AGAIN:
+        return "no name server answers"
+    return "it cannot be resolved"
+
+
 def say_hello(
     home: Home, enrolment: Enrolment, make: Dial = dial
 ) -> tuple[ServerFacts, Terms | None]:
-    """Send Hello to the server of an enrolled folder whose client is not running, and leave.
+    """Say Hello to the server of an enrolled folder whose client does not run, and leave.
 
     Returns:
-        The server's answer, and its terms if it has any for this client.
+        What it said, and its terms if it has any for this client.
     """
     try:
         lock = DirectoryLock.acquire(home.directory, "client")
     except Locked as error:  # a second link with its key would look like a stolen one
-        return ServerFacts(skipped=f"{error.message.rstrip('.')}, and only one may connect"), None
+        return ServerFacts(Skip(f"{error.message.rstrip('.')}, and only one may connect")), None
     except StorageError as error:
-        return ServerFacts(skipped=str(error)), None
+        return ServerFacts(Skip(str(error))), None
     with lock:
         try:
             return asyncio.run(_hello(home, enrolment, make))
         except FcilError as error:
-            return ServerFacts(how="hello", error=error), None
+            return ServerFacts(error), None
 
 
 async def _hello(home: Home, enrolment: Enrolment, make: Dial) -> tuple[ServerFacts, Terms | None]:
     if not home.keys_path.exists():
-        return ServerFacts(skipped="there are no keys to show to the server"), None
+        return ServerFacts(Skip("there are no keys to show to the server")), None
     async with visit(enrolment, PrivateKeys.load_or_new(home.keys_path), make) as (line, welcome):
         line.send(Bye(reason="the doctor asked how it stands"))
         await asyncio.sleep(0.05)  # let the goodbye leave the socket
@@ -110,19 +118,19 @@ async def _hello(home: Home, enrolment: Enrolment, make: Dial) -> tuple[ServerFa
     told += f"{welcome.run})"
     try:
         terms: Terms | None = handshake.read_terms(welcome)
-    except FcilError as error:  # it is the server, and something here does not match it
-        return ServerFacts("hello", error=error, clock_s=line.clock_s), None
-    return ServerFacts("hello", told, clock_s=line.clock_s), terms
+    except FcilError as error:  # it is the server, and something here does not fit it
+        return ServerFacts(error, clock_s=line.clock_s), None
+    return ServerFacts(told, clock_s=line.clock_s), terms
 
 
 # --- a ticket -------------------------------------------------------------------------------
 
 
 def show_ticket(ticket: Ticket, make: Dial = dial) -> tuple[bool, FcilError | None]:
-    """Ask the server if it would accept a ticket, without using it.
+    """Ask the server if it would accept a ticket, without using the ticket.
 
     Returns:
-        True if it answered, and its refusal; None: it would accept it.
+        True if it answered, and its refusal; None: it would accept the ticket.
     """
     for address in ticket.addresses:
         try:
@@ -133,7 +141,7 @@ def show_ticket(ticket: Ticket, make: Dial = dial) -> tuple[bool, FcilError | No
 
 
 async def _ask(ticket: Ticket, address: str, make: Dial) -> FcilError | None:
-    """Send Hello with the ticket's own key, which is no member's: the refusal is the answer."""
+    """Say Hello with the ticket's own key: it is no member's, and the refusal says what it is."""
     guest = ticket.guest_keys()
     server = PublicKeys(curve=ticket.server_key, signing=bytes(32), sealing=b"")
     channel = Channel(guest, server)
@@ -156,7 +164,7 @@ async def _ask(ticket: Ticket, address: str, make: Dial) -> FcilError | None:
                     link.send(channel.frames(hello))
                 elif news.state == "refused":
                     refused += 1
-                    # A relay may not know the ticket yet, or too many arrive at once.
+                    # A relay may not have heard of the ticket yet, or too many come at once.
                     known = news.reason in (UnknownClient.code, COME_AGAIN)
                     if not known or refused > 1:
                         return _gate(news.reason, address)
@@ -182,7 +190,7 @@ def _gate(reason: str, address: str) -> FcilError:
 
 
 def _refusal(nack: Nack) -> FcilError | None:
-    """Return the ticket's fault; a guest who may still enrol is refused only as unknown."""
+    """Return the fault of the ticket; a holder that may still enrol is only unknown."""
     if nack.code == UnknownClient.code:
         return None
     return from_code(nack.code, nack.text, nack.action)
